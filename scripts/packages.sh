@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Debian packages that the tests use: a real Slurm and a real sandbox. Installs what is missing
+# where it may; says what to run where it may not.
+set -euo pipefail
+
+packages=(slurm-wlm slurm-client munge bubblewrap)
+missing=()
+for package in "${packages[@]}"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' ||
+        missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if ! command -v apt-get >/dev/null; then
+    echo "not a Debian or Ubuntu machine: install ${missing[*]} by its own means;" \
+        "tests that need them will say so" >&2
+    exit 0
+fi
+if [ "$(id -u)" -ne 0 ]; then
+    echo "to run the Slurm tests too: sudo apt-get install -y ${missing[*]}" >&2
+    exit 0
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq "${missing[@]}" >/dev/null

@@ -1,0 +1,400 @@
+#!/usr/bin/env python3
+"""A real Slurm cluster of several nodes on this one machine, for development and tests.
+
+    eval "$(python scripts/slurm_dev.py up)"     # sets SLURM_CONF; `sbatch` and friends work
+    python scripts/slurm_dev.py status
+    python scripts/slurm_dev.py down
+
+One controller and one slurmd a node, as root, with device files that look like GPUs to Slurm.
+Partitions: `low` (default, preemptible), `high` (preempts `low`), `whole` (hands out whole
+nodes). All nodes share this machine's processes, memory and /dev/shm. Everything lives in one
+folder, on free ports, so that several clusters can run side by side. Standard library only.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+PACKAGES = ("slurm-wlm", "slurm-client", "munge")
+INSTALL = f"apt-get update && apt-get install -y {' '.join(PACKAGES)}"
+_COMMANDS = ("slurmctld", "slurmd", "munged", "munge", "sinfo", "squeue", "scancel")
+_MUNGE_KEY = Path("/etc/munge/munge.key")
+_MUNGE_RUN = Path("/run/munge")
+_MUNGE_LOG = Path("/var/log/munge")
+
+_CONFIG = Path(__file__).with_suffix(".conf")
+_NODE = (
+    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
+    "CPUs={cpus} RealMemory=1000000 {gres}State=UNKNOWN"
+)
+
+
+class DevClusterError(Exception):
+    """Something about this machine is in the way; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large the cluster pretends to be: `nodes`, and GPUs and CPUs on each."""
+
+    nodes: int = 4
+    gpus: int = 8
+    cpus: int = 128
+
+    def names(self) -> list[str]:
+        """Names of the nodes: node1, node2 …"""
+        return [f"node{number}" for number in range(1, self.nodes + 1)]
+
+
+@dataclass(frozen=True)
+class DevCluster:
+    """One cluster, which is its folder: another process may take it over at any time."""
+
+    dir: Path
+    shape: Shape = field(default_factory=Shape)
+
+    @property
+    def conf(self) -> Path:
+        """The value of SLURM_CONF."""
+        return self.dir / "slurm.conf"
+
+    def up(self) -> None:
+        """Start what does not run yet and wait until every node has answered.
+
+        Raises:
+            DevClusterError: not root, packages missing, or a daemon does not come up.
+        """
+        _check_machine(self.dir)
+        if not any(self._pid(path.stem) for path in (self.dir / "run").glob("*.pid")):
+            self._make_folder()
+        elif json.loads((self.dir / "shape.json").read_text()) != asdict(self.shape):
+            raise DevClusterError(f"{self.dir} is up with another shape: run `down` first")
+        if _start_munge():
+            (self.dir / "run" / "started-munged").touch()
+        self.start_controller()
+        for name in self.shape.names():
+            self.start_node(name)
+        self._await_nodes()
+
+    def down(self) -> None:
+        """End all jobs, stop what `up` started, remove the folder. Nothing there: nothing done.
+
+        Raises:
+            DevClusterError: the folder is not a cluster of this script.
+        """
+        if not self.dir.exists():
+            return
+        if any(self.dir.iterdir()) and not (self.dir / "shape.json").exists():
+            raise DevClusterError(f"{self.dir} was not made by this script: left as it is")
+        if self._pid("slurmctld"):
+            self._cancel_jobs()
+        self.stop_controller()
+        for path in (self.dir / "run").glob("slurmd.*.pid"):
+            _stop(self._pid(path.stem), signal.SIGTERM)
+        for pid in _job_processes(self.conf):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if (self.dir / "run" / "started-munged").exists() and not _any_controller():
+            munged = _read_pid(_MUNGE_RUN / "munged.pid")
+            if munged and "munged" in _command_line(munged):
+                _stop(munged, signal.SIGTERM)
+        shutil.rmtree(self.dir)
+
+    def status(self) -> dict[str, bool]:
+        """Each daemon of the cluster and whether its process runs."""
+        daemons = ["slurmctld", *(f"slurmd.{name}" for name in self.shape.names())]
+        return {daemon: self._pid(daemon) is not None for daemon in daemons}
+
+    def start_controller(self) -> None:
+        """Start slurmctld, unless it runs, and wait until it answers."""
+        if self._pid("slurmctld") is None:
+            self._command("slurmctld")
+        _await(lambda: bool(self._command("scontrol", "ping")), f"slurmctld: see {self.dir}/log")
+
+    def stop_controller(self) -> None:
+        """Stop slurmctld; jobs go on, clients get no answer."""
+        _stop(self._pid("slurmctld"), signal.SIGTERM)
+
+    def start_node(self, name: str) -> None:
+        """Start the slurmd of a node, unless it runs."""
+        if self._pid(f"slurmd.{name}") is None:
+            self._command("slurmd", "-N", name)
+
+    def kill_node(self, name: str) -> None:
+        """SIGKILL the slurmd of a node, as when a node is lost; its jobs' processes go on."""
+        _stop(self._pid(f"slurmd.{name}"), signal.SIGKILL)
+
+    def _pid(self, daemon: str) -> int | None:
+        """The process of `slurmctld` or `slurmd.NODE`, if it still is what the pid file meant."""
+        pid = _read_pid(self.dir / "run" / f"{daemon}.pid")
+        if pid is None or daemon.split(".")[0] not in _command_line(pid):
+            return None
+        return pid if f"SLURM_CONF={self.conf}" in _environment(pid) else None
+
+    def _make_folder(self) -> None:
+        """A fresh folder: what an earlier cluster, no part of which runs, left is of no use."""
+        if self.dir.exists():
+            self.down()
+        self.dir.mkdir(mode=0o700, parents=True)
+        (self.dir / "shape.json").write_text(json.dumps(asdict(self.shape)))
+        for name in ("state", "run", "log", "dev"):
+            (self.dir / name).mkdir()
+        for name in self.shape.names():
+            (self.dir / "spool" / name).mkdir(parents=True)
+        for number in range(self.shape.gpus):
+            # Slurm wants a device file for each GPU; this one is another /dev/null.
+            path = self.dir / "dev" / f"gpu{number}"
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        gres = f"Name=gpu Type=h200 File={self.dir}/dev/gpu[0-{self.shape.gpus - 1}]\n"
+        (self.dir / "gres.conf").write_text(gres if self.shape.gpus else "")
+        self.conf.write_text(_configuration(self.dir, self.shape))
+
+    def _command(self, *argv: str) -> str:
+        environment = {**_own_environment(), "SLURM_CONF": str(self.conf)}
+        try:
+            done = subprocess.run(
+                argv, env=environment, capture_output=True, text=True, timeout=30, check=True
+            )
+        except subprocess.SubprocessError as error:
+            words = getattr(error, "stderr", None) or ""
+            raise DevClusterError(f"{shlex.join(argv)} failed: {error} {words}") from error
+        return done.stdout
+
+    def _await_nodes(self) -> None:
+        def ready() -> bool:
+            states = self._command("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split()
+            return not any(re.match(r"down|unk|.*\*", state) for state in states)
+
+        _await(ready, f"nodes stay away: see {self.dir}/log")
+
+    def _cancel_jobs(self) -> None:
+        """Cancel every job and give programs the time that Slurm gives them to end well."""
+        with contextlib.suppress(DevClusterError):
+            jobs = self._command("squeue", "-h", "-a", "-o", "%A").split()
+            if jobs:
+                self._command("scancel", "--full", *jobs)
+                _await(lambda: not self._command("squeue", "-h", "-a").strip(), "", seconds=10)
+
+
+def _configuration(folder: Path, shape: Shape) -> str:
+    """The text of slurm.conf."""
+    version = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout
+    numbers = re.search(r"(\d+)\.(\d+)", version)
+    if numbers is None:
+        raise DevClusterError(f"slurmctld -V says {version!r}, which holds no version")
+    # The setting moved in 23.02.
+    old = (int(numbers[1]), int(numbers[2])) < (23, 2)
+    user_signal = "SlurmctldParameters=preempt_send_user_signal"
+    host = socket.gethostname().split(".")[0]
+    controller_port, *ports = _free_ports(shape.nodes + 1)
+    gres = f"Gres=gpu:h200:{shape.gpus} " if shape.gpus else ""
+    nodes = (
+        _NODE.format(name=name, host=host, port=port, cpus=shape.cpus, gres=gres)
+        for name, port in zip(shape.names(), ports, strict=True)
+    )
+    return _CONFIG.read_text().format(
+        host=host,
+        controller_port=controller_port,
+        folder=folder,
+        user_signal=user_signal if old else "PreemptParameters=send_user_signal",
+        nodes="\n".join(nodes),
+    )
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, below the range from which clients get theirs."""
+    found: list[int] = []
+    for port in random.sample(range(10_000, 30_000), 10_000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise DevClusterError(f"fewer than {count} free ports between 10000 and 30000")
+
+
+def _check_machine(folder: Path) -> None:
+    if os.geteuid() != 0:
+        raise DevClusterError("slurmd and device files need root: run this as root")
+    missing = [command for command in _COMMANDS if shutil.which(command) is None]
+    if missing:
+        raise DevClusterError(
+            f"not installed: {', '.join(missing)}. Run as root:\n  {INSTALL}\nor add --install"
+        )
+    if not re.fullmatch(r"[\w./+-]+", str(folder)):
+        raise DevClusterError(f"{folder}: slurm.conf takes no such characters in a path")
+
+
+def _start_munge() -> bool:
+    """Start munged unless one answers; whether it was started here."""
+    if subprocess.run(["munge", "-n"], capture_output=True, check=False).returncode == 0:
+        return False
+    if not _MUNGE_KEY.exists():
+        _MUNGE_KEY.parent.mkdir(mode=0o700, exist_ok=True)
+        _MUNGE_KEY.touch(mode=0o400)
+        _MUNGE_KEY.write_bytes(os.urandom(128))
+        shutil.chown(_MUNGE_KEY.parent, "munge", "munge")
+        shutil.chown(_MUNGE_KEY, "munge", "munge")
+    for path, mode in ((_MUNGE_RUN, 0o755), (_MUNGE_LOG, 0o700)):
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(mode)
+        shutil.chown(path, "munge", "munge")
+    # A socket that nobody serves any more keeps a new munged from starting.
+    started = subprocess.run(
+        ["munged", "--force"],
+        user="munge",
+        group="munge",
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if started.returncode != 0:
+        raise DevClusterError(f"munged does not start: {started.stderr.strip()}")
+    return True
+
+
+def _own_environment() -> dict[str, str]:
+    """This environment without what an enclosing Slurm job or cluster left in it."""
+    prefixes = ("SLURM", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+
+
+def _read_pid(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    return ""
+
+
+def _environment(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    return []
+
+
+def _processes() -> Iterator[int]:
+    yield from (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+
+
+def _job_processes(conf: Path) -> set[int]:
+    """This cluster's step daemons, and what runs with the variables of its jobs."""
+    found = set()
+    for pid in _processes():
+        environment = _environment(pid)
+        if f"SLURM_CONF={conf}" in environment and (
+            _command_line(pid).startswith("slurmstepd")
+            or any(entry.startswith("SLURM_JOB_ID=") for entry in environment)
+        ):
+            found.add(pid)
+    return found - {os.getpid()}
+
+
+def _any_controller() -> bool:
+    """Whether some slurmctld runs on this machine, which then needs munged."""
+    return any("slurmctld" in _command_line(pid).split("\0")[0] for pid in _processes())
+
+
+def _stop(pid: int | None, how: signal.Signals) -> None:
+    """Signal a process and wait until it is gone; one that ignores it for 10 s is killed."""
+    if pid is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, how)
+        try:
+            _await(lambda: not _command_line(pid), "", seconds=10)
+        except DevClusterError:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _await(ready: Callable[[], bool], problem: str, seconds: float = 30) -> None:
+    """Ask until it holds; a command that fails has not answered yet."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(DevClusterError):
+            if ready():
+                return
+        time.sleep(0.05)
+    raise DevClusterError(problem)
+
+
+def _install() -> None:
+    """Install the packages; apt's chatter goes to stderr."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for argv in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", *PACKAGES]):
+        if subprocess.run(argv, env=environment, stdout=sys.stderr, check=False).returncode != 0:
+            raise DevClusterError(f"{shlex.join(argv)} failed: see above")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("up", "down", "status"):
+        command = commands.add_parser(name)
+        folder = Path("/tmp") / f"coordinate-eval-slurm-{os.getuid()}"  # noqa: S108 - owner checked
+        command.add_argument("--dir", type=Path, default=folder, help="default: %(default)s")
+        if name == "up":
+            for option, value in asdict(Shape()).items():
+                command.add_argument(f"--{option}", type=int, default=value)
+            command.add_argument("--install", action="store_true", help="install missing packages")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """The command line; returns the exit status: 2 when this machine lacks something."""
+    arguments = _arguments()
+    folder = arguments.dir.resolve()
+    try:
+        if folder.exists() and folder.stat().st_uid != os.getuid():
+            raise DevClusterError(f"{folder} belongs to another user: choose another --dir")
+        if arguments.command == "down":
+            DevCluster(folder).down()
+        elif arguments.command == "status":
+            return _print_status(folder)
+        else:
+            if arguments.install and any(shutil.which(name) is None for name in _COMMANDS):
+                _install()
+            shape = Shape(arguments.nodes, arguments.gpus, arguments.cpus)
+            cluster = DevCluster(folder, shape)
+            cluster.up()
+            print(f"export SLURM_CONF={shlex.quote(str(cluster.conf))}")
+    except DevClusterError as error:
+        print(f"slurm_dev: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _print_status(folder: Path) -> int:
+    try:
+        shape = Shape(**json.loads((folder / "shape.json").read_text()))
+    except OSError:
+        print(f"{folder}: no cluster")
+        return 1
+    status = DevCluster(folder, shape).status()
+    for daemon, runs in status.items():
+        print(f"{daemon:12} {'runs' if runs else 'stopped'}")
+    return 0 if all(status.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

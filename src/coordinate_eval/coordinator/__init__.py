@@ -1,0 +1,1 @@
+"""Planning, the run directory, staging, trials, metrics and their supervision."""

@@ -1,0 +1,139 @@
+"""Requests, built once and kept: the next checkpoint of the same model builds nothing.
+
+A cache entry is `<key>.jsonl` and, written after it, `<key>.json`. The key covers the dataset's
+settings, the tokenizer's bytes, the context length, the user's task files and the versions of
+what builds. Data files that a task reads from this machine are checked on every use.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from filelock import FileLock
+
+from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator.score import harness_evaluator
+from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.base import Evaluator
+from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Request, Suite
+
+FORMAT = 1
+"""Raised when requests come to look different for the same key."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A dataset's requests in the cache."""
+
+    requests: Path
+    index: DatasetRequests
+
+
+class Builder:
+    """Builds the requests of a suite for one tokenizer."""
+
+    def __init__(self, cache: Path, checkpoint: Checkpoint, suite: Suite, max_length: int) -> None:
+        self._cache = cache / "requests"
+        self._checkpoint, self._suite, self._max_length = checkpoint, suite, max_length
+        self._evaluator: Evaluator | None = None
+        self._common = [
+            FORMAT,
+            max_length,
+            _version("lm_eval"),
+            _digest(Path(f) for f in checkpoint.files if Path(f).name != "config.json"),
+            [_listing(Path(folder)) for folder in suite.include_path],
+        ]
+
+    def get(self, dataset: Dataset) -> Built:
+        """The dataset's requests, from the cache or built now.
+
+        Raises:
+            UserError: the dataset cannot be built; nothing is left in the cache.
+        """
+        if dataset.task is None:
+            raise UserError(
+                f"dataset {dataset.name} of suite {self._suite.name} has no task: "
+                "it can be planned with --dry-run, not run"
+            )
+        key = self._key(dataset)
+        requests, index = self._cache / f"{key}.jsonl", self._cache / f"{key}.json"
+        self._cache.mkdir(parents=True, exist_ok=True)
+        found = _usable(index)
+        if found is None:
+            # On a cache that several machines share the lock may not hold; building twice is
+            # only slow, since both end with the same two files.
+            with FileLock(self._cache / f"{key}.lock"):
+                found = _usable(index) or self._build(dataset, key, requests, index)
+        return Built(requests, found)
+
+    def _build(self, dataset: Dataset, key: str, requests: Path, index: Path) -> DatasetRequests:
+        if self._evaluator is None:
+            self._evaluator = harness_evaluator(
+                self._checkpoint.files, self._max_length, tuple(self._suite.include_path)
+            )
+        offsets: list[int] = []
+        part = requests.with_name(f".{requests.name}.{files.token()}.tmp")
+        try:
+            with part.open("wb") as file:
+
+                def write(request: Request) -> None:
+                    while len(offsets) <= request.item:
+                        offsets.append(file.tell())
+                    file.write(request.line().encode())
+
+                built = self._evaluator.build(dataset, write)
+                offsets.append(file.tell())
+            part.replace(requests)
+        finally:
+            part.unlink(missing_ok=True)
+        found = built.model_copy(update={"key": key, "offsets": offsets})
+        files.write_record(index, found)
+        return found
+
+    def _key(self, dataset: Dataset) -> str:
+        shape = dataset.model_dump(mode="json", exclude={"prior", "items", "splittable"})
+        text = json.dumps([shape, *self._common], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _usable(index: Path) -> DatasetRequests | None:
+    """The entry, unless a local file that it was made from has changed."""
+    found = files.read_record_if_there(index, DatasetRequests)
+    if found is None or any(_state(Path(p)) != state for p, state in found.sources.items()):
+        return None
+    return found
+
+
+def _state(path: Path) -> str:
+    """Size and modification time of a file, as `DatasetRequests.sources` has them."""
+    try:
+        found = path.stat()
+    except OSError:
+        return "missing"
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _listing(folder: Path) -> list[tuple[str, str]]:
+    """What lies under a folder of tasks: names, sizes, modification times."""
+    return [
+        (str(path.relative_to(folder)), _state(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    ]

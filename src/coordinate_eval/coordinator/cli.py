@@ -1,0 +1,255 @@
+"""The command line: parses, loads settings, calls, and turns errors into messages.
+
+Exit status: 0 done, and all results are there where results were asked for; 1 the run ended
+without all results; 2 bad input or a refusal, nothing was submitted; 3 the scheduler did not
+answer; 130 interrupted.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinate_eval import __version__
+from coordinate_eval.coordinator import config
+from coordinate_eval.coordinator.process import end_with_parent_if_asked
+from coordinate_eval.coordinator.rundir import RunDir
+from coordinate_eval.errors import CoordinateError
+
+app = typer.Typer(
+    name="coordinate-eval",
+    help="Score a checkpoint on a suite of benchmarks, on whatever GPUs are free.\n\n"
+    "`coordinate-eval CKPT` is the same as `coordinate-eval run CKPT`.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+
+RunArgument = Annotated[
+    str | None, typer.Argument(help="A run's directory or id.", show_default="the latest")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+SettingsOption = Annotated[
+    Path | None,
+    typer.Option("--settings", help="A TOML file.", show_default="the user's own"),
+]
+
+_Round = Annotated[int, typer.Option("--round")]
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app(args=with_default_command(sys.argv[1:]))
+    except CoordinateError as error:
+        sys.stderr.write(f"coordinate-eval: {error}\n")
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; `coordinate-eval resume` goes on where it was\n")
+        sys.exit(130)
+
+
+def with_default_command(args: list[str]) -> list[str]:
+    """`CKPT …` as `run CKPT …`."""
+    commands = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+    if not args or args[0] in commands or args[0] in ("--help", "--version"):
+        return args
+    return ["run", *args]
+
+
+@app.callback()
+def _group(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        sys.stdout.write(f"{__version__}\n")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A Hugging Face directory, or a .pt file of a state dict.")
+    ],
+    suite: Annotated[str | None, typer.Option(help="A shipped suite's name, or a file.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="slurm, ray, or with --dry-run a cluster file.", show_default="auto"),
+    ] = None,
+    nodes: Annotated[
+        str | None, typer.Option(help="At most so many nodes, or their names: gpu[1-4,7].")
+    ] = None,
+    max_gpus: Annotated[int | None, typer.Option(help="GPUs of all trials together.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="vllm or transformers.", show_default="vllm")
+    ] = None,
+    engine_args: Annotated[
+        str | None, typer.Option(help='The engine\'s own, as JSON: {"dtype": "float32"}.')
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where the run lives, on storage that all nodes share.")
+    ] = None,
+    model_config: Annotated[
+        Path | None, typer.Option("--config", help="config.json of a .pt checkpoint.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the tokenizer of a .pt checkpoint.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition of GPU jobs.")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
+    qos: Annotated[str | None, typer.Option(help="Slurm QOS.")] = None,
+    constraint: Annotated[str | None, typer.Option(help="Slurm node features.")] = None,
+    queue: Annotated[
+        bool | None, typer.Option("--queue", help="Wait in the queue when no GPU is free.")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Supervise here, and print the results.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only.")] = False,
+    as_json: JsonOption = False,
+    settings_file: SettingsOption = None,
+) -> None:
+    """Score CHECKPOINT: submit a supervisor to Slurm and return, or run here with Ray."""
+    from coordinate_eval.coordinator import launch
+
+    flags: dict[str, Any] = {
+        "suite": suite,
+        "cluster": cluster,
+        "nodes": nodes,
+        "max_gpus": max_gpus,
+        "queue": queue,
+        "engine.name": engine,
+        "engine.args": _json_object("--engine-args", engine_args),
+        "slurm.partition": partition,
+        "slurm.account": account,
+        "slurm.qos": qos,
+        "slurm.constraint": constraint,
+    }
+    settings, _ = config.load(flags, settings_file)
+    order = launch.Order(
+        checkpoint=checkpoint,
+        config=model_config,
+        tokenizer=tokenizer,
+        run_dir=run_dir,
+        wait=wait,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
+    raise typer.Exit(launch.run(order, settings))
+
+
+@app.command()
+def status(
+    run: RunArgument = None, as_json: JsonOption = False, settings_file: SettingsOption = None
+) -> None:
+    """Show how far a run is, from its directory and the scheduler."""
+    from coordinate_eval.coordinator import inquire
+
+    settings, _ = config.load({}, settings_file)
+    inquire.status(inquire.find(run, settings), as_json=as_json)
+
+
+@app.command()
+def resume(
+    run: RunArgument = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Supervise here, and print the results.")
+    ] = False,
+    as_json: JsonOption = False,
+    settings_file: SettingsOption = None,
+) -> None:
+    """Go on with a run that lost its supervisor or was cancelled."""
+    from coordinate_eval.coordinator import inquire, launch
+
+    settings, _ = config.load({}, settings_file)
+    raise typer.Exit(launch.resume(inquire.find(run, settings), wait=wait, as_json=as_json))
+
+
+@app.command()
+def cancel(run: RunArgument = None, settings_file: SettingsOption = None) -> None:
+    """End all jobs of a run; what is published stays, and `resume` goes on with it."""
+    from coordinate_eval.coordinator import inquire
+
+    settings, _ = config.load({}, settings_file)
+    inquire.cancel(inquire.find(run, settings))
+
+
+@app.command(name="config")
+def show_config(as_json: JsonOption = False, settings_file: SettingsOption = None) -> None:
+    """Show every setting, its value, and where it comes from."""
+    settings, sources = config.load({}, settings_file)
+    values = config.flatten(settings.model_dump(mode="json"))
+    if as_json:
+        rows = {k: {"value": v, "source": sources.get(k, "default")} for k, v in values.items()}
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+        return
+    table = Table("setting", "value", "from", "meaning")
+    for name, value in values.items():
+        source = sources.get(name, "default")
+        table.add_row(name, json.dumps(value), source, config.meaning(name))
+    Console().print(table)
+
+
+@app.command(name="_supervise", hidden=True)
+def _supervise(run_dir: Path, minutes: int = 0) -> None:
+    from coordinate_eval.coordinator import inquire
+
+    raise typer.Exit(inquire.supervise_as_job(RunDir(run_dir), minutes))
+
+
+@app.command(name="_keep", hidden=True)
+def _keep(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) -> None:
+    from coordinate_eval.coordinator.keep import run_keeper
+
+    end_with_parent_if_asked()
+    raise typer.Exit(run_keeper(RunDir(run_dir), node, round_number, minutes))
+
+
+@app.command(name="_trial", hidden=True)
+def _trial(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) -> None:
+    from coordinate_eval.coordinator.trial import run_trial
+
+    end_with_parent_if_asked()
+    raise typer.Exit(run_trial(RunDir(run_dir), node, round_number, minutes))
+
+
+@app.command(name="_node", hidden=True)
+def _node(
+    run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60, trials: int = 1
+) -> None:
+    from coordinate_eval.coordinator.node import run_node
+
+    raise typer.Exit(run_node(RunDir(run_dir), node, round_number, minutes, trials))
+
+
+@app.command(name="_metric", hidden=True)
+def _metric(run_dir: Path) -> None:
+    from coordinate_eval.coordinator.metric import run_metric
+
+    end_with_parent_if_asked()
+    raise typer.Exit(run_metric(RunDir(run_dir)))
+
+
+@app.command(name="_score", hidden=True)
+def _score(run_dir: Path) -> None:
+    from coordinate_eval.coordinator.score import run_scorer
+
+    end_with_parent_if_asked()
+    raise typer.Exit(run_scorer(RunDir(run_dir)))
+
+
+def _json_object(name: str, text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"not JSON: {error}", param_hint=name) from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter("must be a JSON object", param_hint=name)
+    return value

@@ -1,0 +1,62 @@
+"""What a waiting person sees: one line that changes on a terminal, lines elsewhere."""
+
+import time
+
+from rich.console import Console
+from rich.status import Status
+
+from coordinate_eval.coordinator.cluster import State
+from coordinate_eval.coordinator.decide import Facts
+from coordinate_eval.coordinator.run import Run
+
+QUIET_SECONDS = 30.0
+"""Off a terminal, a line that says nothing new is left out for so long."""
+
+
+class Display:
+    """Shows the facts of a supervision as they come."""
+
+    def __init__(self, run: Run, console: Console) -> None:
+        self._run, self._console = run, console
+        self._status: Status | None = None
+        self._last = ""
+        self._when = 0.0
+
+    def __enter__(self) -> "Display":
+        if self._console.is_terminal:
+            self._status = self._console.status("starting")
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def tell(self, facts: Facts | None, event: str) -> None:
+        """Called by the supervisor with new facts, or an event worth a line."""
+        if facts is None:
+            if event != self._last:
+                self._console.print(event, style="yellow", markup=False, highlight=False)
+                self._last = event
+            return
+        line = "leaving the nodes" if event == "drain" else summary(self._run, facts)
+        if self._status is not None:
+            self._status.update(line)
+        elif line != self._last or time.monotonic() - self._when > QUIET_SECONDS:
+            self._console.print(line, highlight=False)
+            self._last, self._when = line, time.monotonic()
+
+
+def summary(run: Run, facts: Facts) -> str:
+    """How far a run is, in one line."""
+    shards = len(run.shards)
+    datasets = len(run.suite.datasets)
+    states = [t.state for t in facts.tasks if ".trial" in t.name or "-trial" in t.name]
+    running = sum(1 for state in states if state is State.RUNNING)
+    pending = sum(1 for state in states if state is State.PENDING)
+    trials = f"{running} trials" + (f", {pending} waiting" if pending else "")
+    unanswered = f", {len(facts.answerable)} spans of questions" if facts.answerable else ""
+    return (
+        f"{shards - len(facts.undone)} of {shards} shards, "
+        f"{datasets - facts.unscored} of {datasets} datasets scored, {trials}{unanswered}"
+    )

@@ -1,0 +1,103 @@
+"""What is the case: the run directory and one poll, read into `Facts`."""
+
+from collections.abc import Iterator
+
+from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator.cluster import TaskStatus
+from coordinate_eval.coordinator.decide import Facts
+from coordinate_eval.coordinator.ledger import Ledger
+from coordinate_eval.coordinator.metric import asked
+from coordinate_eval.coordinator.run import Round, Run, StageProgress, Submitted
+from coordinate_eval.coordinator.rundir import RunDir, Span
+from coordinate_eval.coordinator.score import unscored
+
+
+def gather(
+    run_dir: RunDir, run: Run, tasks: list[TaskStatus], now: float, idle_arrays: int
+) -> Facts:
+    """Facts as of a poll made just before; claims are read after it, so no living owner of one
+    can be missing from the poll.
+    """
+    spans = [shard.span for shard in run.shards]
+    outputs, answers = Ledger(run_dir, "outputs"), Ledger(run_dir, "answers")
+    undone = outputs.undone(spans)
+    rounds = list(read_rounds(run_dir))
+    current = rounds[-1] if rounds else None
+    questions = asked(run_dir, run)
+    stages: dict[str, StageProgress] = {}
+    released: set[str] = set()
+    for share in current.shares if current else []:
+        stage = files.read_record_if_there(
+            run_dir.stage(current.number if current else 0, share.node), StageProgress
+        )
+        if stage is not None:
+            stages[share.node] = stage
+        if run_dir.released(current.number if current else 0, share.node).exists():
+            released.add(share.node)
+    return Facts(
+        now=now,
+        cancelled=run_dir.cancelled.exists(),
+        round=current,
+        submitted={s.job.name: s for s in read_submitted(run_dir)},
+        tasks=tasks,
+        stages=stages,
+        released=frozenset(released),
+        undone=undone,
+        claimable=outputs.claimable(undone),
+        held=[
+            *(("outputs", held) for held in outputs.held(undone)),
+            *(("answers", held) for held in answers.held(questions)),
+        ],
+        answerable=answers.undone(questions),
+        unscored=len(unscored(run_dir, run)),
+        scorable=scorable(run_dir, run, undone),
+        idle_rounds=idle_rounds(rounds, len(spans) - len(undone)),
+        idle_arrays=idle_arrays,
+    )
+
+
+def scorable(run_dir: RunDir, run: Run, undone: list[Span]) -> int:
+    """How many datasets or spans only the scorer can bring further."""
+    waiting = {span.dataset for span in undone}
+    unanswered = {s.dataset for s in Ledger(run_dir, "answers").undone(_asking(run))}
+    unasked = {
+        shard.dataset
+        for shard in run.shards
+        if shard.dataset in run.asks and not run_dir.questions(shard.span).exists()
+    }
+    return sum(
+        1
+        for dataset in unscored(run_dir, run)
+        if dataset.name not in waiting
+        and (dataset.name not in unanswered or dataset.name in unasked)
+    )
+
+
+def idle_rounds(rounds: list[Round], published: int) -> int:
+    """How many of the last rounds published nothing."""
+    idle = 0
+    for round_ in reversed(rounds):
+        if round_.published != published:
+            break
+        idle += 1
+    return idle
+
+
+def read_rounds(run_dir: RunDir) -> Iterator[Round]:
+    """All rounds so far, in order."""
+    number = 0
+    while (found := files.read_record_if_there(run_dir.round(number), Round)) is not None:
+        yield found
+        number += 1
+
+
+def read_submitted(run_dir: RunDir) -> Iterator[Submitted]:
+    """Every job that was handed to the scheduler."""
+    folder = run_dir.job("").parent
+    for name in sorted(files.names(folder)):
+        if name.endswith(".json") and not name.startswith("."):
+            yield files.read_record(folder / name, Submitted)
+
+
+def _asking(run: Run) -> list[Span]:
+    return [shard.span for shard in run.shards if shard.dataset in run.asks]

@@ -1,0 +1,168 @@
+"""Commands on a run that exists: find it, show it, cancel it, supervise it as a job."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coordinate_eval.coordinator import files, jobs, launch
+from coordinate_eval.coordinator.cluster import State, TaskStatus
+from coordinate_eval.coordinator.config import Settings
+from coordinate_eval.coordinator.ledger import Ledger
+from coordinate_eval.coordinator.run import Run, TrialProgress
+from coordinate_eval.coordinator.rundir import RunDir
+from coordinate_eval.coordinator.score import unscored
+from coordinate_eval.coordinator.supervise import Supervisor
+from coordinate_eval.errors import ClusterError, UserError
+
+
+def find(name: str | None, settings: Settings) -> RunDir:
+    """A run by its directory or id; the latest without either.
+
+    Raises:
+        UserError: there is none.
+    """
+    home = Path(settings.runs_dir).expanduser()
+    if name is not None:
+        for root in (Path(name), home / name):
+            if (root / "run.json").exists():
+                return RunDir(root.resolve())
+        raise UserError(f"no run {name!r}: neither a run directory nor an id under {home}")
+    runs = [p.parent for p in home.glob("*/run.json")]
+    if not runs:
+        raise UserError(f"no runs under {home}")
+    return RunDir(max(runs, key=lambda p: (p / "run.json").stat().st_mtime).resolve())
+
+
+def status(run_dir: RunDir, *, as_json: bool) -> None:
+    """Print what the run directory says, and what the scheduler says if it answers."""
+    run = files.read_record(run_dir.run, Run)
+    tasks, note = _tasks(run)
+    shown = _status(run_dir, run, tasks, note)
+    if as_json:
+        sys.stdout.write(files.pretty(shown))
+        return
+    console = Console()
+    console.print(f"run {run.id}: {shown['state']}", highlight=False, markup=False)
+    console.print(str(run_dir.root), highlight=False, markup=False, soft_wrap=True)
+    table = Table("dataset", "state")
+    table.add_column("shards", justify="right")
+    for name, row in shown["datasets"].items():
+        table.add_row(name, row["state"], f"{row['shards_done']} of {row['shards']}")
+    console.print(table)
+    jobs_table = Table("job", "id", "state", "node", "reason")
+    for task in shown["jobs"]:
+        jobs_table.add_row(*(task[k] for k in ("name", "id", "state", "node", "reason")))
+    if shown["jobs"]:
+        console.print(jobs_table)
+    if note:
+        console.print(note, style="yellow", markup=False, highlight=False)
+
+
+def cancel(run_dir: RunDir) -> None:
+    """End all jobs of a run and say so in its directory.
+
+    Raises:
+        ClusterSilent: the scheduler did not answer; the run is marked, ask again.
+    """
+    run = files.read_record(run_dir.run, Run)
+    files.write(run_dir.cancelled, "")
+    if run.cluster == "slurm":
+        with launch.opened("slurm", run.settings) as cluster:
+            tasks = launch.patiently(lambda: cluster.poll(jobs.prefix(run.id)))
+            alive = [t for t in tasks if t.state is not State.ENDED]
+            # Supervisors first, or they would start others.
+            alive.sort(key=lambda t: not jobs.is_supervisor(run.id, t.name))
+            ids = list(dict.fromkeys(t.job_id for t in alive))
+            if ids:
+                cluster.cancel(ids)
+        sys.stderr.write(f"cancelled {len(ids)} jobs of run {run.id}\n")
+    else:
+        sys.stderr.write(f"run {run.id} is told to stop\n")
+
+
+def supervise_as_job(run_dir: RunDir, minutes: int) -> int:
+    """What a supervisor's own job does; the exit status."""
+    run = files.read_record(run_dir.run, Run)
+    limit = float(minutes) if minutes else float("inf")
+
+    def tell(facts: object, event: str) -> None:
+        if event:
+            sys.stdout.write(event + "\n")
+            sys.stdout.flush()
+
+    with launch.opened(run.cluster, run.settings) as cluster:
+        results = Supervisor(run_dir, cluster, minutes=limit, tell=tell).run()
+    return 0 if results is None or results["complete"] else 1
+
+
+def _tasks(run: Run) -> tuple[list[TaskStatus], str]:
+    if run.cluster != "slurm":
+        return [], ""
+    try:
+        with launch.opened("slurm", run.settings) as cluster:
+            return cluster.poll(jobs.prefix(run.id)), ""
+    except (ClusterError, UserError) as error:
+        return [], f"jobs are not shown: {error}"
+
+
+def _status(run_dir: RunDir, run: Run, tasks: list[TaskStatus], note: str) -> dict[str, Any]:
+    undone = Ledger(run_dir, "outputs").undone(s.span for s in run.shards)
+    left = {d.name for d in unscored(run_dir, run)}
+    datasets = {}
+    for dataset in run.suite.datasets:
+        shards = sum(1 for s in run.shards if s.dataset == dataset.name)
+        missing = sum(1 for s in undone if s.dataset == dataset.name)
+        state = "running" if missing else "scoring"
+        if missing == shards:
+            state = "waiting"
+        if dataset.name not in left:
+            failed = run_dir.dataset_error(dataset.name).exists()
+            state = "failed" if failed else "scored"
+        datasets[dataset.name] = {
+            "state": state,
+            "shards": shards,
+            "shards_done": shards - missing,
+        }
+    return {
+        "run": run.id,
+        "dir": str(run_dir.root),
+        "state": _state(run_dir, left, tasks),
+        "checkpoint": run.checkpoint.path,
+        "datasets": datasets,
+        "trials": [t.model_dump(mode="json") for t in _trials(run_dir)],
+        "jobs": [
+            {
+                "name": t.name,
+                "id": f"{t.job_id}_{t.index}" if t.index else t.job_id,
+                "state": t.state.value,
+                "node": t.node,
+                "reason": t.reason,
+            }
+            for t in tasks
+        ],
+        "note": note,
+    }
+
+
+def _state(run_dir: RunDir, unscored_names: set[str], tasks: list[TaskStatus]) -> str:
+    if run_dir.results.exists() and files.read_json(run_dir.results)["complete"]:
+        return "complete"
+    if run_dir.cancelled.exists():
+        return "cancelled"
+    if any(t.state is not State.ENDED for t in tasks):
+        return "running"
+    if run_dir.results.exists():
+        return "incomplete"
+    return "scoring" if not unscored_names else "not finished"
+
+
+def _trials(run_dir: RunDir) -> list[TrialProgress]:
+    folder = run_dir.trial("").parent
+    return [
+        files.read_record(folder / name, TrialProgress)
+        for name in sorted(files.names(folder))
+        if name.endswith(".json") and not name.startswith(".")
+    ]

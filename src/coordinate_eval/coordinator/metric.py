@@ -1,0 +1,79 @@
+"""Metric pullers: answer what metrics ask, on CPUs, while trials still run.
+
+`coordinate-eval _metric RUN`. Each claims a span whose questions are written, answers them in
+the sandbox, publishes the answers, and leaves when it has seen nothing to do for a while.
+"""
+
+import contextlib
+import os
+import time
+
+from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
+from coordinate_eval.coordinator.ledger import Ledger, PartWriter
+from coordinate_eval.coordinator.run import Run
+from coordinate_eval.coordinator.rundir import RunDir, Span
+from coordinate_eval.coordinator.trial import StopTrial, stop_on_signals
+from coordinate_eval.evaluators.code import Sandbox
+from coordinate_eval.records import Answer, Question
+
+IDLE_SECONDS = 20.0
+"""A puller that had nothing to do for so long leaves; the supervisor starts others."""
+
+
+def run_metric(run_dir: RunDir) -> int:
+    """Answer until nothing is left; the exit status."""
+    run = files.read_record(run_dir.run, Run)
+    sandbox = Sandbox.probe(allow_unsafe=run.settings.metrics.allow_unsafe_code)
+    ledger = Ledger(run_dir, "answers")
+    owner = f"metric-{os.environ.get(INDEX_VARIABLE, '0')}"
+    task = os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
+    stop_on_signals()
+    idle_since = time.monotonic()
+    with contextlib.suppress(StopTrial):
+        while time.monotonic() - idle_since < IDLE_SECONDS:
+            for span in ledger.claimable(asked(run_dir, run)):
+                attempt = ledger.claim(span, owner, task)
+                if attempt is not None:
+                    _answer(run_dir, ledger, span, attempt, sandbox)
+                    idle_since = time.monotonic()
+                    break
+            else:
+                if not unanswered(run_dir, run):
+                    return 0
+                time.sleep(0.5)
+    return 0
+
+
+def asking(run: Run) -> list[Span]:
+    """Spans of datasets whose metric asks, the costliest first."""
+    shards = [s for s in run.shards if s.dataset in run.asks]
+    return [s.span for s in sorted(shards, key=lambda s: -s.metric_cpu_seconds)]
+
+
+def asked(run_dir: RunDir, run: Run) -> list[Span]:
+    """Those whose questions are written."""
+    return [span for span in asking(run) if run_dir.questions(span).exists()]
+
+
+def unanswered(run_dir: RunDir, run: Run) -> list[Span]:
+    """Those whose answers are not all there, whether asked yet or not."""
+    return Ledger(run_dir, "answers").undone(asking(run))
+
+
+def _answer(run_dir: RunDir, ledger: Ledger, span: Span, attempt: int, sandbox: Sandbox) -> None:
+    writer = PartWriter(ledger, span, attempt)
+    try:
+        lines = files.whole_lines(run_dir.questions(span))
+        questions = {q.id: q for q in (Question.model_validate_json(line) for line in lines)}
+        for line in ledger.lines_so_far(span, attempt):
+            with contextlib.suppress(ValueError):
+                if questions.pop(Answer.model_validate_json(line).id, None) is not None:
+                    writer.write(line)
+        # One core a puller: a second program at the same time would only slow the first one.
+        for answer in sandbox.run_many(list(questions.values()), workers=1):
+            writer.write(answer.line())
+    except BaseException:
+        writer.release()
+        raise
+    writer.publish()

@@ -1,0 +1,176 @@
+"""From what a user gives to everything that a run is made of, nothing written but the cache."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinate_eval.coordinator import checkpoint as checkpoints
+from coordinate_eval.coordinator import jobs, plan, select
+from coordinate_eval.coordinator.build import Builder, Built
+from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.coordinator.config import Settings
+from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
+from coordinate_eval.coordinator.select import NoFreeGpu
+from coordinate_eval.coordinator.stage import staged_bytes
+from coordinate_eval.errors import UserError
+from coordinate_eval.priors import catalogue, gpus, model
+from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, Suite
+
+QUEUED_TRIALS = 8
+"""Trials for which work is cut when it waits for nodes that are not known yet."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The nodes of a run, and what they imply."""
+
+    nodes: list[NodeCapacity]
+    tensor_parallel: int
+    gpu_type: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything decided before anything is submitted."""
+
+    checkpoint: Checkpoint
+    suite: Suite
+    settings: Settings
+    choice: Choice
+    max_length: int
+    plan: Plan
+    built: dict[str, Built]
+
+
+def max_length(checkpoint: Checkpoint, settings: Settings) -> int:
+    """Tokens of context of this run."""
+    return min(checkpoint.max_length, settings.trial.max_length or checkpoint.max_length)
+
+
+def choose_nodes(
+    checkpoint: Checkpoint, settings: Settings, nodes: list[Node], busy: list[Busy], length: int
+) -> Choice:
+    """The GPU type with the most room for this checkpoint, and its nodes.
+
+    Raises:
+        NoFreeGpu: nothing is free now.
+        UserError: the checkpoint fits no GPU, or no node's memory.
+    """
+    converting = checkpoint.format is CheckpointFormat.TORCH
+    gib = jobs.keeper_memory_gib(staged_bytes(checkpoint), converting)
+    choices: list[Choice] = []
+    problems: list[UserError] = []
+    for kind in sorted({node.gpu_type for node in nodes}):
+        alike = [node for node in nodes if node.gpu_type == kind]
+        try:
+            degree = settings.trial.tensor_parallel or checkpoints.tensor_parallel(
+                checkpoint,
+                max(node.gpu_memory_gib for node in alike),
+                max(node.gpus for node in alike),
+                length,
+            )
+            chosen = select.choose(alike, busy, settings, degree, gib)
+            choices.append(Choice(chosen, degree, kind))
+        except UserError as error:
+            problems.append(error)
+    if choices:
+        return max(choices, key=lambda c: sum(n.trials for n in c.nodes) * c.tensor_parallel)
+    if problems:
+        raise problems[0]
+    select.choose(nodes, busy, settings, 1, gib)
+    raise NoFreeGpu("no node has a free GPU")
+
+
+def queued_choice(checkpoint: Checkpoint, settings: Settings) -> Choice:
+    """What to cut the work for while it is not known which nodes will be free."""
+    degree = settings.trial.tensor_parallel or 1
+    trials = max(1, (settings.max_gpus or QUEUED_TRIALS * degree) // degree)
+    node = NodeCapacity(name="queued", gpus=trials * degree, gpu_type="", trials=trials)
+    return Choice([node], degree, "")
+
+
+def costs(
+    checkpoint: Checkpoint,
+    suite: Suite,
+    choice: Choice,
+    builder: Builder,
+    *,
+    build_all: bool,
+    tell: Callable[[str], None] = lambda name: None,
+) -> tuple[list[Cost], dict[str, Built]]:
+    """What each dataset costs on these GPUs, and the requests that were built to know it.
+
+    Unless `build_all`, a dataset is built only where neither the suite nor the catalogue says
+    how many items it has.
+    """
+    found: list[Cost] = []
+    built: dict[str, Built] = {}
+    for dataset in suite.datasets:
+        tell(dataset.name)
+        if build_all:
+            built[dataset.name] = builder.get(dataset)
+        work = _work(dataset, built.get(dataset.name))
+        if work is None:
+            built[dataset.name] = builder.get(dataset)
+            work = catalogue.built_work(dataset, built[dataset.name].index)
+        found.append(cost(dataset, work, checkpoint, choice))
+    return found, built
+
+
+def cost(dataset: Dataset, work: model.Work, checkpoint: Checkpoint, choice: Choice) -> Cost:
+    """A dataset's cost: what the suite gives, else what the model of priors says."""
+    given = dataset.prior
+    if given is not None:
+        return Cost(
+            name=dataset.name,
+            items=work.items,
+            gpu_seconds=given.gpu_seconds,
+            metric_cpu_seconds=given.cpu_seconds,
+            chunk_overhead_seconds=given.chunk_overhead_seconds,
+            floor_seconds=given.floor_seconds,
+            splittable=dataset.splittable,
+        )
+    weights = model.Model(
+        parameters=checkpoint.parameters,
+        bytes=checkpoint.bytes,
+        kv_bytes_per_token=checkpoint.kv_bytes_per_token,
+        tensor_parallel=choice.tensor_parallel,
+    )
+    gpu = gpus.lookup(choice.gpu_type)
+    return Cost(
+        name=dataset.name,
+        items=work.items,
+        gpu_seconds=model.gpu_seconds(work, weights, gpu),
+        metric_cpu_seconds=work.metric_cpu_seconds,
+        chunk_overhead_seconds=model.CHUNK_OVERHEAD_SECONDS,
+        floor_seconds=model.floor_seconds(work, weights, gpu),
+        splittable=dataset.splittable,
+    )
+
+
+def make_plan(
+    checkpoint: Checkpoint, suite: Suite, settings: Settings, found: list[Cost], capacity: Capacity
+) -> Plan:
+    """The plan of these costs on this capacity."""
+    return plan.make(
+        checkpoint,
+        plan.PlanSuite(name=suite.name, digest=suite.digest),
+        plan.PlanEngine(name=settings.engine.name, args=settings.engine.args),
+        found,
+        capacity,
+    )
+
+
+def inspect(path: Path, config: Path | None, tokenizer: Path | None) -> Checkpoint:
+    """The checkpoint as it lies there; see `checkpoint.inspect`."""
+    return checkpoints.inspect(path, config=config, tokenizer=tokenizer)
+
+
+def _work(dataset: Dataset, built: Built | None) -> model.Work | None:
+    """From built requests, from the catalogue, or from the suite's own count of items."""
+    if built is not None:
+        return catalogue.built_work(dataset, built.index)
+    predicted = catalogue.predicted_work(dataset)
+    if predicted is None and dataset.items is not None:
+        return catalogue.guessed_work(dataset, dataset.items)
+    return predicted

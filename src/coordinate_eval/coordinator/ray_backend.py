@@ -1,0 +1,175 @@
+"""This machine as a cluster, through Ray: the same argv as on Slurm, as subprocesses.
+
+Ray hands out cores and GPUs and sets CUDA_VISIBLE_DEVICES; the driver is the supervisor. When
+it ends, however it ends, Ray's workers end, and each job ends with its worker.
+"""
+
+import logging
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinate_eval.coordinator.cluster import (
+    INDEX_VARIABLE,
+    TASK_VARIABLE,
+    Busy,
+    Job,
+    Node,
+    State,
+    TaskStatus,
+)
+from coordinate_eval.coordinator.config import RaySettings
+from coordinate_eval.coordinator.files import token
+from coordinate_eval.coordinator.process import ENDS_WITH_PARENT
+from coordinate_eval.errors import UserError
+
+OBJECT_STORE_BYTES = 100 << 20
+"""Ray's own share of the shared memory in which weights are staged: jobs pass no objects."""
+
+NODE = "local"
+
+
+@dataclass
+class _Task:
+    """One task of a job, and the handle by which Ray knows it."""
+
+    job: Job
+    job_id: str
+    index: int
+    log: Path
+    handle: Any
+
+
+class RayCluster:
+    """One machine; see `cluster.Cluster` for what the methods promise."""
+
+    def __init__(self, settings: RaySettings) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise UserError(
+                "Ray is not installed, and there is no Slurm here: "
+                "pip install 'coordinate-eval[ray]'"
+            ) from error
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        self._ray = ray
+        self._gpus, self._gpu_type, self._gpu_memory_gib = _gpus(settings)
+        ray.init(
+            num_cpus=settings.cpus or os.cpu_count() or 1,
+            num_gpus=self._gpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            namespace="coordinate-eval",
+        )
+        self._start = ray.remote(max_retries=0)(_run)
+        self._session = token()
+        self._tasks: list[_Task] = []
+        self._submitted = 0
+
+    def nodes(self) -> tuple[list[Node], list[Busy]]:
+        """This machine, with what Ray has not handed out."""
+        free = self._ray.available_resources()  # type: ignore[no-untyped-call]  # Ray's
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        node = Node(
+            name=NODE,
+            gpus=self._gpus,
+            free_gpus=int(free.get("GPU", 0)),
+            gpu_type=self._gpu_type,
+            gpu_memory_gib=self._gpu_memory_gib,
+            cpus=1 << 20,
+            memory_gib=memory / 2**30,
+        )
+        if node.free_gpus:
+            return [node], []
+        return [], [Busy(name=NODE, why=f"{self._gpus} of {self._gpus} GPUs in use")]
+
+    def submit(self, job: Job) -> str:
+        """Start the job's tasks as soon as there are GPUs for them."""
+        job_id = f"{self._session}-{self._submitted}"
+        self._submitted += 1
+        for index in range(job.count):
+            log = Path(f"{job.log}_{index}.log" if job.count > 1 else f"{job.log}.log")
+            environment = {
+                INDEX_VARIABLE: str(index),
+                TASK_VARIABLE: f"{job_id}_{index}.0",
+                **ENDS_WITH_PARENT,
+            }
+            # Keepers and trials share whatever cores there are; pullers of metrics wait for one.
+            cpus = 0 if job.gpu_work else job.cpus
+            start = self._start.options(num_cpus=cpus, num_gpus=job.gpus, name=job.name)
+            handle = start.remote(list(job.argv), environment, str(log))
+            self._tasks.append(_Task(job, job_id, index, log, handle))
+        return job_id
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        """All tasks of this driver whose job name starts with `prefix`."""
+        mine = [t for t in self._tasks if t.job.name.startswith(prefix)]
+        handles = [t.handle for t in mine]
+        ended, _ = (
+            self._ray.wait(handles, num_returns=len(handles), timeout=0) if handles else ([], [])
+        )
+        gone = set(ended)
+        return [
+            TaskStatus(
+                name=t.job.name,
+                job_id=t.job_id,
+                index=t.index,
+                state=_state(t, t.handle in gone),
+                node=NODE,
+            )
+            for t in mine
+        ]
+
+    def cancel(self, job_ids: list[str]) -> None:
+        """End the processes of these tasks."""
+        for task in self._tasks:
+            if task.job_id in job_ids or f"{task.job_id}_{task.index}" in job_ids:
+                self._ray.cancel(task.handle, force=True)
+
+    def close(self) -> None:
+        """End Ray and everything it started."""
+        self._ray.shutdown()
+
+
+def _run(argv: list[str], environment: dict[str, str], log: str) -> int:
+    """In a Ray worker: one task, until it ends."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    with Path(log).open("ab") as out:
+        return subprocess.run(
+            argv,
+            env=inherited | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            check=False,
+        ).returncode
+
+
+def _state(task: _Task, ended: bool) -> State:
+    if ended:
+        return State.ENDED
+    # A task opens its log first thing, so the log tells that it has begun.
+    return State.RUNNING if task.log.exists() else State.PENDING
+
+
+def _gpus(settings: RaySettings) -> tuple[int, str, float]:
+    """How many GPUs to hand out, their type, their memory in GiB."""
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        ).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        answer = []
+    if not answer:
+        return settings.gpus or 1, "cpu", 0.0
+    name, _, memory = answer[0].rpartition(",")
+    return settings.gpus or len(answer), name.strip().replace(" ", "_"), float(memory) / 1024

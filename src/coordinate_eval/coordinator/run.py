@@ -1,0 +1,102 @@
+"""The records of a run directory that the coordinator writes for itself."""
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from coordinate_eval.coordinator.cluster import Job
+from coordinate_eval.coordinator.config import Settings
+from coordinate_eval.coordinator.rundir import Span
+from coordinate_eval.records import Checkpoint, Record, Suite
+
+
+class Shard(Record):
+    """A span of items and what is predicted for it."""
+
+    dataset: str
+    start: int
+    stop: int
+    gpu_seconds: float
+    metric_cpu_seconds: float
+
+    @property
+    def span(self) -> Span:
+        """The items it covers."""
+        return Span(self.dataset, self.start, self.stop)
+
+
+class Run(Record):
+    """`run.json`: everything a job of this run must know, frozen at submission."""
+
+    schema_: Literal["coordinate-eval/run@1"] = Field(
+        default="coordinate-eval/run@1", alias="schema"
+    )
+    model_config = ConfigDict(populate_by_name=True)
+
+    id: str
+    created: float
+    cluster: Literal["slurm", "ray"]
+    python: str = Field(description="interpreter that jobs use")
+    checkpoint: Checkpoint
+    suite: Suite
+    settings: Settings
+    tensor_parallel: int
+    gpu_type: str = Field(description="the one type of GPU of this run; empty for any")
+    max_length: int
+    exclusive: bool = Field(description="jobs of the GPU partition take whole nodes")
+    asks: list[str] = Field(description="datasets whose metric asks questions")
+    shards: list[Shard] = Field(description="all work, longest first: what trials claim")
+
+
+class NodeShare(Record):
+    """What is asked of one node."""
+
+    node: str
+    gpu_type: str
+    trials: int
+    memory_gib: float = Field(description="for the keeper: weights and some room")
+
+
+class Round(Record):
+    """Nodes asked for together; the next round follows when all trials of one have ended."""
+
+    number: int
+    created: float
+    shares: list[NodeShare]
+    minutes: int = Field(description="time limit of trials and keepers")
+    published: int = Field(default=0, description="spans published before it began")
+
+
+class Submitted(Record):
+    """`jobs/<name>.json`: the scheduler accepted a job, or refused it."""
+
+    job: Job
+    job_id: str | None
+    refusal: str = ""
+    time: float
+
+
+class StageProgress(Record):
+    """What a keeper, or a trial in its place, says of its node."""
+
+    state: Literal["copying", "ready", "removed", "failed"]
+    done_bytes: int
+    total_bytes: int
+    started: float
+    updated: float
+    message: str = ""
+
+
+class TrialProgress(Record):
+    """What a trial says of itself."""
+
+    trial: str
+    task: str
+    node: str
+    state: Literal["staging", "starting", "running", "ended", "failed"]
+    started: float
+    ready: float | None = Field(default=None, description="engine answered for the first time")
+    updated: float
+    shards: int = Field(default=0, description="published by this trial")
+    responses: int = 0
+    message: str = ""

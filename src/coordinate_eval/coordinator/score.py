@@ -1,0 +1,115 @@
+"""The scorer: a child of the supervisor in which the harness lives.
+
+`coordinate-eval _score RUN`. For each shard whose responses are published it writes the
+questions of its metric, and for each dataset that has all responses and answers its results.
+It is a process of its own so that a task's own code, or the harness, can fail or hang without
+harm to the supervision. It ends with its parent.
+"""
+
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator.ledger import Ledger
+from coordinate_eval.coordinator.metric import asking
+from coordinate_eval.coordinator.run import Run
+from coordinate_eval.coordinator.rundir import RunDir, Span
+from coordinate_eval.errors import CoordinateError
+from coordinate_eval.evaluators.base import Evaluator
+from coordinate_eval.records import Answer, Dataset, Response
+
+
+def run_scorer(run_dir: RunDir) -> int:
+    """Score until every dataset has its results or its error; the exit status."""
+    run = files.read_record(run_dir.run, Run)
+    evaluator = evaluator_of(run)
+    while unscored(run_dir, run):
+        worked = [_ask(run_dir, evaluator, run), _finish(run_dir, evaluator, run)]
+        if not any(worked):
+            time.sleep(0.5)
+    return 0
+
+
+def evaluator_of(run: Run) -> Evaluator:
+    """The evaluator that a run was built with."""
+    return harness_evaluator(run.checkpoint.files, run.max_length, tuple(run.suite.include_path))
+
+
+def harness_evaluator(
+    checkpoint_files: list[str], max_length: int, include_path: tuple[str, ...]
+) -> Evaluator:
+    """The harness, with the tokenizer among a checkpoint's files; tokens of context."""
+    from coordinate_eval.evaluators.harness import HarnessEvaluator
+
+    tokenizer = next(Path(f).parent for f in checkpoint_files if "token" in Path(f).name)
+    return HarnessEvaluator(tokenizer=tokenizer, max_length=max_length, include_path=include_path)
+
+
+def unscored(run_dir: RunDir, run: Run) -> list[Dataset]:
+    """Datasets with neither results nor an error."""
+    done = files.names(run_dir.dataset_results("").parent)
+    return [
+        d
+        for d in run.suite.datasets
+        if f"{d.name}.json" not in done and f"{d.name}.error" not in done
+    ]
+
+
+def _ask(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
+    """Write the questions of one published span; False when there is none to write."""
+    ledger = Ledger(run_dir, "outputs")
+    failed = {d.name for d in run.suite.datasets} - {d.name for d in unscored(run_dir, run)}
+    for span in asking(run):
+        path = run_dir.questions(span)
+        if span.dataset in failed or path.exists() or not ledger.done(span):
+            continue
+        dataset = next(d for d in run.suite.datasets if d.name == span.dataset)
+        try:
+            questions = evaluator.questions(dataset, _responses(run_dir, [span]))
+            files.write(path, "".join(q.line() for q in questions))
+        except Exception as error:
+            _give_up(run_dir, dataset, error)
+        return True
+    return False
+
+
+def _finish(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
+    """Score one dataset that has everything; False when none has."""
+    spans: dict[str, list[Span]] = {}
+    for shard in run.shards:
+        spans.setdefault(shard.dataset, []).append(shard.span)
+    for dataset in unscored(run_dir, run):
+        mine = spans[dataset.name]
+        asks = dataset.name in run.asks
+        if Ledger(run_dir, "outputs").undone(mine):
+            continue
+        if asks and Ledger(run_dir, "answers").undone(mine):
+            continue
+        try:
+            answers = {a.id: a for a in _answers(run_dir, mine)} if asks else {}
+            results = evaluator.finish(dataset, _responses(run_dir, mine), answers)
+            files.write_record(run_dir.dataset_results(dataset.name), results)
+        except Exception as error:
+            _give_up(run_dir, dataset, error)
+        return True
+    return False
+
+
+def _responses(run_dir: RunDir, spans: list[Span]) -> Iterator[Response]:
+    for span in spans:
+        for line in files.whole_lines(run_dir.published("outputs", span)):
+            yield Response.model_validate_json(line)
+
+
+def _answers(run_dir: RunDir, spans: list[Span]) -> Iterator[Answer]:
+    for span in spans:
+        for line in files.whole_lines(run_dir.published("answers", span)):
+            yield Answer.model_validate_json(line)
+
+
+def _give_up(run_dir: RunDir, dataset: Dataset, error: Exception) -> None:
+    """A task's own code may raise anything: the dataset fails, the others go on."""
+    message = str(error) if isinstance(error, CoordinateError) else traceback.format_exc()
+    files.write(run_dir.dataset_error(dataset.name), message.strip() + "\n")

@@ -1,0 +1,258 @@
+"""A trial: one engine on its GPUs, fed with shards as long as there are any.
+
+`coordinate-eval _trial RUN NODE`, its index on the node in the environment. It runs the shards
+that the plan gave it, then claims what nobody else has begun. The engine pulls requests through
+one iterator that crosses shard and dataset borders, so it stays full; responses are appended to
+the part of their shard and the shard is published with its last one.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+
+from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
+from coordinate_eval.coordinator.ledger import Ledger, PartWriter
+from coordinate_eval.coordinator.plan import Plan
+from coordinate_eval.coordinator.run import Run, Shard, TrialProgress
+from coordinate_eval.coordinator.rundir import RunDir, Span
+from coordinate_eval.coordinator.stage import StagePlace, Throttle
+from coordinate_eval.errors import RecordError
+from coordinate_eval.evaluators.engines import base as engines
+from coordinate_eval.records import DatasetRequests, Request, Response
+
+STAGE_PATIENCE_SECONDS = 120.0
+"""How long a trial waits for a keeper that has not begun before it copies by itself."""
+
+MARGIN_SECONDS = 90.0
+"""What a trial keeps of its time limit for ending cleanly."""
+
+
+class StopTrial(BaseException):
+    """Raised by a warning signal: give back what is not finished, and leave."""
+
+
+@dataclass
+class _Open:
+    """A shard in work: its writer, and the responses it still waits for."""
+
+    shard: Shard
+    attempt: int
+    writer: PartWriter
+    missing: set[tuple[str, int, int, int, int]]
+    began: float = field(default_factory=time.monotonic)
+
+
+def run_trial(run_dir: RunDir, node: str, round_number: int, minutes: int) -> int:
+    """Run to the end, or until the time limit of `minutes` is near; the exit status."""
+    trial = trial_id(node, int(os.environ.get(INDEX_VARIABLE, "0")), round_number)
+    stop_on_signals()
+    worker = Trial(run_dir, trial, node, time.time() + minutes * 60 - MARGIN_SECONDS)
+    try:
+        worker.run()
+    except StopTrial:
+        worker.progress("ended", message="stopped by a signal")
+    except BaseException as error:
+        worker.progress("failed", message=f"{type(error).__name__}: {error}"[:2000])
+        raise
+    else:
+        worker.progress("ended")
+    return 0
+
+
+class Trial:
+    """The state of one trial between its first claim and its last."""
+
+    def __init__(self, run_dir: RunDir, trial: str, node: str, deadline: float) -> None:
+        self._dir = run_dir
+        self._run = files.read_record(run_dir.run, Run)
+        self._ledger = Ledger(run_dir, "outputs")
+        self._trial, self._node = trial, node
+        self._task = os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
+        self._open: dict[str, dict[Span, _Open]] = {}
+        self._started = time.time()
+        self._deadline = deadline
+        self._ready: float | None = None
+        self._shards = self._responses = 0
+        self._pace = 1.0
+        self._throttle = Throttle(2.0)
+
+    def run(self) -> None:
+        """Stage, start the engine, and answer until nothing is left to claim."""
+        if not self._ledger.claimable(shard.span for shard in self._run.shards):
+            return
+        place = StagePlace(self._run.settings.stage.root, self._run.id, self._node)
+        with place.hold():
+            self.progress("staging")
+            self._wait_for_weights(place)
+            self.progress("starting")
+            engine = engines.start(
+                self._run.settings.engine.name,
+                place.folder,
+                tensor_parallel=self._run.tensor_parallel,
+                max_length=self._run.max_length,
+                args=self._run.settings.engine.args,
+            )
+            try:
+                self.progress("running")
+                self._answer(engine)
+            finally:
+                self._release_all()
+                engine.close()
+
+    def progress(self, state: str, message: str = "") -> None:
+        """Tell whoever looks how far this trial is."""
+        record = TrialProgress.model_validate(
+            {
+                "trial": self._trial,
+                "task": self._task,
+                "node": self._node,
+                "state": state,
+                "started": self._started,
+                "ready": self._ready,
+                "updated": time.time(),
+                "shards": self._shards,
+                "responses": self._responses,
+                "message": message,
+            }
+        )
+        files.write_record(self._dir.trial(self._trial), record)
+
+    def _wait_for_weights(self, place: StagePlace) -> None:
+        """Until the keeper has them; where it died, or none shows, copy for the node."""
+        give_up = time.monotonic() + STAGE_PATIENCE_SECONDS
+        while not place.ready(self._run.checkpoint.identity):
+            abandoned = place.copied_bytes() > 0 or time.monotonic() > give_up
+            if abandoned and place.fill(self._run.checkpoint, lambda _: None):
+                return
+            time.sleep(0.2)
+
+    def _answer(self, engine: engines.Engine) -> None:
+        with _closing(engine.run(self._requests())) as responses:
+            for response in responses:
+                if self._ready is None:
+                    self._ready = time.time()
+                self._responses += 1
+                self._store(response)
+                if self._throttle():
+                    self.progress("running")
+        self._finish_empty()
+
+    def _requests(self) -> Iterator[Request]:
+        """Requests of one claimed shard after the other, claimed when they are pulled."""
+        for shard in self._shards_in_order():
+            attempt = self._ledger.claim(shard.span, self._trial, self._task)
+            if attempt is None:
+                continue
+            yield from self._begin(shard, attempt)
+
+    def _shards_in_order(self) -> Iterator[Shard]:
+        """The plan's own for this trial, then the longest free one, until none is left."""
+        plan = files.read_record(self._dir.plan, Plan)
+        own = next((t.shards for t in plan.trials if t.id == self._trial), [])
+        for shard in own:
+            if self._in_time(shard):
+                yield shard
+        tried: set[Span] = set()
+        while True:
+            free = set(self._ledger.claimable(s.span for s in self._run.shards)) - tried
+            if not free:
+                return
+            for shard in self._run.shards:
+                if shard.span in free:
+                    tried.add(shard.span)
+                    if self._in_time(shard):
+                        yield shard
+
+    def _in_time(self, shard: Shard) -> bool:
+        return time.time() + shard.gpu_seconds * self._pace < self._deadline
+
+    def _begin(self, shard: Shard, attempt: int) -> Iterator[Request]:
+        """Open the shard, take over what dead attempts answered, yield the rest."""
+        span = shard.span
+        requests = list(read_requests(self._dir, span))
+        wanted = {r.identity(): r.prompt_hash for r in requests}
+        work = _Open(shard, attempt, PartWriter(self._ledger, span, attempt), set(wanted))
+        self._open.setdefault(span.dataset, {})[span] = work
+        for line in self._ledger.lines_so_far(span, attempt):
+            with contextlib.suppress(ValueError):
+                old = Response.model_validate_json(line)
+                key = old.identity()
+                if key in work.missing and wanted[key] == old.prompt_hash:
+                    work.missing.discard(key)
+                    work.writer.write(line)
+        todo = [r for r in requests if r.identity() in work.missing]
+        if not todo:
+            self._publish(work)
+        yield from todo
+
+    def _store(self, response: Response) -> None:
+        for span, work in self._open.get(response.dataset, {}).items():
+            if span.start <= response.item < span.stop and response.identity() in work.missing:
+                work.writer.write(response.line())
+                work.missing.discard(response.identity())
+                if not work.missing:
+                    self._publish(work)
+                return
+        raise RecordError(f"the engine answered what was not asked: {response.identity()}")
+
+    def _publish(self, work: _Open) -> None:
+        work.writer.publish()
+        del self._open[work.shard.dataset][work.shard.span]
+        self._shards += 1
+        measured = (time.monotonic() - work.began) / max(work.shard.gpu_seconds, 1e-3)
+        # Shards overlap in the engine, so this is an upper estimate: right for a time limit.
+        self._pace = max(1.0, 0.5 * self._pace + 0.5 * measured)
+
+    def _finish_empty(self) -> None:
+        left = [span for works in self._open.values() for span in works]
+        if left:
+            raise RecordError(f"the engine left requests of {left[0]} unanswered")
+
+    def _release_all(self) -> None:
+        for works in self._open.values():
+            for work in works.values():
+                work.writer.release()
+        self._open.clear()
+
+
+def trial_id(node: str, index: int, round_number: int) -> str:
+    """A trial's name: as in the plan in the first round, marked with the round in later ones."""
+    return f"{node}-{index}" + (f"-r{round_number}" if round_number else "")
+
+
+def read_requests(run_dir: RunDir, span: Span) -> Iterator[Request]:
+    """The requests of a span, read from where they lie in the dataset's file."""
+    index = files.read_record(run_dir.requests_index(span.dataset), DatasetRequests)
+    begin, end = index.offsets[span.start], index.offsets[span.stop]
+    with run_dir.requests(span.dataset).open("rb") as file:
+        file.seek(begin)
+        text = file.read(end - begin)
+    for line in text.splitlines():
+        yield Request.model_validate_json(line)
+
+
+def stop_on_signals() -> None:
+    """Make TERM and USR1 raise `StopTrial` in the main thread, once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for known in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(known, signal.SIG_IGN)
+        raise StopTrial(f"signal {number}")
+
+    for known in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(known, stop)
+
+
+@contextlib.contextmanager
+def _closing(responses: Iterator[Response]) -> Iterator[Iterator[Response]]:
+    """Close a generator when the block ends, so that an engine aborts what is in flight."""
+    try:
+        yield responses
+    finally:
+        if isinstance(responses, Generator):
+            responses.close()

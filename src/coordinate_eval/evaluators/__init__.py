@@ -1,0 +1,1 @@
+"""What knows benchmarks and models: the harness, code execution and the engines."""

@@ -1,0 +1,157 @@
+"""The commands that confine a program, from the strongest to the weakest; values to argv.
+
+All levels but the last give it namespaces of its own (processes, network, mounts, IPC), a file
+system in which nothing exists but a read-only Python and an empty, size-limited /tmp, and no
+privileges. Root does not stay root in there: a user id of its own makes the limit on processes
+count (the kernel does not apply it to root) and owns no file of this machine.
+"""
+
+import os
+import shlex
+import site
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+TMPFS_BYTES = 64 << 20
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32")
+_SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+# Below the 65536 ids of a usual container, above those of usual system users.
+_FIRST_USER, _USERS = 50_000, 10_000
+
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",  # noqa: S108  # the program's own
+    "LANG": "C.UTF-8",
+    # A thread per core of a large node would not fit into the limits.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class Level(StrEnum):
+    """How far a program is kept away from this machine."""
+
+    BUBBLEWRAP = "bubblewrap"
+    NAMESPACES = "namespaces"
+    LIMITS = "limits"
+
+
+def wrapper(level: Level, run: int) -> list[str]:
+    """What to put before an interpreter's argv; `run` tells programs of root apart."""
+    as_root = os.geteuid() == 0
+    user = _FIRST_USER + run % _USERS
+    if level is Level.BUBBLEWRAP:
+        return _bubblewrap(user if as_root else None)
+    if level is Level.NAMESPACES:
+        return _namespaces(user if as_root else None)
+    return []
+
+
+def interpreter() -> str:
+    """The real path of the Python that runs this: its links need not exist inside."""
+    # A virtual environment's interpreter may be a copy; its base is what has the library.
+    return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+
+
+def library_folders() -> list[str]:
+    """Folders with the packages that programs may import: those of this interpreter."""
+    return [folder for folder in site.getsitepackages() if Path(folder).is_dir()]
+
+
+@cache
+def _visible() -> list[str]:
+    """Files and folders that exist inside; none of them lies in another."""
+    # The interpreter finds its library from where it lies; extension modules look for theirs
+    # under the prefix they were built for, which may be a link to it.
+    homes = [sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter()).parent.parent)]
+    wanted = [*_SYSTEM, *_SETTINGS, *homes, *library_folders()]
+    # A prefix of `/` or `~` (of ~/bin/python3) must not show the whole of it.
+    hidden = {Path("/"), Path.home(), *map(Path, _links())}
+    there = {Path(path) for path in wanted if Path(path).exists()} - hidden
+    return sorted(str(path) for path in there if there.isdisjoint(path.parents))
+
+
+@cache
+def _links() -> dict[str, str]:
+    """System folders that are links (`/lib` → `usr/lib`), with their targets."""
+    return {path: os.readlink(path) for path in _SYSTEM if Path(path).is_symlink()}
+
+
+def _drop_root(user: int) -> list[str]:
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+
+
+def _bubblewrap(user: int | None) -> list[str]:
+    argv = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    argv += ["--unshare-cgroup-try", "--die-with-parent", "--new-session"]
+    if user is None:
+        argv += ["--unshare-user"]
+    else:
+        argv += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    tmpfs = ["--perms", "1777", "--size", str(TMPFS_BYTES), "--tmpfs"]
+    argv += [*tmpfs, "/tmp", "--proc", "/proc", "--dev", "/dev", *tmpfs, "/dev/shm"]  # noqa: S108
+    # Left to bubblewrap, the folders in between would be closed to all but root.
+    between = {str(folder) for path in _visible() for folder in Path(path).parents}
+    for folder in sorted(between - {"/", "/tmp"}):  # noqa: S108
+        argv += ["--perms", "0755", "--dir", folder]
+    for path in _visible():
+        argv += ["--ro-bind", path, path]
+    for path, target in _links().items():
+        argv += ["--symlink", target, path]
+    # What bubblewrap makes these of is memory without a limit.
+    argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--"]  # noqa: S108
+    return argv + (_drop_root(user) if user is not None else [])
+
+
+def _namespaces(user: int | None) -> list[str]:
+    argv = ["setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--net", "--ipc", "--uts"]
+    argv += ["--pid", "--fork", "--kill-child"]
+    if user is None:
+        argv += ["--user", "--map-root-user"]
+    drop = ["setpriv"] if user is None else _drop_root(user)
+    drop += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
+    return [*argv, "sh", "-c", _script(_visible(), _links(), drop), "sh"]
+
+
+def _script(visible: Sequence[str], links: dict[str, str], drop: Sequence[str]) -> str:
+    """Shell lines that build the file system, enter it and run `"$@"` without privileges.
+
+    The shell stays, as process 1: signals that a program sends to itself would not reach it
+    if it were the first of its namespace.
+    """
+    # The new root grows over /dev/shm: it exists everywhere and nothing visible lies in it.
+    root, size = "/dev/shm", TMPFS_BYTES  # noqa: S108
+    lines = [
+        "set -e",
+        "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+        f"mount -t tmpfs -o mode=755 guest {root}",
+        f"mkdir {root}/proc {root}/tmp {root}/dev {root}/dev/shm",
+        f"mount -t proc proc {root}/proc",
+        f"mount -t tmpfs -o mode=1777,size={size} guest {root}/tmp",
+        f"mount -t tmpfs -o mode=1777,size={size} guest {root}/dev/shm",
+    ]
+    for device in (f"/dev/{name}" for name in _DEVICES):
+        lines += [f"touch {root}{device}", f"mount --bind {device} {root}{device}"]
+    for path in visible:
+        source, target = shlex.quote(path), shlex.quote(root + path)
+        parent = shlex.quote(os.path.dirname(root + path))  # noqa: PTH120  # text, not a path here
+        lines += [f"mkdir -p {target}" if Path(path).is_dir() else f"mkdir -p {parent}; :> {target}"]
+        lines += [f"mount --rbind {source} {target}"]
+        lines += [f"mount -o remount,bind,ro,nosuid,nodev {target}"]
+    lines += [f"ln -s {shlex.quote(to)} {root}{path}" for path, to in links.items()]
+    lines += [
+        f"mount -o remount,bind,ro {root}",
+        f"cd {root}",
+        "pivot_root . .",
+        "umount -l .",
+        "cd /tmp",
+        "set +e",
+        f'{shlex.join(drop)} "$@"',
+        "exit $?",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,50 @@
+"""What an evaluator is: the only part that knows what a benchmark means.
+
+`build` runs once, before a GPU is taken. `questions` and `finish` run on CPUs; neither sees a
+model. `finish` is one harness evaluation over recorded responses, in which executing code is a
+look-up among the answers.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from coordinate_eval.records import (
+    Answer,
+    Dataset,
+    DatasetRequests,
+    DatasetResults,
+    Question,
+    Request,
+    Response,
+)
+
+
+class Evaluator(Protocol):
+    """Requests out, responses in, results out."""
+
+    def build(self, dataset: Dataset, write: Callable[[Request], None]) -> DatasetRequests:
+        """Hand every request of the dataset to `write`, in item order.
+
+        The `offsets` and `key` of what is returned are the caller's to fill in.
+
+        Raises:
+            UserError: the task is unknown, malformed, or has no items.
+        """
+        ...
+
+    def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
+        """What the metric must know of these whole items; without duplicates.
+
+        `responses` holds all responses of some items, in any order.
+        """
+        ...
+
+    def finish(
+        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+    ) -> DatasetResults:
+        """Score the whole dataset from all of its responses.
+
+        Raises:
+            RecordError: a response is missing or answers another prompt than the one asked.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Engines: one module each, behind the protocol of `base`."""

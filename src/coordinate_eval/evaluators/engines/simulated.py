@@ -1,0 +1,111 @@
+"""A fake engine: no model, no GPU, answers made up from a hash of the prompt.
+
+It is for tests of everything around an engine, and for rehearsing a run on a real cluster
+without spending GPU time. Its scores mean nothing. What it answers depends on the request alone,
+so that two runs, or two ways of cutting one, can be compared.
+"""
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from coordinate_eval.errors import EngineError, UserError
+from coordinate_eval.evaluators.engines.common import respond
+from coordinate_eval.records import Request, RequestKind, Response
+
+_DEFAULTS: dict[str, float | None] = {
+    "seconds_per_request": 0.0,
+    "start_seconds": 0.0,
+    "concurrency": 32,
+    "fail_after": None,
+}
+
+_WORDS = ("the", "answer", "is", "yes", "no", "Paris", "42", "return", "def", "x", "=", "(A)", "\n")
+
+
+class SimulatedEngine:
+    """Answers anything at once, or as slowly as it is told to.
+
+    Args:
+        args: `seconds_per_request` between two responses (default 0), `start_seconds` that the
+            constructor takes (default 0), `concurrency`: requests in flight, from which one is
+            answered at a time in a shuffled but fixed order (default 32), `fail_after`: responses
+            after which it gives up (default never).
+
+    Raises:
+        UserError: an argument is unknown or not a number that makes sense.
+    """
+
+    def __init__(self, *, args: dict[str, Any]) -> None:
+        if unknown := sorted(args.keys() - _DEFAULTS.keys()):
+            raise UserError(
+                f"unknown engine arguments {', '.join(unknown)}: the simulated engine knows "
+                f"{', '.join(_DEFAULTS)}"
+            )
+        chosen = _DEFAULTS | args
+        for name, value in chosen.items():
+            least = 1 if name == "concurrency" else 0
+            whole = name in ("concurrency", "fail_after")
+            if value is None and name == "fail_after":
+                continue
+            if type(value) not in ((int,) if whole else (int, float)) or not least <= value < 1e9:
+                raise UserError(
+                    f"engine argument {name}={value!r} is not a {'whole ' if whole else ''}number "
+                    f"from {least} up"
+                )
+        self._seconds = chosen["seconds_per_request"]
+        self._concurrency = int(chosen["concurrency"])
+        self._fail_after = chosen["fail_after"]
+        self._answered = 0
+        self._closed = False
+        time.sleep(chosen["start_seconds"])
+
+    def run(self, requests: Iterator[Request]) -> Iterator[Response]:
+        """Answer every request once, out of order.
+
+        Raises:
+            EngineError: it was told to fail after as many responses as it has given, or is closed.
+        """
+        shuffle = random.Random(0)  # noqa: S311  # an order, not a secret
+        flight: list[Request] = []
+        while True:
+            flight.extend(islice(requests, self._concurrency - len(flight)))
+            if self._closed:
+                raise EngineError("this simulated engine is closed: start another")
+            if not flight:
+                return
+            if self._answered == self._fail_after:
+                raise EngineError(f"simulated failure after {self._answered} responses")
+            time.sleep(self._seconds)
+            self._answered += 1
+            yield answer(flight.pop(shuffle.randrange(len(flight))))
+
+    def close(self) -> None:
+        """Refuse to answer from now on. A second call does nothing."""
+        self._closed = True
+
+
+def answer(request: Request) -> Response:
+    """The made-up response to a request, the same wherever it is asked."""
+    asked = [request.tokens, request.continuation, request.max_tokens, request.stop]
+    if request.sampling:  # repeats of a sampled prompt differ
+        asked += [sorted(request.sampling.items()), request.repeat]
+    digest = hashlib.sha256(json.dumps([request.kind, *asked]).encode()).digest()
+    if request.kind is RequestKind.LOGLIKELIHOOD:
+        scored = len(request.continuation)
+        logprob = -scored * (0.1 + int.from_bytes(digest[:4]) / 2**30)
+        return respond(
+            request, logprob=logprob, greedy=digest[4] < 64, tokens=scored, finish="scored"
+        )
+    words = [_WORDS[byte % len(_WORDS)] for byte in digest[: 1 + digest[0] % 24]]
+    kept = words[: request.max_tokens]
+    return respond(
+        request,
+        text=" ".join(kept),
+        tokens=len(kept),
+        finish="stop" if len(kept) == len(words) else "length",
+    )

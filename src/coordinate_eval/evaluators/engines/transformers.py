@@ -1,0 +1,205 @@
+"""The engine for what vLLM cannot run: plain transformers, in batches of similar length.
+
+It answers as vLLM does, token for token in float32: the same rules for what ends a text, the
+same incremental decoding, log-probabilities summed over the same positions. It is slower, and
+meant for new architectures, for machines without a GPU, and for checking.
+"""
+# The libraries of the extras have no types here: they may be absent while types are checked.
+# ruff: noqa: ANN401
+
+import gc
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from coordinate_eval.errors import EngineError, UserError
+from coordinate_eval.evaluators.engines import common
+from coordinate_eval.evaluators.engines.text import Text
+from coordinate_eval.records import Request, RequestKind, Response
+
+_INSTALL = "coordinate-eval[transformers]"
+
+_LOOK_AHEAD = 16
+"""Batches of requests pulled at once, to sort them: more sorts better and is less lazy."""
+
+
+class TransformersEngine:
+    """A causal language model of transformers, from a folder of safetensors; runs no code in it.
+
+    Args:
+        model: the folder of weights, config and tokenizer.
+        max_length: tokens, prompt and output together.
+        args: `batch_size` (default 8), `dtype` (default the checkpoint's), `device` (default all
+            GPUs, or else the CPU).
+
+    Raises:
+        UserError: transformers is not installed, or an argument is unknown or wrong.
+        EngineError: the model or its tokenizer could not be loaded.
+    """
+
+    def __init__(self, model: Path, *, max_length: int, args: dict[str, Any]) -> None:
+        if unknown := sorted(args.keys() - {"batch_size", "dtype", "device"}):
+            raise UserError(
+                f"unknown engine arguments {', '.join(unknown)}: the transformers engine knows "
+                "batch_size, dtype and device"
+            )
+        self._batch_size = args.get("batch_size", 8)
+        if type(self._batch_size) is not int or self._batch_size < 1:
+            raise UserError(f"engine argument batch_size={self._batch_size!r} is not 1 or more")
+        self._torch = common.load("torch", _INSTALL)
+        self._transformers = common.load("transformers", _INSTALL)
+        self._transformers.utils.logging.disable_progress_bar()
+        try:
+            self._model: Any | None = self._load(model, args)
+            tokenizer = self._transformers.AutoTokenizer.from_pretrained(
+                model, trust_remote_code=False, local_files_only=True
+            )
+            self._tokenizer = tokenizer.backend_tokenizer
+        except Exception as error:
+            raise EngineError(
+                f"transformers could not load {str(model)!r} with arguments {args}: "
+                f"{common.last_words(error)}"
+            ) from error
+        self._max_length = max_length
+        self._vocabulary = self._model.get_input_embeddings().weight.shape[0]
+        self._ends = _end_tokens(self._model.generation_config.eos_token_id, tokenizer)
+        # Whatever else the checkpoint wants of generation is for chats, not for measuring.
+        self._model.generation_config = self._transformers.GenerationConfig()
+
+    def run(self, requests: Iterator[Request]) -> Iterator[Response]:
+        """Answer every request once; pulls at most sixteen batches ahead.
+
+        Raises:
+            EngineError: the model failed, or a request cannot be answered.
+        """
+        while ahead := list(islice(requests, _LOOK_AHEAD * self._batch_size)):
+            for request in ahead:
+                common.check(request, max_length=self._max_length, vocabulary=self._vocabulary)
+            for batch in batches(ahead, self._batch_size):
+                yield from self._answer(batch)
+
+    def close(self) -> None:
+        """Free the model's memory. A second call does nothing."""
+        if self._model is not None:
+            self._model = None
+            gc.collect()
+            if self._torch.cuda.is_available():
+                self._torch.cuda.empty_cache()
+
+    def _load(self, model: Path, args: dict[str, Any]) -> Any:
+        """The model, in evaluation mode, on its device."""
+        torch = self._torch
+        gpus = torch.cuda.device_count()
+        device = args.get("device") or ("auto" if gpus > 1 else "cuda" if gpus else "cpu")
+        loaded = self._transformers.AutoModelForCausalLM.from_pretrained(
+            model,
+            dtype=args.get("dtype", "auto"),
+            device_map="auto" if device == "auto" else None,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+        ).eval()
+        return loaded if device == "auto" else loaded.to(device)
+
+    def _answer(self, batch: list[Request]) -> list[Response]:
+        """The responses to one batch of one kind."""
+        if self._model is None:
+            raise EngineError("this transformers engine is closed: start another")
+        answer = self._score if batch[0].kind is RequestKind.LOGLIKELIHOOD else self._generate
+        try:
+            with self._torch.inference_mode():
+                return answer(self._model, batch)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"transformers failed at a batch of {len(batch)} requests, the longest "
+                f"{common.named(batch[0])}: {common.last_words(error)}; if memory is short, "
+                "set the engine argument batch_size"
+            ) from error
+
+    def _score(self, model: Any, batch: list[Request]) -> list[Response]:
+        """Log-likelihoods, padded on the right."""
+        torch = self._torch
+        rows = [[*request.tokens, *request.continuation[:-1]] for request in batch]
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=model.device)
+        mask = torch.tensor(
+            [[1] * len(row) + [0] * (width - len(row)) for row in rows], device=model.device
+        )
+        # Logits before the first scored row would only fill memory, where the model can leave
+        # them out.
+        kept = width - min(len(request.tokens) - 1 for request in batch)
+        options = {"logits_to_keep": kept} if model._supports_logits_to_keep() else {}
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
+        responses = []
+        for request, row, found in zip(batch, rows, logits, strict=True):
+            before = width - len(found)
+            span = found[len(request.tokens) - 1 - before : len(row) - before]
+            logprobs = torch.log_softmax(span.float(), dim=-1)
+            target = torch.tensor(request.continuation, device=span.device)
+            chosen = logprobs.gather(1, target[:, None])[:, 0]
+            responses.append(
+                common.respond(
+                    request,
+                    logprob=sum(chosen.tolist()),
+                    greedy=bool((chosen >= logprobs.amax(dim=-1)).all()),
+                    tokens=len(request.continuation),
+                    finish="scored",
+                )
+            )
+        return responses
+
+    def _generate(self, model: Any, batch: list[Request]) -> list[Response]:
+        """Texts, padded on the left."""
+        torch = self._torch
+        width = max(len(request.tokens) for request in batch)
+        short = [width - len(request.tokens) for request in batch]
+        ids = torch.tensor(
+            [[0] * pad + r.tokens for pad, r in zip(short, batch, strict=True)],
+            device=model.device,
+        )
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in short], device=model.device)
+        texts = [
+            Text(torch, self._tokenizer, request, self._ends, self._max_length) for request in batch
+        ]
+
+        def choose(_: Any, scores: Any) -> Any:
+            likeliest = scores.argmax(dim=-1).tolist()
+            rows = zip(texts, likeliest, scores, strict=True)
+            chosen = torch.tensor([text.add(token, row) for text, token, row in rows])
+            only = torch.full_like(scores, -torch.inf)
+            return only.scatter_(1, chosen.to(scores.device)[:, None], 0.0)
+
+        def ended(_: Any, scores: Any, **__: Any) -> Any:
+            return torch.tensor([text.finish is not None for text in texts], device=ids.device)
+
+        # Each row has its own length, seed and stop strings, which `generate` cannot express:
+        # it only computes and keeps the cache, and takes the one token that is left to it.
+        model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=max(text.most for text in texts),
+            do_sample=False,
+            logits_processor=[choose],
+            stopping_criteria=self._transformers.StoppingCriteriaList([ended]),
+        )
+        return [text.response() for text in texts]
+
+
+def batches(requests: list[Request], size: int) -> Iterator[list[Request]]:
+    """Cut requests into batches of one kind and similar length, the longest first."""
+    for kind in RequestKind:
+        alike = [request for request in requests if request.kind is kind]
+        alike.sort(
+            key=lambda request: len(request.tokens) + len(request.continuation), reverse=True
+        )
+        for start in range(0, len(alike), size):
+            yield alike[start : start + size]
+
+
+def _end_tokens(configured: int | list[int] | None, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a text: the tokenizer's and those of the generation config."""
+    listed = configured if isinstance(configured, list) else [configured]
+    return frozenset(token for token in [*listed, tokenizer.eos_token_id] if token is not None)

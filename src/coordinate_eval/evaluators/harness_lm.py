@@ -1,0 +1,298 @@
+# mypy: disable-error-code="import-untyped"
+# (lm_eval has no types.)
+"""Two language models without a model: one answers with tokens, one with recorded responses.
+
+`RequestModel` is the tokenizing half of the harness's own model classes. Where these differ, in
+what they cut when a prompt does not fit into the context, `backend` says which one is meant:
+
+|                               | "hf"               | "vllm"             |
+|-------------------------------|--------------------|--------------------|
+| log-likelihood, most tokens   | max_length + 1     | max_length - 1     |
+| rolling window, scored tokens | max_length         | max_length - 2     |
+| stops while a model thinks    | all                | end of text alone  |
+
+(context and continuation together; the last token is never an input, so "hf" still fits). Both
+cut on the left, both leave max_gen_toks of the context free for what is generated.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM, TemplateLM
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    has_bos_prefix,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from coordinate_eval.errors import UserError
+
+Backend = Literal["hf", "vllm"]
+"""Which of the harness's model classes prompts are cut like."""
+
+_DEFAULT_MAX_GEN_TOKENS = 256  # of both classes, for tasks that do not say
+_SPARE_LOGLIKELIHOOD = {"hf": 1, "vllm": -1}
+_SPARE_ROLLING = {"hf": 0, "vllm": -2}
+_OF_SAMPLING_ONLY = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
+_NO_SAMPLING_PARAMETER = frozenset({"do_sample", "use_cache", "until", "max_gen_toks"})
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How one generation ends and is sampled; `sampling` is empty for greedy decoding."""
+
+    until: list[str]
+    """Strings at which the harness cuts the text, end of text among them."""
+    stop: list[str]
+    """Those of them at which an engine may end."""
+    max_tokens: int
+    sampling: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What an engine is given: a context with a continuation to score, or one to go on from."""
+
+    tokens: list[int]
+    continuation: list[int] = field(default_factory=list)
+    generation: Generation | None = None
+
+
+class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
+    """A model whose answer to a request is the prompts that an engine would be given."""
+
+    def __init__(
+        self,
+        tokenizer: Any,  # noqa: ANN401  one of many classes of transformers
+        *,
+        max_length: int,
+        backend: Backend,
+        think_end: str | None,
+    ) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self._backend = backend
+        self._thinks = bool(think_end)
+        self._think_end = think_end
+        # The choices of a question share their context.
+        self._encode_cached = lru_cache(maxsize=8)(self._encode)
+
+    @property
+    def eot_token_id(self) -> int | None:
+        """End of text, if the tokenizer has one."""
+        token: int | None = self.tokenizer.eos_token_id
+        return token
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands for an empty context: beginning of text, else end of text."""
+        bos: int | None = self.tokenizer.bos_token_id
+        token = self.eot_token_id if bos is None else bos
+        if token is None:
+            raise ValueError("the tokenizer has neither a BOS nor an EOS token")
+        return token
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The tokenizer's folder, without slashes."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The chat as text; without its system message if the template refuses one."""
+        from jinja2.exceptions import TemplateError
+
+        def render(messages: list[dict[str, str]]) -> str:
+            text: str = self.tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+            return text
+
+        try:
+            return render(chat_history)
+        except TemplateError:
+            return render([message for message in chat_history if message["role"] != "system"])
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: object
+    ) -> list[int]:
+        """Tokens of a text, with the tokenizer's own BOS unless the text begins with it."""
+        if add_special_tokens is None and self._begins_with_prefix(string):
+            add_special_tokens = False
+        return list(self._encode_cached(string, add_special_tokens))
+
+    def _encode(self, string: str, add_special_tokens: bool | None) -> tuple[int, ...]:
+        if add_special_tokens is None:
+            return tuple(self.tokenizer.encode(string))
+        return tuple(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
+
+    def _begins_with_prefix(self, string: str) -> bool:
+        if self.tokenizer.bos_token_id is None and self.eot_token_id is None:
+            return False
+        return bool(has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)))
+
+    def prompts(self, instance: Instance) -> list[Prompt]:
+        """The prompts of one instance: one, or one for each window of a rolling log-likelihood.
+
+        Raises:
+            ValueError: it cannot be scored by this model, with the reason.
+        """
+        kind = instance.request_type
+        if kind == "generate_until":
+            return [self.generate_until([instance])[0]]
+        if kind == "loglikelihood_rolling":
+            return self.loglikelihood_rolling([instance])[0]
+        if kind == "loglikelihood":
+            if not instance.args[1]:
+                raise ValueError("its continuation is empty")
+            return list(self.loglikelihood([instance], disable_tqdm=True))
+        raise ValueError(f"its request type {kind!r} is not supported")
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], **_: object
+    ) -> list[Prompt]:
+        return [self._pair(context, continuation) for _, context, continuation in requests]
+
+    def _pair(self, context: list[int], continuation: list[int]) -> Prompt:
+        if not continuation:
+            raise ValueError("its continuation has no tokens of its own")
+        most = self.max_length + _SPARE_LOGLIKELIHOOD[self._backend]
+        if len(continuation) >= most:
+            raise ValueError(
+                f"its continuation of {len(continuation)} tokens does not fit into a context of "
+                f"{self.max_length}"
+            )
+        # White space alone leaves no context; the harness's classes give up on that.
+        kept = ((context or [self.prefix_token_id]) + continuation)[-most:]
+        return Prompt(kept[: -len(continuation)], continuation)
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Instance], disable_tqdm: bool = False
+    ) -> list[list[Prompt]]:
+        """Windows that together score every token once, each with as much context as fits."""
+        return [
+            [
+                self._pair(*make_disjoint_window(window))
+                for window in get_rolling_token_windows(
+                    token_list=self.tok_encode(request.args[0]),
+                    prefix_token=self.prefix_token_id,
+                    max_seq_len=self.max_length + _SPARE_ROLLING[self._backend],
+                    context_len=1,
+                )
+            ]
+            for request in requests
+        ]
+
+    def generate_until(
+        self, requests: Sequence[Instance], disable_tqdm: bool = False
+    ) -> list[Prompt]:
+        """Contexts cut to leave room for what is generated."""
+        return [self._open_prompt(*request.args[:2]) for request in requests]
+
+    def _open_prompt(self, context: str, gen_kwargs: dict[str, Any]) -> Prompt:
+        generation = self.generation(gen_kwargs)
+        room = self.max_length - generation.max_tokens
+        if room <= 0:
+            raise ValueError(
+                f"it generates up to {generation.max_tokens} tokens, which leaves no room for a "
+                f"prompt in a context of {self.max_length}; set max_gen_toks in gen_kwargs"
+            )
+        # In generation the "hf" class knows a BOS by its own text only, never an EOS in its place.
+        special = None
+        if self._backend == "hf" and self.tokenizer.bos_token is None:
+            special = True
+        tokens = self.tok_encode(context, add_special_tokens=special)
+        return Prompt((tokens or [self.prefix_token_id])[-room:], generation=generation)
+
+    def generation(self, gen_kwargs: dict[str, Any]) -> Generation:
+        """Read a task's generation arguments as the harness's model classes do.
+
+        Raises:
+            ValueError: an argument that is no number, or beam search.
+        """
+        normal = normalize_gen_kwargs(gen_kwargs, _DEFAULT_MAX_GEN_TOKENS)
+        eos = None
+        if self.eot_token_id is not None:
+            eos = self.tokenizer.decode(self.eot_token_id) or self.tokenizer.eos_token
+        # An empty stop string never cuts, and would end an engine's work at once.
+        if normal["max_gen_toks"] < 1:
+            raise ValueError(f"it generates {normal['max_gen_toks']} tokens; set max_gen_toks")
+        until = [text for text in handle_stop_sequences(normal["until"], eos=eos) if text]
+        only_eos = self._thinks and self._backend == "vllm"
+        return Generation(
+            until=until,
+            stop=[text for text in until if text == eos] if only_eos else until,
+            max_tokens=normal["max_gen_toks"],
+            sampling=_sampling(normal),
+        )
+
+    def cut(self, text: str, generation: Generation) -> str:
+        """What the harness keeps of a generated text: after thinking, before the first stop."""
+        think_end = self._think_end
+        if think_end is not None and think_end.isdigit():
+            think_end = self.tokenizer.decode([int(think_end)])
+        kept: str = postprocess_generated_text(text, generation.until, think_end)
+        return kept
+
+
+class ReplayModel(LM):  # type: ignore[misc]  # lm_eval has no types
+    """A model that gives back recorded responses, the repeats of an instance in their order."""
+
+    def __init__(self, recorded: Mapping[int, Iterable[Any]]) -> None:
+        """`recorded` maps the `id()` of an instance to its responses."""
+        super().__init__()
+        self._left: dict[int, Iterator[Any]] = {
+            key: iter(responses) for key, responses in recorded.items()
+        }
+
+    def _replay(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
+        return [next(self._left[id(request)]) for request in requests]
+
+    loglikelihood = loglikelihood_rolling = generate_until = _replay
+
+
+def _sampling(normal: Mapping[str, Any]) -> dict[str, float]:
+    """Sampling parameters of normalized generation arguments; empty for plain greedy decoding."""
+    given = {key: normal[key] for key in normal if key not in _NO_SAMPLING_PARAMETER}
+    if given.pop("num_beams", 1) != 1:
+        raise ValueError("it asks for beam search (num_beams), which no engine here does")
+    if "max_length" in given:
+        raise ValueError("it limits prompt and output together (max_length); set max_gen_toks")
+    for key, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"its generation argument {key}={value!r} is not supported")
+    greedy = not normal["do_sample"] or given.get("temperature") == 0
+    if greedy:
+        given = {key: value for key, value in given.items() if key not in _OF_SAMPLING_ONLY}
+        return {"temperature": 0.0, **given} if given else {}
+    return {"temperature": 1.0, **given}
+
+
+def load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  one of many classes of transformers
+    """The tokenizer of a checkpoint, with none of the checkpoint's own code.
+
+    Raises:
+        UserError: there is none, or it is of a kind that transformers does not know.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        raise UserError(
+            f"the tokenizer in {folder} cannot be loaded: {error}\n"
+            "A checkpoint needs its tokenizer files beside its weights to be evaluated."
+        ) from error

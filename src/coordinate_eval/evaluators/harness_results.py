@@ -1,0 +1,56 @@
+"""From what the harness's `evaluate` returns to the record of a dataset's results."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from coordinate_eval.records import Dataset, DatasetResults
+
+
+def dataset_results(
+    dataset: Dataset, *, top: str | None, items: int, evaluated: Mapping[str, Any]
+) -> DatasetResults:
+    """Keep the harness's shape, name the entries after the dataset, make the values JSON.
+
+    `top` is the harness's name of what the dataset stands for. A number that is none, NaN or
+    infinite, becomes "N/A", which is also the harness's word for a standard error that it lacks.
+    """
+    rename = _naming(dataset, top)
+
+    def table(field: str) -> dict[str, Any]:
+        return {rename(name): _plain(entry) for name, entry in evaluated.get(field, {}).items()}
+
+    return DatasetResults(
+        dataset=dataset.name,
+        items=items,
+        results=table("results"),
+        groups=table("groups"),
+        higher_is_better=table("higher_is_better"),
+        n_shot=table("n-shot"),
+        n_samples=table("n-samples"),
+        versions=table("versions"),
+    )
+
+
+def _naming(dataset: Dataset, top: str | None) -> Callable[[str], str]:
+    own_names = dataset.name == (dataset.task or dataset.name)
+
+    def rename(name: str) -> str:
+        if name == top:
+            return dataset.name
+        return name if own_names else f"{dataset.name}/{name}"
+
+    return rename
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  metrics return whatever they like
+    """A value that JSON can hold, whatever a metric made of it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(entry) for entry in value]
+    if hasattr(value, "tolist"):  # numpy's scalars and arrays, torch's tensors
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else "N/A"
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -1,0 +1,1 @@
+"""How long a dataset takes before it has ever been run."""

@@ -1,0 +1,104 @@
+"""Shipped figures of well-known datasets, for predictions before anything was built or run.
+
+`catalogue.csv` has one row a dataset: items from dataset cards and upstream files; mean prompt
+and output tokens a request, measured on those files where they are public and estimated from
+them elsewhere; seconds of metric work an item on one core.
+"""
+
+import csv
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from coordinate_eval.priors.model import Work
+from coordinate_eval.records import Dataset, DatasetRequests
+
+UNKNOWN_OUTPUT_SHARE = 0.3
+"""Part of its token limit that a generation takes when nothing better is known."""
+
+
+class Entry(NamedTuple):
+    """One row: tokens are means a request, seconds are per item."""
+
+    dataset: str
+    task: str
+    kind: str
+    items: int
+    requests_per_item: float
+    prompt_tokens: float
+    output_tokens: float
+    max_output_tokens: int
+    num_fewshot: int
+    metric_cpu_seconds: float
+
+
+@cache
+def entries() -> dict[str, Entry]:
+    """All rows by dataset name."""
+    text = (resources.files("coordinate_eval.priors") / "catalogue.csv").read_text()
+    kinds = Entry.__annotations__
+    return {
+        row["dataset"]: Entry(**{key: kinds[key](row[key]) for key in Entry._fields})
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def find(dataset: Dataset) -> Entry | None:
+    """The row of a dataset, by its name or its harness task."""
+    rows = entries()
+    if dataset.name in rows:
+        return rows[dataset.name]
+    return next((row for row in rows.values() if row.task and row.task == dataset.task), None)
+
+
+def predicted_work(dataset: Dataset) -> Work | None:
+    """What the catalogue expects of a dataset, None where it has no row."""
+    entry = find(dataset)
+    if entry is None:
+        return None
+    items = dataset.items or entry.items
+    if dataset.limit is not None:
+        items = min(items, dataset.limit)
+    requests = items * entry.requests_per_item * (dataset.repeats or 1)
+    return Work(
+        items=items,
+        requests=requests,
+        prompt_tokens=requests * entry.prompt_tokens,
+        output_tokens=requests * entry.output_tokens,
+        longest_output_tokens=min(entry.max_output_tokens, 4 * entry.output_tokens),
+        metric_cpu_seconds=items * entry.metric_cpu_seconds,
+    )
+
+
+def built_work(dataset: Dataset, built: DatasetRequests) -> Work:
+    """The same from built requests, the catalogue filling in what only a run can tell."""
+    entry = find(dataset)
+    limit_sum = built.max_output_tokens
+    output = limit_sum * UNKNOWN_OUTPUT_SHARE
+    longest = float(built.longest_output_tokens)
+    metric = 2.0 * built.items if built.asks else 0.0
+    if entry is not None:
+        output = min(limit_sum, built.generate_requests * entry.output_tokens)
+        longest = min(longest, 4 * entry.output_tokens)
+        metric = built.items * entry.metric_cpu_seconds
+    return Work(
+        items=built.items,
+        requests=built.requests,
+        prompt_tokens=built.prompt_tokens,
+        output_tokens=output,
+        longest_output_tokens=longest,
+        metric_cpu_seconds=metric,
+    )
+
+
+def guessed_work(dataset: Dataset, items: int) -> Work:
+    """Of a dataset of which only the number of items is known: short questions and answers."""
+    items = min(items, dataset.limit or items)
+    requests = float(items * (dataset.repeats or 1))
+    return Work(
+        items=items,
+        requests=requests,
+        prompt_tokens=400 * requests,
+        output_tokens=100 * requests,
+        longest_output_tokens=400,
+    )

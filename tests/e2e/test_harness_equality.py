@@ -1,0 +1,298 @@
+"""The numbers are those of the `lm_eval` command on the same model, tasks and options."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lm_eval")
+pytest.importorskip("transformers")
+pytest.importorskip("torch")
+
+from transformers import PreTrainedTokenizerFast
+
+from coordinate_eval.evaluators.harness import HarnessEvaluator
+from coordinate_eval.records import (
+    Answer,
+    Dataset,
+    DatasetResults,
+    Question,
+    Request,
+    RequestKind,
+    Response,
+)
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+TASKS = FIXTURES / "tasks"
+CONTEXT = 192  # tokens; some prompts of the fixtures are longer
+DATASETS = [
+    "tiny_group",
+    "tiny_mutual",
+    "tiny_written",  # a tag
+    "tiny_cloze",
+    "tiny_prose",
+    "tiny_code",
+]
+
+
+def _texts() -> list[str]:
+    """What the model learns by heart, so that some of its answers are right."""
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (TASKS / "data" / name).read_text().splitlines()]
+
+    texts = [
+        row["question"] + " " + row["choices"][row["gold"]] for row in rows("choice_train.jsonl")
+    ]
+    texts += [
+        f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in rows("sums.jsonl")
+    ]
+    texts += [row["text"] for row in rows("cloze.jsonl")]
+    texts += [row["prompt"] + row["solution"] + "\n#" for row in rows("code.jsonl")]
+    return [text for text in texts if len(text) < 200]
+
+
+def _train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=512,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.chat_template = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of two layers that has learnt some of the fixtures."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("checkpoint")
+    texts = _texts()
+    tokenizer = _train_tokenizer(texts, folder)
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    rows = [[*tokenizer.encode(text), 1] for text in texts]
+    longest = max(map(len, rows))
+    tokens = torch.tensor([row + [1] * (longest - len(row)) for row in rows])
+    labels = torch.tensor([row + [-100] * (longest - len(row)) for row in rows])
+    for _ in range(120):
+        loss = model(input_ids=tokens, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder from which the data paths of the tasks are good."""
+    folder = tmp_path_factory.mktemp("work")
+    shutil.copytree(TASKS / "data", folder / "data")
+    shutil.copytree(TASKS / "code_eval", folder / "code_eval")
+    return folder
+
+
+Command = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def lm_eval(checkpoint: Path, workplace: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """Runs the harness's own command and returns what it wrote."""
+
+    def run(tasks: Iterable[str], *options: str) -> dict[str, Any]:
+        out = tmp_path_factory.mktemp("command")
+        subprocess.run(
+            [
+                sys.executable, "-m", "lm_eval", "--model", "hf",
+                "--model_args", f"pretrained={checkpoint},dtype=float32",
+                "--tasks", ",".join(tasks), "--include_path", str(TASKS),
+                "--output_path", str(out), "--confirm_run_unsafe_code", *options,
+            ],
+            cwd=workplace, check=True, capture_output=True, text=True,
+            env={**os.environ, "HF_ALLOW_CODE_EVAL": "1", "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        (path,) = out.glob("**/results_*.json")
+        results: dict[str, Any] = json.loads(path.read_text())
+        return results
+
+    return run
+
+
+class _Engine:
+    """One forward pass a request, without batches."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32").eval()
+
+    def answer(self, request: Request) -> Response:
+        import torch
+
+        key = {name: getattr(request, name) for name in Request.__base__.model_fields}  # type: ignore[union-attr]  # Key
+        with torch.inference_mode():
+            if request.kind is RequestKind.LOGLIKELIHOOD:
+                whole = torch.tensor([request.tokens + request.continuation])
+                logits = self._model(whole[:, :-1]).logits[0, len(request.tokens) - 1 :]
+                target = whole[0, len(request.tokens) :]
+                logprobs = logits.log_softmax(-1).gather(1, target[:, None])
+                greedy = bool((logits.argmax(-1) == target).all())
+                return Response(
+                    **key, logprob=float(logprobs.sum()), greedy=greedy,
+                    tokens=len(target), finish="scored",
+                )  # fmt: skip
+            prompt = torch.tensor([request.tokens])
+            out = self._model.generate(
+                prompt, max_new_tokens=request.max_tokens, do_sample=False, pad_token_id=1
+            )[0, prompt.shape[1] :]
+        text = self._tokenizer.decode(out, skip_special_tokens=True)
+        return Response(**key, text=text, tokens=len(out), finish="length")
+
+
+def _run_trusted(question: Question) -> Answer:
+    """Execute a program of `tiny_code`: harmless."""
+    try:
+        exec(question.content, {})
+    except Exception as error:
+        return Answer(id=question.id, passed=False, result=f"failed: {error}", seconds=0)
+    return Answer(id=question.id, passed=True, result="passed", seconds=0)
+
+
+class _Run:
+    """build → engine → questions of shards → finish, each step through JSON."""
+
+    def __init__(self, checkpoint: Path, include: Path = TASKS) -> None:
+        self._engine = _Engine(checkpoint)
+        self._checkpoint = checkpoint
+        self._include = include
+
+    def evaluator(self) -> HarnessEvaluator:
+        return HarnessEvaluator(
+            tokenizer=self._checkpoint, max_length=CONTEXT, include_path=[str(self._include)]
+        )
+
+    def score(self, dataset: Dataset) -> DatasetResults:
+        lines: list[str] = []
+        built = self.evaluator().build(dataset, lambda request: lines.append(request.line()))
+        requests = [Request.model_validate_json(line) for line in lines]
+        assert len(requests) == built.requests
+        assert [request.item for request in requests] == sorted(r.item for r in requests)
+        assert {request.item for request in requests} == set(range(built.items))
+        responses = [
+            Response.model_validate_json(self._engine.answer(request).line())
+            for request in requests
+        ]
+        random.Random(1).shuffle(responses)
+        metric = self.evaluator()
+        answers = {
+            question.id: _run_trusted(question)
+            for start in range(0, built.items, 4)
+            if built.asks
+            for question in metric.questions(
+                dataset, [one for one in responses if start <= one.item < start + 4]
+            )
+        }
+        return metric.finish(dataset, responses, answers)
+
+
+@pytest.fixture
+def run(checkpoint: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> _Run:
+    monkeypatch.chdir(workplace)
+    return _Run(checkpoint)
+
+
+def _assert_same(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        if isinstance(value, float):
+            assert ours[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+        else:
+            assert ours[name] == value, name
+
+
+@pytest.mark.parametrize(("batch_size", "tolerance"), [("1", 1e-6), ("8", 1e-5)])
+def test_every_number_is_the_command_s(
+    run: _Run, lm_eval: Command, batch_size: str, tolerance: float
+) -> None:
+    theirs = lm_eval(DATASETS, "--batch_size", batch_size)
+    ours = [run.score(Dataset(name=name)) for name in DATASETS]
+    together = {key: value for results in ours for key, value in results.results.items()}
+    assert together.keys() == theirs["results"].keys()
+    for task, metrics in theirs["results"].items():
+        _assert_same(together[task], metrics, tolerance)
+    versions = {key: value for results in ours for key, value in results.versions.items()}
+    assert versions == theirs["versions"]
+    groups = {key: value for results in ours for key, value in results.groups.items()}
+    for group, metrics in theirs["groups"].items():
+        _assert_same(groups[group], metrics, tolerance)
+    # The comparison would be worth little on a model that is always wrong.
+    assert together["tiny_sums"]["exact_match,flexible-extract"] > 0
+    assert 0 < together["tiny_code"]["pass@1,create_test"] < 1
+    assert together["tiny_cloze"]["acc,none"] > 0
+
+
+def test_a_metric_that_draws_random_numbers_draws_the_same(run: _Run, lm_eval: Command) -> None:
+    theirs = lm_eval(["tiny_guess"], "--batch_size", "1")["results"]
+    ours = run.score(Dataset(name="tiny_guess"))
+    _assert_same(ours.results["tiny_guess"], theirs["tiny_guess"], 1e-12)
+
+
+def test_options_mean_what_they_mean_to_the_command(run: _Run, lm_eval: Command) -> None:
+    theirs = lm_eval(
+        ["tiny_group", "tiny_sums"],
+        "--batch_size", "1", "--num_fewshot", "3", "--limit", "5",
+        "--gen_kwargs", "max_gen_toks=12", "--apply_chat_template",
+        "--system_instruction", "Be brief.",
+    )["results"]  # fmt: skip
+    for task in ("tiny_group", "tiny_sums"):
+        dataset = Dataset(
+            name=f"{task} with options",
+            task=task,
+            num_fewshot=3,
+            limit=5,
+            gen_kwargs={"max_gen_toks": 12},
+            chat_template=True,
+            fewshot_as_multiturn=True,  # the command's default with a chat template
+            system_instruction="Be brief.",
+        )
+        for name, metrics in run.score(dataset).results.items():
+            leaf = name.removeprefix(dataset.name).removeprefix("/") or task
+            _assert_same(metrics, theirs[leaf], 1e-6)

@@ -1,0 +1,39 @@
+sbatch \
+  --parsable \
+  --job-name=run7.trial.node1 \
+  --output=/runs/7/logs/trial-node1.%A_%a.log \
+  --open-mode=append \
+  --export=ALL \
+  --nodes=1 \
+  --ntasks=1 \
+  --cpus-per-task=8 \
+  --mem=65536M \
+  --time=45 \
+  --signal=B:USR1@60 \
+  --no-requeue \
+  --array=0-7 \
+  --gres=gpu:h200:1 \
+  --nodelist=node1 \
+  --partition=gpu \
+  --account=pretrain \
+  --qos=idle \
+  '--constraint=h200&ib' \
+  --exclude=node7 \
+  --comment \
+  'left over' <<'END_OF_JOB'
+#!/bin/bash
+# A job of coordinate-eval. Its options are on sbatch's command line; no #SBATCH line counts.
+set -e
+export COORDINATE_EVAL_INDEX="${SLURM_ARRAY_TASK_ID:-0}"
+task="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+export COORDINATE_EVAL_TASK="$task.${SLURM_RESTART_COUNT:-0}"
+module load cuda
+source '/opt/my env/bin/activate'
+set -- \
+  /opt/venv/bin/coordinate-eval \
+  _trial \
+  /runs/7 \
+  node1
+# In the shell's place, so that Slurm's warning signal reaches the program.
+exec -- "$@"
+END_OF_JOB

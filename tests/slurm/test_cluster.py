@@ -1,0 +1,404 @@
+"""The Slurm backend against a real controller."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
+from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
+from coordinate_eval.records import SlurmSettings
+from coordinate_eval.slurm.cluster import SlurmCluster, slurm_configured
+from coordinate_eval.slurm.scripts import submission
+from tests.slurm.conftest import DevCluster
+
+HOSTILE = "a 'b' \"c\" 100%j %%A $(touch pwned) `id` #\n#SBATCH --hold\n\r\n ; é"
+
+T = TypeVar("T")
+
+
+def wait_for(ask: Callable[[], T], what: str, seconds: float = 60) -> T:
+    deadline = time.monotonic() + seconds
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.1)
+    return answer
+
+
+def not_ended(cluster: SlurmCluster, prefix: str = "") -> list[TaskStatus]:
+    return [task for task in cluster.poll(prefix) if task.state is not State.ENDED]
+
+
+def await_end(cluster: SlurmCluster, name: str) -> None:
+    wait_for(lambda: cluster.poll(name) and not not_ended(cluster, name), f"the end of {name}")
+
+
+def await_running(cluster: SlurmCluster, name: str) -> list[TaskStatus]:
+    def all_run() -> list[TaskStatus]:
+        tasks = cluster.poll(name)
+        return tasks if {task.state for task in tasks} == {State.RUNNING} else []
+
+    return wait_for(all_run, f"{name} to run")
+
+
+@pytest.fixture
+def cluster(slurm_cluster: DevCluster) -> Iterator[SlurmCluster]:
+    cluster = SlurmCluster(SlurmSettings(timeout_seconds=30))
+    yield cluster
+    cluster.cancel([task.job_id for task in not_ended(cluster)])
+    wait_for(lambda: not not_ended(cluster), "an empty cluster")
+
+
+@pytest.fixture
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Job]:
+    """Makes jobs named after the test; `code` is what Python runs, `args` its arguments."""
+
+    def make(code: str, *args: str, **fields: object) -> Job:
+        values = {"name": request.node.name, "log": str(tmp_path / "log"), "minutes": 5, **fields}
+        return Job.model_validate({"argv": (sys.executable, "-c", code, *args), **values})
+
+    return make
+
+
+SLEEP = "import time; time.sleep(300)"
+
+
+def test_gpus_cpus_and_memory_in_use_are_not_free(
+    cluster: SlurmCluster, job: Callable[..., Job]
+) -> None:
+    idle, busy = cluster.nodes()
+    assert [node.name for node in idle] == ["node1", "node2", "node3", "node4"]
+    assert not busy
+    cluster.submit(
+        job(SLEEP, node="node1", gpus=3, gpu_type="h200", cpus=4, memory_mib=2048, name="part")
+    )
+    cluster.submit(job(SLEEP, node="node2", gpus=4, count=2, name="full"))
+    await_running(cluster, "part")
+    await_running(cluster, "full")
+
+    nodes, busy = cluster.nodes()
+
+    by_name = {node.name: node for node in nodes}
+    assert sorted(by_name) == ["node1", "node3", "node4"]
+    assert by_name["node1"].free_gpus == 5
+    assert by_name["node1"].cpus == by_name["node3"].cpus - 4
+    assert by_name["node1"].memory_gib == by_name["node3"].memory_gib - 2
+    assert by_name["node3"].free_gpus == by_name["node3"].gpus == 8
+    assert by_name["node3"].gpu_memory_gib == 141
+    assert [(node.name, node.why) for node in busy] == [("node2", "8 of 8 GPUs in use")]
+
+
+def test_a_drained_node_is_busy_with_the_reason(
+    cluster: SlurmCluster, slurm_cluster: DevCluster
+) -> None:
+    update = ["scontrol", "update", "NodeName=node4"]
+    subprocess.run([*update, "State=DRAIN", "Reason=hw check"], check=True)
+    try:
+        nodes, busy = cluster.nodes()
+    finally:
+        subprocess.run([*update, "State=RESUME"], check=True)
+    assert "node4" not in {node.name for node in nodes}
+    assert [(node.name, node.why) for node in busy] == [("node4", "drained: hw check")]
+
+
+def test_a_partition_of_whole_nodes(slurm_cluster: DevCluster, job: Callable[..., Job]) -> None:
+    default = SlurmCluster(SlurmSettings())
+    whole = SlurmCluster(SlurmSettings(partition="whole"))
+    assert whole.partition_is_exclusive("whole")
+    assert not whole.partition_is_exclusive("low")
+    assert not whole.partition_is_exclusive("")
+    job_id = default.submit(job(SLEEP, node="node1"))
+    await_running(default, job("").name)
+
+    nodes, busy = whole.nodes()
+
+    assert [node.name for node in nodes] == ["node2", "node3", "node4"]
+    assert [node.name for node in busy] == ["node1"]
+    assert "whole nodes" in busy[0].why
+    default.cancel([job_id])
+    await_end(default, job("").name)
+
+
+@pytest.mark.parametrize("extra", ["", "back\\slash %j"], ids=["", "backslash"])
+@pytest.mark.parametrize("requeue", [False, True])
+def test_hostile_names_arrive_byte_for_byte(
+    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path, extra: str, requeue: bool
+) -> None:
+    args = [HOSTILE, "", " ", "-n", "~", "*", "A=b", "\\", "'", "\t\x01\x7f", "\r\n", "ü\u2028"]
+    code = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    folder = tmp_path / (HOSTILE + extra)
+    hostile = job(code, *args, name=HOSTILE, log=str(folder / HOSTILE), requeue=requeue)
+    job_id = cluster.submit(hostile)
+    await_end(cluster, HOSTILE)
+    (task,) = [task for task in cluster.poll(HOSTILE) if task.job_id == job_id]
+    assert task.name == HOSTILE
+    assert json.loads((folder / f"{HOSTILE}.{job_id}.log").read_text()) == args
+    assert not Path("pwned").exists()
+
+
+@pytest.mark.parametrize("folder", ["plain", "back\\slash"])
+def test_tasks_of_an_array_know_their_index_and_have_a_log_each(
+    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path, folder: str
+) -> None:
+    code = (
+        "import os, sys; names = 'COORDINATE_EVAL_INDEX', 'COORDINATE_EVAL_TASK';"
+        "print(*(os.environ[name] for name in names)); print('words', file=sys.stderr)"
+    )
+    name = f"array-{folder}"
+    job_id = cluster.submit(job(code, count=3, name=name, log=str(tmp_path / folder / "log")))
+    await_end(cluster, name)
+    assert {(task.job_id, task.index) for task in cluster.poll(name)} == {
+        (job_id, 0),
+        (job_id, 1),
+        (job_id, 2),
+    }
+    for index in range(3):
+        log = tmp_path / folder / f"log.{job_id}_{index}.log"
+        assert log.read_text().split() == [str(index), f"{job_id}_{index}.0", "words"]
+
+
+def test_what_a_dry_run_shows_can_be_submitted_by_hand(
+    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path
+) -> None:
+    name = "by hand: 'x'"
+    by_hand = job("print('ran')", name=name, log=str(tmp_path / "it's"))
+    text = submission(by_hand, SlurmSettings()).text()
+    done = subprocess.run(["bash", "-c", text], check=True, capture_output=True, text=True)
+    await_end(cluster, name)
+    assert (tmp_path / f"it's.{done.stdout.strip()}.log").read_text() == "ran\n"
+
+
+def test_poll_tells_pending_running_and_ended(
+    cluster: SlurmCluster, job: Callable[..., Job]
+) -> None:
+    ended = cluster.submit(job("", name="poll|ended"))
+    await_end(cluster, "poll|ended")
+    runs = cluster.submit(job(SLEEP, name="poll|runs", node="node3", gpus=8))
+    await_running(cluster, "poll|runs")
+    waits = cluster.submit(job(SLEEP, name="poll|waits", node="node3", gpus=5, count=2))
+    cluster.submit(job("", name="unlike"))
+    wait_for(
+        lambda: all(task.reason == "Resources" for task in cluster.poll("poll|waits")[:1]),
+        "a reason",
+    )
+
+    calls = cluster.client.calls["squeue"]
+    tasks = {(task.job_id, task.index): task for task in cluster.poll("poll|")}
+
+    assert cluster.client.calls["squeue"] == calls + 1
+    assert {key: task.state for key, task in tasks.items()} == {
+        (ended, 0): State.ENDED,
+        (runs, 0): State.RUNNING,
+        (waits, 0): State.PENDING,
+        (waits, 1): State.PENDING,
+    }
+    assert tasks[runs, 0].node == "node3"
+    assert tasks[waits, 0].node == ""
+
+
+def test_cancel_ends_tasks_and_knows_no_wrong_id(
+    cluster: SlurmCluster, job: Callable[..., Job]
+) -> None:
+    name = job("").name
+    job_id = cluster.submit(job(SLEEP, count=3))
+    await_running(cluster, name)
+    cluster.cancel([])
+    cluster.cancel(["999999", "nonsense", "--signal=USR1", f"{job_id}_1"])
+    wait_for(
+        lambda: {task.index for task in not_ended(cluster, name)} == {0, 2}, "the end of task 1"
+    )
+    cluster.cancel([job_id])
+    await_end(cluster, name)
+    cluster.cancel([job_id, f"{job_id}_1"])
+
+
+def test_a_refused_job_says_slurms_words(
+    slurm_cluster: DevCluster, job: Callable[..., Job]
+) -> None:
+    with pytest.raises(SubmitRefused, match="Invalid partition name specified"):
+        SlurmCluster(SlurmSettings(partition="nope")).submit(job(""))
+    with pytest.raises(SubmitRefused, match="Invalid node name specified"):
+        SlurmCluster(SlurmSettings()).submit(job("", node="nope"))
+    with pytest.raises(SubmitRefused, match="unrecognized option"):
+        SlurmCluster(SlurmSettings(extra_args=("--nope",))).submit(job(""))
+
+
+def test_a_wrong_partition_is_named_before_anything_is_submitted(slurm_cluster: DevCluster) -> None:
+    for settings in (SlurmSettings(partition="nope"), SlurmSettings(cpu_partition="nope")):
+        with pytest.raises(UserError, match=r"'nope'.*high, low, whole"):
+            SlurmCluster(settings).nodes()
+
+
+def test_inherited_settings_do_not_count(
+    cluster: SlurmCluster,
+    job: Callable[..., Job],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SBATCH_PARTITION", "SLURM_PARTITION", "SQUEUE_USERS", "SLURM_CLUSTERS"):
+        monkeypatch.setenv(name, "nope")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
+    monkeypatch.setenv("COORDINATE_EVAL_INDEX", "7")
+    monkeypatch.setenv("KEPT_FOR_JOBS", "with\nnewline")
+    job_id = cluster.submit(job("import json, os; print(json.dumps(dict(os.environ)))"))
+    await_end(cluster, job("").name)
+    environment = json.loads((tmp_path / f"log.{job_id}.log").read_text())
+    assert environment["KEPT_FOR_JOBS"] == "with\nnewline"
+    assert environment["COORDINATE_EVAL_INDEX"] == "0"
+    assert environment["COORDINATE_EVAL_TASK"] == f"{job_id}.0"
+    assert "CUDA_VISIBLE_DEVICES" not in environment
+    assert not {"SBATCH_PARTITION", "SLURM_PARTITION", "SLURM_CLUSTERS"} & set(environment)
+
+
+def test_setup_lines_run_before_the_program_and_a_failing_one_ends_the_job(
+    slurm_cluster: DevCluster, job: Callable[..., Job], tmp_path: Path
+) -> None:
+    program = job("import os; print(os.environ['FROM_SETUP'])")
+    good = SlurmCluster(SlurmSettings(setup=("greet() { export FROM_SETUP='a b'; }", "greet")))
+    bad = SlurmCluster(SlurmSettings(setup=("export FROM_SETUP=x", "source /nowhere/activate")))
+    ran, failed = good.submit(program), bad.submit(program)
+    await_end(good, program.name)
+    assert (tmp_path / f"log.{ran}.log").read_text() == "a b\n"
+    assert "/nowhere/activate: No such file" in (tmp_path / f"log.{failed}.log").read_text()
+
+
+def test_a_silent_controller_is_no_answer_and_jobs_survive_it(
+    cluster: SlurmCluster, job: Callable[..., Job], slurm_cluster: DevCluster
+) -> None:
+    name = job("").name
+    job_id = cluster.submit(job(SLEEP))
+    await_running(cluster, name)
+    cluster.nodes()
+    slurm_cluster.stop_controller()
+    try:
+        questions: list[Callable[[], object]] = [
+            lambda: cluster.poll(name),
+            cluster.nodes,
+            lambda: cluster.submit(job("")),
+            lambda: cluster.cancel([job_id]),
+            lambda: SlurmCluster(SlurmSettings()).partition_is_exclusive("low"),
+        ]
+        # Each takes the ten seconds for which Slurm's commands try again.
+        with ThreadPoolExecutor(len(questions)) as pool:
+            for answer in [pool.submit(question) for question in questions]:
+                assert isinstance(answer.exception(), ClusterSilent), answer
+        assert slurm_configured()
+    finally:
+        slurm_cluster.start_controller()
+    (task,) = wait_for(lambda: cluster.poll(name), "the job")
+    assert (task.job_id, task.state) == (job_id, State.RUNNING)
+
+
+WITNESS = """
+import os, signal, sys, time
+def say(*words):
+    with open(sys.argv[1], "a") as file:
+        print(os.getpid(), os.environ["COORDINATE_EVAL_TASK"].split(".")[1], *words, file=file)
+def heard(number, frame):
+    say(signal.Signals(number).name)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, heard)
+signal.signal(signal.SIGUSR1, heard)
+say("started")
+time.sleep(300)
+"""
+
+
+def witness(path: Path, lines: int) -> list[list[str]]:
+    """What `WITNESS` has written, once it is that many lines: process, restart count, words."""
+
+    def read() -> list[list[str]]:
+        text = path.read_text() if path.exists() else ""
+        words = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return words if len(words) >= lines else []
+
+    return wait_for(read, f"{lines} lines in {path}")
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+def test_the_warning_signal_reaches_the_program(
+    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path, requeue: bool
+) -> None:
+    path = tmp_path / "witness"
+    job_id = cluster.submit(job(WITNESS, str(path), requeue=requeue))
+    witness(path, 1)
+    subprocess.run(["scancel", "--signal=USR1", "--batch", job_id], check=True)
+    assert witness(path, 2)[1][2] == "SIGUSR1"
+    await_end(cluster, job("").name)
+    exit_code = subprocess.run(
+        ["scontrol", "--oneliner", "show", "job", job_id], check=True, capture_output=True
+    ).stdout
+    assert b" ExitCode=0:0" in exit_code
+
+
+def test_a_preempted_trial_is_warned(
+    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path
+) -> None:
+    path = tmp_path / "witness"
+    cluster.submit(job(WITNESS, str(path), node="node1", gpus=8, name="trial"))
+    witness(path, 1)
+    urgent = SlurmCluster(SlurmSettings(partition="high"))
+    urgent.submit(job("", node="node1", gpus=8, name="urgent"))
+    assert witness(path, 2)[1][2] == "SIGUSR1"
+    await_end(cluster, "trial")
+    await_end(cluster, "urgent")
+
+
+def test_a_killed_supervisor_comes_back_and_hears_its_end(
+    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path
+) -> None:
+    path = tmp_path / "witness"
+    job_id = cluster.submit(job(WITNESS, str(path), requeue=True))
+    ((first, *_),) = witness(path, 1)
+    os.kill(int(first), signal.SIGKILL)
+    second, restarts, word = witness(path, 2)[1]
+    assert (restarts, word) == ("0", "started")
+    assert second != first
+    cluster.cancel([job_id])
+    assert witness(path, 3)[2] == [second, "0", "SIGTERM"]
+    await_end(cluster, job("").name)
+    assert len(witness(path, 3)) == 3
+
+
+def test_a_supervisor_that_always_crashes_ends(
+    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path
+) -> None:
+    crash = "import os; print('up', flush=True); os.kill(os.getpid(), 9)"
+    job_id = cluster.submit(job(crash, requeue=True))
+    await_end(cluster, job("").name)
+    log = (tmp_path / f"log.{job_id}.log").read_text()
+    assert log.count("up\n") == 6
+    assert log.count("ended by signal 9") == 5
+
+
+def test_a_failing_supervisor_is_not_started_again(
+    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path
+) -> None:
+    job_id = cluster.submit(job("import sys; print('up'); sys.exit(3)", requeue=True))
+    await_end(cluster, job("").name)
+    assert (tmp_path / f"log.{job_id}.log").read_text() == "up\n"
+
+
+def test_a_requeued_task_knows_its_restart(
+    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path
+) -> None:
+    path = tmp_path / "witness"
+    job_id = cluster.submit(job(WITNESS, str(path), requeue=True))
+    witness(path, 1)
+    subprocess.run(["scontrol", "requeue", job_id], check=True)
+    lines = witness(path, 3)
+    assert [(line[1], line[2]) for line in lines] == [
+        ("0", "started"),
+        ("0", "SIGTERM"),
+        ("1", "started"),
+    ]

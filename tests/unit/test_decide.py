@@ -1,0 +1,275 @@
+"""Supervision as a function: what is the case, and what is to be done."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coordinate_eval.coordinator import decide as d
+from coordinate_eval.coordinator import jobs
+from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
+from coordinate_eval.coordinator.config import Settings
+from coordinate_eval.coordinator.ledger import Claim, Held
+from coordinate_eval.coordinator.run import (
+    NodeShare,
+    Round,
+    Run,
+    Shard,
+    StageProgress,
+    Submitted,
+)
+from coordinate_eval.coordinator.rundir import RunDir, Span
+from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, Suite
+
+DIR = RunDir(Path("/runs/r"))
+SPANS = [Span("a", 0, 5), Span("a", 5, 10), Span("b", 0, 3)]
+NODES = ["n1", "n2"]
+
+
+def make_run(**changes: Any) -> Run:
+    values: dict[str, Any] = {
+        "id": "r",
+        "created": 0,
+        "cluster": "slurm",
+        "python": "python",
+        "checkpoint": Checkpoint(
+            path="/c",
+            identity="i",
+            format=CheckpointFormat.SAFETENSORS,
+            weights=[],
+            files=[],
+            bytes=1,
+            parameters=1,
+            dtype="float32",
+            max_length=64,
+            attention_heads=1,
+            kv_bytes_per_token=1,
+        ),
+        "suite": Suite(
+            name="s",
+            digest="d",
+            datasets=[Dataset(name="a", task="a"), Dataset(name="b", task="b")],
+        ),
+        "settings": Settings(),
+        "tensor_parallel": 1,
+        "gpu_type": "h200",
+        "max_length": 64,
+        "exclusive": False,
+        "asks": [],
+        "shards": [
+            Shard(
+                dataset=s.dataset, start=s.start, stop=s.stop, gpu_seconds=1, metric_cpu_seconds=0
+            )
+            for s in SPANS
+        ],
+    }
+    return Run.model_validate(values | changes)
+
+
+RUN = make_run()
+ROUND = Round(
+    number=0,
+    created=0,
+    shares=[NodeShare(node=n, gpu_type="h200", trials=2, memory_gib=1) for n in NODES],
+    minutes=30,
+)
+
+
+def facts(**changes: Any) -> d.Facts:
+    base = d.Facts(
+        now=100,
+        cancelled=False,
+        round=ROUND,
+        submitted={},
+        tasks=[],
+        stages={},
+        released=frozenset(),
+        undone=list(SPANS),
+        claimable=list(SPANS),
+        held=[],
+        answerable=[],
+        unscored=2,
+        scorable=0,
+        idle_rounds=0,
+        idle_arrays=0,
+    )
+    return replace(base, **changes)
+
+
+def submitted(*names: str, when: float = 90, count: int = 2, refusal: str = "") -> dict[str, Any]:
+    return {
+        name: Submitted(
+            job=Job(name=name, argv=("x",), minutes=1, log="/l", count=count),
+            job_id=None if refusal else name,
+            refusal=refusal,
+            time=when,
+        )
+        for name in names
+    }
+
+
+def tasks(name: str, *states: State) -> list[TaskStatus]:
+    return [TaskStatus(name=name, job_id=name, index=i, state=s) for i, s in enumerate(states)]
+
+
+def stage(done: int, total: int, seconds: float, state: str = "copying") -> StageProgress:
+    return StageProgress.model_validate(
+        {"state": state, "done_bytes": done, "total_bytes": total, "started": 0, "updated": seconds}
+    )
+
+
+def submits(actions: list[d.Action]) -> list[str]:
+    return [a.job.name for a in actions if isinstance(a, d.Submit)]
+
+
+KEEP = [jobs.keeper_name(RUN, 0, n) for n in NODES]
+TRIAL = [jobs.trials_name(RUN, 0, n) for n in NODES]
+
+
+def test_first_the_keepers() -> None:
+    actions = d.decide(RUN, DIR, facts())
+    assert submits(actions) == KEEP
+    for action in actions:
+        assert isinstance(action, d.Submit)
+        assert action.job.gpus == 0
+        assert action.job.cpus == 1
+
+
+def test_trials_follow_when_the_rest_of_the_copy_is_shorter_than_an_engine_start() -> None:
+    running = [*tasks(KEEP[0], State.RUNNING), *tasks(KEEP[1], State.RUNNING)]
+    stages = {"n1": stage(10, 1000, 10), "n2": stage(900, 1000, 10)}
+    actions = d.decide(RUN, DIR, facts(submitted=submitted(*KEEP), tasks=running, stages=stages))
+    assert submits(actions) == [TRIAL[1]]
+    (job,) = (a.job for a in actions if isinstance(a, d.Submit))
+    assert (job.node, job.count, job.gpus) == ("n2", 2, 1)
+
+
+def test_a_keeper_that_waits_gets_no_trials() -> None:
+    pending = tasks(KEEP[0], State.PENDING)
+    actions = d.decide(RUN, DIR, facts(submitted=submitted(*KEEP), tasks=pending))
+    assert TRIAL[0] not in submits(actions)
+
+
+def test_a_node_is_released_when_its_trials_have_ended() -> None:
+    names = [*KEEP, *TRIAL]
+    running = [*tasks(KEEP[0], State.RUNNING), *tasks(TRIAL[1], State.RUNNING, State.ENDED)]
+    actions = d.decide(RUN, DIR, facts(submitted=submitted(*names), tasks=running))
+    assert d.Release("n1") in actions
+    assert d.Release("n2") not in actions
+    again = facts(submitted=submitted(*names), tasks=running, released=frozenset({"n1"}))
+    assert d.Release("n1") not in d.decide(RUN, DIR, again)
+
+
+def test_claims_of_ended_tasks_are_revoked_and_only_those() -> None:
+    def held(task: str) -> Held:
+        claim = Claim(owner="o", task=task, host="h", pid=1, time=0, token="t")  # noqa: S106
+        return Held(SPANS[0], 1, claim)
+
+    alive = [TaskStatus(name=TRIAL[0], job_id="7", index=1, state=State.RUNNING)]
+    alive += [TaskStatus(name=TRIAL[1], job_id="8", index=0, state=State.PENDING)]
+    living, single, dead = held("7_1.0"), held("8.0"), held("7_2.0")
+    actions = d.decide(
+        RUN,
+        DIR,
+        facts(
+            submitted=submitted(*KEEP, *TRIAL),
+            tasks=alive,
+            held=[("outputs", living), ("outputs", single), ("outputs", dead)],
+        ),
+    )
+    assert [a for a in actions if isinstance(a, d.Revoke)] == [d.Revoke("outputs", dead)]
+
+
+def test_what_does_not_start_in_time_is_cancelled() -> None:
+    names = [*KEEP, *TRIAL]
+    waiting = tasks(TRIAL[0], State.RUNNING, State.PENDING)
+    early = facts(submitted=submitted(*names), tasks=waiting)
+    assert not any(isinstance(a, d.Cancel) for a in d.decide(RUN, DIR, early))
+    late = replace(early, now=100 + RUN.settings.supervisor.patience_seconds)
+    (cancel,) = (a for a in d.decide(RUN, DIR, late) if isinstance(a, d.Cancel))
+    assert cancel.job_ids == (f"{TRIAL[0]}_1",)
+
+
+def test_waiting_trials_are_cancelled_when_nothing_is_left_to_do() -> None:
+    names = [*KEEP, *TRIAL]
+    waiting = tasks(TRIAL[0], State.RUNNING, State.PENDING)
+    actions = d.decide(
+        RUN, DIR, facts(submitted=submitted(*names), tasks=waiting, undone=[], claimable=[])
+    )
+    assert [a.job_ids for a in actions if isinstance(a, d.Cancel)] == [(f"{TRIAL[0]}_1",)]
+
+
+def test_a_new_round_when_all_trials_are_gone_and_work_is_left() -> None:
+    gone = facts(submitted=submitted(*KEEP, *TRIAL))
+    assert d.NewRound() in d.decide(RUN, DIR, gone)
+    still = replace(gone, tasks=tasks(TRIAL[0], State.RUNNING))
+    assert d.NewRound() not in d.decide(RUN, DIR, still)
+    refused = facts(submitted=submitted(*KEEP, refusal="no"))
+    assert d.NewRound() in d.decide(RUN, DIR, refused)
+
+
+def test_without_a_round_one_is_asked_for() -> None:
+    assert d.decide(RUN, DIR, facts(round=None)) == [d.NewRound()]
+
+
+def test_rounds_that_bring_nothing_end_the_run() -> None:
+    gone = facts(submitted=submitted(*KEEP, *TRIAL), idle_rounds=d.MAX_IDLE_ROUNDS)
+    (finish,) = (a for a in d.decide(RUN, DIR, gone) if isinstance(a, d.Finish))
+    assert "published nothing" in finish.why
+
+
+def test_shards_that_kill_every_trial_end_the_run() -> None:
+    gone = facts(submitted=submitted(*KEEP, *TRIAL), claimable=[])
+    (finish,) = (a for a in d.decide(RUN, DIR, gone) if isinstance(a, d.Finish))
+    assert "killed" in finish.why
+
+
+def test_one_refused_node_does_not_stop_the_others() -> None:
+    accepted, refused = submitted(KEEP[0]), submitted(KEEP[1], refusal="job submit limit")
+    stages = {"n1": stage(1000, 1000, 10, "ready")}
+    actions = d.decide(
+        RUN,
+        DIR,
+        facts(submitted=accepted | refused, tasks=tasks(KEEP[0], State.RUNNING), stages=stages),
+    )
+    assert submits(actions) == [TRIAL[0]]
+    assert not any(isinstance(a, d.NewRound | d.Finish) for a in actions)
+
+
+def test_metric_pullers_while_there_are_questions_and_none_before() -> None:
+    run = make_run(asks=["b"])
+    asked = facts(submitted=submitted(*KEEP, *TRIAL), tasks=tasks(TRIAL[0], State.RUNNING))
+    assert submits(d.decide(run, DIR, asked)) == []
+    asked = replace(asked, answerable=[SPANS[2]])
+    assert submits(d.decide(run, DIR, asked)) == [jobs.metric_name(run, 0)]
+    first = jobs.metric_name(run, 0)
+    alive = replace(
+        asked,
+        submitted={**asked.submitted, **submitted(first)},
+        tasks=[*asked.tasks, *tasks(first, State.PENDING)],
+    )
+    assert submits(d.decide(run, DIR, alive)) == []
+    gone = replace(alive, tasks=asked.tasks)
+    assert submits(d.decide(run, DIR, gone)) == [jobs.metric_name(run, 1)]
+    hopeless = replace(gone, idle_arrays=d.MAX_IDLE_ARRAYS)
+    assert submits(d.decide(run, DIR, hopeless)) == []
+
+
+def test_all_responses_there_the_scorer_is_waited_for() -> None:
+    done = facts(submitted=submitted(*KEEP, *TRIAL), undone=[], claimable=[], scorable=1)
+    assert not any(isinstance(a, d.Finish | d.NewRound) for a in d.decide(RUN, DIR, done))
+    stuck = replace(done, scorable=0)
+    assert any(isinstance(a, d.Finish) for a in d.decide(RUN, DIR, stuck))
+    scored = replace(done, unscored=0, scorable=0)
+    assert d.Finish() in d.decide(RUN, DIR, scored)
+
+
+def test_a_cancelled_run_starts_nothing() -> None:
+    assert d.decide(RUN, DIR, facts(cancelled=True)) == [d.Finish("cancelled")]
+
+
+def test_whole_nodes_get_one_job_each() -> None:
+    run = make_run(exclusive=True)
+    actions = d.decide(run, DIR, facts())
+    assert submits(actions) == TRIAL
+    (job, _) = (a.job for a in actions if isinstance(a, d.Submit))
+    assert (job.count, job.gpus) == (1, 2)

@@ -1,0 +1,137 @@
+"""The fake engine: an answer to every request, the same each time, and faults on demand."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinate_eval.errors import EngineError, UserError
+from coordinate_eval.evaluators.engines.simulated import SimulatedEngine
+from coordinate_eval.records import Request, RequestKind, Response
+
+
+def ask(number: int, **fields: object) -> Request:
+    kind = RequestKind.GENERATE if number % 2 else RequestKind.LOGLIKELIHOOD
+    wanted: dict[str, Any] = {
+        "dataset": "d",
+        "item": number,
+        "task": "t",
+        "doc": number,
+        "prompt_hash": "h",
+        "kind": kind,
+        "tokens": [1, number],
+        "continuation": [] if number % 2 else [number, 2],
+        "max_tokens": 30 * (number % 2),
+    }
+    return Request.model_validate(wanted | fields)
+
+
+def answers(requests: list[Request], **args: object) -> dict[int, Response]:
+    return {r.item: r for r in SimulatedEngine(args=args).run(iter(requests))}
+
+
+@given(st.integers(0, 100), st.integers(1, 40))
+def test_answers_every_request_once_in_any_window(count: int, concurrency: int) -> None:
+    engine = SimulatedEngine(args={"concurrency": concurrency})
+    responses = list(engine.run(iter([ask(n) for n in range(count)])))
+    assert sorted(r.item for r in responses) == list(range(count))
+
+
+def test_an_answer_depends_on_the_prompt_and_not_on_the_company() -> None:
+    requests = [ask(n) for n in range(50)]
+    whole = answers(requests)
+    parts = answers(requests[:20], concurrency=3) | answers(requests[20:][::-1], concurrency=1)
+    assert whole == parts
+    assert len({r.text for r in whole.values()}) > 20
+
+
+def test_order_is_shuffled_and_the_same_each_time() -> None:
+    runs = [
+        [r.item for r in SimulatedEngine(args={}).run(iter([ask(n) for n in range(60)]))]
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1] != sorted(runs[0])
+
+
+def test_answers_look_like_an_engines() -> None:
+    responses = answers([ask(n) for n in range(200)])
+    scored = [r for n, r in responses.items() if n % 2 == 0]
+    written = [r for n, r in responses.items() if n % 2]
+    assert all(r.logprob is not None and r.logprob < 0 and r.tokens == 2 for r in scored)
+    assert {r.greedy for r in scored} == {True, False}
+    assert all(r.text and r.logprob is None and r.finish == "stop" for r in written)
+
+
+def test_a_text_ends_at_the_limit_of_its_request() -> None:
+    response = answers([ask(n, max_tokens=1) for n in (1, 3, 5, 7, 9, 11)])
+    assert all(r.tokens == 1 for r in response.values())
+    assert "length" in {r.finish for r in response.values()}
+
+
+def test_sampled_repeats_differ_and_greedy_ones_do_not() -> None:
+    def texts(**fields: object) -> set[str | None]:
+        requests = [ask(1, item=n, repeat=n, **fields) for n in range(8)]
+        return {r.text for r in answers(requests).values()}
+
+    assert len(texts()) == 1
+    assert len(texts(sampling={"temperature": 0.8})) > 1
+
+
+def test_pulls_no_further_than_its_window() -> None:
+    pulled = 0
+
+    def source() -> Iterator[Request]:
+        nonlocal pulled
+        for number in range(40):
+            pulled += 1
+            yield ask(number)
+
+    for answered, _ in enumerate(SimulatedEngine(args={"concurrency": 4}).run(source())):
+        assert pulled <= answered + 4
+
+
+def test_fails_after_as_many_responses_and_not_before() -> None:
+    run = SimulatedEngine(args={"fail_after": 3}).run(iter([ask(n) for n in range(10)]))
+    assert len([next(run) for _ in range(3)]) == 3
+    with pytest.raises(EngineError, match="3 responses"):
+        next(run)
+
+
+def test_an_engine_that_never_reaches_its_failure_ends_well() -> None:
+    assert len(answers([ask(n) for n in range(3)], fail_after=3)) == 3
+
+
+def test_takes_the_time_it_is_told_to() -> None:
+    began = time.monotonic()
+    answers([ask(n) for n in range(4)], seconds_per_request=0.01, start_seconds=0.02)
+    assert time.monotonic() - began >= 0.06
+
+
+def test_a_closed_engine_refuses() -> None:
+    engine = SimulatedEngine(args={})
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        next(engine.run(iter([ask(1)])))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"speed": 1},
+        {"concurrency": 0},
+        {"concurrency": 2.5},
+        {"concurrency": True},
+        {"seconds_per_request": -1},
+        {"seconds_per_request": "1"},
+        {"start_seconds": float("nan")},
+        {"start_seconds": None},
+        {"fail_after": -1},
+    ],
+)
+def test_refuses_arguments_that_make_no_sense(args: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(args))):
+        SimulatedEngine(args=args)

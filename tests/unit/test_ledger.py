@@ -1,0 +1,178 @@
+"""The claim protocol: one owner at a time, nothing lost, the first complete attempt stays."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from coordinate_eval.coordinator.ledger import MAX_DEATHS, Ledger, PartWriter
+from coordinate_eval.coordinator.rundir import RunDir, Span
+
+SPAN = Span("d", 0, 10)
+
+
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(RunDir(tmp_path), "outputs")
+
+
+def test_a_claim_has_one_owner(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    assert book.claim(SPAN, "a", "1.0") == 1
+    assert book.claim(SPAN, "b", "2.0") is None
+    assert book.claimable([SPAN]) == []
+    (held,) = book.held([SPAN])
+    assert (held.attempt, held.claim.owner, held.claim.task) == (1, "a", "1.0")
+
+
+def test_of_many_at_once_one_wins(tmp_path: Path) -> None:
+    won: list[int] = []
+    barrier = threading.Barrier(16)
+
+    def race() -> None:
+        book = ledger(tmp_path)
+        barrier.wait()
+        attempt = book.claim(SPAN, "x", "1.0")
+        if attempt is not None:
+            won.append(attempt)
+
+    in_threads(race, 16)
+    assert won == [1]
+
+
+def test_many_revocations_at_once_free_a_span_once(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    assert book.claim(SPAN, "a", "1.0") == 1
+    in_threads(lambda: ledger(tmp_path).revoke(SPAN, 1, "died"), 8)
+    assert book.claimable([SPAN]) == [SPAN]
+    assert book.claim(SPAN, "b", "2.0") == 2
+    assert book.claim(SPAN, "c", "3.0") is None
+
+
+def test_a_later_attempt_finds_whole_lines_only(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    attempt = book.claim(SPAN, "a", "1.0")
+    assert attempt is not None
+    writer = PartWriter(book, SPAN, attempt)
+    writer.write("one\n")
+    writer.write("two\ntorn")
+    writer.release()
+    again = book.claim(SPAN, "b", "2.0")
+    assert again == 2
+    assert list(book.lines_so_far(SPAN, again)) == [b"one\n", b"two\n"]
+
+
+def test_the_first_complete_attempt_stays(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    first = book.claim(SPAN, "a", "1.0")
+    assert first is not None
+    slow = PartWriter(book, SPAN, first)
+    slow.write("slow\n")
+    book.revoke(SPAN, first, "died")
+    second = book.claim(SPAN, "b", "2.0")
+    assert second is not None
+    quick = PartWriter(book, SPAN, second)
+    quick.write("quick\n")
+    assert quick.publish()
+    assert not slow.publish()
+    assert book.run.published("outputs", SPAN).read_text() == "quick\n"
+    assert [p.name for p in (tmp_path / "outputs" / "d").iterdir()] == ["0-10.jsonl"]
+
+
+def test_nothing_is_published_before_it_is_complete(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    attempt = book.claim(SPAN, "a", "1.0")
+    assert attempt is not None
+    PartWriter(book, SPAN, attempt).write("half\n")
+    assert not book.done(SPAN)
+    assert book.undone([SPAN]) == [SPAN]
+
+
+def test_a_span_that_kills_is_left_alone(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    for attempt in range(1, MAX_DEATHS + 1):
+        assert book.claimable([SPAN]) == [SPAN]
+        assert book.claim(SPAN, "a", "1.0") == attempt
+        book.revoke(SPAN, attempt, "died")
+    assert book.claimable([SPAN]) == []
+    assert book.deaths(SPAN) == MAX_DEATHS
+
+
+def test_giving_back_is_not_dying(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    for attempt in range(1, 2 * MAX_DEATHS):
+        assert book.claim(SPAN, "a", "1.0") == attempt
+        book.revoke(SPAN, attempt, "released")
+    assert book.claimable([SPAN]) == [SPAN]
+
+
+def in_threads(work: Callable[[], None], count: int) -> None:
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Protocol(RuleBasedStateMachine):
+    """Workers claim, write, die, come back as orphans and publish in any order."""
+
+    working = Bundle("working")
+
+    @initialize()
+    def begin(self) -> None:
+        import tempfile
+
+        self.folder = tempfile.TemporaryDirectory()
+        self.book = Ledger(RunDir(Path(self.folder.name)), "outputs")
+        self.live: dict[Span, int] = {}
+        self.published: dict[Span, bytes] = {}
+        self.count = 0
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    @rule(target=working, start=st.integers(0, 3))
+    def claim(self, start: int) -> tuple[Span, int, PartWriter] | None:
+        span = Span("d", start, start + 1)
+        self.count += 1
+        attempt = self.book.claim(span, f"w{self.count}", f"{self.count}.0")
+        if span in self.live or span in self.published:
+            assert attempt is None or span not in self.live
+            if span in self.published:
+                assert attempt is None
+        if attempt is None:
+            return None
+        assert span not in self.live
+        self.live[span] = attempt
+        writer = PartWriter(self.book, span, attempt)
+        writer.write(f"{self.count}\n")
+        return span, attempt, writer
+
+    @rule(work=working)
+    def die(self, work: tuple[Span, int, PartWriter] | None) -> None:
+        if work is not None and self.live.get(work[0]) == work[1]:
+            self.book.revoke(work[0], work[1], "died")
+            del self.live[work[0]]
+
+    @rule(work=working)
+    def publish(self, work: tuple[Span, int, PartWriter] | None) -> None:
+        if work is None or work[2]._file.closed:
+            return
+        span, _, writer = work
+        won = writer.publish()
+        assert won == (span not in self.published)
+        if won:
+            self.published[span] = self.book.run.published("outputs", span).read_bytes()
+        self.live.pop(span, None)
+
+    @invariant()
+    def published_lines_never_change(self) -> None:
+        for span, content in getattr(self, "published", {}).items():
+            assert self.book.run.published("outputs", span).read_bytes() == content
+
+
+Protocol.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestProtocol = Protocol.TestCase

@@ -1,0 +1,76 @@
+"""Which nodes are asked for."""
+
+import pytest
+
+from coordinate_eval.coordinator import select
+from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.coordinator.config import Settings
+from coordinate_eval.coordinator.select import NoFreeGpu
+from coordinate_eval.errors import UserError
+
+
+def node(name: str, **values: object) -> Node:
+    default = {
+        "gpus": 8,
+        "free_gpus": 8,
+        "gpu_type": "h200",
+        "cpus": 128,
+        "memory_gib": 1000.0,
+    }
+    return Node.model_validate({"name": name, **default, **values})
+
+
+def chosen(among: list[Node], **settings: object) -> dict[str, int]:
+    found = select.choose(among, [], Settings.model_validate(settings), 1, 20)
+    return {n.name: n.trials for n in found}
+
+
+def test_the_least_of_gpus_cores_and_memory_counts() -> None:
+    nodes = [
+        node("gpus", free_gpus=3),
+        node("cores", cpus=9),
+        node("memory", memory_gib=20 + 5 * 16 + 1),
+        node("none", memory_gib=30),
+    ]
+    assert chosen(nodes) == {"memory": 5, "gpus": 3, "cores": 2}
+
+
+def test_one_gpu_type_the_one_with_most_room() -> None:
+    nodes = [node("a", gpu_type="a100", free_gpus=7), node("b"), node("c", free_gpus=1)]
+    assert chosen(nodes) == {"b": 8, "c": 1}
+
+
+def test_limits() -> None:
+    nodes = [node(f"n{i}") for i in range(1, 5)]
+    assert chosen(nodes, max_gpus=11) == {"n1": 8, "n2": 3}
+    assert chosen(nodes, nodes="2") == {"n1": 8, "n2": 8}
+    assert chosen(nodes, nodes="n[3-4]") == {"n3": 8, "n4": 8}
+
+
+def test_nothing_free_says_what_is_busy() -> None:
+    busy = [Busy(name="n1", why="8 of 8 GPUs in use")]
+    with pytest.raises(NoFreeGpu) as caught:
+        select.choose([], busy, Settings(), 1, 20)
+    assert "n1: 8 of 8 GPUs in use" in str(caught.value)
+    assert "--queue" in str(caught.value)
+
+
+def test_too_little_memory_is_not_called_busy() -> None:
+    with pytest.raises(UserError, match="room") as caught:
+        select.choose([node("n1", memory_gib=8)], [], Settings(), 1, 20)
+    assert not isinstance(caught.value, NoFreeGpu)
+    assert "n1" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n1,n2", ["n1", "n2"]),
+        ("gpu[1-3,7]", ["gpu1", "gpu2", "gpu3", "gpu7"]),
+        ("r[01-02]n[1-2]", ["r01n1", "r01n2", "r02n1", "r02n2"]),
+        ("a,b[8-10]", ["a", "b8", "b9", "b10"]),
+    ],
+)
+def test_node_lists(text: str, names: list[str]) -> None:
+    assert select.expand(text) == names

@@ -1,0 +1,182 @@
+"""Running Slurm's commands: silence, refusal, and what they inherit, with fakes on PATH."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
+from coordinate_eval.records import SlurmSettings
+from coordinate_eval.slurm.client import SlurmClient
+from coordinate_eval.slurm.cluster import SlurmCluster, slurm_configured
+
+FAKES = Path(__file__).parents[1] / "fakes"
+
+Says = Callable[..., None]
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+    """Makes every Slurm command print and exit as given."""
+    for command in ("sbatch", "squeue", "sinfo", "scontrol", "scancel"):
+        (tmp_path / command).symlink_to(FAKES / "says")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def say(output: str = "", words: str = "", status: int = 0, hangs: str = "") -> None:
+        monkeypatch.setenv("FAKE_OUTPUT", output)
+        monkeypatch.setenv("FAKE_WORDS", words)
+        monkeypatch.setenv("FAKE_STATUS", str(status))
+        monkeypatch.setenv("FAKE_HANGS", hangs)
+
+    say()
+    return say
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+        "slurm_load_node error: Zero Bytes were transmitted or received",
+        "sbatch: error: Munge encode failed: Failed to connect to the munge socket",
+        "error: If munged is up, restart with --num-threads=10\n"
+        "squeue: error: Munge encode failed: Failed to access",
+        "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying",
+        "slurm_load_jobs error: Slurm backup controller in standby mode",
+        "sbatch: error: Batch job submission failed: Protocol authentication error",
+        "sinfo: fatal: Could not establish a configuration source",
+    ],
+)
+@pytest.mark.parametrize("command", ["sbatch", "squeue"])
+def test_no_answer_is_silence(says: Says, command: str, words: str) -> None:
+    says(words=words, status=1)
+    with pytest.raises(ClusterSilent, match="no answer") as caught:
+        SlurmClient(5).run(command)
+    assert words in str(caught.value)
+    assert caught.value.retry
+
+
+def test_a_command_that_hangs_is_silence(says: Says) -> None:
+    says(hangs="yes")
+    with pytest.raises(ClusterSilent, match=r"0\.2 s"):
+        SlurmClient(0.2).run("squeue")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sbatch: error: Batch job submission failed: Invalid qos specification",
+        "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
+        "(job submit limit, user's size and/or time limits)",
+        "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+    ],
+)
+def test_a_refused_job_is_not_silence(says: Says, words: str) -> None:
+    says(words=words, status=1)
+    with pytest.raises(SubmitRefused) as caught:
+        SlurmClient(5).run("sbatch", "--parsable")
+    assert words in str(caught.value)
+    with pytest.raises(ClusterError) as other:
+        SlurmClient(5).run("scontrol", "show")
+    assert type(other.value) is ClusterError
+
+
+def test_an_empty_list_with_errors_is_silence(says: Says) -> None:
+    """What 22.05 prints, with exit status 0, when its controller is down."""
+    answer = {"errors": [{"error": "Unspecified error", "errno": -1}], "nodes": []}
+    says(output=json.dumps(answer))
+    with pytest.raises(ClusterSilent, match="Unspecified error"):
+        SlurmClient(5).json("sinfo", "--json")
+    says(output=json.dumps({"errors": ["gone"], "nodes": []}))
+    with pytest.raises(ClusterSilent, match="gone"):
+        SlurmClient(5).json("sinfo", "--json")
+    says(output="")
+    with pytest.raises(ClusterSilent):
+        SlurmClient(5).json("sinfo", "--json")
+
+
+@pytest.mark.parametrize("output", ["not JSON", "[]", '{"nodes": ['])
+def test_an_answer_that_is_no_json_object_is_an_error(says: Says, output: str) -> None:
+    says(output=output)
+    with pytest.raises(ClusterError, match="JSON"):
+        SlurmClient(5).json("sinfo", "--json")
+
+
+def test_a_submission_without_an_id_may_exist(says: Says, tmp_path: Path) -> None:
+    from coordinate_eval.coordinator.cluster import Job
+
+    says(output="\n")
+    job = Job(name="n", argv=("x",), minutes=5, log=str(tmp_path / "log"))
+    with pytest.raises(ClusterSilent, match="may exist"):
+        SlurmCluster(SlurmSettings()).submit(job)
+
+
+def test_calls_are_counted(says: Says) -> None:
+    client = SlurmClient(5)
+    client.run("squeue")
+    client.run("squeue")
+    client.run("sinfo", "-V")
+    assert client.calls == {"squeue": 2, "sinfo": 1}
+
+
+def test_cancelling_nothing_asks_nothing(says: Says) -> None:
+    cluster = SlurmCluster(SlurmSettings())
+    cluster.cancel([])
+    cluster.cancel(["not-an-id"])
+    assert not cluster.client.calls
+    cluster.cancel([str(number) for number in range(1001)])
+    assert cluster.client.calls["scancel"] == 3
+
+
+def test_cancelling_what_has_ended_is_no_error_and_what_is_anothers_is(says: Says) -> None:
+    cluster = SlurmCluster(SlurmSettings())
+    ended = "scancel: error: Kill job error on job id 1: Invalid job id specified"
+    says(words=ended, status=1)
+    cluster.cancel(["1"])
+    denied = "scancel: error: Kill job error on job id 2: Access/permission denied"
+    says(words=f"{ended}\n{denied}", status=1)
+    with pytest.raises(ClusterError, match="denied"):
+        cluster.cancel(["1", "2"])
+
+
+def test_a_missing_command_is_the_users_to_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="squeue is not on PATH"):
+        SlurmClient(5).run("squeue")
+
+
+def test_a_configuration_that_is_missing_is_told_and_still_means_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone.conf"))
+    assert slurm_configured()
+    with pytest.raises(UserError, match=r"gone\.conf"):
+        SlurmCluster(SlurmSettings())
+
+
+def test_commands_without_any_configuration_are_no_slurm(says: Says) -> None:
+    if Path("/etc/slurm/slurm.conf").exists():
+        pytest.skip("this machine has a Slurm configuration")
+    says(words="scontrol: fatal: Could not establish a configuration source", status=1)
+    assert not slurm_configured()
+    says(words="Slurmctld(primary) at head is DOWN", status=1)
+    assert slurm_configured()
+
+
+def test_nodes_of_a_version_whose_sinfo_groups_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setenv("PATH", str(FAKES / "slurm-24.11"), prepend=os.pathsep)
+    cluster = SlurmCluster(SlurmSettings(constraint="h200&ib"))
+    nodes, busy = cluster.nodes()
+    assert [(node.name, node.free_gpus, node.cpus, node.memory_gib) for node in nodes] == [
+        ("a1", 5, 100, 500)
+    ]
+    assert [node.name for node in busy] == ["a2"]
+    cluster.nodes()
+    assert cluster.client.calls == {"sinfo": 1, "scontrol": 3}

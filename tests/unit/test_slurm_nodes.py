@@ -1,0 +1,243 @@
+"""Slurm's JSON of nodes to nodes and busy nodes, in the shapes of three versions."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinate_eval.errors import ClusterError
+from coordinate_eval.slurm.nodes import Wanted, gpu_memory_gib, read_nodes, read_partitions
+
+FIXTURES = Path(__file__).parents[3] / "shared" / "slurm-fixtures"
+LOW = Wanted(partitions=frozenset({"low"}))
+
+
+def old(**fields: object) -> dict[str, Any]:
+    """A node as `sinfo --json` of 22.05 prints it."""
+    return {
+        "name": "n1",
+        "state": "idle",
+        "state_flags": [],
+        "features": "",
+        "active_features": "",
+        "gres": "gpu:h200:8",
+        "gres_used": "gpu:h200:0(IDX:N/A)",
+        "cpus": 128,
+        "alloc_cpus": 0,
+        "real_memory": 1024000,
+        "alloc_memory": 0,
+        "free_memory": 7,
+        "partitions": ["high", "low"],
+        "reason": "",
+        **fields,
+    }
+
+
+def new(**fields: object) -> dict[str, Any]:
+    """A node as `scontrol show nodes --json` of 24.11 and 26.05 prints it."""
+    return old() | {
+        "state": ["IDLE"],
+        "state_flags": None,
+        "features": [],
+        "active_features": [],
+        "effective_cpus": 128,
+        "specialized_memory": 0,
+        **fields,
+    }
+
+
+def free(entry: dict[str, Any], wanted: Wanted = LOW) -> tuple[str, int, int]:
+    (node,), busy = read_nodes({"nodes": [entry]}, wanted)
+    assert not busy
+    return node.gpu_type, node.free_gpus, node.gpus
+
+
+def why(entry: dict[str, Any], wanted: Wanted = LOW) -> str:
+    nodes, (busy,) = read_nodes({"nodes": [entry]}, wanted)
+    assert not nodes
+    assert busy.name == "n1"
+    return busy.why
+
+
+@pytest.mark.parametrize(
+    ("gres", "used", "expected"),
+    [
+        ("gpu:h200:8(S:0-1)", "gpu:h200:3(IDX:0-1,7)", ("h200", 5, 8)),
+        ("gpu:8", "gpu:2(IDX:0,3)", ("", 6, 8)),
+        ("gpu:(null):8(S:0,1)", "gpu:(null):2(IDX:0-1)", ("", 6, 8)),
+        ("gpu:8", "gpu:h200:2(IDX:0-1)", ("", 6, 8)),
+        ("gpu:a100:4,gpu:h200:4", "gpu:a100:1(IDX:0),gpu:h200:3(IDX:4-6)", ("a100", 3, 4)),
+        ("gpu:a100:4,gpu:h200:4", "gpu:a100:4(IDX:0-3),gpu:h200:0(IDX:N/A)", ("h200", 4, 4)),
+        ("shard:h200:32(S:0),gpu:h200:8,mps:800", "shard:4,gpu:h200:1(IDX:0)", ("h200", 7, 8)),
+        ("gpu:nvidia_h100_80gb_hbm3:4", "", ("nvidia_h100_80gb_hbm3", 4, 4)),
+        ("gpu:h200:8", "gpu:h200:0(IDX:N/A),craynetwork:0", ("h200", 8, 8)),
+        ("gpu", "gpu:0", ("", 1, 1)),
+    ],
+)
+def test_free_gpus(gres: str, used: str, expected: tuple[str, int, int]) -> None:
+    for shape in (old, new):
+        assert free(shape(gres=gres, gres_used=used)) == expected
+
+
+def test_free_cpus_and_memory_are_what_is_not_allocated() -> None:
+    entry = new(alloc_cpus=28, alloc_memory={"set": True, "infinite": False, "number": 24576})
+    (node,), _ = read_nodes({"nodes": [entry]}, LOW)
+    assert (node.cpus, node.memory_gib) == (100, 976)
+    reserved = new(effective_cpus=120, specialized_memory=10240)
+    (node,), _ = read_nodes({"nodes": [reserved]}, LOW)
+    assert (node.cpus, node.memory_gib) == (120, 990)
+
+
+@pytest.mark.parametrize(
+    ("states", "reason", "words"),
+    [
+        (["idle", "DRAIN"], "hw check", "drained: hw check"),
+        (["mixed", "DRAIN", "PLANNED"], "hw", "drained: hw"),
+        (["down", "NOT_RESPONDING"], "Not responding", "down: Not responding"),
+        (["down"], "", "down"),
+        (["idle", "RESERVED"], "an old reason", "reserved"),
+        (["idle", "PLANNED"], "an old reason", "promised to a waiting job"),
+        (["idle", "MAINTENANCE"], "", "in maintenance"),
+        (["idle", "MAINT"], "", "in maintenance"),
+        (["mixed", "COMPLETING"], "", "a job on it is ending"),
+        (["idle", "FAIL"], "", "failed"),
+        (["idle", "POWERED_DOWN"], "", "powered down"),
+        (["idle", "POWERING_UP"], "", "powering up"),
+        (["idle", "REBOOT_REQUESTED"], "", "reboot requested"),
+        (["unknown"], "", "unknown"),
+    ],
+)
+def test_nodes_that_take_no_jobs_say_why(states: list[str], reason: str, words: str) -> None:
+    assert why(old(state=states[0], state_flags=states[1:], reason=reason)) == words
+    assert why(new(state=[state.upper() for state in states], reason=reason)) == words
+
+
+def test_a_reason_of_the_past_keeps_no_node_away() -> None:
+    assert free(new(reason="hw check")) == ("h200", 8, 8)
+    assert free(new(state=["IDLE", "CLOUD"])) == ("h200", 8, 8)
+
+
+def test_what_has_run_out() -> None:
+    assert why(old(gres_used="gpu:h200:8(IDX:0-7)", state="mixed")) == "8 of 8 GPUs in use"
+    assert "all CPUs" in why(old(alloc_cpus=128, state="allocated"))
+    assert "all memory" in why(old(alloc_memory=1024000, state="mixed"))
+
+
+def test_nodes_without_gpus_are_not_spoken_of() -> None:
+    for gres in ("", None, "shard:8", "gpu:0"):
+        assert read_nodes({"nodes": [old(gres=gres, gres_used="")]}, LOW) == ([], [])
+
+
+def test_a_node_of_another_partition_is_busy() -> None:
+    assert why(old(partitions=["high"])) == "not in partition low"
+    assert free(old(), Wanted(frozenset({"high", "x"}))) == ("h200", 8, 8)
+
+
+def test_a_whole_node_with_one_core_in_use_is_busy() -> None:
+    whole = Wanted(frozenset({"low"}), whole=True)
+    assert "whole nodes" in why(old(alloc_cpus=1, state="mixed"), whole)
+    assert free(old(), whole) == ("h200", 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "fits"),
+    [
+        ("", True),
+        ("h200", True),
+        ("h200&ib", True),
+        ("h200 & eth", False),
+        ("eth|ib", True),
+        ("eth|roce", False),
+        ("h20", False),
+        ("[rack1|rack2]", True),
+        ("h200*4", True),
+        ("eth&(a|b)", True),
+    ],
+)
+def test_features(constraint: str, fits: bool) -> None:
+    wanted = Wanted(frozenset({"low"}), constraint=constraint)
+    for entry in (old(features="h200,ib"), new(features=["h200", "ib"])):
+        if fits:
+            assert free(entry, wanted)
+        else:
+            assert why(entry, wanted) == f"without the features {constraint}"
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"nodes": [{}]}, {"nodes": [1]}, {"nodes": None}, {"nodes": [{"gres": 3}]}]
+)
+def test_an_answer_of_another_shape_is_an_error(answer: dict[str, Any]) -> None:
+    with pytest.raises(ClusterError, match="not understood"):
+        read_nodes(answer, LOW)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gib"),
+    [
+        ("h200", 141),
+        ("H100", 80),
+        ("nvidia_h100_80gb_hbm3", 80),
+        ("a100-sxm4-40gb", 40),
+        ("nvidia_a100_1g.10gb", 10),
+        ("NVIDIA-H200-NVL", 141),
+        ("gh200", 96),
+        ("l40s", 48),
+        ("h100nvl", 80),
+        ("a1000", 0),
+        ("tpu", 0),
+        ("", 0),
+    ],
+)
+def test_memory_by_type(kind: str, gib: float) -> None:
+    assert gpu_memory_gib(kind) == gib
+
+
+def test_partitions() -> None:
+    text = (
+        "PartitionName=low AllowGroups=ALL Default=YES OverSubscribe=NO TRES=cpu=512,node=4\n"
+        "PartitionName=whole Default=NO OverSubscribe=EXCLUSIVE\n\n"
+    )
+    partitions = read_partitions(text)
+    assert [(p.name, p.default, p.whole) for p in partitions.values()] == [
+        ("low", True, False),
+        ("whole", False, True),
+    ]
+
+
+@pytest.mark.skipif(not FIXTURES.is_dir(), reason=f"no captured answers in {FIXTURES}")
+@pytest.mark.parametrize("version", ["22.05.8/sinfo", "24.11.5/nodes", "26.05.5/nodes"])
+@pytest.mark.parametrize(
+    ("case", "free_gpus", "reasons"),
+    [
+        ("idle", {"node1": 8, "node2": 8, "node3": 8, "node4": 8}, {}),
+        ("nodefail", {"node1": 8, "node2": 8, "node4": 8}, {"node3": "down: Not responding"}),
+    ],
+)
+def test_captured_answers(
+    version: str, case: str, free_gpus: dict[str, int], reasons: dict[str, str]
+) -> None:
+    nodes, busy = read_nodes(json.loads((FIXTURES / f"{version}_{case}.json").read_text()), LOW)
+    assert {node.name: node.free_gpus for node in nodes} == free_gpus
+    assert {node.name: node.why for node in busy} == reasons
+
+
+@pytest.mark.skipif(not FIXTURES.is_dir(), reason=f"no captured answers in {FIXTURES}")
+@pytest.mark.parametrize(
+    ("file", "free_gpus", "busy_nodes"),
+    [
+        ("22.05.8/sinfo_busy", {"node1": 6, "node4": 8}, {"node2", "node3"}),
+        ("22.05.8/sinfo_drain", {"node1": 8}, {"node2", "node3", "node4"}),
+        ("22.05.8/sinfo_reserved", {"node1": 8, "node2": 8, "node3": 8}, {"node4"}),
+        ("24.11.5/nodes_running", {"node1": 6, "node2": 4, "node4": 8}, {"node3"}),
+        ("24.11.5/nodes_reserved", {"node1": 8, "node2": 8, "node3": 8}, {"node4"}),
+        ("26.05.5/nodes_drain", {"node1": 8}, {"node2", "node3", "node4"}),
+        ("26.05.5/nodes_planned", {"node1": 8, "node4": 8}, {"node2", "node3"}),
+    ],
+)
+def test_captured_answers_of_busy_clusters(
+    file: str, free_gpus: dict[str, int], busy_nodes: set[str]
+) -> None:
+    nodes, busy = read_nodes(json.loads((FIXTURES / f"{file}.json").read_text()), LOW)
+    assert {node.name: node.free_gpus for node in nodes} == free_gpus
+    assert {node.name for node in busy} == busy_nodes

@@ -1,0 +1,106 @@
+"""What is submitted, compared with golden texts: exact options, exact script."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from coordinate_eval.coordinator.cluster import Job
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import SlurmSettings
+from coordinate_eval.slurm.scripts import Submission, submission
+
+GOLDEN = Path(__file__).parents[1] / "scripts"
+
+SITE = SlurmSettings(
+    partition="gpu",
+    cpu_partition="cpu",
+    account="pretrain",
+    qos="idle",
+    constraint="h200&ib",
+    setup=("module load cuda", "source '/opt/my env/bin/activate'"),
+    extra_args=("--exclude=node7", "--comment 'left over'"),
+)
+TRIALS = Job(
+    name="run7.trial.node1",
+    argv=("/opt/venv/bin/coordinate-eval", "_trial", "/runs/7", "node1"),
+    node="node1",
+    count=8,
+    gpus=1,
+    gpu_type="h200",
+    cpus=8,
+    memory_mib=65536,
+    minutes=45,
+    gpu_work=True,
+    log="/runs/7/logs/trial-node1",
+)
+SUPERVISOR = Job(
+    name="run7.supervisor",
+    argv=("/opt/venv/bin/coordinate-eval", "_supervise", "/runs/7"),
+    minutes=720,
+    requeue=True,
+    log="/runs/7/logs/supervisor",
+)
+HOSTILE = Job(
+    name="a 'b'\n#SBATCH --hold\n$(touch x)",
+    argv=("-c", 'it\'s "x"\r\n\\ `id` $HOME', "", "~", "A=b", "\x01é\u2028"),
+    minutes=0,
+    memory_mib=0,
+    log="/runs/100% of\\it\n'",
+)
+
+
+def options(made: Submission) -> dict[str, str]:
+    return dict(arg.partition("=")[::2] for arg in made.args)
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "settings"),
+    [
+        ("trials", TRIALS, SITE),
+        ("supervisor", SUPERVISOR, SITE),
+        ("hostile", HOSTILE, SlurmSettings()),
+    ],
+)
+def test_what_is_submitted_is_the_golden_text(name: str, job: Job, settings: SlurmSettings) -> None:
+    text = submission(job, settings).text().encode()
+    assert text == (GOLDEN / f"{name}.sh").read_bytes()
+    subprocess.run(["bash", "-n", GOLDEN / f"{name}.sh"], check=True)
+
+
+def test_the_site_decides_where_which_work_goes() -> None:
+    cpu = Job(name="metric", argv=("x",), minutes=5, log="/l")
+    keeper = cpu.model_copy(update={"gpu_work": True})
+    assert options(submission(cpu, SITE))["--partition"] == "cpu"
+    assert "--constraint" not in options(submission(cpu, SITE))
+    assert options(submission(keeper, SITE))["--partition"] == "gpu"
+    assert options(submission(keeper, SITE))["--constraint"] == "h200&ib"
+    one = SlurmSettings(partition="all")
+    assert options(submission(cpu, one))["--partition"] == "all"
+    for absent in ("--partition", "--account", "--qos", "--constraint", "--gres", "--array"):
+        assert absent not in options(submission(cpu, SlurmSettings()))
+
+
+def test_a_short_job_does_not_begin_with_its_warning() -> None:
+    brief = TRIALS.model_copy(update={"minutes": 1})
+    assert int(options(submission(brief, SITE))["--time"]) * 60 > 2 * 60
+
+
+def test_gpus_of_any_type() -> None:
+    untyped = TRIALS.model_copy(update={"gpu_type": "", "gpus": 2})
+    assert options(submission(untyped, SITE))["--gres"] == "gpu:2"
+    assert options(submission(TRIALS, SITE))["--gres"] == "gpu:h200:1"
+
+
+@pytest.mark.parametrize("option", ["", "node7", "--comment 'open", "job.sh --wrap=x"])
+def test_an_extra_argument_that_is_no_option_is_refused(option: str) -> None:
+    with pytest.raises(UserError, match="extra_args"):
+        submission(TRIALS, SlurmSettings(extra_args=(option,)))
+
+
+@pytest.mark.parametrize("field", ["name", "log"])
+def test_a_nul_character_is_refused(field: str) -> None:
+    with pytest.raises(UserError, match="NUL"):
+        submission(TRIALS.model_copy(update={field: "/a\0b"}), SITE)
+    with pytest.raises(UserError, match="NUL"):
+        submission(TRIALS, SlurmSettings(setup=("a\0",)))
