@@ -106,6 +106,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
             num_key_value_heads=4,
             max_position_embeddings=_CONTEXT,
             tie_word_embeddings=True,
+            initializer_range=0.08,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,

@@ -374,8 +374,7 @@ def main() -> int:
         else:
             if arguments.install and any(shutil.which(name) is None for name in _COMMANDS):
                 _install()
-            shape = Shape(arguments.nodes, arguments.gpus, arguments.cpus)
-            cluster = DevCluster(folder, shape)
+            cluster = DevCluster(folder, Shape(arguments.nodes, arguments.gpus, arguments.cpus))
             cluster.up()
             print(f"export SLURM_CONF={shlex.quote(str(cluster.conf))}")
     except DevClusterError as error:
@@ -390,8 +389,7 @@ def _print_status(folder: Path) -> int:
     except OSError:
         print(f"{folder}: no cluster")
         return 1
-    status = DevCluster(folder, shape).status()
-    for daemon, runs in status.items():
+    for daemon, runs in (status := DevCluster(folder, shape).status()).items():
         print(f"{daemon:12} {'runs' if runs else 'stopped'}")
     return 0 if all(status.values()) else 1
 

@@ -79,7 +79,7 @@ def _visible() -> list[str]:
 @cache
 def _links() -> dict[str, str]:
     """System folders that are links (`/lib` → `usr/lib`), with their targets."""
-    return {path: os.readlink(path) for path in _SYSTEM if Path(path).is_symlink()}
+    return {path: str(Path(path).readlink()) for path in _SYSTEM if Path(path).is_symlink()}
 
 
 def _drop_root(user: int) -> list[str]:
@@ -130,23 +130,25 @@ def _script(visible: Sequence[str], links: dict[str, str], drop: Sequence[str]) 
         "set -e",
         "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
         f"mount -t tmpfs -o mode=755 guest {root}",
-        f"mkdir {root}/proc {root}/tmp {root}/dev {root}/dev/shm",
-        f"mount -t proc proc {root}/proc",
-        f"mount -t tmpfs -o mode=1777,size={size} guest {root}/tmp",
-        f"mount -t tmpfs -o mode=1777,size={size} guest {root}/dev/shm",
+        f"cd {root}",
+        "mkdir proc tmp dev dev/shm",
+        "mount -t proc proc proc",
+        f"mount -t tmpfs -o mode=1777,size={size} guest tmp",
+        f"mount -t tmpfs -o mode=1777,size={size} guest dev/shm",
     ]
     for device in (f"/dev/{name}" for name in _DEVICES):
         lines += [f"touch {root}{device}", f"mount --bind {device} {root}{device}"]
     for path in visible:
         source, target = shlex.quote(path), shlex.quote(root + path)
         parent = shlex.quote(os.path.dirname(root + path))  # noqa: PTH120  # text, not a path here
-        lines += [f"mkdir -p {target}" if Path(path).is_dir() else f"mkdir -p {parent}; :> {target}"]
+        lines += [
+            f"mkdir -p {target}" if Path(path).is_dir() else f"mkdir -p {parent}; :> {target}"
+        ]
         lines += [f"mount --rbind {source} {target}"]
         lines += [f"mount -o remount,bind,ro,nosuid,nodev {target}"]
     lines += [f"ln -s {shlex.quote(to)} {root}{path}" for path, to in links.items()]
     lines += [
         f"mount -o remount,bind,ro {root}",
-        f"cd {root}",
         "pivot_root . .",
         "umount -l .",
         "cd /tmp",

@@ -18,7 +18,7 @@ import io
 import os
 import resource
 import sys
-from _sitebuiltins import Quitter  # type: ignore[import-not-found]  # has no stubs
+from _sitebuiltins import Quitter
 
 OPEN_FILES = 256
 RESERVE_BYTES = 4 << 20
@@ -27,10 +27,14 @@ RESERVE_BYTES = 4 << 20
 class _NoInput(io.StringIO):
     """The standard input that the code_eval metric gives to programs: reading is an error."""
 
-    def read(self, *_: object) -> None:
+    def read(self, size: int | None = -1, /) -> str:
         raise OSError("there is no input")
 
-    readline = readlines = __next__ = read
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]  # None, too, there
+        return self.read(size)
+
+    def readlines(self, hint: int = -1, /) -> list[str]:
+        return [self.read(hint)]
 
     def readable(self) -> bool:
         return False

@@ -54,7 +54,7 @@ class SandboxError(CoordinateError):
     retry = True
 
 
-class _Stopped(Exception):  # noqa: N818  # not an error: the caller of `run_many` left
+class _Stopped(Exception):  # not an error: the caller of `run_many` left
     """The answer is no longer wanted; the program has been ended."""
 
 
@@ -199,7 +199,7 @@ def _converse(
     process: "subprocess.Popen[bytes]", nonce: bytes, timeout_seconds: float, stop: int | None
 ) -> str:
     """Wait for the guest's word that the program starts, then for the program's result."""
-    assert process.stdout is not None  # noqa: S101  # a pipe was asked for
+    assert process.stdout is not None  # a pipe was asked for
     said = _Said(process.stdout.fileno(), stop)
     ready = nonce + b"\0"
     if not said.next(START_SECONDS) or not said.text.startswith(ready):
@@ -263,7 +263,7 @@ def _signal_of(status: int) -> int:
 
 def _end(process: "subprocess.Popen[bytes]", home: str | None) -> None:
     """Kill everything a process has started; `home` is what marks it without namespaces."""
-    assert process.stdout is not None  # noqa: S101  # a pipe was asked for
+    assert process.stdout is not None  # a pipe was asked for
     # Full of a program's noise, it would block the last words of a wrapper, and so its end.
     process.stdout.close()
     if home is not None:

@@ -1,0 +1,321 @@
+"""Reads what a file of torch.save holds without torch, and without ever running its pickle.
+
+Such a file is a zip archive: `<name>/data.pkl`, a pickle of the saved objects, and one entry
+`<name>/data/<key>` for each storage. A pickle is a program; this walks through its opcodes with
+values that mean nothing, so that loading names no function that could be called. Names outside
+the few that a state dict needs make the file suspicious, and the error says which.
+"""
+
+import pickletools
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from coordinate_eval.errors import UserError
+
+ITEM_BYTES: Final = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes of one element, by torch's name of its type."""
+
+_STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+}
+# Those of torch's own list for weights_only that state dicts and plain training states use.
+_HARMLESS = {
+    ("_codecs", "encode"),
+    ("collections", "Counter"),
+    ("collections", "OrderedDict"),
+    ("torch", "Size"),
+    ("torch", "Tensor"),
+    ("torch", "device"),
+    ("torch._tensor", "_rebuild_from_type_v2"),
+    ("torch._utils", "_rebuild_parameter"),
+    ("torch._utils", "_rebuild_parameter_with_state"),
+    ("torch._utils", "_rebuild_tensor"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("torch._utils", "_rebuild_tensor_v3"),
+    ("torch.nn.parameter", "Parameter"),
+    ("torch.serialization", "_get_layout"),
+    ("torch.storage", "TypedStorage"),
+    ("torch.storage", "UntypedStorage"),
+    *(("torch", name) for name in (*_STORAGES, *ITEM_BYTES)),
+    *((module, name) for module in ("builtins", "__builtin__") for name in ("set", "bytearray")),
+}
+_STATE_KEYS = ("model_state_dict", "state_dict", "model", "module")
+_MOST_PICKLE_BYTES = 256 << 20
+_HOW_TO_SAVE = "Save the weights alone: torch.save(model.state_dict(), PATH)"
+
+_MARK = object()
+_UNKNOWN = object()
+
+
+@dataclass(frozen=True)
+class _Global:
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class _Storage:
+    key: str
+    dtype: str | None
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as it is saved; views of one storage have equal keys."""
+
+    key: str
+    dtype: str
+
+
+def read(path: Path) -> dict[str, int]:
+    """Parameters of the model in a file of torch.save, by type; shared storages count once.
+
+    Raises:
+        UserError: the file is torn, of the old format, would run code, or holds no state dict.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.count("/") == 1]
+            pickles = [name for name in names if name.endswith("/data.pkl")]
+            if len(pickles) != 1:
+                raise UserError(f"{path} is a zip file, but not one of torch.save")
+            if archive.getinfo(pickles[0]).file_size > _MOST_PICKLE_BYTES:
+                raise UserError(f"{path} holds more than tensors. {_HOW_TO_SAVE}")
+            tree = _walk(archive.read(pickles[0]), path)
+            prefix = pickles[0].removesuffix("data.pkl") + "data/"
+            sizes = {
+                entry.filename.removeprefix(prefix): entry.file_size
+                for entry in archive.infolist()
+                if entry.filename.startswith(prefix)
+            }
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise UserError(_why_no_archive(path)) from error
+    tensors = model_tensors(tree, lambda value: isinstance(value, StoredTensor), path)
+    counts: dict[str, int] = {}
+    for tensor in set(tensors.values()):
+        if tensor.key not in sizes:
+            raise UserError(f"{path} is incomplete: it lacks the data of storage {tensor.key!r}")
+        parameters = sizes[tensor.key] // ITEM_BYTES[tensor.dtype]
+        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + parameters
+    return counts
+
+
+def model_tensors(tree: object, is_tensor: Callable[[object], bool], path: Path) -> dict[str, Any]:
+    """The state dict in what was saved: the whole, or under the name trainers put it.
+
+    What lies beside it, an optimizer's state above all, is left out.
+
+    Raises:
+        UserError: there is none; the text shows what was found instead.
+    """
+    for key in _STATE_KEYS:
+        # The order is that of nesting: {"state_dict": {"model": …}}; each once, so that a dict
+        # that holds itself ends.
+        if isinstance(tree, dict) and isinstance(tree.get(key), dict):
+            tree = tree[key]
+    if isinstance(tree, dict):
+        found = {name: value for name, value in tree.items() if is_tensor(value)}
+        if found and all(isinstance(name, str) for name in found):
+            return found
+    shown = f"a dict of {', '.join(map(repr, list(tree)[:8]))}" if isinstance(tree, dict) else "it"
+    raise UserError(f"{path} holds no state dict ({shown} has no tensors). {_HOW_TO_SAVE}")
+
+
+def _why_no_archive(path: Path) -> str:
+    with path.open("rb") as file:
+        begin = file.read(4)
+    if begin.startswith(b"PK"):
+        return (
+            f"{path} is incomplete: its zip directory is missing or damaged. "
+            "Wait until it is written, or copy it again"
+        )
+    return (
+        f"{path} is no zip file, as torch.save writes them since torch 1.6. If it is older, "
+        "load it with torch.load(PATH, weights_only=True) and save it again with torch.save"
+    )
+
+
+def _walk(pickled: bytes, path: Path) -> object:
+    """What the pickle would make: dicts, lists and tuples, `StoredTensor`, and unknowns."""
+    # Everything it names is checked before anything is concluded from it.
+    try:
+        machine = _Machine(path)
+        for opcode, argument, _ in pickletools.genops(pickled):
+            machine.step(opcode.name, argument)
+        return machine.stack[-1]
+    except UserError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: its data.pkl cannot be read ({error})") from error
+
+
+class _Machine:
+    """The pickle machine, with values that do nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+        self._path = path
+
+    def step(self, name: str, argument: Any) -> None:  # noqa: ANN401  # as pickletools has it
+        """Follow one opcode.
+
+        Raises:
+            UserError: it names what a state dict does not need, or is none of pickle's own.
+        """
+        stack = self.stack
+        if name in _CONSTANTS:
+            stack.append(_CONSTANTS[name]())
+        elif name in _LITERALS:
+            stack.append(argument)
+        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self._memo[len(self._memo) if argument is None else int(argument)] = stack[-1]
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(self._memo[int(argument)])
+        elif name == "GLOBAL":
+            stack.append(self._global(*argument.split(" ", 1)))
+        elif name == "STACK_GLOBAL":
+            attribute, module = stack.pop(), stack.pop()
+            stack.append(self._global(module, attribute))
+        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+            count = int(name[-1])
+            stack[-count:] = [tuple(stack[-count:])]
+        elif name not in ("PROTO", "FRAME", "STOP"):
+            self._combine(name)
+
+    def _combine(self, name: str) -> None:
+        """Follow an opcode that takes what earlier ones left."""
+        stack = self.stack
+        if name == "TUPLE":
+            stack.append(tuple(self._since_mark()))
+        elif name == "LIST":
+            stack.append(self._since_mark())
+        elif name in ("DICT", "SETITEMS"):
+            pairs = self._since_mark()
+            if name == "DICT":
+                stack.append({})
+            _put(stack[-1], pairs)
+        elif name == "SETITEM":
+            value, key = stack.pop(), stack.pop()
+            _put(stack[-1], [key, value])
+        elif name in ("APPENDS", "ADDITEMS", "POP_MARK"):
+            self._since_mark()  # no state dict lies in a list
+        elif name in ("APPEND", "BUILD", "POP"):
+            stack.pop()
+        elif name == "DUP":
+            stack.append(stack[-1])
+        elif name == "BINPERSID":
+            stack.append(_storage(stack.pop()))
+        elif name in ("REDUCE", "NEWOBJ"):
+            arguments, function = stack.pop(), stack.pop()
+            stack.append(_result(function, arguments))
+        else:
+            raise UserError(f"{self._path} holds more than tensors ({name}). {_HOW_TO_SAVE}")
+
+    def _since_mark(self) -> list[Any]:
+        taken: list[Any] = []
+        while (value := self.stack.pop()) is not _MARK:
+            taken.append(value)
+        return taken[::-1]
+
+    def _global(self, module: object, name: object) -> _Global:
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise UserError(f"{self._path} hides what it would run. {_HOW_TO_SAVE}")
+        if (module, name) not in _HARMLESS:
+            raise UserError(
+                f"{self._path} would run code when loaded: {f'{module}.{name}'!r}; "
+                f"nothing was loaded. {_HOW_TO_SAVE}"
+            )
+        return _Global(module, name)
+
+
+_CONSTANTS: dict[str, Callable[[], Any]] = {
+    "MARK": lambda: _MARK,
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+    "EMPTY_SET": list,
+}
+_LITERALS = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "BYTEARRAY8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
+}
+
+
+def _put(target: object, pairs: list[Any]) -> None:
+    if isinstance(target, dict):
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            if isinstance(key, str):  # an optimizer's are numbers, and nobody asks for those
+                target[key] = value
+
+
+def _storage(persistent: object) -> _Storage:
+    """What `('storage', type, key, device, elements)` stands for."""
+    if not isinstance(persistent, tuple) or len(persistent) < 3:
+        raise ValueError("a storage is described wrongly")
+    kind, key = persistent[1:3]
+    return _Storage(str(key), _STORAGES.get(kind.name))
+
+
+def _result(function: object, arguments: object) -> object:
+    """What calling a harmless name gives, as far as it matters here."""
+    name = function.name if isinstance(function, _Global) else ""
+    if name in ("OrderedDict", "Counter"):
+        return {}
+    found = list(_tensors(arguments))
+    return found[0] if found and name.startswith("_rebuild") else _UNKNOWN
+
+
+def _tensors(arguments: object) -> Iterator[StoredTensor]:
+    """The tensor that these arguments of a rebuilding function describe."""
+    if not isinstance(arguments, tuple):
+        return
+    types = [each.name for each in arguments if isinstance(each, _Global)]
+    named = [name for name in types if name in ITEM_BYTES]
+    for value in arguments:
+        if isinstance(value, StoredTensor):
+            yield value
+        elif isinstance(value, _Storage):
+            yield StoredTensor(value.key, value.dtype or (named or ["uint8"])[0])
+        elif isinstance(value, tuple):
+            yield from _tensors(value)
