@@ -235,6 +235,18 @@ def test_a_text_ends_where_the_context_does(vllm: Engine, transformers: Engine) 
     same(run(vllm, requests), responses)
 
 
+@pytest.mark.parametrize(("name", "most"), [("vllm", -1), ("transformers", 1)])
+def test_scores_as_much_as_its_harness_class_sends(
+    name: str, most: int, request: pytest.FixtureRequest
+) -> None:
+    engine: Engine = request.getfixturevalue(name)
+    context = [5 + n % 300 for n in range(MAX_LENGTH + most - 3)]
+    fits = score(0, "", "", tokens=context, continuation=[7, 8, 9])
+    assert run(engine, [fits])[0].tokens == 3
+    with pytest.raises(EngineError, match="do not fit"):
+        run(engine, [fits.model_copy(update={"tokens": [*context, 5]})])
+
+
 @pytest.mark.parametrize(
     ("fields", "wrong"),
     [
@@ -439,19 +451,26 @@ from pathlib import Path
 from coordinate_eval.evaluators.engines.base import start
 from coordinate_eval.records import Request
 
-ended = []
-signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+class Stop(BaseException):
+    pass
+
+def stop(*_):
+    raise Stop
+
+signal.signal(signal.SIGALRM, stop)
 engine = start(sys.argv[1], Path(sys.argv[2]), tensor_parallel=1, max_length=512, args={})
 request = dict(dataset="d", task="t", prompt_hash="h", kind="generate", tokens=[5, 6])
 requests = (Request(item=n, doc=n, max_tokens=5 + 60 * n, **request) for n in range(500))
 responses = engine.run(requests)
-for response in responses:
-    os.kill(os.getpid(), signal.SIGTERM)
-    if ended:
-        break
-responses.close()
-engine.close()
-print("ended well")
+next(responses)
+signal.setitimer(signal.ITIMER_REAL, 0.2)  # amid a step, or a batch
+try:
+    for response in responses:
+        pass
+except Stop:
+    responses.close()
+    engine.close()
+    print("ended well")
 """
 
 

@@ -31,6 +31,7 @@ def make_run(**changes: Any) -> Run:
         "created": 0,
         "cluster": "slurm",
         "python": "python",
+        "folder": "/",
         "checkpoint": Checkpoint(
             path="/c",
             identity="i",

@@ -143,9 +143,8 @@ def model_tensors(tree: object, is_tensor: Callable[[object], bool], path: Path)
     Raises:
         UserError: there is none; the text shows what was found instead.
     """
-    for key in _STATE_KEYS:
-        # The order is that of nesting: {"state_dict": {"model": …}}; each once, so that a dict
-        # that holds itself ends.
+    # Twice, as one may lie in another; not until there is none, as a dict may hold itself.
+    for key in _STATE_KEYS * 2:
         if isinstance(tree, dict) and isinstance(tree.get(key), dict):
             tree = tree[key]
     if isinstance(tree, dict):

@@ -136,8 +136,9 @@ def tensor_parallel(
         degree *= 2
     raise UserError(
         f"checkpoint {checkpoint.path} needs {needed:.1f} GiB of GPU memory "
-        f"({max_length} tokens of context included); a node has {gpus_per_node} GPUs of {gpu_memory_gib:g} GiB, of which "
-        f"at most {degree // 2} can share {checkpoint.attention_heads} attention heads. "
+        f"({max_length} tokens of context included); a node has {gpus_per_node} GPUs "
+        f"of {gpu_memory_gib:g} GiB, of which at most {degree // 2} can "
+        f"share {checkpoint.attention_heads} attention heads. "
         "Choose nodes with larger GPUs, or a shorter context"
     )
 

@@ -37,6 +37,7 @@ class Run(Record):
     created: float
     cluster: Literal["slurm", "ray"]
     python: str = Field(description="interpreter that jobs use")
+    folder: str = Field(description="where it was submitted: tasks may name data relative to it")
     checkpoint: Checkpoint
     suite: Suite
     settings: Settings

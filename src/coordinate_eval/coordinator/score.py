@@ -6,6 +6,7 @@ It is a process of its own so that a task's own code, or the harness, can fail o
 harm to the supervision. It ends with its parent.
 """
 
+import os
 import time
 import traceback
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from coordinate_eval.records import Answer, Dataset, Response
 def run_scorer(run_dir: RunDir) -> int:
     """Score until every dataset has its results or its error; the exit status."""
     run = files.read_record(run_dir.run, Run)
+    os.chdir(run.folder)
     evaluator = evaluator_of(run)
     while unscored(run_dir, run):
         worked = [_ask(run_dir, evaluator, run), _finish(run_dir, evaluator, run)]

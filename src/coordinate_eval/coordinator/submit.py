@@ -129,6 +129,7 @@ def frozen(
         created=time.time(),
         cluster=cluster,
         python=sys.executable,
+        folder=str(Path.cwd()),
         checkpoint=prepared.checkpoint,
         suite=prepared.suite,
         settings=prepared.settings,

@@ -33,7 +33,7 @@ class _NoInput(io.StringIO):
     def readline(self, size: int = -1, /) -> str:  # type: ignore[override]  # None, too, there
         return self.read(size)
 
-    def readlines(self, hint: int = -1, /) -> list[str]:
+    def readlines(self, hint: int = -1, /) -> list[str]:  # type: ignore[override]  # bytes, there
         return [self.read(hint)]
 
     def readable(self) -> bool:

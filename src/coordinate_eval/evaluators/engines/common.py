@@ -2,8 +2,8 @@
 
 Both must answer alike, so every rule that does not depend on the library stands here:
 
-- a prompt and the one token that follows it fit into the model's context, also when the prompt
-  is scored and nothing follows; a generation is cut where the context ends;
+- a prompt leaves room for one token in the model's context, and what is generated is cut where
+  the context ends; how long a scored text may be is each engine's own;
 - text keeps special tokens, so that stop strings made of them are seen, but not the token that
   ended it; a torn UTF-8 sequence at its end is left out;
 - a continuation is greedy if none of its tokens has a likelier rival.
@@ -72,22 +72,26 @@ def named(request: Request) -> str:
     )
 
 
-def check(request: Request, *, max_length: int, vocabulary: int) -> None:
-    """Refuse what no engine can answer, before it can end the answers of others.
+def check(request: Request, *, max_length: int, most_scored: int, vocabulary: int) -> None:
+    """Refuse what cannot be answered, before it can end the answers of others.
+
+    `most_scored` are the tokens of a log-likelihood, context and continuation together.
 
     Raises:
         EngineError: naming the request and what is wrong with it.
     """
     tokens = [*request.tokens, *request.continuation]
+    scores = request.kind is RequestKind.LOGLIKELIHOOD
+    most = most_scored if scores else max_length - 1
     if not request.tokens:
         wrong = "its prompt has no tokens"
     elif not 0 <= min(tokens) <= max(tokens) < vocabulary:
         wrong = f"it has token ids outside of the model's 0 to {vocabulary - 1}"
-    elif len(tokens) >= max_length:
-        wrong = f"its {len(tokens)} tokens and one more do not fit into {max_length}"
-    elif request.kind is RequestKind.LOGLIKELIHOOD and not request.continuation:
+    elif len(tokens) > most:
+        wrong = f"its {len(tokens)} tokens do not fit, {most} do in a context of {max_length}"
+    elif scores and not request.continuation:
         wrong = "its continuation has no tokens"
-    elif request.kind is RequestKind.GENERATE and request.max_tokens < 1:
+    elif not scores and request.max_tokens < 1:
         wrong = f"it asks for {request.max_tokens} tokens"
     else:
         return

@@ -75,7 +75,12 @@ class TransformersEngine:
         """
         while ahead := list(islice(requests, _LOOK_AHEAD * self._batch_size)):
             for request in ahead:
-                common.check(request, max_length=self._max_length, vocabulary=self._vocabulary)
+                common.check(
+                    request,
+                    max_length=self._max_length,
+                    most_scored=self._max_length + 1,  # the last one is never an input
+                    vocabulary=self._vocabulary,
+                )
             for batch in batches(ahead, self._batch_size):
                 yield from self._answer(batch)
 

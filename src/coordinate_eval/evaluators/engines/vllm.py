@@ -142,7 +142,12 @@ class VllmEngine:
         """Hand a request to vLLM's scheduler and note it in `flight`."""
         if self._engine is None:
             raise EngineError("this vLLM engine is closed: start another")
-        common.check(request, max_length=self._max_length, vocabulary=self._vocabulary)
+        common.check(
+            request,
+            max_length=self._max_length,
+            most_scored=self._max_length - 1,  # vLLM must generate a token, also after scoring
+            vocabulary=self._vocabulary,
+        )
         settings = _settings(request, read_cache=read_cache)
         tokens = [*request.tokens, *request.continuation]
         name = str(self._asked)

@@ -1,0 +1,217 @@
+"""Trains a tiny language model from nothing and scores each of its checkpoints as it is saved.
+
+The training loop is in `train.py`, the text in `corpus.py`. At each save this file does what a
+training loop on a cluster would do: it calls `coordinate-eval run CHECKPOINT`, and later reads
+`results.json`. The table at the end shows what was learned when, and what asking cost.
+
+    python demo/run.py              this machine, through Ray
+    python demo/run.py --slurm      submits each run to Slurm and trains on meanwhile
+
+Exit status: 0 when every run is complete and every score rose, else 1; 2 for bad arguments.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import corpus
+from rich.console import Console
+from rich.table import Table
+from train import Settings, train
+
+_HERE = Path(__file__).parent
+_METRICS = {
+    "demo_arithmetic": "exact_match,last-number",
+    "demo_facts": "acc,none",
+    "demo_recall": "acc,none",
+    "demo_programs": "pass@1,create_test",
+}
+_MARK = ".coordinate-eval-demo"
+_SEED = 0
+_LOSS_EVERY = 50
+_POLL_SECONDS = 2.0
+
+_console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One call of the coordinator: its checkpoint's step, and where its run lives."""
+
+    step: int
+    run_dir: Path
+    called: float  # seconds since the epoch
+
+    @property
+    def results_file(self) -> Path:
+        """Written when the run has ended, whether or not it is complete."""
+        return self.run_dir / "results.json"
+
+    def results(self) -> dict[str, Any]:
+        """What `results.json` says; an incomplete run without any score if there is none."""
+        if not self.results_file.exists():
+            return {"complete": False, "results": {}}
+        found: dict[str, Any] = json.loads(self.results_file.read_text())
+        return found
+
+    def seconds(self) -> float:
+        """From the call to the results."""
+        return self.results_file.stat().st_mtime - self.called if self.results_file.exists() else 0
+
+
+class Coordinator:
+    """`coordinate-eval` as a training loop uses it: one command a checkpoint."""
+
+    def __init__(self, folder: Path, cluster: str, engine: str) -> None:
+        self._folder = folder
+        self._options = ["--cluster", cluster, "--engine", engine]
+        # The demo writes nothing outside its folder, and needs nothing from any hub.
+        self._environment = os.environ | {
+            "COORDINATE_EVAL_CACHE_DIR": str(folder / "cache"),
+            "COORDINATE_EVAL_RUNS_DIR": str(folder / "runs"),
+            "HF_DATASETS_CACHE": str(folder / "cache" / "datasets"),
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    def call(self, step: int, checkpoint: Path) -> Evaluation:
+        """Evaluate a checkpoint: with Ray here and now, with Slurm only submit."""
+        evaluation = Evaluation(step, self._folder / "runs" / checkpoint.name, time.time())
+        self._run(
+            "run",
+            str(checkpoint),
+            "--suite",
+            str(self._folder / "suite.yaml"),
+            "--run-dir",
+            str(evaluation.run_dir),
+            *self._options,
+        )
+        return evaluation
+
+    def wait(self, evaluation: Evaluation) -> None:
+        """Return when a submitted run has ended."""
+        while self._state(evaluation) in ("running", "waiting"):
+            time.sleep(_POLL_SECONDS)
+
+    def _state(self, evaluation: Evaluation) -> str:
+        answer = self._run("status", str(evaluation.run_dir), "--json", stdout=subprocess.PIPE)
+        return str(json.loads(answer.stdout)["state"]) if answer.returncode == 0 else "unknown"
+
+    def _run(self, *args: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "coordinate_eval", *args]
+        return subprocess.run(command, env=self._environment, stdout=stdout, text=True, check=False)
+
+
+def prepare(folder: Path, subjects: list[corpus.Subject]) -> None:
+    """Fill `folder` with the tests' data, their tasks and the suite; an earlier demo's goes.
+
+    Raises:
+        SystemExit: the folder holds something that no demo wrote.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / _MARK).exists():
+            sys.exit(f"{folder} is not empty and not a demo's: choose another with --dir")
+        shutil.rmtree(folder)
+    data, tasks = folder / "data", folder / "tasks"
+    data.mkdir(parents=True)
+    tasks.mkdir()
+    (folder / _MARK).touch()
+    for subject in subjects:
+        for name, items in subject.tests.items():
+            lines = (json.dumps(item) + "\n" for item in items)
+            (data / f"{name}.jsonl").write_text("".join(lines))
+    for template in sorted((_HERE / "tasks").glob("*.yaml")):
+        # JSON's strings are YAML's: any folder name can be written so.
+        path = json.dumps(str(data / f"{template.stem}.jsonl"))
+        (tasks / template.name).write_text(template.read_text().replace("@DATA@", path))
+    shutil.copy(_HERE / "tasks" / "utils.py", tasks)
+    shutil.copy(_HERE / "suite.yaml", folder)
+
+
+def table(evaluations: list[Evaluation]) -> Table:
+    """One row a checkpoint: scores with their standard errors, and the seconds they took."""
+    shown = Table(title="Held-out scores of each checkpoint", title_justify="left")
+    shown.add_column("step", justify="right")
+    for task in _METRICS:
+        shown.add_column(task.removeprefix("demo_"), justify="right")
+    shown.add_column("run took", justify="right")
+    for evaluation in evaluations:
+        results = evaluation.results()["results"]
+        cells = [_cell(results.get(task, {}), metric) for task, metric in _METRICS.items()]
+        shown.add_row(str(evaluation.step), *cells, f"{evaluation.seconds():.0f} s")
+    return shown
+
+
+def complaints(evaluations: list[Evaluation]) -> list[str]:
+    """What went wrong, in words: runs without all results, scores that did not rise."""
+    found = [
+        f"the run of step {e.step} is not complete: see {e.run_dir}"
+        for e in evaluations
+        if not e.results()["complete"]
+    ]
+    if found:
+        return found
+    first, last = (evaluations[i].results()["results"] for i in (0, -1))
+    return [
+        f"{task} did not rise: {first[task][metric]:.3f}, then {last[task][metric]:.3f}"
+        for task, metric in _METRICS.items()
+        if last[task][metric] <= first[task][metric]
+    ]
+
+
+def _cell(scores: dict[str, float], metric: str) -> str:
+    if metric not in scores:
+        return "missing"
+    name, _, filter_name = metric.partition(",")
+    return f"{scores[metric]:6.1%} ± {scores[f'{name}_stderr,{filter_name}']:.1%}"
+
+
+def main() -> int:
+    """Train, evaluate, show; the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--dir", type=Path, default=Path("build/demo"), help="the work folder")
+    parser.add_argument("--engine", choices=("vllm", "transformers"), help="default: vllm if there")
+    parser.add_argument("--slurm", action="store_true", help="submit to Slurm instead of Ray")
+    given = parser.parse_args()
+
+    folder = given.dir.absolute()
+    engine = given.engine or ("vllm" if importlib.util.find_spec("vllm") else "transformers")
+    subjects = corpus.subjects(_SEED)
+    prepare(folder, subjects)
+    coordinator = Coordinator(folder, "slurm" if given.slurm else "ray", engine)
+    evaluations: list[Evaluation] = []
+
+    def show_loss(step: int, loss: float) -> None:
+        if step % _LOSS_EVERY == 0:
+            _console.print(f"step {step:5}   loss {loss:.3f}")
+
+    def evaluate(step: int, checkpoint: Path) -> None:
+        _console.rule(f"step {step} saved")
+        evaluations.append(coordinator.call(step, checkpoint))
+
+    train(
+        corpus.documents(subjects, _SEED),
+        folder / "checkpoints",
+        Settings(seed=_SEED),
+        on_step=show_loss,
+        on_save=evaluate,
+    )
+    if given.slurm:
+        for evaluation in evaluations:
+            coordinator.wait(evaluation)
+    _console.print(table(evaluations))
+    wrong = complaints(evaluations)
+    for complaint in wrong:
+        _console.print(complaint, style="red", markup=False, soft_wrap=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

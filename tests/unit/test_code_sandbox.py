@@ -1,0 +1,389 @@
+"""Programs of a model: judged as the code_eval metric judges them, and kept from everything."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.code import Level, Sandbox
+from coordinate_eval.records import Answer, Question, QuestionKind
+
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+
+
+def ask(program: str, timeout: float = 20.0, id: str = "q") -> Question:  # noqa: A002
+    return Question(
+        id=id, kind=QuestionKind.PROGRAM, content=program, timeout_seconds=timeout
+    )
+
+
+def works(level: Level) -> bool:
+    try:
+        return Sandbox(level).run(ask("pass")).passed
+    except Exception:
+        return False
+
+
+STRONG = [
+    pytest.param(level, marks=pytest.mark.skipif(not works(level), reason="not on this machine"))
+    for level in (Level.BUBBLEWRAP, Level.NAMESPACES)
+]
+
+
+@pytest.fixture(params=[*STRONG, Level.LIMITS])
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    return Sandbox(request.param)
+
+
+@pytest.fixture(params=STRONG)
+def confined(request: pytest.FixtureRequest) -> Sandbox:
+    return Sandbox(request.param)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "",
+        "assert 1 + 1 == 2",
+        "assert __name__ == 'builtins'",
+        "if __name__ == '__main__':\n    raise ValueError",
+        "print('x' * 10_000_000)",
+        "import sys; sys.stdout.write('passed'); sys.stdout.flush()",
+        "import numpy; assert numpy.linalg.inv(numpy.eye(3)).sum() == 3",
+        "open('mine', 'w').write('x'); assert open('mine').read() == 'x'",
+        "assert '🙂' == chr(0x1f642)",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()",
+        "import os\nif os.fork() == 0:\n    os.setsid()\n    import time; time.sleep(1000)",
+        "import multiprocessing\nmultiprocessing.Lock()",
+        "import os; assert os.listdir('.') == []",
+        "x = 1\n" * 100_000,
+        "def f(n):\n    return n and 1 + f(n - 1)\nassert f(900) == 900",
+    ],
+    ids=lambda program: program[:30],
+)
+def test_passes_when_it_ends_without_an_exception(sandbox: Sandbox, program: str) -> None:
+    answer = sandbox.run(ask(program))
+    assert (answer.passed, answer.result) == (True, "passed")
+    assert answer.id == "q"
+    assert answer.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("program", "result"),
+    [
+        ("assert 1 == 2", "failed: AssertionError"),
+        ("raise ValueError('no\\0pe\\n')", "failed: ValueError: no\\0pe\n"),
+        ("def f(:", "failed: SyntaxError: "),
+        ("exit()", "failed: SystemExit"),
+        ("quit(0)", "failed: SystemExit: 0"),
+        ("raise SystemExit", "failed: SystemExit"),
+        ("raise KeyboardInterrupt", "failed: KeyboardInterrupt"),
+        ("input()", "failed: OSError"),
+        ("import sys\nfor line in sys.stdin: pass", "failed: OSError"),
+        ("import sys; sys.stdin.read()", "failed: OSError"),
+        ("def f(): f()\nf()", "failed: RecursionError"),
+        ("x = bytearray(1 << 40)", "failed: MemoryError"),
+        ("x = 1\0", "failed: "),
+        ("x = '\ud800'", "failed: UnicodeEncodeError"),
+        ("raise ValueError(chr(0xd800))", "failed: ValueError: \\ud800"),
+        ("class E(Exception):\n    def __str__(self): raise E\nraise E", "failed: "),
+        ("raise type('E\\n\"', (Exception,), {})('x' * 10**6)", 'failed: E\n": xxx'),
+        ("open('big', 'wb').write(b'x' * (17 << 20))", "failed: OSError"),
+        ("import sys; sys.stdout.close(); print('x')", "failed: ValueError"),
+        # A verdict that the program writes, not the guest.
+        ("import os; os._exit(0)", "failed: "),
+        ("import os; os.kill(os.getpid(), 9)", "failed: "),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "failed: "),
+        ("import os\nfor fd in range(3, 256):\n  try: os.write(fd, b'passed\\0')\n"
+         "  except OSError: pass\nos._exit(0)", "failed: "),
+        ("import os, sys\nfor value in list(sys._getframe(1).f_locals.values()):\n"
+         " for fd in range(3, 99):\n"
+         "  try: os.write(fd, (value if type(value) is bytes else b'') + b'passed\\0')\n"
+         "  except OSError: pass\nos._exit(0)", "failed: "),
+        ("import os\nwhile True:\n os.write(3, b'x' * 65536)", "failed: "),
+        ("import os; os.closerange(0, 256)", "failed: "),
+        # Only the first process speaks for the program.
+        ("import os\nif os.fork():\n    os.wait()\n    raise ValueError", "failed: ValueError"),
+        ("import builtins, os\nbuiltins.exec = builtins.BaseException = os.write = os._exit = None"
+         "\nraise ValueError", "failed: "),
+    ],
+    ids=lambda text: text[:30],
+)  # fmt: skip
+def test_fails_with_a_short_reason(sandbox: Sandbox, program: str, result: str) -> None:
+    answer = sandbox.run(ask(program))
+    assert not answer.passed
+    assert answer.result.startswith(result)
+    assert len(answer.result) <= 500
+    assert Answer.model_validate_json(answer.line()) == answer
+    assert json.loads(answer.line())["result"] == answer.result
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True: pass",
+        "while True: print('x' * 10_000)",
+        "import signal, time\nfor s in set(signal.Signals) - {9, 19}:\n"
+        "  signal.signal(s, signal.SIG_IGN)\ntime.sleep(1000)",
+        "while True:\n  try:\n    while True: pass\n  except BaseException: pass",
+        "class E(Exception):\n  def __str__(self):\n    while True: pass\nraise E",
+    ],
+    ids=lambda program: program[:30],
+)
+def test_times_out(sandbox: Sandbox, program: str) -> None:
+    answer = sandbox.run(ask(program, timeout=0.5))
+    assert (answer.passed, answer.result) == (False, "timed out")
+    assert answer.seconds >= 0.5
+
+
+def named(name: str) -> list[int]:
+    """Processes that go by this name."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if (entry / "comm").read_text() == f"{name}\n":
+                found.append(int(entry.name))
+        except (OSError, ValueError):
+            pass
+    return found
+
+
+LINGER = """
+import os, signal, time
+open("/proc/self/comm", "w").write({name!r})
+for stop in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(stop, signal.SIG_IGN)
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.closerange(0, 256)
+            time.sleep(1000)
+        os._exit(0)
+time.sleep({seconds})
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1000])
+def test_nothing_survives(sandbox: Sandbox, seconds: float) -> None:
+    name = f"ce{os.getpid()}{'ab'[seconds > 1]}"
+    answer = sandbox.run(ask(LINGER.format(name=name, seconds=seconds), timeout=1.0))
+    assert answer.passed == (seconds < 1)
+    assert named(name) == []
+
+
+def test_dies_with_the_process_that_runs_it(confined: Sandbox, tmp_path: Path) -> None:
+    name = f"ce{os.getpid()}d"
+    program = f"open('/proc/self/comm', 'w').write({name!r})\nimport time; time.sleep(1000)"
+    script = tmp_path / "host.py"
+    script.write_text(
+        "from coordinate_eval.evaluators.code import *\nfrom coordinate_eval.records import *\n"
+        f"Sandbox(Level({str(confined.level)!r})).run(Question(id='q', kind='program', "
+        f"content={program!r}, timeout_seconds=1000))"
+    )
+    host = subprocess.Popen([sys.executable, str(script)])
+    while not (running := named(name)):
+        assert host.poll() is None
+    died = [os.pidfd_open(process) for process in running]
+    host.kill()
+    host.wait()
+    for descriptor in died:
+        with os.fdopen(descriptor):
+            assert poll_for_end(descriptor)
+    assert named(name) == []
+
+
+def poll_for_end(pidfd: int) -> bool:
+    import select
+
+    return bool(select.select([pidfd], [], [], 60)[0])
+
+
+def test_shows_nothing_of_this_machine(
+    confined: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "secret")
+    (tmp_path / "secret").write_text("secret")
+    weights = Path(f"/dev/shm/coordinate-eval-test-{os.getpid()}")
+    weights.write_text("weights")
+    program = f"""
+        import os, socket
+        for path in ({str(tmp_path / "secret")!r}, {str(weights)!r}, {__file__!r},
+                     "/etc/passwd", "/etc/shadow", "/root/.ssh", "/var", "/run", "/sys"):
+            assert not os.path.exists(path), path
+        assert os.listdir("/dev/shm") == [] and os.listdir(".") == []
+        assert not os.path.isdir("/home") or os.listdir("/home") == []
+        assert "SECRET_TOKEN" not in os.environ
+        assert b"secret" not in open("/proc/1/environ", "rb").read() if os.access(
+            "/proc/1/environ", os.R_OK) else True
+        assert len([name for name in os.listdir("/proc") if name.isdigit()]) < 10
+        for path in ("/usr/x", "/x", "/dev/x", os.path.dirname(os.__file__) + "/x"):
+            try:
+                open(path, "w")
+            except OSError:
+                continue
+            raise AssertionError(path)
+        for host in ("192.0.2.1", "8.8.8.8"):
+            try:
+                socket.create_connection((host, 53), timeout=1)
+            except OSError as error:
+                assert "unreachable" in str(error), error
+            else:
+                raise AssertionError(host)
+        try:
+            open("/dev/tty")
+        except OSError:
+            pass
+        else:
+            raise AssertionError("a terminal")
+    """
+    try:
+        assert confined.run(ask(textwrap.dedent(program))).result == "passed"
+    finally:
+        weights.unlink()
+
+
+def test_does_not_reach_servers_of_this_machine(confined: Sandbox) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        program = f"import socket; socket.create_connection(('127.0.0.1', {port}), timeout=5)"
+        assert confined.run(ask(program)).result.startswith("failed: ")
+
+
+def test_has_no_privileges(confined: Sandbox) -> None:
+    program = """
+        import subprocess
+        status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+        assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
+        assert int(status["NoNewPrivs"]) == 1
+        for command in ("mount -t tmpfs x /tmp", "mount -o remount,rw /usr", "umount -l /usr"):
+            assert subprocess.run(command, shell=True).returncode != 0, command
+    """
+    assert confined.run(ask(textwrap.dedent(program))).result == "passed"
+
+
+def test_a_fork_bomb_finds_a_limit(confined: Sandbox) -> None:
+    program = """
+        import os, time
+        made = 0
+        try:
+            while made < 5000:
+                if os.fork() == 0:
+                    time.sleep(1000)
+                made += 1
+        except OSError:
+            raise ValueError("enough")
+    """
+    assert confined.run(ask(textwrap.dedent(program))).result == "failed: ValueError: enough"
+
+
+def test_files_are_limited_in_sum(confined: Sandbox) -> None:
+    program = "for n in range(100): open(f'{n}', 'wb').write(bytes(10 << 20))"
+    assert "No space left" in confined.run(ask(program)).result
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not SYSTEM_PYTHON.exists(), reason="needs root and a system Python"
+)
+@pytest.mark.parametrize("level", STRONG)
+def test_works_for_an_ordinary_user(level: Level, tmp_path: Path) -> None:
+    import pydantic
+
+    version = subprocess.check_output([SYSTEM_PYTHON, "-c", "import sys; print(sys.version[:4])"])
+    if version.decode().strip() != sys.version[:4]:
+        pytest.skip("the system Python cannot import these packages")
+    program = "import os; assert os.listdir('.') == []; open('x', 'w')"
+    script = (
+        "from coordinate_eval.evaluators.code import *\nfrom coordinate_eval.records import *\n"
+        f"print(Sandbox(Level({str(level)!r})).run(Question(id='q', kind='program', "
+        f"content={program!r}, timeout_seconds=20)).result)"
+    )
+    packages = Path(pydantic.__file__).parents[1]
+    source = Path(__file__).parents[2] / "src"
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        + [str(SYSTEM_PYTHON), "-B", "-c", script],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{source}:{packages}"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "PermissionError" in done.stderr or "No module named" in done.stderr:
+        pytest.skip("that user cannot read this checkout")
+    assert done.stdout == "passed\n", done.stderr
+
+
+def test_answers_come_as_they_are_found() -> None:
+    sandbox = Sandbox.probe()
+    questions = [ask("import time; time.sleep(1000)", id="slow")]
+    questions += [ask(f"assert {n} % 2", id=str(n)) for n in range(10)]
+    answers = sandbox.run_many(questions, workers=2)
+    quick = {answer.id: answer.passed for answer, _ in zip(answers, range(10), strict=False)}
+    assert quick == {str(n): n % 2 == 1 for n in range(10)}
+    answers.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def test_closing_ends_the_programs_and_pulls_no_more() -> None:
+    sandbox = Sandbox.probe()
+    name = f"ce{os.getpid()}c"
+    pulled = []
+
+    def questions() -> Iterator[Question]:
+        for n in range(100):
+            pulled.append(n)
+            slow = f"open('/proc/self/comm', 'w').write({name!r})\nimport time; time.sleep(1000)"
+            yield ask("pass" if n == 0 else slow, timeout=1000)
+
+    answers = sandbox.run_many(questions(), workers=3)
+    assert next(answers).passed
+    answers.close()  # type: ignore[attr-defined]  # it is a generator
+    assert len(pulled) == 3
+    assert named(name) == []
+    assert [t for t in threading.enumerate() if "ThreadPool" in t.name] == []
+
+
+def test_no_questions_no_answers() -> None:
+    assert list(Sandbox.probe().run_many([], workers=4)) == []
+
+
+@pytest.fixture
+def no_wrappers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without bwrap, setpriv and unshare."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_wrappers")
+def test_without_confinement_says_what_to_do() -> None:
+    with pytest.raises(UserError) as caught:
+        Sandbox.probe()
+    for hint in ("bubblewrap", "allow_unsafe_code = true", "[metrics]", "namespaces"):
+        assert hint in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_wrappers")
+def test_without_confinement_limits_remain_if_allowed() -> None:
+    sandbox = Sandbox.probe(allow_unsafe=True)
+    assert sandbox.level == "limits"
+    assert sandbox.run(ask("pass")).passed
+
+
+def test_the_strongest_level_is_chosen() -> None:
+    expected = next(level for level in Level if works(level))
+    assert Sandbox.probe(allow_unsafe=True).level is expected
+
+
+def test_does_not_disturb_signals_and_descriptors() -> None:
+    before = (signal.getsignal(signal.SIGCHLD), len(os.listdir("/proc/self/fd")))  # noqa: PTH208
+    list(Sandbox.probe().run_many([ask("pass")] * 4, workers=2))
+    assert before == (signal.getsignal(signal.SIGCHLD), len(os.listdir("/proc/self/fd")))  # noqa: PTH208
