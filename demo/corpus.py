@@ -1,14 +1,15 @@
 """The text the demo trains on and the questions it is asked afterwards, invented from a seed.
 
-Four subjects, each with training text and a test that text cannot answer by heart:
+Three subjects; what their tests ask was not in the training text in that form:
 
-    arithmetic   sums of two numbers; the test's pairs of numbers are never trained on
+    arithmetic   sums of three digits, the first two added first; the test's triples are never
+                 trained on
     facts        what an invented country eats or sings; each fact is trained on as a statement,
                  the test's ones never as the question that the test asks
-    stories      who put what where; the test's people, things and places are mixed anew
     programs     small Python functions; the test's pairs of constants are never trained on
 """
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,16 +22,15 @@ Item = dict[str, str | int | list[str]]
 class Subject:
     """Something to learn and be asked about."""
 
-    name: str
     weight: int  # share of the training documents
     write: Callable[[random.Random], str]  # one training document
-    test: list[Item]
+    tests: dict[str, list[Item]]  # by the name of the dataset
 
 
 def subjects(seed: int) -> list[Subject]:
-    """The four subjects; the same seed invents the same world."""
+    """The three subjects; the same seed invents the same world."""
     rng = random.Random(seed)  # noqa: S311 - text, not secrets
-    return [_arithmetic(rng), _facts(rng), _stories(rng), _programs(rng)]
+    return [_arithmetic(rng), _facts(rng), _programs(rng)]
 
 
 def documents(subjects: list[Subject], seed: int) -> Iterator[str]:
@@ -42,18 +42,18 @@ def documents(subjects: list[Subject], seed: int) -> Iterator[str]:
 
 
 def _arithmetic(rng: random.Random) -> Subject:
-    pairs = [(a, b) for a in range(50) for b in range(50)]
-    rng.shuffle(pairs)
-    held_out, trained = pairs[:300], pairs[300:]
+    triples = list(itertools.product(range(10), repeat=3))
+    rng.shuffle(triples)
+    held_out, trained = triples[:200], triples[200:]
 
     def write(rng: random.Random) -> str:
-        a, b = rng.choice(trained)
-        return f"Question: {a} + {b} = ?\nAnswer: {a + b}\n"
+        a, b, c = rng.choice(trained)
+        return f"Question: {a} + {b} + {c} = ?\nAnswer: {a + b}, {a + b + c}\n"
 
     test: list[Item] = [
-        {"question": f"{a} + {b} = ?", "answer": str(a + b)} for a, b in held_out
+        {"question": f"{a} + {b} + {c} = ?", "answer": str(a + b + c)} for a, b, c in held_out
     ]
-    return Subject("arithmetic", 40, write, test)
+    return Subject(48, write, {"arithmetic": test})
 
 
 _TOPICS = {
@@ -79,8 +79,7 @@ def _facts(rng: random.Random) -> Subject:
         if rng.random() < 0.3:
             country, topic, value = rng.choice(asked)
             return f"Question: What is the {topic} of {country}?\nAnswer: {value}\n"
-        country, topic, value = rng.choice(facts)
-        return f"The {topic} of {country} is {value}.\n"
+        return f"{_statement(*rng.choice(facts))}.\n"
 
     test: list[Item] = []
     for country, topic, value in stated_only:
@@ -93,34 +92,12 @@ def _facts(rng: random.Random) -> Subject:
                 "label": choices.index(value),
             }
         )
-    return Subject("facts", 35, write, test)
+    recall: list[Item] = [{"text": _statement(*fact)} for fact in facts]
+    return Subject(42, write, {"facts": test, "recall": recall})
 
 
-_THINGS = ["lamp", "drum", "kite", "boat", "ring", "coin", "rope", "book", "sword", "clock"]
-_PLACES = ["barn", "attic", "cellar", "garden", "tower", "kitchen", "harbour", "chapel"]
-
-
-def _stories(rng: random.Random) -> Subject:
-    people = _names(rng, 20)
-    test: list[Item] = [{"text": _story(people, rng)} for _ in range(200)]
-    held_out = {item["text"] for item in test}
-
-    def write(rng: random.Random) -> str:
-        while (story := _story(people, rng)) in held_out:
-            pass
-        return f"{story}.\n"
-
-    return Subject("stories", 15, write, test)
-
-
-def _story(people: list[str], rng: random.Random) -> str:
-    things, places = rng.sample(_THINGS, 3), rng.sample(_PLACES, 3)
-    moves = [
-        f"{who} put the {thing} in the {place}."
-        for who, thing, place in zip(rng.sample(people, 3), things, places, strict=True)
-    ]
-    told = rng.randrange(3)
-    return " ".join([*moves, f"Now the {things[told]} is in the {places[told]}"])
+def _statement(country: str, topic: str, value: str) -> str:
+    return f"The {topic} of {country} is {value}"
 
 
 def _programs(rng: random.Random) -> Subject:
@@ -143,7 +120,7 @@ def _programs(rng: random.Random) -> Subject:
                 "test": _checks(a, b, step),
             }
         )
-    return Subject("programs", 10, write, test)
+    return Subject(10, write, {"programs": test})
 
 
 _STEPS = {"plus": "+", "minus": "-"}

@@ -7,12 +7,14 @@ training loop on a cluster would do: it calls `coordinate-eval run CHECKPOINT`, 
     python demo/run.py              this machine, through Ray
     python demo/run.py --slurm      submits each run to Slurm and trains on meanwhile
 
-Exit status: 0 when every run is complete and every score rose, else 1; 2 for bad arguments.
+Exit status: 0 when every run is complete and every score rose, else 1.
 """
 
 import argparse
+import glob
 import importlib.util
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -22,17 +24,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import corpus
 from rich.console import Console
 from rich.table import Table
+
+import corpus
 from train import Settings, train
 
 _HERE = Path(__file__).parent
 _METRICS = {
-    "demo_arithmetic": "exact_match,last-number",
-    "demo_facts": "acc,none",
-    "demo_recall": "acc,none",
-    "demo_programs": "pass@1,create_test",
+    # Dataset of suite.yaml → the score to show, as the harness names it.
+    "arithmetic": "exact_match,last-number",
+    "facts": "acc,none",
+    "recall": "acc,none",
+    "programs": "pass@1,create_test",
 }
 _MARK = ".coordinate-eval-demo"
 _SEED = 0
@@ -63,8 +67,10 @@ class Evaluation:
         return found
 
     def seconds(self) -> float:
-        """From the call to the results."""
-        return self.results_file.stat().st_mtime - self.called if self.results_file.exists() else 0
+        """From the call to the results; not a number without results."""
+        if not self.results_file.exists():
+            return math.nan
+        return self.results_file.stat().st_mtime - self.called
 
 
 class Coordinator:
@@ -73,7 +79,7 @@ class Coordinator:
     def __init__(self, folder: Path, cluster: str, engine: str) -> None:
         self._folder = folder
         self._options = ["--cluster", cluster, "--engine", engine]
-        # The demo writes nothing outside its folder, and needs nothing from any hub.
+        # Caches go into the demo's folder, and no hub is asked: all data are local.
         self._environment = os.environ | {
             "COORDINATE_EVAL_CACHE_DIR": str(folder / "cache"),
             "COORDINATE_EVAL_RUNS_DIR": str(folder / "runs"),
@@ -96,13 +102,14 @@ class Coordinator:
         return evaluation
 
     def wait(self, evaluation: Evaluation) -> None:
-        """Return when a submitted run has ended."""
-        while self._state(evaluation) in ("running", "waiting"):
+        """Return when no job of a submitted run is left."""
+        while True:
+            answer = self._run("status", str(evaluation.run_dir), "--json", stdout=subprocess.PIPE)
+            # A note says that the scheduler did not answer, which says nothing about the run.
+            status = json.loads(answer.stdout) if answer.returncode == 0 else {}
+            if status.get("state") != "running" and not status.get("note"):
+                return
             time.sleep(_POLL_SECONDS)
-
-    def _state(self, evaluation: Evaluation) -> str:
-        answer = self._run("status", str(evaluation.run_dir), "--json", stdout=subprocess.PIPE)
-        return str(json.loads(answer.stdout)["state"]) if answer.returncode == 0 else "unknown"
 
     def _run(self, *args: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "coordinate_eval", *args]
@@ -115,10 +122,10 @@ def prepare(folder: Path, subjects: list[corpus.Subject]) -> None:
     Raises:
         SystemExit: the folder holds something that no demo wrote.
     """
-    if folder.exists() and any(folder.iterdir()):
-        if not (folder / _MARK).exists():
-            sys.exit(f"{folder} is not empty and not a demo's: choose another with --dir")
+    if (folder / _MARK).exists():
         shutil.rmtree(folder)
+    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        sys.exit(f"{folder} is there and not an earlier demo's: name another folder with --dir")
     data, tasks = folder / "data", folder / "tasks"
     data.mkdir(parents=True)
     tasks.mkdir()
@@ -128,8 +135,8 @@ def prepare(folder: Path, subjects: list[corpus.Subject]) -> None:
             lines = (json.dumps(item) + "\n" for item in items)
             (data / f"{name}.jsonl").write_text("".join(lines))
     for template in sorted((_HERE / "tasks").glob("*.yaml")):
-        # JSON's strings are YAML's: any folder name can be written so.
-        path = json.dumps(str(data / f"{template.stem}.jsonl"))
+        # The path is read as a pattern, in YAML, whose strings JSON's are: escaped for both.
+        path = json.dumps(glob.escape(str(data / f"{template.stem}.jsonl")))
         (tasks / template.name).write_text(template.read_text().replace("@DATA@", path))
     shutil.copy(_HERE / "tasks" / "utils.py", tasks)
     shutil.copy(_HERE / "suite.yaml", folder)
@@ -140,7 +147,7 @@ def table(evaluations: list[Evaluation]) -> Table:
     shown = Table(title="Held-out scores of each checkpoint", title_justify="left")
     shown.add_column("step", justify="right")
     for task in _METRICS:
-        shown.add_column(task.removeprefix("demo_"), justify="right")
+        shown.add_column(task, justify="right")
     shown.add_column("run took", justify="right")
     for evaluation in evaluations:
         results = evaluation.results()["results"]
@@ -169,8 +176,8 @@ def complaints(evaluations: list[Evaluation]) -> list[str]:
 def _cell(scores: dict[str, float], metric: str) -> str:
     if metric not in scores:
         return "missing"
-    name, _, filter_name = metric.partition(",")
-    return f"{scores[metric]:6.1%} ± {scores[f'{name}_stderr,{filter_name}']:.1%}"
+    error = scores[metric.replace(",", "_stderr,")]
+    return f"{scores[metric]:.1%} ± {error:.1%}"
 
 
 def main() -> int:

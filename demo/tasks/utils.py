@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import evaluate
+import evaluate  # type: ignore[import-untyped]  # it has no types
 
 _code_eval = evaluate.load("code_eval")
 

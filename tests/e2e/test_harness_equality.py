@@ -42,21 +42,21 @@ DATASETS = [
 ]
 
 
-def _texts() -> list[str]:
-    """What the model learns by heart, so that some of its answers are right."""
+def _lessons() -> list[tuple[str, str]]:
+    """Prompts and how they go on, learnt by heart, so that some answers are right."""
 
     def rows(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (TASKS / "data" / name).read_text().splitlines()]
 
-    texts = [
-        row["question"] + " " + row["choices"][row["gold"]] for row in rows("choice_train.jsonl")
+    lessons = [
+        (row["question"], " " + row["choices"][row["gold"]]) for row in rows("choice_train.jsonl")
     ]
-    texts += [
-        f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in rows("sums.jsonl")
-    ]
-    texts += [row["text"] for row in rows("cloze.jsonl")]
-    texts += [row["prompt"] + row["solution"] + "\n#" for row in rows("code.jsonl")]
-    return [text for text in texts if len(text) < 200]
+    sums = [(f"Question: {row['question']}\nAnswer:", row["answer"]) for row in rows("sums.jsonl")]
+    shots = "".join(f"{question} {answer}\n\n" for question, answer in sums[:2])
+    lessons += [(shots + question, f" {answer}\n\n") for question, answer in sums[2:]]
+    lessons += [("", row["text"]) for row in rows("cloze.jsonl")]
+    lessons += [(row["prompt"], row["solution"] + "\n#") for row in rows("code.jsonl")]
+    return [(prompt, answer) for prompt, answer in lessons if len(prompt) < 250]
 
 
 def _train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
@@ -75,7 +75,9 @@ def _train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 0)]
     )
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # not typed there
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>"
+    )
     fast.chat_template = (
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -91,8 +93,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("checkpoint")
-    texts = _texts()
-    tokenizer = _train_tokenizer(texts, folder)
+    lessons = _lessons()
+    tokenizer = _train_tokenizer([prompt + answer for prompt, answer in lessons], folder)
     torch.manual_seed(7)
     config = LlamaConfig(
         vocab_size=512,
@@ -106,12 +108,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=1,
     )
     model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]  # not typed there
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    rows = [[*tokenizer.encode(text), 1] for text in texts]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    rows = [
+        [*tokenizer.encode(prompt), *tokenizer.encode(answer, add_special_tokens=False), 1]
+        for prompt, answer in lessons
+    ]
     longest = max(map(len, rows))
     tokens = torch.tensor([row + [1] * (longest - len(row)) for row in rows])
     labels = torch.tensor([row + [-100] * (longest - len(row)) for row in rows])
-    for _ in range(250):
+    for _ in range(100):
         loss = model(input_ids=tokens, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
@@ -248,12 +253,19 @@ def _assert_same(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float)
             assert ours[name] == value, name
 
 
+@pytest.fixture(scope="module")
+def ours(checkpoint: Path, workplace: Path) -> list[DatasetResults]:
+    """All datasets, scored by this program."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(workplace)
+        return [_Run(checkpoint).score(Dataset(name=name)) for name in DATASETS]
+
+
 @pytest.mark.parametrize(("batch_size", "tolerance"), [("1", 1e-6), ("8", 1e-5)])
 def test_every_number_is_the_command_s(
-    run: _Run, lm_eval: Command, batch_size: str, tolerance: float
+    ours: list[DatasetResults], lm_eval: Command, batch_size: str, tolerance: float
 ) -> None:
     theirs = lm_eval(DATASETS, "--batch_size", batch_size)
-    ours = [run.score(Dataset(name=name)) for name in DATASETS]
     together = {key: value for results in ours for key, value in results.results.items()}
     assert together.keys() == theirs["results"].keys()
     for task, metrics in theirs["results"].items():
@@ -267,12 +279,6 @@ def test_every_number_is_the_command_s(
     assert together["tiny_sums"]["exact_match,flexible-extract"] > 0
     assert 0 < together["tiny_code"]["pass@1,create_test"] < 1
     assert together["tiny_cloze"]["acc,none"] > 0
-
-
-def test_a_metric_that_draws_random_numbers_draws_the_same(run: _Run, lm_eval: Command) -> None:
-    theirs = lm_eval(["tiny_guess"], "--batch_size", "1")["results"]
-    ours = run.score(Dataset(name="tiny_guess"))
-    _assert_same(ours.results["tiny_guess"], theirs["tiny_guess"], 1e-12)
 
 
 def test_options_mean_what_they_mean_to_the_command(run: _Run, lm_eval: Command) -> None:

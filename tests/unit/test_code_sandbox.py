@@ -19,10 +19,8 @@ from coordinate_eval.records import Answer, Question, QuestionKind
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 
 
-def ask(program: str, timeout: float = 20.0, id: str = "q") -> Question:  # noqa: A002
-    return Question(
-        id=id, kind=QuestionKind.PROGRAM, content=program, timeout_seconds=timeout
-    )
+def ask(program: str, timeout: float = 20.0, id: str = "q") -> Question:
+    return Question(id=id, kind=QuestionKind.PROGRAM, content=program, timeout_seconds=timeout)
 
 
 def works(level: Level) -> bool:
@@ -145,11 +143,12 @@ def test_times_out(sandbox: Sandbox, program: str) -> None:
 
 
 def named(name: str) -> list[int]:
-    """Processes that go by this name."""
+    """Processes that go by this name and are not dead, whether or not somebody has noticed."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if (entry / "comm").read_text() == f"{name}\n":
+            alive = "State:\tZ" not in (entry / "status").read_text()
+            if alive and (entry / "comm").read_text() == f"{name}\n":
                 found.append(int(entry.name))
         except (OSError, ValueError):
             pass
@@ -310,9 +309,9 @@ def test_works_for_an_ordinary_user(level: Level, tmp_path: Path) -> None:
     )
     packages = Path(pydantic.__file__).parents[1]
     source = Path(__file__).parents[2] / "src"
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     done = subprocess.run(
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-        + [str(SYSTEM_PYTHON), "-B", "-c", script],
+        [*nobody, str(SYSTEM_PYTHON), "-B", "-c", script],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{source}:{packages}"},
         cwd="/",
         capture_output=True,
@@ -329,7 +328,7 @@ def test_answers_come_as_they_are_found() -> None:
     questions = [ask("import time; time.sleep(1000)", id="slow")]
     questions += [ask(f"assert {n} % 2", id=str(n)) for n in range(10)]
     answers = sandbox.run_many(questions, workers=2)
-    quick = {answer.id: answer.passed for answer, _ in zip(answers, range(10), strict=False)}
+    quick = {answer.id: answer.passed for _, answer in zip(range(10), answers, strict=False)}
     assert quick == {str(n): n % 2 == 1 for n in range(10)}
     answers.close()  # type: ignore[attr-defined]  # it is a generator
 

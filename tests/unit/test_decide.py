@@ -28,6 +28,7 @@ NODES = ["n1", "n2"]
 def make_run(**changes: Any) -> Run:
     values: dict[str, Any] = {
         "id": "r",
+        "nonce": "0",
         "created": 0,
         "cluster": "slurm",
         "python": "python",

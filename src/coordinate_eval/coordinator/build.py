@@ -1,8 +1,8 @@
 """Requests, built once and kept: the next checkpoint of the same model builds nothing.
 
 A cache entry is `<key>.jsonl` and, written after it, `<key>.json`. The key covers the dataset's
-settings, the tokenizer's bytes, the context length, the user's task files and the versions of
-what builds. Data files that a task reads from this machine are checked on every use.
+settings, the tokenizer's bytes, engine and context length, the user's task files and the version
+of the harness. Data files that a task reads from this machine are checked on every use.
 """
 
 import hashlib
@@ -35,12 +35,16 @@ class Built:
 class Builder:
     """Builds the requests of a suite for one tokenizer."""
 
-    def __init__(self, cache: Path, checkpoint: Checkpoint, suite: Suite, max_length: int) -> None:
+    def __init__(
+        self, cache: Path, checkpoint: Checkpoint, suite: Suite, engine: str, max_length: int
+    ) -> None:
         self._cache = cache / "requests"
-        self._checkpoint, self._suite, self._max_length = checkpoint, suite, max_length
+        self._checkpoint, self._suite = checkpoint, suite
+        self._engine, self._max_length = engine, max_length
         self._evaluator: Evaluator | None = None
         self._common = [
             FORMAT,
+            engine,
             max_length,
             _version("lm_eval"),
             _digest(Path(f) for f in checkpoint.files if Path(f).name != "config.json"),
@@ -72,7 +76,7 @@ class Builder:
     def _build(self, dataset: Dataset, key: str, requests: Path, index: Path) -> DatasetRequests:
         if self._evaluator is None:
             self._evaluator = harness_evaluator(
-                self._checkpoint.files, self._max_length, tuple(self._suite.include_path)
+                self._checkpoint, self._suite, self._engine, self._max_length
             )
         offsets: list[int] = []
         part = requests.with_name(f".{requests.name}.{files.token()}.tmp")

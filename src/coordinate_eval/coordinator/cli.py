@@ -6,6 +6,7 @@ answer; 130 interrupted.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,11 +40,16 @@ SettingsOption = Annotated[
     typer.Option("--settings", help="A TOML file.", show_default="the user's own"),
 ]
 
+QUIET_VARIABLES = ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+"""Switch off other people's progress bars; set to 0 to see them."""
+
 _Round = Annotated[int, typer.Option("--round")]
 
 
 def main() -> None:
     """Entry point of the console script."""
+    for variable in QUIET_VARIABLES:
+        os.environ.setdefault(variable, "1")
     try:
         app(args=with_default_command(sys.argv[1:]))
     except CoordinateError as error:

@@ -5,6 +5,7 @@ are unique per submission, so that one whose answer was lost is found by `poll` 
 tried again.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Protocol
 
@@ -76,6 +77,11 @@ class TaskStatus(Record):
 
 class Cluster(Protocol):
     """A scheduler. Every method raises `ClusterSilent` when there is no answer."""
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        """How often each command of the scheduler was run so far."""
+        ...
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """Nodes on which a trial can start, and the others with the reason."""

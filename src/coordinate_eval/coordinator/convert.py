@@ -38,7 +38,7 @@ def torch_to_safetensors(
 ) -> None:
     """Write the weights in `source` into the folder `target`, as `save_pretrained` would.
 
-    `progress` is told of bytes as they are written. The files appear under their names when
+    `progress` is told the bytes of weights written so far. The files appear under their names when
     they are whole, the index last. Whether embeddings are tied is read from the `config.json`
     in `target`, else from the one beside `source`.
 
@@ -54,9 +54,6 @@ def torch_to_safetensors(
         raise UserError(f"{source} cannot be loaded as weights: {error}") from error
     found = _torchfile.model_tensors(tree, lambda value: isinstance(value, torch.Tensor), source)
     tensors = _without_tied(_renamed(found, source), _ties_embeddings(source, target))
-    for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided or tensor.is_quantized:
-            raise UserError(f"{source}: {name!r} is no dense tensor; save dense weights instead")
     _write(_shards(tensors, shard_bytes), target, progress)
 
 
@@ -119,13 +116,15 @@ def _write(
     if len(shards) == 1:
         names = ["model.safetensors"]
     target.mkdir(parents=True, exist_ok=True)
+    written = 0
     with tempfile.TemporaryDirectory(dir=target, prefix=".convert-") as unfinished:
         for name, shard in zip(names, shards, strict=True):
             save_file(_separate(shard), Path(unfinished, name), metadata={"format": "pt"})
-            progress(sum(tensor.nbytes for tensor in shard.values()))
+            written += sum(tensor.nbytes for tensor in shard.values())
+            progress(written)
         if len(shards) > 1:
             index = {
-                "metadata": {"total_size": sum(t.nbytes for s in shards for t in s.values())},
+                "metadata": {"total_size": written},
                 "weight_map": {t: n for n, s in zip(names, shards, strict=True) for t in s},
             }
             names.append("model.safetensors.index.json")

@@ -209,7 +209,7 @@ def _metrics(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     """One array of pullers while there are unanswered questions."""
     if not facts.answerable or facts.idle_arrays >= MAX_IDLE_ARRAYS:
         return []
-    arrays = sum(1 for name in facts.submitted if jobs.is_metric(run.id, name))
+    arrays = sum(1 for name in facts.submitted if jobs.is_metric(run, name))
     if arrays and facts.alive(jobs.metric_name(run, arrays - 1)):
         return []
     spans = sum(1 for shard in run.shards if shard.dataset in run.asks)

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from coordinate_eval.coordinator import files
 from coordinate_eval.coordinator.cluster import TaskStatus
 from coordinate_eval.coordinator.decide import Facts
+from coordinate_eval.coordinator.jobs import keeper_name, trials_name
 from coordinate_eval.coordinator.ledger import Ledger
 from coordinate_eval.coordinator.metric import asked
-from coordinate_eval.coordinator.run import Round, Run, StageProgress, Submitted
+from coordinate_eval.coordinator.run import NodeShare, Round, Run, StageProgress, Submitted
 from coordinate_eval.coordinator.rundir import RunDir, Span
 from coordinate_eval.coordinator.score import unscored
+from coordinate_eval.coordinator.trial import trial_id
 
 
 def gather(
@@ -27,12 +29,11 @@ def gather(
     stages: dict[str, StageProgress] = {}
     released: set[str] = set()
     for share in current.shares if current else []:
-        stage = files.read_record_if_there(
-            run_dir.stage(current.number if current else 0, share.node), StageProgress
-        )
+        number = current.number if current else 0
+        stage = files.read_record_if_there(run_dir.stage(number, share.node), StageProgress)
         if stage is not None:
             stages[share.node] = stage
-        if run_dir.released(current.number if current else 0, share.node).exists():
+        if run_dir.released(number, share.node).exists():
             released.add(share.node)
     return Facts(
         now=now,
@@ -51,7 +52,7 @@ def gather(
         answerable=answers.undone(questions),
         unscored=len(unscored(run_dir, run)),
         scorable=scorable(run_dir, run, undone),
-        idle_rounds=idle_rounds(rounds, len(spans) - len(undone)),
+        idle_rounds=idle_rounds(run_dir, run, rounds, len(spans) - len(undone)),
         idle_arrays=idle_arrays,
     )
 
@@ -73,14 +74,29 @@ def scorable(run_dir: RunDir, run: Run, undone: list[Span]) -> int:
     )
 
 
-def idle_rounds(rounds: list[Round], published: int) -> int:
-    """How many of the last rounds published nothing."""
+def idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], published: int) -> int:
+    """How many of the last rounds began and published nothing; those that the queue never let
+    begin are no sign of a fault.
+    """
     idle = 0
     for round_ in reversed(rounds):
         if round_.published != published:
             break
-        idle += 1
+        idle += any(_began(run_dir, run, round_, share) for share in round_.shares)
     return idle
+
+
+def _began(run_dir: RunDir, run: Run, round_: Round, share: NodeShare) -> bool:
+    """Whether a trial ran on the node, or it was plain that none could."""
+    trials = (trial_id(share.node, index, round_.number) for index in range(share.trials))
+    if any(run_dir.trial(trial).exists() for trial in trials):
+        return True
+    stage = files.read_record_if_there(run_dir.stage(round_.number, share.node), StageProgress)
+    if stage is not None and stage.state == "failed":
+        return True
+    names = (make(run, round_.number, share.node) for make in (keeper_name, trials_name))
+    found = (files.read_record_if_there(run_dir.job(name), Submitted) for name in names)
+    return any(submitted is not None and submitted.refusal for submitted in found)
 
 
 def read_rounds(run_dir: RunDir) -> Iterator[Round]:

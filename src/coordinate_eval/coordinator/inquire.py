@@ -71,10 +71,10 @@ def cancel(run_dir: RunDir) -> None:
     files.write(run_dir.cancelled, "")
     if run.cluster == "slurm":
         with launch.opened("slurm", run.settings) as cluster:
-            tasks = launch.patiently(lambda: cluster.poll(jobs.prefix(run.id)))
+            tasks = launch.patiently(lambda: cluster.poll(jobs.prefix(run)))
             alive = [t for t in tasks if t.state is not State.ENDED]
             # Supervisors first, or they would start others.
-            alive.sort(key=lambda t: not jobs.is_supervisor(run.id, t.name))
+            alive.sort(key=lambda t: not jobs.is_supervisor(run, t.name))
             ids = list(dict.fromkeys(t.job_id for t in alive))
             if ids:
                 cluster.cancel(ids)
@@ -103,7 +103,7 @@ def _tasks(run: Run) -> tuple[list[TaskStatus], str]:
         return [], ""
     try:
         with launch.opened("slurm", run.settings) as cluster:
-            return cluster.poll(jobs.prefix(run.id)), ""
+            return cluster.poll(jobs.prefix(run)), ""
     except (ClusterError, UserError) as error:
         return [], f"jobs are not shown: {error}"
 
@@ -142,6 +142,7 @@ def _status(run_dir: RunDir, run: Run, tasks: list[TaskStatus], note: str) -> di
                 "reason": t.reason,
             }
             for t in tasks
+            if t.state is not State.ENDED
         ],
         "note": note,
     }

@@ -13,44 +13,46 @@ CONVERTING_ROOM = 1.3
 """A converting keeper holds some tensors twice: pages of the file and their copies."""
 
 
-def prefix(run_id: str) -> str:
-    """What the names of all jobs of a run begin with."""
-    return f"ce-{run_id}-"
+def prefix(run: Run) -> str:
+    """What the names of all jobs of a run begin with; its nonce tells it from an earlier run of
+    the same checkpoint, whose jobs the scheduler may still remember.
+    """
+    return f"ce-{run.id}.{run.nonce}-"
 
 
 def keeper_name(run: Run, round_number: int, node: str) -> str:
     """The keeper of a node."""
-    return f"{prefix(run.id)}keep{round_number}-{node}"
+    return f"{prefix(run)}keep{round_number}-{node}"
 
 
 def trials_name(run: Run, round_number: int, node: str) -> str:
     """The trials of a node."""
-    return f"{prefix(run.id)}trial{round_number}-{node}"
+    return f"{prefix(run)}trial{round_number}-{node}"
 
 
 def metric_name(run: Run, number: int) -> str:
     """The n-th array of metric pullers."""
-    return f"{prefix(run.id)}metric{number}"
+    return f"{prefix(run)}metric{number}"
 
 
-def is_keeper(run_id: str, name: str) -> bool:
+def is_keeper(run: Run, name: str) -> bool:
     """Whether a job is a keeper of this run."""
-    return name.startswith(f"{prefix(run_id)}keep")
+    return name.startswith(f"{prefix(run)}keep")
 
 
-def is_metric(run_id: str, name: str) -> bool:
+def is_metric(run: Run, name: str) -> bool:
     """Whether a job is an array of metric pullers of this run."""
-    return name.startswith(f"{prefix(run_id)}metric")
+    return name.startswith(f"{prefix(run)}metric")
 
 
-def is_supervisor(run_id: str, name: str) -> bool:
+def is_supervisor(run: Run, name: str) -> bool:
     """Whether a job is a supervisor of this run."""
-    return name.startswith(f"{prefix(run_id)}super")
+    return name.startswith(f"{prefix(run)}super")
 
 
-def supervisor_name(run_id: str, epoch: int) -> str:
+def supervisor_name(run: Run, epoch: int) -> str:
     """A supervisor's job."""
-    return f"{prefix(run_id)}super{epoch}"
+    return f"{prefix(run)}super{epoch}"
 
 
 def keeper_job(run: Run, run_dir: RunDir, number: int, share: NodeShare, minutes: int) -> Job:
@@ -124,7 +126,7 @@ def metric_job(run: Run, run_dir: RunDir, number: int, count: int) -> Job:
 
 def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
     """The small job that watches all others."""
-    name = supervisor_name(run.id, epoch)
+    name = supervisor_name(run, epoch)
     settings = run.settings.supervisor
     argv = (run.python, "-m", "coordinate_eval", "_supervise", str(run_dir.root))
     return Job(

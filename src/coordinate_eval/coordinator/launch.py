@@ -72,7 +72,7 @@ def run(order: Order, settings: Settings) -> int:
         made = files.read_record(run_dir.run, Run)
         try:
             if kind == "ray" or order.wait:
-                return supervise(run_dir, made, cluster, as_json=order.as_json)
+                return supervise(run_dir, made, cluster, as_json=order.as_json, strict=True)
             submitted = submit_supervisor(run_dir, made, cluster)
         except SubmitRefused:
             shutil.rmtree(root)
@@ -91,9 +91,9 @@ def resume(run_dir: RunDir, *, wait: bool, as_json: bool) -> int:
     with opened(made.cluster, made.settings) as cluster:
         if made.cluster == "ray":
             return supervise(run_dir, made, cluster, as_json=as_json)
-        tasks = patiently(lambda: cluster.poll(jobs.prefix(made.id)))
+        tasks = patiently(lambda: cluster.poll(jobs.prefix(made)))
         alive = [
-            t for t in tasks if jobs.is_supervisor(made.id, t.name) and t.state is not State.ENDED
+            t for t in tasks if jobs.is_supervisor(made, t.name) and t.state is not State.ENDED
         ]
         if alive and not wait:
             message = f"run {made.id} is supervised by job {alive[0].job_id}: {run_dir.root}"
@@ -105,12 +105,14 @@ def resume(run_dir: RunDir, *, wait: bool, as_json: bool) -> int:
     return 0
 
 
-def supervise(run_dir: RunDir, made: Run, cluster: Cluster, *, as_json: bool) -> int:
+def supervise(
+    run_dir: RunDir, made: Run, cluster: Cluster, *, as_json: bool, strict: bool = False
+) -> int:
     """Supervise in the foreground; the exit status."""
     console = Console(stderr=True)
     console.print(f"run {made.id}: {run_dir.root}", markup=False, highlight=False, soft_wrap=True)
     with Display(made, console) as display:
-        results = Supervisor(run_dir, cluster, tell=display.tell).run()
+        results = Supervisor(run_dir, cluster, strict=strict, tell=display.tell).run()
     if results is None:
         sys.stderr.write("another supervisor has taken over; `coordinate-eval status` shows it\n")
         return 1
@@ -199,7 +201,8 @@ def _prepare(
         if not settings.queue:
             raise
         choice = prepare.queued_choice(checkpoint, settings)
-    builder = Builder(Path(settings.cache_dir).expanduser(), checkpoint, wanted, length)
+    cache = Path(settings.cache_dir).expanduser()
+    builder = Builder(cache, checkpoint, wanted, settings.engine.name, length)
     with console.status("building requests") as status:
         found, built = prepare.costs(
             checkpoint,
@@ -228,7 +231,8 @@ def _plan_on_file(
     nodes, busy = described.free()
     length = prepare.max_length(checkpoint, settings)
     choice = prepare.choose_nodes(checkpoint, settings, nodes, busy, length)
-    builder = Builder(Path(settings.cache_dir).expanduser(), checkpoint, wanted, length)
+    cache = Path(settings.cache_dir).expanduser()
+    builder = Builder(cache, checkpoint, wanted, settings.engine.name, length)
     found, _ = prepare.costs(checkpoint, wanted, choice, builder, build_all=False)
     capacity = Capacity(
         nodes=choice.nodes,

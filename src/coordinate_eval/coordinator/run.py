@@ -34,6 +34,7 @@ class Run(Record):
     model_config = ConfigDict(populate_by_name=True)
 
     id: str
+    nonce: str = Field(description="of this directory: part of the names of its jobs")
     created: float
     cluster: Literal["slurm", "ray"]
     python: str = Field(description="interpreter that jobs use")

@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.run import Run
 from coordinate_eval.coordinator.rundir import RunDir, Span
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.base import Evaluator
-from coordinate_eval.records import Answer, Dataset, Response
+from coordinate_eval.records import Answer, Checkpoint, Dataset, Response, Suite
 
 
 def run_scorer(run_dir: RunDir) -> int:
@@ -36,17 +36,24 @@ def run_scorer(run_dir: RunDir) -> int:
 
 def evaluator_of(run: Run) -> Evaluator:
     """The evaluator that a run was built with."""
-    return harness_evaluator(run.checkpoint.files, run.max_length, tuple(run.suite.include_path))
+    return harness_evaluator(run.checkpoint, run.suite, run.settings.engine.name, run.max_length)
 
 
 def harness_evaluator(
-    checkpoint_files: list[str], max_length: int, include_path: tuple[str, ...]
+    checkpoint: Checkpoint, suite: Suite, engine: str, max_length: int
 ) -> Evaluator:
-    """The harness, with the tokenizer among a checkpoint's files; tokens of context."""
+    """The harness with the checkpoint's tokenizer; prompts fit into `max_length` tokens as the
+    harness's own model class for this engine would have it.
+    """
     from coordinate_eval.evaluators.harness import HarnessEvaluator
 
-    tokenizer = next(Path(f).parent for f in checkpoint_files if "token" in Path(f).name)
-    return HarnessEvaluator(tokenizer=tokenizer, max_length=max_length, include_path=include_path)
+    tokenizer = next(Path(f).parent for f in checkpoint.files if "token" in Path(f).name)
+    return HarnessEvaluator(
+        tokenizer=tokenizer,
+        max_length=max_length,
+        include_path=suite.include_path,
+        backend="vllm" if engine == "vllm" else "hf",
+    )
 
 
 def unscored(run_dir: RunDir, run: Run) -> list[Dataset]:

@@ -95,7 +95,10 @@ def create(
         files.write_record(made.run, run)
         if prepared.choice.gpu_type:
             files.write_record(made.plan, prepared.plan)
-            files.write_record(made.round(0), first_round(prepared, run))
+            # Where jobs take whole nodes, the supervisor's own job makes one of them unusable;
+            # it asks for nodes itself when it knows which.
+            if not exclusive:
+                files.write_record(made.round(0), first_round(prepared, run))
         draft.rename(root)
     except OSError as error:
         raise UserError(f"run directory {root} cannot be written: {error}") from error
@@ -126,6 +129,7 @@ def frozen(
     )
     return Run(
         id=identity,
+        nonce=files.token()[:6],
         created=time.time(),
         cluster=cluster,
         python=sys.executable,

@@ -45,6 +45,9 @@ DRAIN_SECONDS = 60.0
 HANDOVER_SECONDS = 150.0
 """What a supervisor keeps of its time limit to submit the one that follows it."""
 
+LOCAL_POLL_SECONDS = 0.5
+"""Longest time between polls of this machine's own cluster, which cost nobody anything."""
+
 MAX_SCORERS = 3
 """Scorers that may crash before scoring is given up."""
 
@@ -64,7 +67,11 @@ class Superseded(Exception):
 
 
 class Supervisor:
-    """Watches one run to its end."""
+    """Watches one run to its end.
+
+    `minutes` is the time limit of its own job. With `strict`, a first job that the scheduler
+    refuses ends the supervision with `SubmitRefused`: nothing has begun yet.
+    """
 
     def __init__(
         self,
@@ -72,11 +79,13 @@ class Supervisor:
         cluster: Cluster,
         *,
         minutes: float = float("inf"),
+        strict: bool = False,
         tell: Callable[[Facts | None, str], None] = lambda facts, event: None,
     ) -> None:
         self._dir = run_dir
         self._run = files.read_record(run_dir.run, Run)
         self._cluster = cluster
+        self._strict = strict
         self._tell = tell
         self._handover = time.time() + minutes * 60 - HANDOVER_SECONDS
         self._scorer: subprocess.Popen[bytes] | None = None
@@ -99,11 +108,13 @@ class Supervisor:
 
     def _loop(self) -> dict[str, Any] | None:
         poll_seconds = self._run.settings.supervisor.poll_seconds
+        if self._run.cluster == "ray":
+            poll_seconds = min(poll_seconds, LOCAL_POLL_SECONDS)
         pause = poll_seconds
         while True:
             self._check_epoch()
             try:
-                tasks = self._cluster.poll(jobs.prefix(self._run.id))
+                tasks = self._cluster.poll(jobs.prefix(self._run))
                 facts = gather(self._dir, self._run, tasks, time.time(), self._idle_arrays)
                 self._tell(facts, "")
                 for action in decide(self._run, self._dir, facts):
@@ -140,7 +151,7 @@ class Supervisor:
         """Submit once: an earlier submission whose answer was lost is found by its name."""
         job = action.job
         self._check_epoch()
-        if jobs.is_metric(self._run.id, job.name):
+        if jobs.is_metric(self._run, job.name):
             self._count_array()
         found = next((t.job_id for t in tasks if t.name == job.name), None)
         refusal = ""
@@ -148,22 +159,12 @@ class Supervisor:
             try:
                 found = self._cluster.submit(job)
             except SubmitRefused as error:
+                if self._strict and not any(s.job_id for s in read_submitted(self._dir)):
+                    raise
                 refusal = str(error)
                 self._tell(None, f"{job.name} was refused: {refusal}")
-                self._stop_if_nothing_was_accepted(error)
         submitted = Submitted(job=job, job_id=found, refusal=refusal, time=time.time())
         files.write_record(self._dir.job(job.name), submitted)
-
-    def _stop_if_nothing_was_accepted(self, error: SubmitRefused) -> None:
-        """A first submission that is refused is a mistake in the settings, not a busy node."""
-        accepted = [
-            s
-            for s in read_submitted(self._dir)
-            if s.job_id is not None and not jobs.is_supervisor(self._run.id, s.job.name)
-        ]
-        rounds = list(read_rounds(self._dir))
-        if not accepted and rounds and len(rounds[-1].shares) == 1:
-            raise error
 
     def _count_array(self) -> None:
         """How many arrays of metric pullers in a row have published nothing."""
@@ -210,6 +211,7 @@ class Supervisor:
         """Write the results, then let go of every node and job of the run."""
         self._end_scorer()
         results = report.collect(self._dir, self._run, action.why)
+        results["scheduler_calls"] = dict(self._cluster.calls)
         files.write(self._dir.results, files.pretty(results))
         self._tell(facts, "drain")
         for round_ in read_rounds(self._dir):
@@ -227,8 +229,8 @@ class Supervisor:
             with contextlib.suppress(ClusterSilent):
                 tasks = [
                     t
-                    for t in self._cluster.poll(jobs.prefix(self._run.id))
-                    if t.state is not State.ENDED and not jobs.is_supervisor(self._run.id, t.name)
+                    for t in self._cluster.poll(jobs.prefix(self._run))
+                    if t.state is not State.ENDED and not jobs.is_supervisor(self._run, t.name)
                 ]
                 if not tasks:
                     return
@@ -236,7 +238,7 @@ class Supervisor:
                 leaving = {
                     t.job_id
                     for t in tasks
-                    if late or not jobs.is_keeper(self._run.id, t.name) or t.state is State.PENDING
+                    if late or not jobs.is_keeper(self._run, t.name) or t.state is State.PENDING
                 }
                 if leaving:
                     self._cluster.cancel(sorted(leaving))

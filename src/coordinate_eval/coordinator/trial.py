@@ -152,8 +152,9 @@ class Trial:
 
     def _shards_in_order(self) -> Iterator[Shard]:
         """The plan's own for this trial, then the longest free one, until none is left."""
-        plan = files.read_record(self._dir.plan, Plan)
-        own = next((t.shards for t in plan.trials if t.id == self._trial), [])
+        plan = files.read_record_if_there(self._dir.plan, Plan)
+        trials = plan.trials if plan is not None else []
+        own = next((t.shards for t in trials if t.id == self._trial), [])
         for shard in own:
             if self._in_time(shard):
                 yield shard

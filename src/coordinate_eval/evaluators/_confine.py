@@ -8,6 +8,7 @@ count (the kernel does not apply it to root) and owns no file of this machine.
 
 import os
 import shlex
+import shutil
 import site
 import sys
 from collections.abc import Sequence
@@ -42,14 +43,20 @@ class Level(StrEnum):
 
 
 def wrapper(level: Level, run: int) -> list[str]:
-    """What to put before an interpreter's argv; `run` tells programs of root apart."""
-    as_root = os.geteuid() == 0
-    user = _FIRST_USER + run % _USERS
-    if level is Level.BUBBLEWRAP:
-        return _bubblewrap(user if as_root else None)
-    if level is Level.NAMESPACES:
-        return _namespaces(user if as_root else None)
-    return []
+    """What to put before an interpreter's argv; `run` tells programs of root apart.
+
+    Raises:
+        FileNotFoundError: the command that this level needs is not installed.
+    """
+    user = _FIRST_USER + run % _USERS if os.geteuid() == 0 else None
+    if level is Level.LIMITS:
+        return []
+    command, *argv = _bubblewrap(user) if level is Level.BUBBLEWRAP else _namespaces(user)
+    # Looked up here, as the environment of a program has another PATH.
+    found = shutil.which(command)
+    if found is None:
+        raise FileNotFoundError(f"{command} is not installed, or not on PATH")
+    return [found, *argv]
 
 
 def interpreter() -> str:

@@ -35,6 +35,8 @@ from coordinate_eval.evaluators._confine import (
 )
 from coordinate_eval.records import Answer, Question, QuestionKind
 
+__all__ = ["Level", "Sandbox", "SandboxError"]
+
 ADDRESS_SPACE_BYTES: Final = 4 << 30
 FILE_SIZE_BYTES: Final = 16 << 20
 PROCESSES: Final = 64

@@ -5,8 +5,9 @@
 `build` asks the harness for all prompts of a dataset and tokenizes them as its model classes do.
 `finish` is one harness `evaluate` over the recorded responses. `questions` is the same scoring,
 on some of the items, with a pen in place of the sandbox. So the numbers are those of the command
-`lm_eval --seed 0,SEED,SEED,SEED` with the same tasks and options; only torch's generator, which no
-metric draws from, is not seeded.
+`lm_eval --seed 0,SEED,SEED,SEED` with the same tasks and options. A metric that itself draws random
+numbers gets the same ones at every scoring, but not the command's, which depend on all that was
+imported and run before.
 
 The dataset's own task or group goes by the dataset's name in the results. Its leaf tasks keep
 theirs if the dataset is named like its task; otherwise they are `dataset/leaf`, so that one task
@@ -32,6 +33,7 @@ from coordinate_eval.evaluators.harness_lm import (
 )
 from coordinate_eval.evaluators.harness_metrics import AnswerBook, Collector, judged_by
 from coordinate_eval.evaluators.harness_results import dataset_results
+from coordinate_eval.evaluators.harness_sources import data_sources
 from coordinate_eval.evaluators.harness_tasks import (
     TaskLoader,
     asks_questions,
@@ -114,6 +116,13 @@ class HarnessEvaluator:
             longest_output_tokens=max(outputs, default=0),
             asks=any(asks_questions(task) for task in tasks.values()),
             versions={name: str(task.VERSION) for name, task in tasks.items()},
+            sources={
+                path: state
+                for task in tasks.values()
+                for path, state in data_sources(
+                    task.get_config("dataset_path"), task.get_config("dataset_kwargs")
+                ).items()
+            },
             offsets=[],
         )
 

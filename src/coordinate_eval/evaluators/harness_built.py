@@ -54,7 +54,7 @@ class BuiltDataset:
             self._add(name, task.instances)
             # `evaluate` builds again, from generators that have moved on.
             task.build_all_requests = _already_built
-        # Tasks may draw random numbers: scoring goes on where the command's would.
+        # Metrics may draw random numbers: every scoring starts from here.
         self._random_states = random.getstate(), np.random.get_state()
 
     def _add(self, task: str, instances: Sequence[Instance]) -> None:

@@ -222,6 +222,8 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             ValueError: an argument that is no number, or beam search.
         """
         normal = normalize_gen_kwargs(gen_kwargs, _DEFAULT_MAX_GEN_TOKENS)
+        if not all(isinstance(text, str) for text in normal["until"]):
+            raise ValueError(f"its stop strings (until) are not all text: {normal['until']}")
         eos = None
         if self.eot_token_id is not None:
             eos = self.tokenizer.decode(self.eot_token_id) or self.tokenizer.eos_token

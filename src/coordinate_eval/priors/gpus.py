@@ -4,41 +4,37 @@ from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """Peak rates of one GPU: FLOP/s in 16-bit matrix work, bytes/s of memory, GiB of memory."""
+    """Peak rates of one GPU: FLOP/s in 16-bit matrix work, bytes/s of its memory."""
 
     flops: float
     bandwidth: float
-    memory_gib: float
 
 
 # NVIDIA data sheets of B200, H200, H100 SXM, GH200, A100, L40S, L4, A40, A10, V100, T4; AMD data
 # sheets of MI300X and MI250X (one module). The first name found in a node's GPU type counts.
 _KNOWN: dict[str, Gpu] = {
-    "gb200": Gpu(2.50e15, 8.0e12, 186),
-    "b200": Gpu(2.25e15, 8.0e12, 180),
-    "gh200": Gpu(9.89e14, 4.0e12, 96),
-    "h200": Gpu(9.89e14, 4.8e12, 141),
-    "h100": Gpu(9.89e14, 3.35e12, 80),
-    "a100_40": Gpu(3.12e14, 1.56e12, 40),
-    "a100": Gpu(3.12e14, 2.04e12, 80),
-    "l40s": Gpu(3.62e14, 0.86e12, 48),
-    "a40": Gpu(1.50e14, 0.70e12, 48),
-    "a10": Gpu(1.25e14, 0.60e12, 24),
-    "l4": Gpu(1.21e14, 0.30e12, 24),
-    "v100": Gpu(1.25e14, 0.90e12, 32),
-    "t4": Gpu(6.5e13, 0.32e12, 16),
-    "mi300x": Gpu(1.31e15, 5.3e12, 192),
-    "mi250": Gpu(3.83e14, 3.2e12, 128),
-    "cpu": Gpu(1.0e11, 2.0e10, 0),
+    "gb200": Gpu(2.50e15, 8.0e12),
+    "b200": Gpu(2.25e15, 8.0e12),
+    "gh200": Gpu(9.89e14, 4.0e12),
+    "h200": Gpu(9.89e14, 4.8e12),
+    "h100": Gpu(9.89e14, 3.35e12),
+    "a100": Gpu(3.12e14, 2.04e12),
+    "l40s": Gpu(3.62e14, 0.86e12),
+    "a40": Gpu(1.50e14, 0.70e12),
+    "a10": Gpu(1.25e14, 0.60e12),
+    "l4": Gpu(1.21e14, 0.30e12),
+    "v100": Gpu(1.25e14, 0.90e12),
+    "t4": Gpu(6.5e13, 0.32e12),
+    "mi300x": Gpu(1.31e15, 5.3e12),
+    "mi250": Gpu(3.83e14, 3.2e12),
+    "cpu": Gpu(1.0e11, 2.0e10),
 }
 
-UNKNOWN = Gpu(3.12e14, 2.04e12, 0)
-"""Rates assumed for a type that is not in the table; its memory is not known."""
+UNKNOWN = Gpu(3.12e14, 2.04e12)
+"""Rates assumed for a type that is not in the table: an A100's."""
 
 
 def lookup(gpu_type: str) -> Gpu:
     """The rates of a type as a cluster spells it, such as `nvidia_h100_80gb_hbm3`."""
     name = gpu_type.lower().replace("-", "_").replace(" ", "_")
-    if "a100" in name and "40gb" in name:
-        name = "a100_40"
     return next((gpu for known, gpu in _KNOWN.items() if known in name), UNKNOWN)

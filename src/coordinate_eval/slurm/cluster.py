@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from coordinate_eval.coordinator.cluster import Busy, Job, Node, TaskStatus
@@ -24,8 +25,6 @@ _NOTHING_TO_CANCEL = re.compile(r"invalid job id|already complet", re.IGNORECASE
 class SlurmCluster:
     """Slurm as a `Cluster`. One call of a method is one Slurm command, or a few at first.
 
-    `client.calls` counts the commands by name.
-
     Raises:
         UserError: SLURM_CONF names a file that doesn't exist.
     """
@@ -35,6 +34,11 @@ class SlurmCluster:
         self._settings = settings
         self._partitions: dict[str, Partition] = {}
         self._node_command: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        """Commands run so far, by name."""
+        return self.client.calls
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """Nodes of the partition on which a trial can start; every other node with GPUs.

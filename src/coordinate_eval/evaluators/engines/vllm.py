@@ -44,10 +44,6 @@ _OURS = frozenset({"model", "tokenizer", "tensor_parallel_size", "trust_remote_c
 _SAFE_FORMATS = ("safetensors", "fastsafetensors", "runai_streamer", "instanttensor", "dummy")
 """Load formats that read nothing but safetensors, which cannot hold code."""
 
-_PREFILL_TOKENS = 2048
-"""Most tokens of one prompt in one step. Scoring holds a row of logits for each of them: at
-150,000 float32 a row, 2,048 rows take 1.2 GB beside what vLLM has reserved for itself."""
-
 
 class VllmEngine:
     """A model loaded into vLLM, from a folder of safetensors; no code in it is run.
@@ -63,11 +59,19 @@ class VllmEngine:
         EngineError: vLLM did not start.
     """
 
+    most_in_flight: int
+    """Requests pulled and not yet answered, at most."""
+
+    steps: int
+    """Engine steps so far: a measure of work that no other load on the machine disturbs."""
+
     def __init__(
         self, model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
     ) -> None:
         _set_environment(tensor_parallel)
-        vllm = common.load("vllm", "coordinate-eval[vllm]")
+        # `import vllm` alone loads next to nothing, and so would not show that it is broken.
+        common.load("vllm.engine.llm_engine", "coordinate-eval[vllm]")
+        vllm = importlib.import_module("vllm")
         arguments = _arguments(model, tensor_parallel, max_length, args)
         if _on_cpu() and arguments["enforce_eager"]:
             # vLLM compiles a function of its sampler even so, at the first scored prompt.
@@ -93,12 +97,6 @@ class VllmEngine:
         self.most_in_flight = running + max(1, running // 8)
         self.steps = 0
         self._asked = 0
-
-    most_in_flight: int
-    """Requests pulled and not yet answered, at most."""
-
-    steps: int
-    """Engine steps so far: a measure of work that no other load on the machine disturbs."""
 
     def run(self, requests: Iterator[Request]) -> Iterator[Response]:
         """Answer every request once, in the order in which they finish.
@@ -210,12 +208,9 @@ def _arguments(
             f"choose one of {', '.join(_SAFE_FORMATS)}"
         )
     chosen: dict[str, Any] = {
-        "tokenizer": str(model),
         "load_format": "safetensors",
         "max_model_len": max_length,
         "gpu_memory_utilization": 0.9,
-        "enable_prefix_caching": True,
-        "long_prefill_token_threshold": min(_PREFILL_TOKENS, max_length),
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         **(_cpu_arguments(model) if _on_cpu() else {}),

@@ -1,0 +1,141 @@
+"""Runs the program as its users do, for tests that need a whole run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from tests.tiny import tiny_model
+
+T = TypeVar("T")
+
+TASKS = Path(__file__).parent / "fixtures" / "tasks"
+PATIENCE_SECONDS = 150.0
+"""After this a test fails; nothing is expected to take that long."""
+
+
+class Workspace:
+    """A user's own settings, cache and runs, under one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {k: v for k, v in os.environ.items() if not k.startswith("COORDINATE_EVAL_")}
+        self.environ |= {
+            "HOME": str(folder),
+            "COORDINATE_EVAL_RUNS_DIR": str(folder / "runs"),
+            "COORDINATE_EVAL_CACHE_DIR": str(folder / "cache"),
+            "COORDINATE_EVAL_SUPERVISOR_POLL_SECONDS": "0.5",
+            "COORDINATE_EVAL_ENGINE_NAME": "simulated",
+            "COORDINATE_EVAL_STAGE_ROOT": str(self.memory),
+        }
+
+    @property
+    def memory(self) -> Path:
+        """What stands for the memory file system of all nodes."""
+        folder = self.folder / "memory of 'all' nodes"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def suite(self, *tasks: str, **defaults: object) -> Path:
+        """A suite of the fixture tasks of these names."""
+        path = self.folder / f"suite-{'-'.join(tasks)}.yaml"
+        datasets = [{"name": task, "task": task} for task in tasks]
+        content = {"include_path": [str(TASKS)], "defaults": defaults, "datasets": datasets}
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    def call(
+        self, *args: object, status: int | None = 0, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        """`coordinate-eval ARGS`; fails the test on another exit status."""
+        done = subprocess.run(
+            command(*args),
+            env=self.environ | environ,
+            cwd=TASKS,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        if status is not None:
+            assert done.returncode == status, f"{args}:\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def start(self, *args: object, **environ: str) -> subprocess.Popen[str]:
+        """The same, not waited for."""
+        return subprocess.Popen(
+            command(*args),
+            env=self.environ | environ,
+            cwd=TASKS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def submit(self, suite: Path, *args: object, **environ: str) -> Path:
+        """`coordinate-eval run` on the tiny model; the run's directory."""
+        done = self.call("run", tiny_model(), "--suite", suite, *args, **environ)
+        return Path(done.stdout.rstrip("\n"))
+
+
+def command(*args: object) -> list[str]:
+    """The program's argv."""
+    return [sys.executable, "-m", "coordinate_eval", *map(str, args)]
+
+
+def until(holds: Callable[[], T], what: str) -> T:
+    """Wait until something is the case; its value."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        value = holds()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"not in {PATIENCE_SECONDS:g} s: {what}")
+
+
+def results(run: Path) -> dict[str, Any]:
+    """The results of a run, once they are there."""
+    until((run / "results.json").exists, f"results of {run}")
+    found: dict[str, Any] = json.loads((run / "results.json").read_text())
+    return found
+
+
+def scores(run: Path) -> dict[str, Any]:
+    """The scores of a complete run."""
+    found = results(run)
+    assert found["complete"], found["missing"]
+    return dict(found["results"])
+
+
+def published(run: Path, ledger: str = "outputs") -> list[Path]:
+    """Published spans of a run."""
+    return sorted((run / ledger).glob("*/*.jsonl"))
+
+
+def processes(*words: str) -> list[int]:
+    """Processes whose command line has all of these words."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if all(word in argv for word in words):
+                found.append(int(entry.name))
+    return found
+
+
+def kill(pids: Sequence[int]) -> None:
+    """SIGKILL, at once."""
+    assert pids, "no such process"
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)

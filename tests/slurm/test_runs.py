@@ -1,0 +1,240 @@
+"""Whole runs on a real controller: what is killed, lost or refused changes no score."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import Workspace, kill, processes, published, results, scores, until
+from tests.slurm.conftest import DevCluster
+from tests.tiny import tiny_model
+
+TASKS = ("tiny_choice", "tiny_cloze", "tiny_code", "tiny_sums")
+SLOW = ("--engine-args", '{"seconds_per_request": 0.2}')
+
+
+@pytest.fixture(scope="module")
+def workspace(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """One user for all tests of this file: requests are built once."""
+    return Workspace(tmp_path_factory.mktemp("user"))
+
+
+@pytest.fixture(scope="module")
+def expected(workspace: Workspace) -> dict[str, Any]:
+    """Scores of an undisturbed run."""
+    run = workspace.submit(workspace.suite(*TASKS), "--max-gpus", 4)
+    found = scores(run)
+    all_gone(workspace)
+    return found
+
+
+def all_gone(workspace: Workspace) -> None:
+    """Nothing is left in the queue or in the nodes' memory."""
+    until(lambda: not queue(), "an empty queue")
+    assert list(workspace.memory.iterdir()) == []
+
+
+def queue() -> list[str]:
+    answer = subprocess.run(
+        ["squeue", "-h", "-r", "-o", "%i %j %T %N"], capture_output=True, text=True, check=True
+    )
+    return answer.stdout.splitlines()
+
+
+def test_four_nodes_share_a_suite(workspace: Workspace, expected: dict[str, Any]) -> None:
+    run = workspace.submit(
+        workspace.suite(*TASKS), *SLOW, "--max-gpus", 8, "--nodes", "node[1-4]", "--run-dir",
+        workspace.folder / "four \"nodes\"\nand a line",
+        COORDINATE_EVAL_TRIAL_MEMORY_GIB="400",
+    )  # fmt: skip
+    assert scores(run) == expected
+    found = results(run)
+    assert found["items"] == {"tiny_choice": 12, "tiny_cloze": 10, "tiny_code": 5, "tiny_sums": 11}
+    nodes = {json.loads(p.read_text())["node"] for p in (run / "trials").glob("*.json")}
+    assert len(nodes) == 4
+    # A keeper and an array of trials a node, and arrays of metric jobs; its own was submitted
+    # by the command.
+    assert found["scheduler_calls"]["sbatch"] <= 2 * len(nodes) + 2
+    all_gone(workspace)
+
+
+def test_asking_again_runs_nothing(workspace: Workspace, expected: dict[str, Any]) -> None:
+    suite = workspace.suite(*TASKS)
+    done = workspace.call("run", tiny_model(), "--suite", suite, "--max-gpus", 4, "--json")
+    assert json.loads(done.stdout)["results"] == expected
+    assert queue() == []
+
+
+def test_a_killed_trial_loses_nothing(workspace: Workspace, expected: dict[str, Any]) -> None:
+    run = workspace.submit(
+        workspace.suite(*TASKS), *SLOW, "--max-gpus", 3, "--run-dir", workspace.folder / "trial"
+    )
+    claims = until(lambda: list(run.glob("claims/outputs/*/*.json")), "a claim")
+    kill([json.loads(claims[0].read_text())["pid"]])
+    assert scores(run) == expected
+    assert list(run.glob("claims/outputs/*/*.revoked"))
+    all_gone(workspace)
+
+
+def test_all_trials_killed_another_round_begins(
+    workspace: Workspace, expected: dict[str, Any]
+) -> None:
+    run = workspace.submit(
+        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / "round"
+    )
+    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
+    kill(processes("_trial", str(run)))
+    assert scores(run) == expected
+    assert (run / "rounds" / "1.json").exists()
+    all_gone(workspace)
+
+
+def test_a_killed_keeper_leaves_its_weights_to_the_trials(
+    workspace: Workspace, expected: dict[str, Any]
+) -> None:
+    run = workspace.submit(
+        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / "keeper"
+    )
+    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
+    kill(processes("_keep", str(run)))
+    assert scores(run) == expected
+    all_gone(workspace)
+
+
+def test_a_killed_supervisor_comes_back(workspace: Workspace, expected: dict[str, Any]) -> None:
+    run = workspace.submit(
+        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / "super"
+    )
+    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
+    kill(processes("_supervise", str(run)))
+    assert scores(run) == expected
+    assert (run / "supervisor" / "2.json").exists()
+    all_gone(workspace)
+
+
+def test_a_supervisor_lost_for_good_is_resumed(
+    workspace: Workspace, expected: dict[str, Any]
+) -> None:
+    run = workspace.submit(
+        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / "resumed"
+    )
+    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
+    (job,) = [json.loads(p.read_text())["job_id"] for p in run.glob("jobs/*super1.json")]
+    subprocess.run(["scancel", "--signal=KILL", "--full", job], check=True)
+    until(lambda: not any("super1" in line for line in queue()), "its end")
+    workspace.call("resume", run)
+    assert scores(run) == expected
+    all_gone(workspace)
+
+
+def test_a_cancelled_run_leaves_nothing_and_goes_on_when_asked(
+    workspace: Workspace, expected: dict[str, Any]
+) -> None:
+    run = workspace.submit(
+        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / "cancelled"
+    )
+    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
+    workspace.call("cancel", run)
+    all_gone(workspace)
+    assert "cancelled" in workspace.call("status", run).stdout
+    done = workspace.call("resume", run, "--wait", "--json")
+    assert json.loads(done.stdout)["results"] == expected
+    all_gone(workspace)
+
+
+def test_a_silent_controller_is_waited_for(
+    workspace: Workspace, expected: dict[str, Any], slurm_cluster: DevCluster
+) -> None:
+    run = workspace.submit(
+        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / "silent"
+    )
+    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
+    slurm_cluster.stop_controller()
+    try:
+        log = next(run.glob("logs/*super1*.log"))
+        until(lambda: "does not answer" in log.read_text(), "the supervisor to notice")
+        assert not list(run.glob("claims/outputs/*/*.revoked"))
+    finally:
+        slurm_cluster.start_controller()
+    assert scores(run) == expected
+    all_gone(workspace)
+
+
+def test_whole_nodes(workspace: Workspace, expected: dict[str, Any]) -> None:
+    run = workspace.submit(
+        workspace.suite(*TASKS), *SLOW, "--max-gpus", 3, "--partition", "whole", "--run-dir",
+        workspace.folder / "whole", COORDINATE_EVAL_SLURM_CPU_PARTITION="low",
+    )  # fmt: skip
+    assert scores(run) == expected
+    assert json.loads((run / "run.json").read_text())["exclusive"] is True
+    all_gone(workspace)
+
+
+def test_waiting_here_shows_progress_and_results(
+    workspace: Workspace, expected: dict[str, Any]
+) -> None:
+    done = workspace.call(
+        "run", tiny_model(), "--suite", workspace.suite(*TASKS), "--max-gpus", 2, "--wait",
+        "--run-dir", workspace.folder / "waited", "--json",
+    )  # fmt: skip
+    assert json.loads(done.stdout)["results"] == expected
+    assert "datasets scored" in done.stderr
+    all_gone(workspace)
+
+
+def test_nothing_free_says_so_and_a_queued_run_waits(
+    workspace: Workspace, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    busy = subprocess.run(
+        ["sbatch", "--parsable", "-N4", "--gres=gpu:h200:8", "--mem=100", "-o", tmp_path / "busy",
+         "--wrap", "sleep 600"], capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    try:
+        until(lambda: any("RUNNING" in line for line in queue()), "busy GPUs")
+        args = ("run", tiny_model(), "--suite", workspace.suite(*TASKS), "--max-gpus", 2)
+        where = ("--run-dir", workspace.folder / "queued")
+        done = workspace.call(*args, *where, status=2)
+        assert "node1: 8 of 8 GPUs in use" in done.stderr
+        assert "--queue" in done.stderr
+        assert not (workspace.folder / "queued").exists()
+        run = Path(workspace.call(*args, *where, "--queue").stdout.rstrip("\n"))
+        log = until(lambda: next(run.glob("logs/*super1*.log"), None), "its supervisor")
+        until(lambda: "waiting for a free GPU" in log.read_text(), "it to wait")
+    finally:
+        subprocess.run(["scancel", busy], check=True)
+    assert scores(run) == expected
+    all_gone(workspace)
+
+
+def test_a_refusal_is_passed_on_and_leaves_nothing(workspace: Workspace) -> None:
+    run = workspace.folder / "refused"
+    done = workspace.call(
+        "run", tiny_model(), "--suite", workspace.suite(*TASKS), "--max-gpus", 2, "--run-dir", run,
+        status=2, COORDINATE_EVAL_SLURM_EXTRA_ARGS='["--reservation=nobody"]',
+    )  # fmt: skip
+    assert "reservation" in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+    assert not run.exists()
+    all_gone(workspace)
+
+
+def test_another_checkpoints_directory_is_refused(
+    workspace: Workspace, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in tiny_model().iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    args = ("--suite", workspace.suite(*TASKS), "--run-dir", workspace.folder / "waited")
+    done = workspace.call("run", copy, *args, status=2)
+    assert str(copy) in done.stderr
+    assert "--run-dir" in done.stderr
+
+
+def test_published_responses_are_whole(workspace: Workspace, expected: dict[str, Any]) -> None:
+    run = workspace.folder / "trial"
+    seen = [json.loads(line) for path in published(run) for line in path.open()]
+    keys = [(r["dataset"], r["task"], r["doc"], r.get("index"), r.get("repeat")) for r in seen]
+    assert len(keys) == len(set(keys))

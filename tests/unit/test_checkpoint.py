@@ -1,0 +1,426 @@
+"""Checkpoints are described from headers; whatever is wrong is said with its path and a way out."""
+
+import collections
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from coordinate_eval.coordinator.checkpoint import inspect, tensor_parallel, unchanged
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Checkpoint, CheckpointFormat
+
+torch = pytest.importorskip("torch")
+
+CONFIG = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "max_position_embeddings": 512,
+}
+
+
+def sides(folder: Path, **config: Any) -> Path:  # noqa: ANN401
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def arrays(count: int = 2) -> dict[str, Any]:
+    return {f"w{n}": numpy.full((3, 5), n, dtype=numpy.float16) for n in range(count)}
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Path:
+    folder = sides(tmp_path / 'it\'s a "step"\n1')
+    save_file(arrays(), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    folder = sides(tmp_path / "sharded")
+    mapping = {}
+    for name, array in arrays(3).items():
+        save_file({name: array}, folder / f"part-{name}.safetensors")
+        mapping[name] = f"part-{name}.safetensors"
+    index = {"metadata": {"total_size": 90}, "weight_map": mapping}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_describes_a_folder(single: Path) -> None:
+    found = inspect(single)
+    weights = single / "model.safetensors"
+    assert found.path == str(single)
+    assert found.format is CheckpointFormat.SAFETENSORS
+    assert found.weights == [str(weights)]
+    assert found.files == [str(single / "config.json"), str(single / "tokenizer.json")]
+    assert found.bytes == weights.stat().st_size
+    assert (found.parameters, found.dtype) == (30, "float16")
+    assert (found.max_length, found.attention_heads) == (512, 4)
+    assert found.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2
+    assert Checkpoint.model_validate_json(found.line()) == found
+
+
+def test_takes_the_shards_of_the_index_and_no_others(sharded: Path) -> None:
+    (sharded / "consolidated.safetensors").write_bytes(b"not read")
+    (sharded / "optimizer.pt").write_bytes(b"not read")
+    found = inspect(sharded)
+    assert [Path(name).name for name in found.weights] == [
+        f"part-w{n}.safetensors" for n in range(3)
+    ]
+    assert found.parameters == 45
+    assert str(sharded / "model.safetensors.index.json") in found.files
+
+
+def test_stages_text_files_of_the_tokenizer_and_no_programs(single: Path) -> None:
+    tokenizer = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt")
+    more = ("special_tokens_map.json", "added_tokens.json", "spiece.model", "chat_template.jinja")
+    programs = ("tokenizer.py", "tokenization_x.py", "tokenizer.pkl", "tokenizer.bin")
+    others = ("trainer_state.json", "README.md", "training_args.bin")
+    wanted = ("generation_config.json", *tokenizer, *more)
+    for name in (*wanted, *programs, *others):
+        (single / name).write_text("{}")
+    names = {Path(name).name for name in inspect(single).files}
+    assert names == {*wanted, "config.json", "tokenizer.json"}
+
+
+def test_dominant_type_is_that_of_most_parameters(tmp_path: Path) -> None:
+    folder = sides(tmp_path)
+    tensors = {
+        "a": torch.zeros(100, dtype=torch.bfloat16),
+        "b": torch.zeros(40, dtype=torch.float32),
+        "c": torch.zeros(40, dtype=torch.int64),
+    }
+    from safetensors.torch import save_file as save
+
+    save(tensors, folder / "model.safetensors")
+    found = inspect(folder)
+    assert (found.parameters, found.dtype) == (180, "bfloat16")
+
+
+def test_a_moving_link_changes_nothing(single: Path, sharded: Path, tmp_path: Path) -> None:
+    latest = tmp_path / "latest"
+    latest.symlink_to(single)
+    found = inspect(latest)
+    latest.unlink()
+    latest.symlink_to(sharded)
+    assert found == inspect(single)
+    assert unchanged(found)
+
+
+def test_identity_follows_what_counts(single: Path, tmp_path: Path) -> None:
+    found = inspect(single)
+    copy = tmp_path / "copy"
+    shutil.copytree(single, copy)
+    assert inspect(copy).identity == found.identity
+    os.utime(copy / "config.json")
+    (copy / "README.md").write_text("new")
+    assert inspect(copy).identity == found.identity
+    os.utime(copy / "model.safetensors", ns=(1, 1))
+    assert inspect(copy).identity != found.identity
+    assert unchanged(found)
+    (single / "tokenizer.json").write_text('{"a": 1}')
+    assert not unchanged(found)
+    assert inspect(single).identity != found.identity
+
+
+def test_what_is_gone_is_not_unchanged(single: Path) -> None:
+    found = inspect(single)
+    (single / "model.safetensors").unlink()
+    assert not unchanged(found)
+
+
+@pytest.mark.parametrize(
+    ("config", "max_length", "heads", "kv_bytes"),
+    [
+        ({"text_config": {"max_position_embeddings": 99, "head_dim": 8}}, 99, 4, 2 * 2 * 2 * 8 * 2),
+        ({"max_position_embeddings": None, "n_positions": 7}, 7, 4, 256),
+        ({"max_position_embeddings": "many"}, 2048, 4, 256),
+        ({"num_key_value_heads": None}, 512, 4, 512),
+        ({"num_key_value_heads": None, "multi_query": True}, 512, 4, 128),
+        ({"num_key_value_heads": [1, 2, 4]}, 512, 4, 512),
+        ({"num_attention_heads": 0, "num_hidden_layers": -1}, 512, 1, 0),
+    ],
+)
+def test_reads_what_configs_call_differently(
+    single: Path, config: dict[str, Any], max_length: int, heads: int, kv_bytes: int
+) -> None:
+    sides(single, **config)
+    found = inspect(single)
+    assert (found.max_length, found.attention_heads) == (max_length, heads)
+    assert found.kv_bytes_per_token == kv_bytes
+
+
+def refused(path: Path, *hints: str, **flags: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        inspect(path, **flags)
+    for hint in hints:
+        assert hint in str(caught.value)
+
+
+def test_says_what_is_missing(single: Path, sharded: Path, tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", "nowhere", "does not exist")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "empty", "no weights")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    refused(tmp_path / "circle", "circle")
+    refused(Path("nul\0"), "no usable path")
+    (sharded / "part-w1.safetensors").unlink()
+    refused(sharded, "incomplete", "part-w1.safetensors", "1 of 3")
+    (sharded / "model.safetensors.index.json").unlink()
+    refused(sharded, "written last")
+    refused(single / "model.safetensors", "Give the folder")
+    (single / "tokenizer.json").unlink()
+    refused(single, "no tokenizer", "--tokenizer")
+    (single / "config.json").unlink()
+    refused(single, "no config.json", "--config")
+
+
+def test_says_what_is_malformed(single: Path, sharded: Path) -> None:
+    (single / "config.json").write_text('{\n"a": 1,\n!')
+    refused(single, "config.json", "line 3")
+    for content in ("[1]", "\x80", "", "[" * 100_000):
+        (single / "config.json").write_text(content, encoding="latin-1")
+        refused(single, "config.json")
+    sides(single)
+    (single / "model.safetensors").write_bytes(b"")
+    refused(single, "is empty")
+    save_file({}, single / "model.safetensors")
+    refused(single, "no parameters")
+    index = sharded / "model.safetensors.index.json"
+    mappings: tuple[object, ...] = (
+        None,
+        {},
+        {"a": "../x.safetensors"},
+        {"a": 1},
+        {"a": []},
+        {"a": "\ud800"},
+    )
+    for mapping in mappings:
+        index.write_text(json.dumps({"weight_map": mapping}))
+        refused(sharded, "model.safetensors.index.json")
+    index.write_text(json.dumps({"weight_map": {"elsewhere": "part-w1.safetensors"}}))
+    refused(sharded, "elsewhere")
+
+
+def test_config_and_tokenizer_may_lie_elsewhere(single: Path, tmp_path: Path) -> None:
+    other = sides(tmp_path / "other", max_position_embeddings=64)
+    (single / "tokenizer.json").unlink()
+    found = inspect(single, config=other / "config.json", tokenizer=other)
+    assert found.max_length == 64
+    assert found.files == [str(other / "config.json"), str(other / "tokenizer.json")]
+    refused(single, "nowhere", config=tmp_path / "nowhere")
+    refused(single, "must be named", config=other / "tokenizer.json")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root may read everything, and become another user")
+def test_says_what_cannot_be_read(single: Path, tmp_path: Path) -> None:
+    single.chmod(0)
+    code = (
+        "import sys, os; from pathlib import Path\n"
+        "from coordinate_eval.coordinator.checkpoint import inspect\n"
+        "from coordinate_eval.errors import UserError\n"
+        "os.setuid(65534)\n"
+        "try: inspect(Path(sys.argv[1]))\n"
+        "except UserError as error: print(error)\n"
+    )
+    tmp_path.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(single)], capture_output=True, text=True, check=True
+    )
+    assert "Permission denied" in done.stdout
+
+
+# -- files of torch.save ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = sides(tmp_path / "torch")
+    shared = torch.zeros(10, dtype=torch.bfloat16)
+    tensors = {"a": shared, "b": shared, "c": torch.zeros(4), "d": torch.zeros(6, 2).T}
+    torch.save(tensors, folder / "model.pt")
+    return folder
+
+
+def test_describes_a_state_dict(state: Path) -> None:
+    found = inspect(state)
+    file = inspect(state / "model.pt")
+    assert file.path == str(state / "model.pt")
+    assert file.model_copy(update={"path": found.path}) == found
+    assert found.format is CheckpointFormat.TORCH
+    assert found.weights == [str(state / "model.pt")]
+    assert (found.parameters, found.dtype) == (26, "float32")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "int8", "float64"])
+def test_knows_types_and_protocols(tmp_path: Path, protocol: int, dtype: str) -> None:
+    sides(tmp_path)
+    tensors = collections.OrderedDict(
+        a=torch.nn.Parameter(torch.zeros(3, 7), requires_grad=False).to(getattr(torch, dtype)),
+        b=torch.zeros(5).to(getattr(torch, dtype)),
+    )
+    torch.save(tensors, tmp_path / "x.bin", pickle_protocol=protocol)
+    found = inspect(tmp_path)
+    assert (found.parameters, found.dtype) == (26, dtype)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: {"model": state},
+        lambda state: {"state_dict": state, "epoch": 3, "lr": 0.1, "names": ["a"], "none": None},
+        lambda state: {"model": {"state_dict": state}},
+        lambda state: collections.OrderedDict(model_state_dict=state, rng=torch.zeros(99)),
+        lambda state: {"module": state, "optimizer": {"state": {0: {"exp": torch.zeros(99)}}}},
+    ],
+)
+def test_counts_the_model_in_a_training_state(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
+    sides(tmp_path)
+    torch.save(wrap({"a": torch.zeros(8), "b": torch.zeros(2)}), tmp_path / "x.pth")
+    assert inspect(tmp_path).parameters == 10
+
+
+def test_ignores_what_trainers_leave_and_asks_when_unsure(state: Path) -> None:
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "training_args.bin"):
+        (state / name).write_bytes(b"not read")
+    assert inspect(state).weights == [str(state / "model.pt")]
+    (state / "ema.pt").write_bytes(b"")
+    refused(state, "'ema.pt'", "'model.pt'")
+
+
+class Runs:
+    def __init__(self, function: Callable[..., Any], *arguments: object) -> None:
+        self.reduced = (function, arguments)
+
+    def __reduce__(self) -> Any:  # noqa: ANN401
+        return self.reduced
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_never_runs_what_a_file_says(tmp_path: Path, protocol: int, hidden: bool) -> None:
+    sides(tmp_path)
+    proof = tmp_path / "proof"
+    bomb = Runs(os.system, f"touch {proof}")
+    saved = {"a": torch.zeros(3), "b": [({"x": bomb},)]} if hidden else bomb
+    if protocol >= 2:
+        torch.save(saved, tmp_path / "x.pt", pickle_protocol=protocol)
+    else:
+        with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+            archive.writestr("x/data.pkl", pickle.dumps(bomb, protocol=protocol))
+    refused(tmp_path, "would run code", "system", "nothing was loaded")
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"",
+        b".",
+        b"N.",
+        b"garbage",
+        b"(i__main__\nX\n.",
+        b"(cos\nsystem\nS'true'\no.",
+        b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94h\x00h\x01\x93.",
+        b"\x80\x04}\x93.",
+        b"\x82\x01.",
+        b"Pid\n.",
+        b"}\x94S'model'\nh\x00s.",
+        b"K\x01Q.",
+        b")" + b"\x85" * 100_000 + b".",
+        b"ctorch._utils\n_rebuild_tensor_v2\n(" + b")" + b"\x85" * 100_000 + b"tR.",
+        b"]" * 10,
+        b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",
+    ],
+)
+def test_bad_pickles_are_refused(tmp_path: Path, pickled: bytes) -> None:
+    sides(tmp_path)
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("x/data.pkl", pickled)
+    refused(tmp_path, "x.pt")
+
+
+def test_other_formats_are_told_apart(tmp_path: Path) -> None:
+    sides(tmp_path)
+    torch.save({"a": torch.zeros(3)}, tmp_path / "x.pt", _use_new_zipfile_serialization=False)
+    refused(tmp_path, "x.pt", "save it again")
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("readme", "hello")
+    refused(tmp_path, "not one of torch.save")
+    torch.save({"epoch": 1}, tmp_path / "x.pt")
+    refused(tmp_path, "no state dict", "'epoch'")
+    torch.save([torch.zeros(3)], tmp_path / "x.pt")
+    refused(tmp_path, "no state dict")
+
+
+# -- torn files ---------------------------------------------------------------------------------
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.floats(0, 1, exclude_max=True))
+@pytest.mark.parametrize("kind", ["safetensors", "shard", "torch"])
+def test_a_file_cut_anywhere_is_reported(
+    single: Path, sharded: Path, state: Path, kind: str, cut: float
+) -> None:
+    folder, name = {
+        "safetensors": (single, "model.safetensors"),
+        "shard": (sharded, "part-w1.safetensors"),
+        "torch": (state, "model.pt"),
+    }[kind]
+    whole = (folder / name).read_bytes()
+    try:
+        (folder / name).write_bytes(whole[: int(len(whole) * cut)])
+        refused(folder, name)
+    finally:
+        (folder / name).write_bytes(whole)
+
+
+# -- parallel degree ----------------------------------------------------------------------------
+
+
+def of_size(gib: float, heads: int = 32, kv: int = 0) -> Checkpoint:
+    return Checkpoint(
+        path="/c", identity="", format=CheckpointFormat.SAFETENSORS, weights=[], files=[],
+        bytes=int(gib * 2**30), parameters=1, dtype="bfloat16", max_length=1,
+        attention_heads=heads, kv_bytes_per_token=kv,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "memory", "expected"),
+    [
+        (of_size(14), 80, 1),
+        (of_size(68), 80, 1),
+        (of_size(69), 80, 2),
+        (of_size(140), 80, 4),
+        (of_size(60, kv=2**20), 80, 1),
+        (of_size(67, kv=2**20), 80, 2),
+        (of_size(10_000), 0.0, 1),
+    ],
+)
+def test_takes_as_few_gpus_as_fit(checkpoint: Checkpoint, memory: float, expected: int) -> None:
+    assert tensor_parallel(checkpoint, memory, 8, 2048) == expected
+
+
+@pytest.mark.parametrize(("gib", "heads"), [(1000, 32), (140, 7), (140, 2)])
+def test_says_what_does_not_fit(gib: float, heads: int) -> None:
+    with pytest.raises(UserError, match=r"needs .* GiB .* a node has 8 GPUs of 80 GiB"):
+        tensor_parallel(of_size(gib, heads), 80, 8, 2048)

@@ -1,0 +1,108 @@
+"""The rules that engines share: what they refuse, how they sample, where a stop string cuts."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinate_eval.errors import EngineError
+from coordinate_eval.evaluators.engines import common
+from coordinate_eval.evaluators.engines.text import first_stop
+from coordinate_eval.evaluators.engines.transformers import batches
+from coordinate_eval.records import Request, RequestKind
+
+ASKED = Request(
+    dataset="d",
+    item=0,
+    task="it's a task",
+    doc=5,
+    prompt_hash="h",
+    kind=RequestKind.GENERATE,
+    tokens=[1, 2],
+    max_tokens=4,
+)
+
+short = st.text(alphabet="ab", max_size=6)
+
+
+def change(**fields: object) -> Request:
+    return ASKED.model_copy(update=fields)
+
+
+@given(st.lists(st.text(alphabet="ab", min_size=1, max_size=3), max_size=4), short, short)
+def test_a_text_is_cut_as_if_it_came_by_the_character(
+    stops: list[str], before: str, new: str
+) -> None:
+    if any(stop in before for stop in stops):
+        return  # it would have ended there
+    wanted = None
+    for length in range(len(before) + 1, len(before + new) + 1):
+        ended = [stop for stop in stops if (before + new)[:length].endswith(stop)]
+        if ended:
+            wanted = length - len(ended[0])
+            break
+    assert first_stop(before + new, stops, len(before)) == wanted
+
+
+def test_what_fits_exactly_is_taken() -> None:
+    common.check(change(tokens=[0, 9] * 2), max_length=5, most_scored=4, vocabulary=10)
+    with pytest.raises(EngineError, match=r"task \"it's a task\", document 5.* 5 tokens"):
+        common.check(change(tokens=[0] * 5), max_length=5, most_scored=9, vocabulary=10)
+    scored = change(kind=RequestKind.LOGLIKELIHOOD, continuation=[3], max_tokens=0)
+    common.check(scored, max_length=3, most_scored=3, vocabulary=4)
+    with pytest.raises(EngineError, match="3 tokens"):
+        common.check(scored, max_length=9, most_scored=2, vocabulary=4)
+
+
+def test_no_sampling_is_greedy_and_some_is_not() -> None:
+    assert common.sampling(ASKED)["temperature"] == 0
+    wanted = common.sampling(change(sampling={"top_k": 40.0, "seed": 3.0}))
+    assert wanted["temperature"] == 1
+    assert (wanted["top_k"], wanted["seed"]) == (40, 3)
+    assert type(wanted["top_k"]) is int
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -2.0])
+@pytest.mark.parametrize("name", list(common.SAMPLING))
+def test_values_that_no_engine_can_use_are_refused(name: str, value: float) -> None:
+    with pytest.raises(EngineError, match=f"document 5.*{name}"):
+        common.sampling(change(sampling={name: value}))
+
+
+@given(st.lists(st.tuples(st.sampled_from(RequestKind), st.integers(1, 9))), st.integers(1, 5))
+def test_batches_hold_everything_once_and_one_kind_each(
+    asked: list[tuple[RequestKind, int]], size: int
+) -> None:
+    requests = [change(item=n, kind=k, tokens=[1] * m) for n, (k, m) in enumerate(asked)]
+    cut = list(batches(requests, size))
+    assert sorted(r.item for batch in cut for r in batch) == list(range(len(requests)))
+    assert all(len(batch) <= size and len({r.kind for r in batch}) == 1 for batch in cut)
+
+
+@pytest.mark.parametrize(("engine", "module"), [("vllm", "vllm"), ("transformers", "torch")])
+def test_a_missing_extra_is_the_users_to_install(engine: str, module: str) -> None:
+    script = f"""
+import sys
+from pathlib import Path
+sys.modules[{module!r}] = None  # as if it were not installed
+from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.engines.base import start
+try:
+    start({engine!r}, Path("/nowhere"), tensor_parallel=1, max_length=64, args={{}})
+except UserError as error:
+    print(error)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert f"pip install 'coordinate-eval[{engine}]'" in ended.stdout
+
+
+def test_last_words_fit_on_a_line() -> None:
+    assert common.last_words(ValueError("one\n  two  \n\n")) == "ValueError: two"
+    assert common.last_words(KeyError()) == "KeyError"
+    advert = "wrong\nFor further information visit a page"
+    assert common.last_words(ValueError(advert)) == "ValueError: wrong"
