@@ -216,7 +216,7 @@ def test_without_a_round_one_is_asked_for() -> None:
 def test_rounds_that_bring_nothing_end_the_run() -> None:
     gone = facts(submitted=submitted(*KEEP, *TRIAL), idle_rounds=d.MAX_IDLE_ROUNDS)
     (finish,) = (a for a in d.decide(RUN, DIR, gone) if isinstance(a, d.Finish))
-    assert "published nothing" in finish.why
+    assert "answered nothing" in finish.why
 
 
 def test_shards_that_kill_every_trial_end_the_run() -> None:

@@ -58,7 +58,7 @@ def test_a_later_attempt_finds_whole_lines_only(tmp_path: Path) -> None:
     writer = PartWriter(book, SPAN, attempt)
     writer.write("one\n")
     writer.write("two\ntorn")
-    writer.release()
+    writer.give_back("released")
     again = book.claim(SPAN, "b", "2.0")
     assert again == 2
     assert list(book.lines_so_far(SPAN, again)) == [b"one\n", b"two\n"]

@@ -13,7 +13,7 @@ from coordinate_eval.coordinator.run import NodeShare, Round, Run, StageProgress
 from coordinate_eval.coordinator.rundir import RunDir, Span
 
 MAX_IDLE_ROUNDS = 3
-"""Rounds in a row that publish nothing before the run is given up."""
+"""Rounds in a row that answer nothing before the run is given up."""
 
 MAX_IDLE_ARRAYS = 3
 """Arrays of metric pullers in a row that publish nothing before answers are given up."""
@@ -189,7 +189,7 @@ def _over(run: Run, facts: Facts, round_: Round, share: NodeShare) -> bool:
 
 def _next_round(facts: Facts) -> list[Action]:
     if facts.idle_rounds >= MAX_IDLE_ROUNDS:
-        return [Finish(f"{facts.idle_rounds} rounds in a row published nothing")]
+        return [Finish(f"{facts.idle_rounds} rounds in a row answered nothing")]
     if not facts.claimable and not any(ledger == "outputs" for ledger, _ in facts.held):
         return [Finish("the shards that are left have killed every trial that ran them")]
     return [NewRound()] if facts.claimable else []

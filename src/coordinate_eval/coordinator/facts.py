@@ -8,7 +8,14 @@ from coordinate_eval.coordinator.decide import Facts
 from coordinate_eval.coordinator.jobs import keeper_name, trials_name
 from coordinate_eval.coordinator.ledger import Ledger
 from coordinate_eval.coordinator.metric import asked
-from coordinate_eval.coordinator.run import NodeShare, Round, Run, StageProgress, Submitted
+from coordinate_eval.coordinator.run import (
+    NodeShare,
+    Round,
+    Run,
+    StageProgress,
+    Submitted,
+    TrialProgress,
+)
 from coordinate_eval.coordinator.rundir import RunDir, Span
 from coordinate_eval.coordinator.score import unscored
 from coordinate_eval.coordinator.trial import trial_id
@@ -52,7 +59,7 @@ def gather(
         answerable=answers.undone(questions),
         unscored=len(unscored(run_dir, run)),
         scorable=scorable(run_dir, run, undone),
-        idle_rounds=idle_rounds(run_dir, run, rounds, len(spans) - len(undone)),
+        idle_rounds=idle_rounds(run_dir, run, rounds),
         idle_arrays=idle_arrays,
     )
 
@@ -74,23 +81,30 @@ def scorable(run_dir: RunDir, run: Run, undone: list[Span]) -> int:
     )
 
 
-def idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], published: int) -> int:
-    """How many of the last rounds began and published nothing; those that the queue never let
+def idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round]) -> int:
+    """How many of the last rounds began and answered nothing; those that the queue never let
     begin are no sign of a fault.
     """
     idle = 0
     for round_ in reversed(rounds):
-        if round_.published != published:
+        trials = list(_trials(run_dir, round_))
+        if any(trial.responses for trial in trials):
             break
-        idle += any(_began(run_dir, run, round_, share) for share in round_.shares)
+        idle += bool(trials) or any(_hopeless(run_dir, run, round_, s) for s in round_.shares)
     return idle
 
 
-def _began(run_dir: RunDir, run: Run, round_: Round, share: NodeShare) -> bool:
-    """Whether a trial ran on the node, or it was plain that none could."""
-    trials = (trial_id(share.node, index, round_.number) for index in range(share.trials))
-    if any(run_dir.trial(trial).exists() for trial in trials):
-        return True
+def _trials(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:
+    """What the trials of a round said of themselves."""
+    for share in round_.shares:
+        for index in range(share.trials):
+            path = run_dir.trial(trial_id(share.node, index, round_.number))
+            if (found := files.read_record_if_there(path, TrialProgress)) is not None:
+                yield found
+
+
+def _hopeless(run_dir: RunDir, run: Run, round_: Round, share: NodeShare) -> bool:
+    """Whether the node could not be used: its keeper failed, or Slurm refused a job."""
     stage = files.read_record_if_there(run_dir.stage(round_.number, share.node), StageProgress)
     if stage is not None and stage.state == "failed":
         return True

@@ -39,7 +39,7 @@ class Claim(Record):
 
 
 class Revocation(Record):
-    """Why an attempt is over: its owner gave it back, or died."""
+    """Why an attempt is over: its owner gave it back, or it or its engine died."""
 
     cause: Literal["released", "died"]
     time: float
@@ -170,10 +170,10 @@ class PartWriter:
             self._ledger.run.part(self._ledger.name, span, earlier).unlink(missing_ok=True)
         return won
 
-    def release(self) -> None:
+    def give_back(self, cause: Literal["released", "died"]) -> None:
         """Keep the lines for whoever comes next, and let them come."""
         self._file.close()
-        self._ledger.revoke(self._span, self._attempt, "released")
+        self._ledger.revoke(self._span, self._attempt, cause)
 
 
 def _last_attempt(listing: set[str], span: Span) -> int:

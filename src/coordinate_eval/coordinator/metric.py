@@ -74,6 +74,7 @@ def _answer(run_dir: RunDir, ledger: Ledger, span: Span, attempt: int, sandbox: 
         for answer in sandbox.run_many(list(questions.values()), workers=1):
             writer.write(answer.line())
     except BaseException:
-        writer.release()
+        # Programs die alone, in their sandbox: whatever ends a puller is not what they hold.
+        writer.give_back("released")
         raise
     writer.publish()

@@ -66,7 +66,6 @@ class Round(Record):
     created: float
     shares: list[NodeShare]
     minutes: int = Field(description="time limit of trials and keepers")
-    published: int = Field(default=0, description="spans published before it began")
 
 
 class Submitted(Record):

@@ -31,9 +31,9 @@ from coordinate_eval.coordinator.process import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.run import NodeShare, Round, Run, Submitted
 from coordinate_eval.coordinator.rundir import RunDir
 from coordinate_eval.coordinator.score import unscored
-from coordinate_eval.coordinator.select import NoFreeGpu, choose
+from coordinate_eval.coordinator.select import choose
 from coordinate_eval.coordinator.stage import staged_bytes
-from coordinate_eval.errors import ClusterSilent, SubmitRefused
+from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.records import CheckpointFormat, Record
 
 MAX_BACKOFF_SECONDS = 60.0
@@ -122,9 +122,12 @@ class Supervisor:
                         return self._finish(action, facts)
                     self._act(action, tasks)
                 pause = poll_seconds
-            except ClusterSilent as error:
+            except SubmitRefused:
+                raise
+            except ClusterError as error:
                 pause = min(MAX_BACKOFF_SECONDS, 2 * pause)
-                self._tell(None, f"the scheduler does not answer, next try in {pause:g} s: {error}")
+                what = "does not answer" if isinstance(error, ClusterSilent) else "fails"
+                self._tell(None, f"the scheduler {what}, next try in {pause:g} s: {error}")
             self._tend_scorer()
             if time.time() > self._handover:
                 self._hand_over()
@@ -175,7 +178,6 @@ class Supervisor:
     def _new_round(self) -> None:
         """Ask which nodes are free now; nothing happens while none is."""
         rounds = list(read_rounds(self._dir))
-        published = sum(1 for _ in self._dir.root.glob("outputs/*/*.jsonl"))
         run = self._run
         nodes, busy = self._cluster.nodes()
         if run.gpu_type:
@@ -183,7 +185,7 @@ class Supervisor:
         gib = keeper_gib(run)
         try:
             chosen = choose(nodes, busy, run.settings, run.tensor_parallel, gib)
-        except NoFreeGpu as error:
+        except UserError as error:
             self._tell(None, f"waiting for a free GPU: {str(error).splitlines()[0]}")
             return
         left = Ledger(self._dir, "outputs").undone(s.span for s in run.shards)
@@ -203,7 +205,6 @@ class Supervisor:
                 trial.min_minutes,
                 trial.max_minutes,
             ),
-            published=published,
         )
         files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
 
@@ -226,7 +227,7 @@ class Supervisor:
         """Wait for keepers to leave; cancel whatever else there is, and them if they stay."""
         give_up = time.monotonic() + DRAIN_SECONDS
         while True:
-            with contextlib.suppress(ClusterSilent):
+            with contextlib.suppress(ClusterError):
                 tasks = [
                     t
                     for t in self._cluster.poll(jobs.prefix(self._run))
@@ -247,14 +248,12 @@ class Supervisor:
             time.sleep(min(1.0, self._run.settings.supervisor.poll_seconds))
 
     def _tend_scorer(self) -> None:
-        """Have a scorer while there is something that only it can do."""
+        """Have a scorer while anything is unscored: it loads the harness while engines start."""
         if self._scorer is not None and self._scorer.poll() is not None:
             if self._scorer.returncode:
                 self._scorers += 1
             self._scorer = None
         if self._scorer is not None or not unscored(self._dir, self._run):
-            return
-        if not any(self._dir.root.glob("outputs/*/*.jsonl")):
             return
         if self._scorers >= MAX_SCORERS:
             tail = report.log_tail(self._dir, "score")

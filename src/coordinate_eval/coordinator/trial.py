@@ -13,6 +13,7 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Literal
 
 from coordinate_eval.coordinator import files
 from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
@@ -88,20 +89,28 @@ class Trial:
         place = StagePlace(self._run.settings.stage.root, self._run.id, self._node)
         with place.hold():
             self.progress("staging")
+            settings = self._run.settings.engine
+            engines.prepare(settings.name, self._run.tensor_parallel)
             self._wait_for_weights(place)
             self.progress("starting")
             engine = engines.start(
-                self._run.settings.engine.name,
+                settings.name,
                 place.folder,
                 tensor_parallel=self._run.tensor_parallel,
                 max_length=self._run.max_length,
-                args=self._run.settings.engine.args,
+                args=settings.args,
             )
             try:
                 self.progress("running")
                 self._answer(engine)
+            except StopTrial:
+                self._give_back("released")
+                raise
+            except BaseException:
+                # What is open now may be what ended the engine: it counts as a death.
+                self._give_back("died")
+                raise
             finally:
-                self._release_all()
                 engine.close()
 
     def progress(self, state: str, message: str = "") -> None:
@@ -214,10 +223,11 @@ class Trial:
         if left:
             raise RecordError(f"the engine left requests of {left[0]} unanswered")
 
-    def _release_all(self) -> None:
+    def _give_back(self, cause: Literal["released", "died"]) -> None:
+        """Let others have what is not finished; its lines so far are theirs to use."""
         for works in self._open.values():
             for work in works.values():
-                work.writer.release()
+                work.writer.give_back(cause)
         self._open.clear()
 
 

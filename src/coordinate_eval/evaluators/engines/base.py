@@ -33,6 +33,19 @@ class Engine(Protocol):
         ...
 
 
+def prepare(name: str, tensor_parallel: int) -> None:
+    """Do what the start of an engine needs before it needs weights: they may still be on their
+    way.
+
+    Raises:
+        UserError: the engine is not installed.
+    """
+    if name == "vllm":
+        from coordinate_eval.evaluators.engines import vllm
+
+        vllm.prepare(tensor_parallel)
+
+
 def start(
     name: str, model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
 ) -> Engine:

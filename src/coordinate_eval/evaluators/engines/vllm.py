@@ -45,6 +45,17 @@ _SAFE_FORMATS = ("safetensors", "fastsafetensors", "runai_streamer", "instantten
 """Load formats that read nothing but safetensors, which cannot hold code."""
 
 
+def prepare(tensor_parallel: int) -> None:
+    """Import vLLM, which takes seconds and needs no weights.
+
+    Raises:
+        UserError: it is not installed, or broken.
+    """
+    _set_environment(tensor_parallel)
+    # `import vllm` alone loads next to nothing, and so would not show that it is broken.
+    common.load("vllm.engine.llm_engine", "coordinate-eval[vllm]")
+
+
 class VllmEngine:
     """A model loaded into vLLM, from a folder of safetensors; no code in it is run.
 
@@ -68,9 +79,7 @@ class VllmEngine:
     def __init__(
         self, model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
     ) -> None:
-        _set_environment(tensor_parallel)
-        # `import vllm` alone loads next to nothing, and so would not show that it is broken.
-        common.load("vllm.engine.llm_engine", "coordinate-eval[vllm]")
+        prepare(tensor_parallel)
         vllm = importlib.import_module("vllm")
         arguments = _arguments(model, tensor_parallel, max_length, args)
         if _on_cpu() and arguments["enforce_eager"]:
