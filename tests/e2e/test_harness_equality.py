@@ -108,7 +108,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=1,
     )
     model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]  # not typed there
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     rows = [
         [*tokenizer.encode(prompt), *tokenizer.encode(answer, add_special_tokens=False), 1]
         for prompt, answer in lessons

@@ -7,8 +7,6 @@ the peak that serving engines reach; figures only predict, and trials pull, so t
 costs balance and nothing else.
 """
 
-import math
-
 from pydantic import Field
 
 from coordinate_eval.priors.gpus import Gpu
@@ -54,21 +52,18 @@ def gpu_seconds(work: Work, model: Model, gpu: Gpu) -> float:
     """Seconds of one trial for all of the work, engine start apart."""
     degree = model.tensor_parallel
     prefill = 2 * model.parameters * work.prompt_tokens / (gpu.flops * PREFILL_EFFICIENCY * degree)
-    steps = work.output_tokens / max(1.0, min(MAX_SEQUENCES, work.requests))
-    decode = steps * _step_seconds(work, model, gpu)
+    sequences = max(1.0, min(MAX_SEQUENCES, work.requests))
+    decode = work.output_tokens / sequences * _step_seconds(work, model, gpu, sequences)
     return max(1e-3, prefill + decode + work.requests * REQUEST_SECONDS)
 
 
 def floor_seconds(work: Work, model: Model, gpu: Gpu) -> float:
     """Latency of the longest item alone, which splitting does not shorten."""
-    alone = work.model_copy(update={"requests": 1.0})
-    return work.longest_output_tokens * _step_seconds(alone, model, gpu)
+    return work.longest_output_tokens * _step_seconds(work, model, gpu, 1.0)
 
 
-def _step_seconds(work: Work, model: Model, gpu: Gpu) -> float:
-    """One decoding step of as many sequences as run at once."""
-    sequences = max(1.0, min(MAX_SEQUENCES, work.requests))
-    tokens = (work.prompt_tokens + work.output_tokens / 2) / max(1.0, work.requests)
-    read = model.bytes + sequences * tokens * model.kv_bytes_per_token
-    seconds = read / (gpu.bandwidth * DECODE_EFFICIENCY * model.tensor_parallel)
-    return seconds if math.isfinite(seconds) else 0.0
+def _step_seconds(work: Work, model: Model, gpu: Gpu, sequences: float) -> float:
+    """One decoding step of so many sequences, half of their output behind them."""
+    context = (work.prompt_tokens + work.output_tokens / 2) / max(1.0, work.requests)
+    read = model.bytes + sequences * context * model.kv_bytes_per_token
+    return read / (gpu.bandwidth * DECODE_EFFICIENCY * model.tensor_parallel)

