@@ -68,13 +68,23 @@ def with_default_command(args: list[str]) -> list[str]:
     return ["run", *args]
 
 
-@app.callback()
-def _group(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         sys.stdout.write(f"{__version__}\n")
         raise typer.Exit
+
+
+@app.callback()
+def _group(
+    version: Annotated[
+        bool,
+        # Eager, so that it is answered before a command is missed.
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -253,9 +263,14 @@ def _json_object(name: str, text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_number)
     except ValueError as error:
         raise typer.BadParameter(f"not JSON: {error}", param_hint=name) from error
     if not isinstance(value, dict):
         raise typer.BadParameter("must be a JSON object", param_hint=name)
     return value
+
+
+def _no_number(constant: str) -> float:
+    """NaN and the infinities, which Python reads and JSON does not have."""
+    raise ValueError(f"{constant} is no number")

@@ -88,6 +88,8 @@ def load(path: Path) -> ClusterFile:
         raise UserError(f"cluster file {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise UserError(f"cluster file {path} is not YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"cluster file {path}: it must be a mapping with `nodes`")
     try:
         cluster = ClusterFile.model_validate(tree)
     except ValidationError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import EngineSettings, Record, SlurmSettings
@@ -21,14 +21,20 @@ PREFIX = "COORDINATE_EVAL_"
 FILE_VARIABLE = "COORDINATE_EVAL_CONFIG"
 
 
-class StageSettings(Record):
+class _Section(Record):
+    """A part of the settings: no figure in it may be infinite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class StageSettings(_Section):
     """Where weights are staged and what that costs."""
 
     root: str = Field(default="/dev/shm", description="a memory file system of each node")  # noqa: S108
     gigabits_per_node: float = Field(default=25.0, gt=0, description="storage link of one node")
 
 
-class TrialSettings(Record):
+class TrialSettings(_Section):
     """What one trial asks for, GPUs apart."""
 
     cpus: int = Field(default=4, ge=1)
@@ -41,7 +47,7 @@ class TrialSettings(Record):
     max_minutes: int = Field(default=720, ge=1, description="longest time limit asked for")
 
 
-class MetricSettings(Record):
+class MetricSettings(_Section):
     """How questions of metrics are answered."""
 
     cpus: int = Field(default=8, ge=1, description="cores for all metric jobs together")
@@ -49,7 +55,7 @@ class MetricSettings(Record):
     allow_unsafe_code: bool = Field(default=False, description="run programs without isolation")
 
 
-class SupervisorSettings(Record):
+class SupervisorSettings(_Section):
     """How a run is watched."""
 
     poll_seconds: float = Field(default=5.0, gt=0)
@@ -59,7 +65,7 @@ class SupervisorSettings(Record):
     cpus: int = Field(default=2, ge=1)
 
 
-class RaySettings(Record):
+class RaySettings(_Section):
     """The embedded cluster of this machine."""
 
     gpus: int | None = Field(default=None, ge=1, description="else those found; one without any")

@@ -1,5 +1,6 @@
 """Commands on a run that exists: find it, show it, cancel it, supervise it as a job."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,11 @@ def find(name: str | None, settings: Settings) -> RunDir:
     """
     home = Path(settings.runs_dir).expanduser()
     if name is not None:
-        for root in (Path(name), home / name):
-            if (root / "run.json").exists():
-                return RunDir(root.resolve())
+        # A name may be too long to be a path at all.
+        with contextlib.suppress(OSError):
+            for root in (Path(name), home / name):
+                if (root / "run.json").exists():
+                    return RunDir(root.resolve())
         raise UserError(f"no run {name!r}: neither a run directory nor an id under {home}")
     runs = [p.parent for p in home.glob("*/run.json")]
     if not runs:

@@ -159,7 +159,7 @@ class opened:  # noqa: N801 - used as a function in `with`
             return SlurmCluster(self._settings.slurm)
         from coordinate_eval.coordinator.ray_backend import RayCluster
 
-        cluster = RayCluster(self._settings.ray)
+        cluster = RayCluster(self._settings.ray, self._settings.trial)
         self._close = cluster.close
         return cluster
 

@@ -54,8 +54,9 @@ def choose_nodes(
 
     Raises:
         NoFreeGpu: nothing is free now.
-        UserError: the checkpoint fits no GPU, or no node's memory.
+        UserError: the checkpoint fits no GPU, or no node's memory; a named node is not there.
     """
+    select.check_names(settings.nodes, nodes, busy)
     converting = checkpoint.format is CheckpointFormat.TORCH
     gib = jobs.keeper_memory_gib(staged_bytes(checkpoint), converting)
     choices: list[Choice] = []

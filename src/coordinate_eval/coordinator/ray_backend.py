@@ -4,6 +4,8 @@ Ray hands out cores and GPUs and sets CUDA_VISIBLE_DEVICES; the driver is the su
 it ends, however it ends, Ray's workers end, and each job ends with its worker.
 """
 
+import contextlib
+import io
 import logging
 import os
 import subprocess
@@ -21,7 +23,7 @@ from coordinate_eval.coordinator.cluster import (
     State,
     TaskStatus,
 )
-from coordinate_eval.coordinator.config import RaySettings
+from coordinate_eval.coordinator.config import RaySettings, TrialSettings
 from coordinate_eval.coordinator.files import token
 from coordinate_eval.coordinator.process import ENDS_WITH_PARENT
 from coordinate_eval.errors import UserError
@@ -46,7 +48,7 @@ class _Task:
 class RayCluster:
     """One machine; see `cluster.Cluster` for what the methods promise."""
 
-    def __init__(self, settings: RaySettings) -> None:
+    def __init__(self, settings: RaySettings, trial: TrialSettings) -> None:
         try:
             import ray
         except ImportError as error:
@@ -55,18 +57,20 @@ class RayCluster:
                 "pip install 'coordinate-eval[ray]'"
             ) from error
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        self._ray = ray
+        self._ray, self._trial = ray, trial
         self._gpus, self._gpu_type, self._gpu_memory_gib = _gpus(settings)
-        ray.init(
-            num_cpus=settings.cpus or os.cpu_count() or 1,
-            num_gpus=self._gpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-            namespace="coordinate-eval",
-        )
+        # It says on stderr at every start that it asks for a token, which it also makes itself.
+        with contextlib.redirect_stderr(io.StringIO()):
+            ray.init(
+                num_cpus=settings.cpus or os.cpu_count() or 1,
+                num_gpus=self._gpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                namespace="coordinate-eval",
+            )
         self._start = ray.remote(max_retries=0)(_run)
         self._session = token()
         self._tasks: list[_Task] = []
@@ -80,7 +84,6 @@ class RayCluster:
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """This machine, with what Ray has not handed out."""
         free = self._ray.available_resources()  # type: ignore[no-untyped-call]  # Ray's
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
         node = Node(
             name=NODE,
             gpus=self._gpus,
@@ -88,7 +91,8 @@ class RayCluster:
             gpu_type=self._gpu_type,
             gpu_memory_gib=self._gpu_memory_gib,
             cpus=1 << 20,
-            memory_gib=memory / 2**30,
+            # Nothing is reserved for trials on one's own machine; the weights must surely fit.
+            memory_gib=_available_gib() + self._gpus * self._trial.memory_gib,
         )
         if node.free_gpus:
             return [node], []
@@ -154,6 +158,14 @@ def _run(argv: list[str], environment: dict[str, str], log: str) -> int:
             stderr=subprocess.STDOUT,
             check=False,
         ).returncode
+
+
+def _available_gib() -> float:
+    """Memory that processes can still take, from Linux's own estimate."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) / 2**20
+    return 0.0
 
 
 def _state(task: _Task, ended: bool) -> State:

@@ -56,6 +56,24 @@ def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: f
     return max(0, min(by_gpus, by_cpus, by_memory))
 
 
+def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy]) -> None:
+    """Whether all nodes that `--nodes` names are there, free or not.
+
+    Raises:
+        UserError: one is not, or none is named; waiting for it would be in vain.
+    """
+    _, names = _wanted(wanted)
+    if names is None:
+        return
+    if not names:
+        raise UserError(f"--nodes {wanted!r} names no node")
+    unknown = names - {n.name for n in nodes} - {b.name for b in busy}
+    if unknown:
+        raise UserError(
+            f"--nodes {wanted!r}: no node with GPUs is named {', '.join(sorted(unknown))}"
+        )
+
+
 def expand(names: str) -> list[str]:
     """Node names from Slurm's list syntax, such as `gpu[1-3,07],login`.
 
@@ -72,7 +90,10 @@ def expand(names: str) -> list[str]:
             first, _, last = piece.partition("-")
             if not first.isdigit() or (last and not last.isdigit()):
                 raise UserError(f"--nodes {names!r}: cannot read {part!r}")
-            for number in range(int(first), int(last or first) + 1):
+            numbers = range(int(first), int(last or first) + 1)
+            if not numbers:
+                raise UserError(f"--nodes {names!r}: {piece} counts backwards")
+            for number in numbers:
                 filled = f"{part[: match.start()]}{number:0{len(first)}d}{part[match.end() :]}"
                 found += expand(filled)
     return [name for name in found if name]
@@ -81,7 +102,7 @@ def expand(names: str) -> list[str]:
 def _wanted(nodes: str | None) -> tuple[int | None, set[str] | None]:
     if nodes is None:
         return None, None
-    if nodes.isdigit():
+    if nodes.isdecimal():
         if int(nodes) < 1:
             raise UserError("--nodes must be at least 1")
         return int(nodes), None

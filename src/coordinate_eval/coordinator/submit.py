@@ -37,8 +37,11 @@ def existing(root: Path, checkpoint: Checkpoint, suite: Suite, settings: Setting
     Raises:
         UserError: the directory is of another run, or is no run directory.
     """
-    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
-        return None
+    try:
+        if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+            return None
+    except OSError as error:
+        raise UserError(f"run directory {root}: {error.strerror}") from error
     if not root.is_dir():
         raise UserError(f"run directory {root} is a file")
     run = files.read_record_if_there(RunDir(root).run, Run)

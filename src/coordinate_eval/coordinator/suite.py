@@ -74,7 +74,7 @@ def load(name: str) -> Suite:
         UserError: there is none, or it is malformed; with file and line.
     """
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.exists():
+    if path.suffix in (".yaml", ".yml") or _exists(path):
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -182,6 +182,13 @@ def _strings(tree: _Located, key: str, where: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
         raise _wrong(where, tree.lines[key], f"{key} must be a list of folders")
     return value
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, or with a NUL: no path at all
+        return False
 
 
 def _located(value: dict[str, Any], line: int) -> _Located:
