@@ -85,6 +85,9 @@ class Coordinator:
             "COORDINATE_EVAL_RUNS_DIR": str(folder / "runs"),
             "HF_DATASETS_CACHE": str(folder / "cache" / "datasets"),
             "HF_HUB_OFFLINE": "1",
+            # What an engine with so small a model takes; a laptop has not the usual 16 GiB free.
+            "COORDINATE_EVAL_TRIAL_MEMORY_GIB": "4",
+            "COORDINATE_EVAL_TRIAL_CPUS": "1",
         }
 
     def call(self, step: int, checkpoint: Path) -> Evaluation:

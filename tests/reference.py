@@ -1,18 +1,24 @@
-"""The harness's own command, `lm_eval --model hf`, as what our scores are measured against."""
+"""For runs of real engines: what their scores are measured against, and patience.
+
+The measure is the harness's own command, `lm_eval --model hf`.
+"""
 
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 RELATIVE_TOLERANCE = 1e-4
-"""Between two engines, of scores that are sums of log-probabilities: in float32 they differ by
-up to 1e-5 a continuation."""
+"""Of scores that are sums of log-probabilities: two engines in float32 differ by up to 1e-5 a
+continuation.
+"""
 
 _OF_LOGPROBS = ("perplexity", "bits_per_byte", "brier_score")
 
@@ -75,3 +81,24 @@ def compare(
         for task in sorted(ours.keys() | theirs.keys())
         for metric in sorted(ours.get(task, {}).keys() | theirs.get(task, {}).keys())
     ]
+
+
+def ended(run: Path) -> dict[str, Any]:
+    """What `results.json` says once it is there, however long engines take to start here."""
+    while not (run / "results.json").exists():
+        time.sleep(0.2)
+    found: dict[str, Any] = json.loads((run / "results.json").read_text())
+    return found
+
+
+def roomy(checkpoint: Path, folder: Path, tokens: int) -> Path:
+    """A copy of the tiny model, in `folder`, that takes prompts of so many tokens.
+
+    The harness's own classes for transformers and vLLM cut longer prompts differently, so their
+    scores differ too. (Rotary positions have no weights: any context is as good as another.)
+    """
+    shutil.copytree(checkpoint, folder)
+    config = folder / "config.json"
+    made = json.loads(config.read_text()) | {"max_position_embeddings": tokens}
+    config.write_text(json.dumps(made))
+    return folder

@@ -6,7 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,17 @@ def _train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
     return fast
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """More threads than idle cores make a tiny model slower, not faster."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of two layers that has learnt some of the fixtures."""
@@ -151,7 +162,8 @@ def lm_eval(checkpoint: Path, workplace: Path, tmp_path_factory: pytest.TempPath
                 "--output_path", str(out), "--confirm_run_unsafe_code", *options,
             ],
             cwd=workplace, check=True, capture_output=True, text=True,
-            env={**os.environ, "HF_ALLOW_CODE_EVAL": "1", "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "HF_ALLOW_CODE_EVAL": "1", "HF_HUB_OFFLINE": "1",
+                 "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         (path,) = out.glob("**/results_*.json")
         results: dict[str, Any] = json.loads(path.read_text())

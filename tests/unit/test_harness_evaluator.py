@@ -404,7 +404,7 @@ def test_a_dataset_without_items_is_refused(evaluator: Evaluators, tmp_path: Pat
 def test_what_lies_on_an_unreachable_hub_is_said_to(
     evaluator: Evaluators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import datasets.config  # type: ignore[import-untyped]  # has no types
+    import datasets.config
     import huggingface_hub.constants
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("evaluate")
 
-import evaluate  # type: ignore[import-untyped]  # has no types
+import evaluate
 from hypothesis import given
 from hypothesis import strategies as st
 

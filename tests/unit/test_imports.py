@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from tests.runs import PATIENCE_SECONDS, Workspace
 from tests.tiny import tiny_model
 

@@ -6,9 +6,10 @@ import pytest
 
 from coordinate_eval.coordinator import suite
 from coordinate_eval.errors import UserError
+from coordinate_eval.records import Suite
 
 
-def parse(text: str, folder: Path = Path()) -> suite.Suite:
+def parse(text: str, folder: Path = Path()) -> Suite:
     return suite.parse(text, where="my.yaml", folder=folder)
 
 

@@ -1,5 +1,3 @@
-# mypy: disable-error-code="import-untyped"
-# (lm_eval has no types.)
 """The evaluator over lm-evaluation-harness: its tasks, prompts and metrics, without its models.
 
 `build` asks the harness for all prompts of a dataset and tokenizes them as its model classes do.

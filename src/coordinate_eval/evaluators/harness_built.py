@@ -1,5 +1,3 @@
-# mypy: disable-error-code="import-untyped"
-# (lm_eval has no types.)
 """A dataset with all of its prompts, built whole by the harness, and what was answered to them."""
 
 import hashlib

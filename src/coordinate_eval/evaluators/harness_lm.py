@@ -1,5 +1,3 @@
-# mypy: disable-error-code="import-untyped"
-# (lm_eval has no types.)
 """Two language models without a model: one answers with tokens, one with recorded responses.
 
 `RequestModel` is the tokenizing half of the harness's own model classes. Where these differ, in

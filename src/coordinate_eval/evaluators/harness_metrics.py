@@ -1,5 +1,3 @@
-# mypy: disable-error-code="import-untyped"
-# (evaluate has no types.)
 """The `code_eval` metric with the execution taken out of it.
 
 Tasks that run generated programs get them judged by `evaluate.load("code_eval")`, which lives on

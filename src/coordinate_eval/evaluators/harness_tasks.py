@@ -1,5 +1,3 @@
-# mypy: disable-error-code="import-untyped"
-# (lm_eval has no types.)
 """Loading the harness's tasks, groups and tags as its own command does, and saying what is wrong.
 
 The index of the harness's own fifteen thousand tasks takes some ten seconds to read. It is left
@@ -176,8 +174,10 @@ def in_words(error: BaseException) -> str:
 def _check(name: str, task: Task) -> None:
     """Refuse now what would fail after the GPUs have done their part."""
     kind = task.get_config("output_type") or task.OUTPUT_TYPE
-    if kind not in _SUPPORTED or getattr(task, "MULTIMODAL", False):
-        raise ValueError(f"task {name!r} is of a kind that is not supported ({kind}, multimodal?)")
+    if kind not in _SUPPORTED:
+        raise ValueError(f"task {name!r} has output_type {kind!r}, which is not supported")
+    if getattr(task, "MULTIMODAL", False):
+        raise ValueError(f"task {name!r} needs images or sound, which are not supported")
     if task.get_config("process_results") is not None:
         return
     for metric, function in getattr(task, "_metric_fn_list", {}).items():

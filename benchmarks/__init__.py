@@ -1,0 +1,1 @@
+"""What this program is measured by: `python -m benchmarks`."""

@@ -1,0 +1,255 @@
+"""The measured part of `one_job_per_dataset`: a suite in fast motion on a real Slurm.
+
+Every dataset becomes one of made-up items whose requests take as long as its prediction says,
+divided by the speed; where its metric is expensive, programs that sleep are its metric. A job of
+its own for a dataset is `python -m benchmarks._rehearsal ORDER`, ORDER being JSON.
+"""
+
+import fcntl
+import importlib.util
+import json
+import math
+import os
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import yaml
+from tests.reference import ended
+from tests.runs import Workspace
+from tests.tiny import tiny_model
+
+from coordinate_eval.coordinator.plan import Cost
+from coordinate_eval.evaluators.code import Sandbox
+from coordinate_eval.evaluators.engines import base as engines
+from coordinate_eval.records import Question, Request
+
+SECONDS_PER_REQUEST = 0.02
+PROGRAM_SECONDS = 1.0
+"""Of one program of a metric: less than the harness's limit of 3 s."""
+
+GPUS_PER_NODE = 2
+CPUS_PER_JOB = 4
+
+_ROOT = Path(__file__).resolve().parents[1]
+_ITEMS = """
+import evaluate
+from datasets import Dataset, DatasetDict
+
+_judge = evaluate.load("code_eval")
+
+
+def load(*, items, seconds=0.0, **_):
+    program = "import time; time.sleep({seconds})  # {item}"
+    rows = [
+        {"question": f"Item {i}", "program": program.format(seconds=seconds, item=i)}
+        for i in range(items)
+    ]
+    return DatasetDict({"test": Dataset.from_list(rows)})
+
+
+def programs(responses, docs):
+    return [[doc["program"]] for doc in docs]
+
+
+def passed(references, predictions):
+    return _judge.compute(references=references, predictions=predictions, k=[1])[0]["pass@1"]
+"""
+_TASK = """
+task: {name}
+custom_dataset: !function items.load
+dataset_kwargs: {{items: {items}, seconds: {seconds}}}
+output_type: generate_until
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "pass"
+generation_kwargs: {{until: ["\\n"], max_gen_toks: 8, do_sample: false}}
+metric_list:
+"""
+_PLAIN = "- {metric: exact_match, aggregation: mean, higher_is_better: true}\n"
+_CODE = """- {metric: !function items.passed, aggregation: mean, higher_is_better: true}
+unsafe_code: true
+filter_list:
+- name: programs
+  filter: [{function: custom, filter_fn: !function items.programs}]
+"""
+
+
+class Shape(NamedTuple):
+    """What is rehearsed: numbers of nodes, seconds of one load and one engine start, speed."""
+
+    nodes: Sequence[int]
+    load_seconds: float
+    start_seconds: float
+    speed: float
+
+
+class Order(NamedTuple):
+    """What a job of one dataset is told; seconds are those of the rehearsal."""
+
+    requests: str
+    questions: str
+    done: str
+    links: str
+    load_seconds: float
+    start_seconds: float
+
+
+def impossible() -> str:
+    """Why nothing can be measured here; empty if it can."""
+    if os.geteuid() != 0 or shutil.which("slurmctld") is None:
+        return f"it needs Slurm, as root: {_slurm_dev().INSTALL}"
+    return ""
+
+
+def measure(costs: Sequence[Cost], shape: Shape, repeat: int) -> dict[int, tuple[float, float]]:
+    """By number of nodes: median seconds of one job per dataset, and of coordinate-eval."""
+    found: dict[int, tuple[float, float]] = {}
+    with tempfile.TemporaryDirectory() as name, _cluster(Path(name) / "slurm"):
+        user = Workspace(Path(name))
+        suite = write_suite(Path(name), costs, shape.speed)
+        for nodes in shape.nodes:
+            ours, theirs = [], []
+            for attempt in range(repeat):
+                run = Path(name) / f"{nodes}-nodes-{attempt}"
+                ours.append(coordinated(user, suite, run, nodes, shape))
+                theirs.append(one_job_each(run, [c.name for c in costs], nodes, shape))
+            found[nodes] = statistics.median(theirs), statistics.median(ours)
+    return found
+
+
+def write_suite(folder: Path, costs: Sequence[Cost], speed: float) -> Path:
+    """Tasks and suite that take these costs, divided by `speed`."""
+    tasks = folder / "tasks"
+    tasks.mkdir()
+    (tasks / "items.py").write_text(_ITEMS)
+    datasets = []
+    for cost in costs:
+        gpu, cpu = cost.gpu_seconds / speed, cost.metric_cpu_seconds / speed
+        asks = cost.metric_cpu_seconds >= cost.items  # a program an item, a second or more each
+        programs = math.ceil(cpu / PROGRAM_SECONDS) if asks else 0
+        items = max(1, round(gpu / SECONDS_PER_REQUEST), programs)
+        task = _TASK.format(name=cost.name, items=items, seconds=cpu / items if asks else 0.0)
+        (tasks / f"{cost.name}.yaml").write_text(task + (_CODE if asks else _PLAIN))
+        prior = {"gpu_seconds": items * SECONDS_PER_REQUEST, "cpu_seconds": cpu if asks else 0.0}
+        datasets.append({"name": cost.name, "task": cost.name, "prior": prior})
+    path = folder / "suite.yaml"
+    path.write_text(yaml.safe_dump({"include_path": [str(tasks)], "datasets": datasets}))
+    return path
+
+
+def coordinated(user: Workspace, suite: Path, run: Path, nodes: int, shape: Shape) -> float:
+    """Seconds of a run of coordinate-eval, from its submission to its results."""
+    start = (shape.load_seconds + shape.start_seconds) / shape.speed
+    args = {"seconds_per_request": SECONDS_PER_REQUEST, "start_seconds": start}
+    command = user.start(
+        "run", tiny_model(), "--suite", suite, "--nodes", f"node[1-{nodes}]", "--run-dir", run,
+        "--engine-args", json.dumps(args), COORDINATE_EVAL_TRIAL_ENGINE_START_SECONDS=str(start),
+    )  # fmt: skip
+    _, said = command.communicate()
+    if command.returncode:
+        raise SystemExit(said)
+    found = ended(run)
+    if not found["complete"]:
+        raise SystemExit(f"the rehearsal did not end well: {found['missing']}")
+    _await_empty_queue()
+    return float(found["seconds"])
+
+
+def one_job_each(run: Path, datasets: Sequence[str], nodes: int, shape: Shape) -> float:
+    """Seconds from the first of these jobs' submission to the last one's end.
+
+    They answer the requests and questions of a coordinated run that is over.
+    """
+    done = run.with_name(f"{run.name}-each")
+    done.mkdir()
+    began = time.time()
+    for dataset in datasets:
+        order = Order(
+            requests=str(run / "requests" / f"{dataset}.jsonl"),
+            questions=str(run / "questions" / dataset),
+            done=str(done / f"{dataset}.json"),
+            links=str(done),
+            load_seconds=shape.load_seconds / shape.speed,
+            start_seconds=shape.start_seconds / shape.speed,
+        )
+        argv = [sys.executable, "-m", "benchmarks._rehearsal", json.dumps(order._asdict())]
+        subprocess.run(
+            [
+                "sbatch", "--parsable", "--gres=gpu:1", f"--cpus-per-task={CPUS_PER_JOB}",
+                "--mem=1000M", "--time=60", f"--chdir={_ROOT}", f"--output={done}/{dataset}.log",
+                *(["--nodelist=node1"] if nodes == 1 else []), "--wrap", shlex.join(argv),
+            ],
+            capture_output=True, check=True,
+        )  # fmt: skip
+    _await_empty_queue()
+    return max(float((done / f"{dataset}.json").read_text()) for dataset in datasets) - began
+
+
+def job(order: Order) -> None:
+    """One dataset from the load to its last metric; tells when it was done."""
+    node = os.environ["SLURMD_NODENAME"]
+    with (Path(order.links) / f".link-{node}").open("w") as link:
+        # One after the other takes a link as long as all at once, and suits the first better.
+        fcntl.flock(link, fcntl.LOCK_EX)
+        time.sleep(order.load_seconds)
+    args: dict[str, Any] = {
+        "seconds_per_request": SECONDS_PER_REQUEST,
+        "start_seconds": order.start_seconds,
+    }
+    engine = engines.start("simulated", Path(), tensor_parallel=1, max_length=1, args=args)
+    lines = Path(order.requests).read_text().splitlines()
+    for _ in engine.run(Request.model_validate_json(line) for line in lines):
+        pass
+    asked = [
+        Question.model_validate_json(line)
+        for path in Path(order.questions).glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    if asked:
+        for _ in Sandbox.probe().run_many(asked, workers=CPUS_PER_JOB):
+            pass
+    Path(order.done).write_text(str(time.time()))
+
+
+@contextmanager
+def _cluster(folder: Path) -> Iterator[None]:
+    """A Slurm of four nodes in `folder`, with SLURM_CONF set while it is up."""
+    slurm_dev = _slurm_dev()
+    cluster = slurm_dev.DevCluster(folder, slurm_dev.Shape(gpus=GPUS_PER_NODE))
+    try:
+        cluster.up()
+        os.environ["SLURM_CONF"] = str(cluster.conf)
+        yield
+    finally:
+        cluster.down()
+
+
+def _slurm_dev() -> ModuleType:
+    """scripts/slurm_dev.py, which is no part of a package."""
+    path = _ROOT / "scripts" / "slurm_dev.py"
+    spec = importlib.util.spec_from_file_location("slurm_dev", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["slurm_dev"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _await_empty_queue() -> None:
+    while subprocess.run(["squeue", "-h"], capture_output=True, check=True).stdout.strip():
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    job(Order(**json.loads(sys.argv[1])))

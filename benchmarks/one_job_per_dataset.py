@@ -1,0 +1,198 @@
+"""One job per dataset against coordinate-eval: the base suite of a 7B model, on 1 and 4 nodes
+
+    python benchmarks/one_job_per_dataset.py --speed 60
+
+One job per dataset is what scripts around a scheduler do: jobs queue in the suite's order, each
+takes a GPU, loads the weights through its node's one storage link, starts its engine, answers
+its dataset, and holds the GPU while its metric runs.
+
+Computed: both ways with the same predicted costs, on nodes of eight H200. Of coordinate-eval it
+is the plan's own replay; of one job per dataset what `one_job_each` says, once in the suite's
+order and once as a careful user would submit them, the longest first.
+
+Measured: the same suite, `--speed` times faster, on a real Slurm of this machine with nodes of two
+GPUs and engines that sleep instead of computing. Submission, queues, processes, files and
+metrics are real, and weigh `--speed` times as much as they would. One job per dataset gets its
+requests and its metrics' questions for nothing; the time of coordinate-eval ends when the
+harness has scored.
+"""
+
+import argparse
+import heapq
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import _rehearsal
+from coordinate_eval.coordinator import plan, prepare, suite
+from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
+from coordinate_eval.coordinator.prepare import Choice
+from coordinate_eval.priors import catalogue
+from coordinate_eval.records import Checkpoint, CheckpointFormat
+
+NODES = (1, 4)
+GPUS_PER_NODE = 8
+CPUS_PER_GPU = 16
+
+STORAGE_GIGABITS = 25.0
+"""The storage link of one node, shared by all who load through it."""
+
+ENGINE_START_SECONDS = 20.0
+"""From weights at hand to the first request; what a cluster file assumes of vLLM."""
+
+MODEL = Checkpoint(
+    path="7B",
+    identity="",
+    format=CheckpointFormat.SAFETENSORS,
+    weights=[],
+    files=[],
+    bytes=14_000_000_000,
+    parameters=7_000_000_000,
+    dtype="bfloat16",
+    max_length=4096,
+    attention_heads=32,
+    kv_bytes_per_token=32 * 2 * 4096 * 2,  # layers, keys and values, width, bytes
+)
+LOAD_SECONDS = MODEL.bytes * 8 / (STORAGE_GIGABITS * 1e9)
+
+
+@dataclass
+class _Loading:
+    """A job that loads: seconds that it still needs the whole link of its node for."""
+
+    node: int
+    left: float
+    cost: Cost
+
+
+def main() -> None:
+    """Compute, measure, print both."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--speed", type=float, default=60.0, help="of the rehearsal (default 60)")
+    parser.add_argument("--repeat", type=int, default=1, help="measurements of each (default 1)")
+    given = parser.parse_args()
+    console = Console()
+    console.print(computed())
+    costs = predicted(_choice(1))
+    shape = _rehearsal.Shape(NODES, LOAD_SECONDS, ENGINE_START_SECONDS, given.speed)
+    if why := _rehearsal.impossible():
+        console.print(f"Not measured: {why}", soft_wrap=True)
+        return
+    measured = _rehearsal.measure(costs, shape, max(1, given.repeat))
+    title = f"Measured, at {given.speed:g} times the speed, 2 GPUs a node"
+    table = _table(title, "one job per dataset", "coordinate-eval", "ratio")
+    for nodes, (theirs, ours) in measured.items():
+        table.add_row(str(nodes), f"{theirs:.0f} s", f"{ours:.0f} s", f"{theirs / ours:.2f}")
+    console.print(table)
+
+
+def computed() -> Table:
+    """Makespans from predicted costs alone."""
+    table = _table(
+        f"Computed, {GPUS_PER_NODE} H200 a node",
+        "one job per dataset",
+        "longest first",
+        "coordinate-eval",
+        "lower bound",
+        "ratio",
+        "ratio, longest first",
+    )
+    for nodes in NODES:
+        costs = predicted(_choice(nodes))
+        gpus = nodes * GPUS_PER_NODE
+        as_listed = one_job_each(costs, nodes, GPUS_PER_NODE)
+        sorted_ = one_job_each(sorted(costs, key=lambda c: -held_seconds(c)), nodes, GPUS_PER_NODE)
+        planned = _plan(costs, nodes, gpus * CPUS_PER_GPU).estimate
+        ours = planned.makespan_seconds
+        table.add_row(
+            str(nodes),
+            *(f"{x:,.0f} s" for x in (as_listed, sorted_, ours, planned.lower_bound_seconds)),
+            f"{as_listed / ours:.2f}",
+            f"{sorted_ / ours:.2f}",
+        )
+    return table
+
+
+def one_job_each(costs: Sequence[Cost], nodes: int, gpus_per_node: int) -> float:
+    """Makespan, in seconds, of jobs started in this order as GPUs become free.
+
+    Jobs that load at once on one node share its link evenly.
+    """
+    waiting = list(reversed(costs))
+    free = [node for _ in range(gpus_per_node) for node in range(nodes)]
+    loading: list[_Loading] = []
+    ends: list[tuple[float, int]] = []
+    now = 0.0
+    while waiting or loading or ends:
+        while waiting and free:
+            loads = Counter(job.node for job in loading)
+            node = min(free, key=lambda candidate: loads[candidate])
+            free.remove(node)
+            loading.append(_Loading(node, LOAD_SECONDS, waiting.pop()))
+        loads = Counter(job.node for job in loading)
+        events = [now + job.left * loads[job.node] for job in loading]
+        then = min([*events, *(when for when, _ in ends[:1])])
+        for job in loading:
+            job.left -= (then - now) / loads[job.node]
+        now = then
+        for job in [job for job in loading if job.left < 1e-9]:
+            loading.remove(job)
+            heapq.heappush(ends, (now + ENGINE_START_SECONDS + held_seconds(job.cost), job.node))
+        while ends and ends[0][0] <= now:
+            free.append(heapq.heappop(ends)[1])
+    return now
+
+
+def held_seconds(cost: Cost) -> float:
+    """How long a dataset holds the GPU of a job of its own, once the engine runs."""
+    cores = min(CPUS_PER_GPU, cost.items)
+    return max(cost.gpu_seconds, cost.floor_seconds) + cost.metric_cpu_seconds / cores
+
+
+def predicted(choice: Choice) -> list[Cost]:
+    """Costs of the base suite as the catalogue and the model of priors have them."""
+    found = []
+    for dataset in suite.load("base").datasets:
+        work = catalogue.predicted_work(dataset)
+        assert work is not None, f"{dataset.name} is not in the catalogue"
+        found.append(prepare.cost(dataset, work, MODEL, choice))
+    return found
+
+
+def _choice(nodes: int) -> Choice:
+    names = [f"node{number}" for number in range(1, nodes + 1)]
+    capacities = [
+        NodeCapacity(name=name, gpus=GPUS_PER_NODE, gpu_type="h200", trials=GPUS_PER_NODE)
+        for name in names
+    ]
+    return Choice(capacities, 1, "h200")
+
+
+def _plan(costs: list[Cost], nodes: int, metric_cpus: int) -> Plan:
+    capacity = Capacity(
+        nodes=_choice(nodes).nodes,
+        gpus_per_trial=1,
+        engine_start_seconds=ENGINE_START_SECONDS,
+        storage_gigabits_per_node=STORAGE_GIGABITS,
+        metric_cpus=metric_cpus,
+    )
+    name = plan.PlanSuite(name="base", digest="")
+    return plan.make(MODEL, name, plan.PlanEngine(name="vllm", args={}), costs, capacity)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table("nodes", title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""The command line: what is wrong is said once and clearly, and nothing is left behind."""
+
+import io
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.replay import replayed
+from tests.runs import TASKS, Workspace
+from tests.tiny import tiny_model
+from typer.testing import CliRunner
+
+from coordinate_eval import __version__
+from coordinate_eval.coordinator.cli import app
+from coordinate_eval.errors import CoordinateError
+
+NODE = {
+    "name": "n1", "gpus": 8, "free_gpus": 8, "gpu_type": "h200", "gpu_memory_gib": 141,
+    "cpus": 128, "memory_gib": 1000,
+}  # fmt: skip
+GIVEN = """\
+datasets:
+- {name: big, items: 5000, prior: {gpu_seconds: 900, cpu_seconds: 4000,
+   chunk_overhead_seconds: 0.5, floor_seconds: 60}}
+- {name: long, items: 40, prior: {gpu_seconds: 70, floor_seconds: 69}, splittable: false}
+- {name: code, items: 164, prior: {gpu_seconds: 12, cpu_seconds: 900, floor_seconds: 5}}
+"""
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A user on a machine without Slurm, with a suite of given costs and a cluster file."""
+    made = Workspace(tmp_path_factory.mktemp("user"))
+    made.environ["COORDINATE_EVAL_CLUSTER"] = "ray"
+    assert made.memory.is_dir()
+    (made.folder / "given.yaml").write_text(GIVEN)
+    (made.folder / "cluster.yaml").write_text(yaml.safe_dump({"nodes": [NODE]}))
+    return made
+
+
+def dry(user: Workspace, *more: object, checkpoint: object = None) -> tuple[object, ...]:
+    """Arguments of a dry run on the cluster file."""
+    given, cluster = user.folder / "given.yaml", user.folder / "cluster.yaml"
+    where = checkpoint or tiny_model()
+    return "run", where, "--suite", given, "--cluster", cluster, "--dry-run", *more
+
+
+def refused(user: Workspace, *args: object, words: tuple[str, ...], **environ: str) -> str:
+    """The message of a command that is refused, after which everything is as it was."""
+    before = everything(user.folder)
+    done = user.call(*args, status=2, **environ)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert_clear(done.stderr, words)
+    assert everything(user.folder) == before
+    return done.stderr
+
+
+def refused_here(user: Workspace, *args: object, words: tuple[str, ...], **environ: str) -> None:
+    """The same within this process, where a second a case would add up to minutes."""
+    before = everything(user.folder)
+    ran = CliRunner().invoke(app, list(map(str, args)), env=user.environ | environ)
+    error = ran.exception
+    assert isinstance(error, CoordinateError | SystemExit), repr(error)
+    message = str(error) if isinstance(error, CoordinateError) else ran.stderr
+    status = error.exit_status if isinstance(error, CoordinateError) else ran.exit_code
+    assert status == 2, message
+    assert ran.stdout == ""
+    assert_clear(message, words)
+    assert everything(user.folder) == before
+
+
+def assert_clear(message: str, words: tuple[str, ...]) -> None:
+    """A few lines that say these words; a long message may be in a box that breaks lines."""
+    assert 0 < len(message.splitlines()) < 9, message
+    flat = " ".join(message.replace("│", " ").split())
+    for word in words:
+        assert word in flat, message
+
+
+def everything(folder: Path) -> set[Path]:
+    """All there is but what others keep: Ray's token, the harness's data sets, locks."""
+    others = {folder / ".ray", folder / ".cache", folder / "cache", folder / "cache" / "requests"}
+    theirs = {folder / ".ray", folder / ".cache"}
+    return {
+        path
+        for path in folder.rglob("*")
+        if path not in others and not theirs & {*path.parents} and path.suffix != ".lock"
+    }
+
+
+def copy_of_model(folder: Path) -> Path:
+    """A checkpoint to spoil."""
+    return Path(shutil.copytree(tiny_model(), folder))
+
+
+def missing(folder: Path) -> Path:
+    return folder / "nothing"
+
+
+def torn(folder: Path) -> Path:
+    made = copy_of_model(folder / "torn")
+    os.truncate(made / "model.safetensors", 200_000)
+    return made
+
+
+def without_tokenizer(folder: Path) -> Path:
+    made = copy_of_model(folder / "mute")
+    for file in made.glob("*token*"):
+        file.unlink()
+    return made
+
+
+def half_written_config(folder: Path) -> Path:
+    made = copy_of_model(folder / "config")
+    (made / "config.json").write_text('{"hidden_size": ')
+    return made
+
+
+def malicious(folder: Path) -> Path:
+    made = copy_of_model(folder / "malicious")
+    (made / "model.safetensors").unlink()
+
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, (f"touch '{folder / 'it ran'}'",)
+
+    content = io.BytesIO()
+    pickle.dump({"weight": Payload()}, content)
+    with zipfile.ZipFile(made / "model.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", content.getvalue())
+        archive.writestr("archive/version", "3\n")
+    return made / "model.pt"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (missing, ("nothing does not exist",)),
+        (torn, ("model.safetensors is not whole",)),
+        (without_tokenizer, ("has no tokenizer", "--tokenizer")),
+        (half_written_config, ("config.json is no JSON",)),
+        (malicious, ("system", "would run code")),
+    ],
+)
+def test_bad_checkpoints(
+    user: Workspace, spoil: Callable[[Path], Path], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    refused(user, *dry(user, checkpoint=spoil(tmp_path)), words=words)
+    assert not (tmp_path / "it ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("datasets:\n- {name: a, task: t}\n- {name: a, task: u}\n", ("line 3", "a stands twice")),
+        ("datasets:\n- {name: a, task: t, shots: 3}\n", ("line 2", "shots")),
+        ("datasets: [\n", ("line 2",)),
+        ("datasets:\n- {name: a, task: no_such_task}\n", ("dataset 'a'", "no_such_task")),
+        (f"include_path: ['{TASKS}', nowhere]\ndatasets: [a]\n", ("line 1", "no folder")),
+    ],
+)
+def test_bad_suites(user: Workspace, text: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    suite = tmp_path / "su ite.yaml"
+    suite.write_text(text)
+    refused(user, *dry(user, "--suite", suite), words=("su ite.yaml", *words)[-len(words) :])
+
+
+def test_a_task_without_items(user: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "empty.json").write_text("[]")
+    (tmp_path / "hollow.yaml").write_text(
+        f"task: hollow\ndataset_path: json\ndataset_kwargs:\n  data_files:\n"
+        f"    test: {tmp_path / 'empty.json'}\noutput_type: loglikelihood\ntest_split: test\n"
+        "doc_to_text: '{{a}}'\ndoc_to_target: '{{b}}'\nmetric_list: [{metric: acc}]\n"
+    )
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(f"include_path: ['{tmp_path}']\ndatasets: [hollow]\n")
+    refused(user, *dry(user, "--suite", suite), words=("hollow",))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nodes: []", ("nodes", "at least 1")),
+        (yaml.safe_dump({"nodes": [NODE, NODE]}), ("n1 stands twice",)),
+        (yaml.safe_dump({"nodes": [NODE | {"free_gpus": 0}]}), ("n1: 8 of 8", "--queue")),
+        (yaml.safe_dump({"nodes": [NODE | {"gpus": -1}]}), ("nodes.0.gpus",)),
+        (yaml.safe_dump({"nodes": [NODE | {"free_gpus": 9}]}), ("free_gpus is 9, of 8",)),
+        (yaml.safe_dump({"nodes": [NODE | {"memory_gib": float("nan")}]}), ("memory_gib",)),
+        (yaml.safe_dump({"nodes": [NODE | {"color": "red"}]}), ("nodes.0.color",)),
+        (yaml.safe_dump({"nodes": [NODE], "speed": 3}), ("speed",)),
+        (yaml.safe_dump({"nodes": [NODE], "storage_gigabits_per_node": 0}), ("storage_gigabits",)),
+        (yaml.safe_dump({"nodes": [NODE], "engine_start_seconds": -1}), ("engine_start_seconds",)),
+        (yaml.safe_dump({"nodes": [NODE], "metric_cpus": 0}), ("metric_cpus",)),
+        (yaml.safe_dump({"nodes": [NODE | {"gpu_memory_gib": 1e-5}]}), ("GPU memory", "1e-05")),
+        (yaml.safe_dump({"nodes": [NODE | {"memory_gib": 2}]}), ("no node has room", "n1")),
+        ("nodes: {", ("is not YAML",)),
+        ("- a", ("must be a mapping",)),
+        ("", ("must be a mapping",)),
+        ("!!python/object/apply:os.system [touch it-ran]", ("is not YAML",)),
+    ],
+)
+def test_bad_cluster_files(
+    user: Workspace, text: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    refused_here(user, *dry(user, "--cluster", file), words=words)
+    assert not Path("it-ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--suite", "no-such-suite"], ("no-such-suite", "base")),
+        (["--suite", "x" * 400], ("no suite",)),
+        (["--cluster", "absent.yaml"], ("absent.yaml cannot be read",)),
+        (["--nodes", "0"], ("--nodes must be at least 1",)),
+        (["--nodes", "n1,n7"], ("n7",)),
+        (["--nodes", "n[3-1]"], ("3-1 counts backwards",)),
+        (["--nodes", ""], ("names no node",)),
+        (["--max-gpus", "0"], ("max_gpus", "command line")),
+        (["--max-gpus", "-1"], ("max_gpus", "command line")),
+        (["--max-gpus", "many"], ("--max-gpus", "valid integer")),
+        (["--engine", "nonsense"], ("engine.name", "vllm")),
+        (["--engine-args", "{x"], ("--engine-args", "not JSON")),
+        (["--engine-args", "[1]"], ("--engine-args", "JSON object")),
+        (["--engine-args", '{"a": NaN}'], ("--engine-args", "NaN")),
+        (["--no-such-option"], ("--no-such-option",)),
+    ],
+)
+def test_bad_options(user: Workspace, args: list[str], words: tuple[str, ...]) -> None:
+    refused_here(user, *dry(user, *args), words=words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[slurm]\npartitoin = "gpu"\n', ("slurm.partitoin",)),
+        ("[trial]\ncpus = 0\n", ("trial.cpus",)),
+        ("[trial]\nmemory_gib = inf\n", ("trial.memory_gib",)),
+        ("[stage]\ngigabits_per_node = nan\n", ("stage.gigabits_per_node",)),
+        ("suite = \n", ("cannot be read", "line 1")),
+    ],
+)
+def test_bad_settings(user: Workspace, text: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "my settings.toml"
+    file.write_text(text)
+    refused_here(user, *dry(user, "--settings", file), words=(str(file), *words))
+    refused_here(user, "config", words=words, COORDINATE_EVAL_CONFIG=str(file))
+
+
+def test_a_bad_variable_of_the_environment(user: Workspace) -> None:
+    words = ("max_gpus", "environment")
+    refused_here(user, *dry(user), words=words, COORDINATE_EVAL_MAX_GPUS="many")
+
+
+def test_a_cluster_file_is_no_cluster(user: Workspace) -> None:
+    refused_here(user, *(a for a in dry(user) if a != "--dry-run"), words=("add --dry-run",))
+
+
+@pytest.mark.parametrize("command", ["status", "resume", "cancel"])
+def test_no_run(user: Workspace, command: str) -> None:
+    refused_here(user, command, words=("no runs under", "runs"))
+    refused_here(user, command, "nobody's", words=("nobody's",))
+    refused_here(user, command, "x" * 400, words=("no run",))
+
+
+def test_places_that_are_no_run_directory(user: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    args = ("run", tiny_model(), "--suite", user.folder / "given.yaml", "--run-dir")
+    refused_here(user, *args, tmp_path / "file", words=("is a file",))
+    refused_here(user, *args, TASKS, words=("no run directory", "--run-dir"))
+    refused_here(user, *args, tmp_path / ("x" * 300), words=("run directory",))
+
+
+def test_a_dataset_without_a_task_is_planned_but_not_run(user: Workspace) -> None:
+    args = ("run", tiny_model(), "--suite", user.folder / "given.yaml")
+    refused(user, *args, words=("dataset big", "has no task", "--dry-run"))
+
+
+def test_a_wrong_slurm_configuration_is_said_and_not_worked_around(user: Workspace) -> None:
+    lost = str(user.folder / "no" / "slurm.conf")
+    for cluster in ("auto", "slurm"):
+        args = ("run", tiny_model(), "--suite", user.folder / "given.yaml", "--cluster", cluster)
+        message = refused(user, *args, words=("SLURM_CONF",), SLURM_CONF=lost)
+        assert lost in message
+        assert "ray" not in message.lower()
+
+
+def test_forms_of_the_command_line(user: Workspace) -> None:
+    usual = json.loads(user.call(*dry(user, "--json")).stdout)
+    _, checkpoint, *options = dry(user, "--json")
+    for args in ((checkpoint, *options), (*options, checkpoint), (*options, "--", checkpoint)):
+        assert json.loads(user.call(*args).stdout) == usual
+    assert user.call("--version").stdout == f"{__version__}\n"
+    assert "--dry-run" in user.call("run", "--help").stdout
+
+
+def test_a_path_with_everything_in_it(user: Workspace, tmp_path: Path) -> None:
+    checkpoint = copy_of_model(tmp_path / "step 1 \"best\" of 'all'\n[bold]$(touch it-ran)")
+    plan = json.loads(user.call(*dry(user, "--json", checkpoint=checkpoint)).stdout)
+    assert plan["checkpoint"]["path"] == str(checkpoint)
+    shown = user.call(*dry(user, checkpoint=checkpoint)).stdout
+    assert "[bold]" in shown
+    assert "sbatch" in shown or "#SBATCH" in shown
+    assert not (TASKS / "it-ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "suite", "options"),
+    [
+        ({"nodes": [NODE]}, "given", []),
+        ({"nodes": [NODE], "metric_cpus": 3, "engine_start_seconds": 0}, "given", []),
+        ({"nodes": [NODE | {"name": f"n{i}", "free_gpus": i} for i in range(1, 6)]}, "base", []),
+        ({"nodes": [NODE], "storage_gigabits_per_node": 0.01}, "base", ["--max-gpus", "3"]),
+        ({"nodes": [NODE | {"cpus": 9}], "metric_cpus": 1}, "given", ["--nodes", "1"]),
+    ],
+)
+def test_a_plan_can_be_replayed(
+    user: Workspace, cluster: dict[str, Any], suite: str, options: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump(cluster))
+    name = user.folder / "given.yaml" if suite == "given" else suite
+    plan = json.loads(
+        user.call(*dry(user, "--suite", name, "--cluster", file, *options, "--json")).stdout
+    )
+    estimate = plan["estimate"]
+    for key, value in replayed(plan, cluster).items():
+        assert estimate[key] == pytest.approx(value, rel=1e-3, abs=1e-9), key
+    assert estimate["lower_bound_seconds"] <= estimate["makespan_seconds"] * 1.000001
