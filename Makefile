@@ -15,7 +15,7 @@ demo: $(READY)
 
 test: $(READY)
 	bash scripts/packages.sh
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -4,7 +4,6 @@
 of this file, in about a second after importing transformers, and shared by all tests.
 """
 # Torch and transformers have no types here: they may be absent while types are checked.
-# ruff: noqa: ANN401
 
 import hashlib
 import importlib

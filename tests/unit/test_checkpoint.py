@@ -33,7 +33,7 @@ CONFIG = {
 }
 
 
-def sides(folder: Path, **config: Any) -> Path:  # noqa: ANN401
+def sides(folder: Path, **config: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
     (folder / "tokenizer.json").write_text("{}")
@@ -310,7 +310,7 @@ class Runs:
     def __init__(self, function: Callable[..., Any], *arguments: object) -> None:
         self.reduced = (function, arguments)
 
-    def __reduce__(self) -> Any:  # noqa: ANN401
+    def __reduce__(self) -> Any:
         return self.reduced
 
 

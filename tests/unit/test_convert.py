@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
 
-def converted(source: Path, target: Path, **options: Any) -> dict[str, Any]:  # noqa: ANN401
+def converted(source: Path, target: Path, **options: Any) -> dict[str, Any]:
     """All tensors of the folder that comes of a conversion."""
     done: list[int] = []
     torch_to_safetensors(source, target, done.append, **options)
@@ -149,7 +149,7 @@ class Runs:
     def __init__(self, command: str) -> None:
         self.command = command
 
-    def __reduce__(self) -> Any:  # noqa: ANN401
+    def __reduce__(self) -> Any:
         return os.system, (self.command,)
 
 

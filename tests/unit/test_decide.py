@@ -163,7 +163,7 @@ def test_a_node_is_released_when_its_trials_have_ended() -> None:
 
 def test_claims_of_ended_tasks_are_revoked_and_only_those() -> None:
     def held(task: str) -> Held:
-        claim = Claim(owner="o", task=task, host="h", pid=1, time=0, token="t")  # noqa: S106
+        claim = Claim(owner="o", task=task, host="h", pid=1, time=0, token="t")
         return Held(SPANS[0], 1, claim)
 
     alive = [TaskStatus(name=TRIAL[0], job_id="7", index=1, state=State.RUNNING)]

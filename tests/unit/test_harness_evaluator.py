@@ -50,7 +50,7 @@ Evaluators = Callable[..., HarnessEvaluator]
 def evaluator(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluators:
     monkeypatch.chdir(TASKS)  # the tasks' data paths are relative, as the harness wants them
 
-    def make(*folders: Path, **options: Any) -> HarnessEvaluator:  # noqa: ANN401  several types
+    def make(*folders: Path, **options: Any) -> HarnessEvaluator:
         include = [str(folder) for folder in folders or (TASKS,)]
         return HarnessEvaluator(
             tokenizer=tokenizer, include_path=include, **{"max_length": 2000, **options}

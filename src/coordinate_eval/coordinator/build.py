@@ -89,7 +89,8 @@ class Builder:
                     file.write(request.line().encode())
 
                 built = self._evaluator.build(dataset, write)
-                offsets.append(file.tell())
+                # The last items may have no request at all, such as empty documents.
+                offsets += [file.tell()] * (built.items + 1 - len(offsets))
             part.replace(requests)
         finally:
             part.unlink(missing_ok=True)

@@ -80,12 +80,12 @@ def read_record(path: Path, kind: type[RecordT]) -> RecordT:
 def read_record_if_there(path: Path, kind: type[RecordT]) -> RecordT | None:
     """The record at `path`, None where there is no such file."""
     try:
-        text = path.read_text()
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return kind.model_validate_json(text)
-    except (ValidationError, UnicodeDecodeError) as error:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
         raise RecordError(f"{path} is not a {kind.__name__} that can be read: {error}") from error
 
 
@@ -133,10 +133,14 @@ def pretty(value: object) -> str:
 def _beside(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name[:100]}.{token()}.tmp"
-    with temporary.open("x") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with temporary.open("x") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:  # a full disk, or a signal
+        temporary.unlink(missing_ok=True)
+        raise
     return temporary
 
 

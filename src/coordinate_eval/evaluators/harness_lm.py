@@ -30,6 +30,7 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.engines.common import SAMPLING
 
 Backend = Literal["hf", "vllm"]
 """Which of the harness's model classes prompts are cut like."""
@@ -270,8 +271,12 @@ def _sampling(normal: Mapping[str, Any]) -> dict[str, float]:
     if "max_length" in given:
         raise ValueError("it limits prompt and output together (max_length); set max_gen_toks")
     for key, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"its generation argument {key}={value!r} is not supported")
+        known = key in SAMPLING and not isinstance(value, bool) and isinstance(value, int | float)
+        if not known:
+            raise ValueError(
+                f"its generation argument {key}={value!r} is not supported; "
+                f"engines know {', '.join(SAMPLING)}"
+            )
     greedy = not normal["do_sample"] or given.get("temperature") == 0
     if greedy:
         given = {key: value for key, value in given.items() if key not in _OF_SAMPLING_ONLY}

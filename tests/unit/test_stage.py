@@ -1,0 +1,316 @@
+"""Staged weights: copied once, used by many, taken away by the last, whoever is killed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.runs import PATIENCE_SECONDS, until
+
+from coordinate_eval.coordinator import stage
+from coordinate_eval.coordinator.stage import StagePlace
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Checkpoint, CheckpointFormat
+
+WEIGHTS = 3 * stage.CHUNK_BYTES + 17
+"""Several reads, so that a copy can be met half way."""
+
+WORKER = '''
+import sys
+from coordinate_eval.coordinator.stage import StagePlace
+from coordinate_eval.records import Checkpoint
+
+root, run, node, what, checkpoint = sys.argv[1:]
+source = Checkpoint.model_validate_json(checkpoint)
+
+def say(word):
+    print(word, flush=True)
+
+def pause(done):
+    """Half way: say so, and wait until told to go on."""
+    if what == "pause" and done < source.bytes:
+        say("copying")
+        sys.stdin.readline()
+
+place = StagePlace(root, run, node)
+with place.hold():
+    say("holding")
+    if what != "hold":
+        say("filled" if place.fill(source, pause) else "another copies")
+    sys.stdin.readline()
+say("left")
+'''
+
+
+class Worker:
+    """Another process that holds a node's weights, and copies them unless it is to `hold` only.
+
+    One that is to `pause` stops half way through the copy until it is told to `go`.
+    """
+
+    def __init__(self, root: Path, node: str, what: str, source: Checkpoint) -> None:
+        argv = [sys.executable, "-c", WORKER, str(root), "run", node, what]
+        self.process = subprocess.Popen(
+            [*argv, source.model_dump_json()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.says("holding")
+
+    def says(self, word: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == word
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def leave(self) -> None:
+        self.go()
+        self.says("left")
+        assert self.process.wait(PATIENCE_SECONDS) == 0
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A memory file system, as far as anybody can tell."""
+    made = tmp_path / "shared 'memory'"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Checkpoint:
+    return checkpoint(tmp_path / "step 1")
+
+
+def checkpoint(folder: Path, size: int = WEIGHTS) -> Checkpoint:
+    folder.mkdir()
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    weights.write_bytes(os.urandom(size))
+    config.write_text(json.dumps({"hidden_size": 8}))
+    return Checkpoint(
+        path=str(folder),
+        identity=stage.checkpoints._identity([weights], [config]),
+        format=CheckpointFormat.SAFETENSORS,
+        weights=[str(weights)],
+        files=[str(config)],
+        bytes=size,
+        parameters=size // 2,
+        dtype="bfloat16",
+        max_length=128,
+        attention_heads=1,
+        kv_bytes_per_token=1,
+    )
+
+
+def staged(place: StagePlace, source: Checkpoint) -> bool:
+    """Whether the copy says that it is whole, and is."""
+    same = all(
+        (place.folder / Path(file).name).read_bytes() == Path(file).read_bytes()
+        for file in (*source.weights, *source.files)
+    )
+    return place.ready(source.identity) and same
+
+
+def test_the_last_one_out_removes_everything(root: Path, source: Checkpoint) -> None:
+    place = StagePlace(str(root), "run", "node")
+    one = Worker(root, "node", "fill", source)
+    one.says("filled")
+    two = Worker(root, "node", "hold", source)
+    one.leave()
+    assert staged(place, source)
+    two.leave()
+    assert list(root.iterdir()) == []
+
+
+def test_all_is_private_to_the_user(root: Path, source: Checkpoint) -> None:
+    place = StagePlace(str(root), "run", "node")
+    seen: list[int] = []
+    with place.hold():
+        assert place.fill(source, seen.append)
+        assert staged(place, source)
+        assert seen[-1] == source.bytes
+        assert seen == sorted(seen)
+        assert place.copied_bytes() >= source.bytes
+        for folder in (place.user_folder, place.folder.parent, place.folder):
+            assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(root.iterdir()) == []
+
+
+def test_one_copies_and_the_others_wait_for_it(root: Path, source: Checkpoint) -> None:
+    copier = Worker(root, "node", "pause", source)
+    copier.says("copying")
+    place = StagePlace(str(root), "run", "node")
+    with place.hold():
+        assert not place.ready(source.identity)
+        assert 0 < place.copied_bytes() < source.bytes
+        assert not place.fill(source, lambda _: None)
+        copier.kill()
+        # Nobody copies any more: whoever looks next does, from the beginning.
+        assert place.fill(source, lambda _: None)
+        assert staged(place, source)
+    assert list(root.iterdir()) == []
+
+
+def test_a_keeper_that_is_killed_leaves_its_weights_to_the_others(
+    root: Path, source: Checkpoint
+) -> None:
+    keeper = Worker(root, "node", "fill", source)
+    keeper.says("filled")
+    trial = Worker(root, "node", "hold", source)
+    keeper.kill()
+    place = StagePlace(str(root), "run", "node")
+    assert staged(place, source)
+    assert place.sweep() == []
+    trial.leave()
+    assert list(root.iterdir()) == []
+
+
+def test_sweeping_takes_what_the_killed_left_and_nothing_in_use(
+    root: Path, source: Checkpoint
+) -> None:
+    dead = Worker(root, "dead", "fill", source)
+    dead.says("filled")
+    torn = Worker(root, "torn", "pause", source)
+    torn.says("copying")
+    alive = Worker(root, "alive", "fill", source)
+    alive.says("filled")
+    busy = Worker(root, "busy", "pause", source)
+    busy.says("copying")
+    dead.kill()
+    torn.kill()
+    mine = StagePlace(str(root), "run 2", "alive")
+    swept = {folder.name for folder in mine.sweep()}
+    assert swept == {"dead", "torn"}
+    assert staged(StagePlace(str(root), "run", "alive"), source)
+    for _ in range(3):  # as often as it pauses
+        busy.go()
+    busy.says("copying")
+    for worker in (alive, busy):
+        worker.kill()
+    assert len(mine.sweep()) == 2
+    assert list(root.iterdir()) == []
+
+
+def test_nodes_that_share_a_root_do_not_meet(root: Path, source: Checkpoint) -> None:
+    one = StagePlace(str(root), "run", "node1")
+    two = StagePlace(str(root), "run", "node2")
+    with one.hold():
+        assert one.fill(source, lambda _: None)
+        with two.hold():
+            assert not two.ready(source.identity)
+            assert two.fill(source, lambda _: None)
+        assert not two.folder.exists()
+        assert staged(one, source)
+    assert list(root.iterdir()) == []
+
+
+def test_a_checkpoint_that_changes_meanwhile_is_refused(root: Path, source: Checkpoint) -> None:
+    place = StagePlace(str(root), "run", "node")
+
+    def overwrite(done: int) -> None:
+        with Path(source.weights[0]).open("ab") as file:
+            file.write(b"more")
+
+    with place.hold():
+        with pytest.raises(UserError, match="changed while it was copied"):
+            place.fill(source, overwrite)
+        assert not place.folder.exists()
+    assert list(root.iterdir()) == []
+
+
+def test_a_checkpoint_that_vanishes_is_said(root: Path, source: Checkpoint) -> None:
+    shutil.rmtree(source.path)
+    place = StagePlace(str(root), "run", "node")
+    with place.hold(), pytest.raises(UserError, match="No such file"):
+        place.fill(source, lambda _: None)
+    assert list(root.iterdir()) == []
+
+
+def test_another_checkpoints_weights_are_replaced(
+    root: Path, source: Checkpoint, tmp_path: Path
+) -> None:
+    other = checkpoint(tmp_path / "step 2", size=1000)
+    place = StagePlace(str(root), "run", "node")
+    with place.hold():
+        assert place.fill(source, lambda _: None)
+        assert not place.ready(other.identity)
+        assert place.fill(other, lambda _: None)
+        assert staged(place, other)
+
+
+def test_a_torn_manifest_counts_as_none(root: Path, source: Checkpoint) -> None:
+    place = StagePlace(str(root), "run", "node")
+    with place.hold():
+        assert place.fill(source, lambda _: None)
+        (place.folder / "manifest.json").write_bytes(b'{"identity": \xff')
+        assert not place.ready(source.identity)
+        assert place.fill(source, lambda _: None)
+        assert staged(place, source)
+
+
+def test_a_folder_that_somebody_else_made_is_refused(root: Path, source: Checkpoint) -> None:
+    place = StagePlace(str(root), "run", "node")
+    place.user_folder.mkdir(mode=0o700)
+    place.user_folder.chmod(0o755)
+    refused(place)
+    if os.geteuid() == 0:
+        place.user_folder.chmod(0o700)
+        os.chown(place.user_folder, 65534, 65534)
+        refused(place)
+    assert list(place.user_folder.iterdir()) == []
+
+
+def test_a_link_in_the_folders_place_is_refused(root: Path, tmp_path: Path) -> None:
+    place = StagePlace(str(root), "run", "node")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    place.user_folder.symlink_to(elsewhere)
+    refused(place)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_root_that_is_not_there_is_said(tmp_path: Path) -> None:
+    refused(StagePlace(str(tmp_path / "nowhere"), "run", "node"))
+
+
+def refused(place: StagePlace) -> None:
+    with pytest.raises(UserError, match=r"\[stage\] root"), place.hold():
+        raise AssertionError("held")
+
+
+@pytest.fixture
+def small_memory(tmp_path: Path) -> Iterator[Path]:
+    """A real memory file system of one MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs to mount a tmpfs, as root")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_no_room_is_said_and_leaves_nothing(small_memory: Path, source: Checkpoint) -> None:
+    place = StagePlace(str(small_memory), "run", "node")
+    with place.hold():
+        with pytest.raises(UserError, match="No space left") as caught:
+            place.fill(source, lambda _: None)
+        assert "GiB of the node's memory" in str(caught.value)
+        assert not place.folder.exists()
+    assert list(small_memory.iterdir()) == []
+    assert until(lambda: os.statvfs(small_memory).f_bfree > 200, "its memory to be free")
