@@ -33,11 +33,13 @@ from coordinate_eval.evaluators.code import Sandbox
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.records import Question, Request
 
-SECONDS_PER_REQUEST = 0.02
+SECONDS_PER_REQUEST = 0.2
+"""So long that, of sixteen engines on two cores, waiting is what takes time."""
+
 PROGRAM_SECONDS = 1.0
 """Of one program of a metric: less than the harness's limit of 3 s."""
 
-GPUS_PER_NODE = 2
+GPUS_PER_NODE = 4
 CPUS_PER_JOB = 4
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -150,7 +152,8 @@ def write_suite(folder: Path, costs: Sequence[Cost], speed: float) -> Path:
 def coordinated(user: Workspace, suite: Path, run: Path, nodes: int, shape: Shape) -> float:
     """Seconds of a run of coordinate-eval, from its submission to its results."""
     start = (shape.load_seconds + shape.start_seconds) / shape.speed
-    args = {"seconds_per_request": SECONDS_PER_REQUEST, "start_seconds": start}
+    # Of two requests in flight one is answered: a trial claims no more than it works on.
+    args = {"seconds_per_request": SECONDS_PER_REQUEST, "start_seconds": start, "concurrency": 2}
     command = user.start(
         "run", tiny_model(), "--suite", suite, "--nodes", f"node[1-{nodes}]", "--run-dir", run,
         "--engine-args", json.dumps(args), COORDINATE_EVAL_TRIAL_ENGINE_START_SECONDS=str(start),

@@ -1,6 +1,6 @@
 """One job per dataset against coordinate-eval: the base suite of a 7B model, on 1 and 4 nodes
 
-    python benchmarks/one_job_per_dataset.py --speed 60
+    python benchmarks/one_job_per_dataset.py --speed 20
 
 One job per dataset is what scripts around a scheduler do: jobs queue in the suite's order, each
 takes a GPU, loads the weights through its node's one storage link, starts its engine, answers
@@ -10,11 +10,11 @@ Computed: both ways with the same predicted costs, on nodes of eight H200. Of co
 is the plan's own replay; of one job per dataset what `one_job_each` says, once in the suite's
 order and once as a careful user would submit them, the longest first.
 
-Measured: the same suite, `--speed` times faster, on a real Slurm of this machine with nodes of two
-GPUs and engines that sleep instead of computing. Submission, queues, processes, files and
-metrics are real, and weigh `--speed` times as much as they would. One job per dataset gets its
-requests and its metrics' questions for nothing; the time of coordinate-eval ends when the
-harness has scored.
+Measured: the same suite, `--speed` times faster, on a real Slurm of this machine with nodes of
+four GPUs and engines that sleep instead of computing. Submission, queues, processes, files and
+metrics are real, all on this machine, and weigh `--speed` times as much as they would. One job
+per dataset gets its requests and its metrics' questions for nothing; the time of coordinate-eval
+ends when the harness has scored.
 """
 
 import argparse
@@ -75,7 +75,7 @@ class _Loading:
 def main() -> None:
     """Compute, measure, print both."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--speed", type=float, default=60.0, help="of the rehearsal (default 60)")
+    parser.add_argument("--speed", type=float, default=20.0, help="of the rehearsal (default 20)")
     parser.add_argument("--repeat", type=int, default=1, help="measurements of each (default 1)")
     given = parser.parse_args()
     console = Console()
@@ -86,8 +86,8 @@ def main() -> None:
         console.print(f"Not measured: {why}", soft_wrap=True)
         return
     measured = _rehearsal.measure(costs, shape, max(1, given.repeat))
-    title = f"Measured, at {given.speed:g} times the speed, 2 GPUs a node"
-    table = _table(title, "one job per dataset", "coordinate-eval", "ratio")
+    title = f"Measured, at {given.speed:g} times the speed, {_rehearsal.GPUS_PER_NODE} GPUs a node"
+    table = _table(title, "one job each", "coordinate-eval", "ratio")
     for nodes, (theirs, ours) in measured.items():
         table.add_row(str(nodes), f"{theirs:.0f} s", f"{ours:.0f} s", f"{theirs / ours:.2f}")
     console.print(table)
@@ -97,12 +97,12 @@ def computed() -> Table:
     """Makespans from predicted costs alone."""
     table = _table(
         f"Computed, {GPUS_PER_NODE} H200 a node",
-        "one job per dataset",
+        "one job each",
         "longest first",
         "coordinate-eval",
         "lower bound",
         "ratio",
-        "ratio, longest first",
+        "to longest first",
     )
     for nodes in NODES:
         costs = predicted(_choice(nodes))

@@ -79,6 +79,8 @@ class Coordinator:
     def __init__(self, folder: Path, cluster: str, engine: str) -> None:
         self._folder = folder
         self._options = ["--cluster", cluster, "--engine", engine]
+        if cluster == "slurm":
+            self._options.append("--queue")  # the run before may still hold the GPUs
         # Caches go into the demo's folder, and no hub is asked: all data are local.
         self._environment = os.environ | {
             "COORDINATE_EVAL_CACHE_DIR": str(folder / "cache"),

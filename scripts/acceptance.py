@@ -51,6 +51,9 @@ CODE = ("humaneval",)
 CONTEXT = 8192
 """Tokens of the tiny model: no prompt of these tasks is cut, see `reference.roomy`."""
 
+ENGINE_ARGS = '{"dtype": "float32", "max_num_seqs": 8}'
+"""So few requests at once that the engine that starts first leaves some to the others."""
+
 ROOM_FOR_ONE_GIB = "600"
 """Memory of a trial on the nodes of scripts/slurm_dev.py, so that each has room for one."""
 
@@ -80,7 +83,9 @@ class Report:
 
     def scores(self, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
         """Print both scores of every metric."""
-        shown = Table("task", "metric", "coordinate-eval", "lm_eval --model hf", "equal?")
+        shown = Table("task", title="Scores")
+        for column in ("metric", "coordinate-eval", "lm_eval --model hf", "equal?"):
+            shown.add_column(column, overflow="fold")
         for compared in reference.compare(ours, theirs):
             if "," in compared.metric:
                 values = (_shown(compared.ours), _shown(compared.theirs))
@@ -108,7 +113,7 @@ class Program:
         run = self._user.folder / "runs" / name
         started = self._user.start(
             "run", self._checkpoint, "--suite", self._suite, "--run-dir", run,
-            "--engine", "vllm", "--engine-args", '{"dtype": "float32"}', *options, **environ,
+            "--engine", "vllm", "--engine-args", ENGINE_ARGS, *options, **environ,
         )  # fmt: skip
         _, said = started.communicate()
         if not (run / "run.json").exists():
@@ -125,10 +130,8 @@ def check_end(report: Report, name: str, run: Path, found: Mapping[str, Any]) ->
     """Note whether a run ended complete, and left neither weights nor jobs behind."""
     missing = "; ".join(f"{dataset}: {why}" for dataset, why in found["missing"].items())
     report.add(f"{name}: complete", found["complete"], missing or f"{found['seconds']:.0f} s")
-    if (run / "jobs").exists():
-        jobs = [json.loads(path.read_text())["job_id"] for path in (run / "jobs").glob("*.json")]
-        _await(lambda: not _queued(jobs))
-        report.add(f"{name}: no job left", True, f"{len(jobs)} submitted, all have ended")
+    _await(lambda: not _queue() and not processes(str(run)))
+    report.add(f"{name}: nothing runs any more", True, "empty queue, no process of the run")
     left = _STAGE / found["run"]
     report.add(f"{name}: no weights left", not left.exists(), f"{left} is gone")
 
@@ -138,8 +141,10 @@ def check_slurm(report: Report, program: Program, expected: Mapping[str, Any]) -
     run = program.on_slurm("four-nodes", 4)
     found = reference.ended(run)
     check_end(report, "Slurm", run, found)
-    nodes = {json.loads(p.read_text())["node"] for p in (run / "trials").glob("*.json")}
-    report.add("Slurm: all nodes took part", len(nodes) == 4, ", ".join(sorted(nodes)))
+    trials = [json.loads(path.read_text()) for path in (run / "trials").glob("*.json")]
+    nodes = {trial["node"] for trial in trials}
+    shares = sorted(f"{trial['node']} {trial['responses']}" for trial in trials)
+    report.add("Slurm: engines on all nodes", len(nodes) == 4, f"responses: {', '.join(shares)}")
     calls = found["scheduler_calls"]
     detail = f"{calls.get('sbatch', 0)} sbatch and {calls.get('squeue', 0)} squeue calls"
     # A keeper and an array of trials for each node, and metric jobs.
@@ -263,11 +268,10 @@ def _await(holds: Callable[[], object]) -> None:
         time.sleep(0.1)
 
 
-def _queued(jobs: Sequence[str | None]) -> bool:
-    """Whether Slurm still has any of these jobs in its queue."""
-    argv = ["squeue", "-h", "-o", "%A"]
-    answer = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    return not set(answer.split()).isdisjoint(filter(None, jobs))
+def _queue() -> str:
+    """What the cluster of this script still runs or will run."""
+    argv = ["squeue", "-h", "-o", "%j"]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
 def _shown(value: object) -> str:

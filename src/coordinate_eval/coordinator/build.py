@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from coordinate_eval.coordinator import files
 from coordinate_eval.coordinator.score import harness_evaluator
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.base import Evaluator
 from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Request, Suite
 
@@ -65,12 +65,12 @@ class Builder:
         key = self._key(dataset)
         requests, index = self._cache / f"{key}.jsonl", self._cache / f"{key}.json"
         self._cache.mkdir(parents=True, exist_ok=True)
-        found = _usable(index)
+        found = _usable(requests, index)
         if found is None:
             # On a cache that several machines share the lock may not hold; building twice is
             # only slow, since both end with the same two files.
             with FileLock(self._cache / f"{key}.lock"):
-                found = _usable(index) or self._build(dataset, key, requests, index)
+                found = _usable(requests, index) or self._build(dataset, key, requests, index)
         return Built(requests, found)
 
     def _build(self, dataset: Dataset, key: str, requests: Path, index: Path) -> DatasetRequests:
@@ -104,10 +104,16 @@ class Builder:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _usable(index: Path) -> DatasetRequests | None:
-    """The entry, unless a local file that it was made from has changed."""
-    found = files.read_record_if_there(index, DatasetRequests)
-    if found is None or any(_state(Path(p)) != state for p, state in found.sources.items()):
+def _usable(requests: Path, index: Path) -> DatasetRequests | None:
+    """The entry, unless it is torn or a local file that it was made from has changed."""
+    try:
+        found = files.read_record_if_there(index, DatasetRequests)
+        size = requests.stat().st_size
+    except (RecordError, FileNotFoundError):
+        return None
+    if found is None or found.offsets[-1:] != [size]:
+        return None
+    if any(_state(Path(p)) != state for p, state in found.sources.items()):
         return None
     return found
 

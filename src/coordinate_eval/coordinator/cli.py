@@ -55,8 +55,7 @@ def main() -> None:
     except CoordinateError as error:
         sys.stderr.write(f"coordinate-eval: {error}\n")
         sys.exit(error.exit_status)
-    except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; `coordinate-eval resume` goes on where it was\n")
+    except KeyboardInterrupt:  # before or after a command; typer ends one of itself, with 130
         sys.exit(130)
 
 

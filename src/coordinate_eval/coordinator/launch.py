@@ -1,5 +1,6 @@
 """`coordinate-eval run`: from the command line to a supervised run."""
 
+import shlex
 import shutil
 import sys
 import time
@@ -111,8 +112,13 @@ def supervise(
     """Supervise in the foreground; the exit status."""
     console = Console(stderr=True)
     console.print(f"run {made.id}: {run_dir.root}", markup=False, highlight=False, soft_wrap=True)
-    with Display(made, console) as display:
-        results = Supervisor(run_dir, cluster, strict=strict, tell=display.tell).run()
+    try:
+        with Display(made, console) as display:
+            results = Supervisor(run_dir, cluster, strict=strict, tell=display.tell).run()
+    except KeyboardInterrupt:
+        again = f"coordinate-eval resume {shlex.quote(str(run_dir.root))}"
+        sys.stderr.write(f"\ninterrupted; `{again}` goes on where it was\n")
+        raise
     if results is None:
         sys.stderr.write("another supervisor has taken over; `coordinate-eval status` shows it\n")
         return 1

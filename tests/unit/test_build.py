@@ -1,0 +1,207 @@
+"""The cache of requests: built once, used while it is true, and never torn."""
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.runs import PATIENCE_SECONDS, TASKS
+from tests.tiny import tiny_model
+
+from coordinate_eval.coordinator import checkpoint as checkpoints
+from coordinate_eval.coordinator.build import Builder, Built
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Checkpoint, Dataset, Request, Suite
+
+MAX_LENGTH = 512
+
+BUILD = """
+import sys
+from pathlib import Path
+from coordinate_eval.coordinator import checkpoint, suite
+from coordinate_eval.coordinator.build import Builder
+
+cache, model, file, length = sys.argv[1:]
+wanted = suite.load(file)
+builder = Builder(Path(cache), checkpoint.inspect(Path(model)), wanted, "simulated", int(length))
+print(builder.get(wanted.datasets[0]).index.key)
+print("lm_eval" in sys.modules)
+"""
+
+
+class Home:
+    """Somebody's tasks, tokenizer and cache, each to be changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cache = folder / "cache"
+        self.model = Path(shutil.copytree(tiny_model(), folder / "model"))
+        self.tasks = folder / "tasks"
+        self.tasks.mkdir()
+        self.data = self.tasks / "cloze.jsonl"
+        shutil.copyfile(TASKS / "data" / "cloze.jsonl", self.data)
+        task = (TASKS / "tiny_cloze.yaml").read_text()
+        (self.tasks / "cloze.yaml").write_text(task.replace("data/cloze.jsonl", str(self.data)))
+        self.dataset = Dataset(name="cloze", task="tiny_cloze")
+        self.max_length = MAX_LENGTH
+        self.engine = "simulated"
+
+    def get(self) -> Built:
+        """The requests as a new command would find or build them."""
+        suite = Suite(name="s", digest="d", include_path=[str(self.tasks)], datasets=[self.dataset])
+        return Builder(self.cache, self.inspect(), suite, self.engine, self.max_length).get(
+            self.dataset
+        )
+
+    def inspect(self) -> Checkpoint:
+        return checkpoints.inspect(self.model)
+
+    def suite_file(self) -> Path:
+        path = self.folder / "suite.yaml"
+        content = {"include_path": ["tasks"], "datasets": [{"name": "cloze", "task": "tiny_cloze"}]}
+        path.write_text(json.dumps(content))
+        return path
+
+    def entries(self) -> list[Path]:
+        """Files of the cache but its locks: requests and their descriptions, torn ones too."""
+        folder = self.cache / "requests"
+        return sorted(path for path in folder.iterdir() if path.suffix != ".lock")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def requests(built: Built) -> list[Request]:
+    lines = built.requests.read_bytes().splitlines()
+    return [Request.model_validate_json(line) for line in lines]
+
+
+def test_offsets_find_every_item(home: Home) -> None:
+    built = home.get()
+    content = built.requests.read_bytes()
+    offsets = built.index.offsets
+    assert len(offsets) == built.index.items + 1 == 11
+    assert offsets[-1] == len(content)
+    for item, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        found = [Request.model_validate_json(x).item for x in content[begin:end].splitlines()]
+        assert found
+        assert set(found) == {item}
+    assert built.index.requests == len(requests(built))
+    assert built.index.key == built.requests.stem
+
+
+def build_apart(home: Home) -> subprocess.Popen[str]:
+    """Another command that builds the same."""
+    args = [home.cache, home.model, home.suite_file(), MAX_LENGTH]
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILD, *map(str, args)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_two_who_build_at_once_and_one_who_comes_later(home: Home) -> None:
+    both = [build_apart(home), build_apart(home)]
+    keys = [process.communicate(timeout=PATIENCE_SECONDS)[0].split()[0] for process in both]
+    assert keys[0] == keys[1]
+    assert [path.suffix for path in home.entries()] == [".json", ".jsonl"]
+    before = [path.read_bytes() for path in home.entries()]
+    key, loaded = build_apart(home).communicate(timeout=PATIENCE_SECONDS)[0].split()
+    assert (key, loaded) == (keys[0], "False")  # the harness was not even imported
+    assert [path.read_bytes() for path in home.entries()] == before
+
+
+def test_the_next_checkpoint_of_a_model_builds_nothing(home: Home) -> None:
+    first = home.get()
+    built_at = first.requests.stat().st_mtime_ns
+    weights = home.model / "model.safetensors"
+    weights.touch()
+    assert home.get() == first
+    assert first.requests.stat().st_mtime_ns == built_at
+
+
+def edit_task(home: Home) -> None:
+    path = home.tasks / "cloze.yaml"
+    path.write_text(path.read_text() + 'description: "Fill in. "\n')
+
+
+def edit_data(home: Home) -> None:
+    lines = home.data.read_text().splitlines(keepends=True)
+    home.data.write_text("".join(lines[:-1]))
+
+
+def edit_tokenizer(home: Home) -> None:
+    path = home.model / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["added_tokens"].append(tokenizer["added_tokens"][-1] | {"content": "<x>", "id": 9999})
+    path.write_text(json.dumps(tokenizer))
+
+
+def ask_for_shots(home: Home) -> None:
+    home.dataset = home.dataset.model_copy(update={"limit": 5})
+
+
+def shorten(home: Home) -> None:
+    home.max_length = 64
+
+
+def change_engine(home: Home) -> None:
+    home.engine = "vllm"
+
+
+@pytest.mark.parametrize(
+    "change", [edit_task, edit_data, edit_tokenizer, ask_for_shots, shorten, change_engine]
+)
+def test_what_requests_are_made_from_counts(home: Home, change: Callable[[Home], None]) -> None:
+    before = home.get()
+    change(home)
+    after = home.get()
+    assert after.index != before.index
+    assert home.get() == after
+
+
+def test_what_requests_are_not_made_from_does_not_count(home: Home) -> None:
+    before = home.get()
+    home.dataset = home.dataset.model_copy(update={"items": 10, "splittable": False})
+    assert home.get() == before
+
+
+def tear_index(built: Built) -> None:
+    path = built.requests.with_suffix(".json")
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def lose_index(built: Built) -> None:
+    built.requests.with_suffix(".json").unlink()
+
+
+def lose_requests(built: Built) -> None:
+    built.requests.unlink()
+
+
+def tear_requests(built: Built) -> None:
+    built.requests.write_bytes(built.requests.read_bytes()[:-10])
+
+
+@pytest.mark.parametrize("tear", [tear_index, lose_index, lose_requests, tear_requests])
+def test_torn_entries_are_built_again(home: Home, tear: Callable[[Built], None]) -> None:
+    built = home.get()
+    content = built.requests.read_bytes()
+    tear(built)
+    again = home.get()
+    assert again.index == built.index
+    assert again.requests.read_bytes() == content
+
+
+def test_what_cannot_be_built_leaves_nothing(home: Home) -> None:
+    home.dataset = Dataset(name="cloze", task="no_such_task")
+    with pytest.raises(UserError, match="no_such_task"):
+        home.get()
+    home.dataset = Dataset(name="cloze", items=3)
+    with pytest.raises(UserError, match="has no task"):
+        home.get()
+    assert home.entries() == []
