@@ -1,6 +1,7 @@
 """The text the demo trains on and the questions it is asked afterwards, invented from a seed.
 
-Three subjects; what their tests ask was not in the training text in that form:
+Three subjects. What their tests ask was not in the training text in that form, but for `recall`,
+which asks for the last word of every fact as it was stated there:
 
     arithmetic   sums of three digits, the first two added first; the test's triples are never
                  trained on

@@ -149,7 +149,7 @@ def prepare(folder: Path, subjects: list[corpus.Subject]) -> None:
 
 def table(evaluations: list[Evaluation]) -> Table:
     """One row a checkpoint: scores with their standard errors, and the seconds they took."""
-    shown = Table(title="Held-out scores of each checkpoint", title_justify="left")
+    shown = Table(title="Scores of each checkpoint", title_justify="left")
     shown.add_column("step", justify="right")
     for task in _METRICS:
         shown.add_column(task, justify="right")

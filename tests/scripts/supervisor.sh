@@ -30,6 +30,7 @@ set -- \
   _supervise \
   /runs/7
 # Killed, but not because Slurm asked for its end, the program starts again.
+export COORDINATE_EVAL_STARTED="$(date +%s)"
 set +e
 asked=0 restarts=0
 pass_on() {

@@ -55,6 +55,7 @@ def make_run(**changes: Any) -> Run:
         "tensor_parallel": 1,
         "gpu_type": "h200",
         "max_length": 64,
+        "staged_bytes": 1,
         "exclusive": False,
         "asks": [],
         "shards": [
@@ -155,10 +156,10 @@ def test_a_node_is_released_when_its_trials_have_ended() -> None:
     names = [*KEEP, *TRIAL]
     running = [*tasks(KEEP[0], State.RUNNING), *tasks(TRIAL[1], State.RUNNING, State.ENDED)]
     actions = d.decide(RUN, DIR, facts(submitted=submitted(*names), tasks=running))
-    assert d.Release("n1") in actions
-    assert d.Release("n2") not in actions
+    assert d.Release(0, "n1") in actions
+    assert d.Release(0, "n2") not in actions
     again = facts(submitted=submitted(*names), tasks=running, released=frozenset({"n1"}))
-    assert d.Release("n1") not in d.decide(RUN, DIR, again)
+    assert d.Release(0, "n1") not in d.decide(RUN, DIR, again)
 
 
 def test_claims_of_ended_tasks_are_revoked_and_only_those() -> None:
@@ -206,7 +207,18 @@ def test_a_new_round_when_all_trials_are_gone_and_work_is_left() -> None:
     still = replace(gone, tasks=tasks(TRIAL[0], State.RUNNING))
     assert d.NewRound() not in d.decide(RUN, DIR, still)
     refused = facts(submitted=submitted(*KEEP, refusal="no"))
-    assert d.NewRound() in d.decide(RUN, DIR, refused)
+    assert [d.Release(0, n) for n in NODES] == d.decide(RUN, DIR, refused)
+    let_go = replace(refused, released=frozenset(NODES))
+    assert d.NewRound() in d.decide(RUN, DIR, let_go)
+    again = replace(let_go, idle_rounds=2, now=5)
+    assert d.NewRound() not in d.decide(RUN, DIR, again)
+
+
+def test_a_killed_keepers_node_still_gets_its_trials() -> None:
+    stages = {"n1": stage(10, 1000, 10), "n2": stage(0, 1000, 10, "failed")}
+    actions = d.decide(RUN, DIR, facts(submitted=submitted(*KEEP), stages=stages))
+    assert submits(actions) == [TRIAL[0]]
+    assert d.Release(0, "n2") in actions
 
 
 def test_without_a_round_one_is_asked_for() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.runs import PATIENCE_SECONDS, until
 
+from coordinate_eval.coordinator import checkpoint as checkpoints
 from coordinate_eval.coordinator import stage
 from coordinate_eval.coordinator.stage import StagePlace
 from coordinate_eval.errors import UserError
@@ -102,7 +103,7 @@ def checkpoint(folder: Path, size: int = WEIGHTS) -> Checkpoint:
     config.write_text(json.dumps({"hidden_size": 8}))
     return Checkpoint(
         path=str(folder),
-        identity=stage.checkpoints._identity([weights], [config]),
+        identity=checkpoints._identity([weights], [config]),
         format=CheckpointFormat.SAFETENSORS,
         weights=[str(weights)],
         files=[str(config)],

@@ -39,7 +39,7 @@ class Builder:
         self, cache: Path, checkpoint: Checkpoint, suite: Suite, engine: str, max_length: int
     ) -> None:
         self._cache = cache / "requests"
-        self._checkpoint, self._suite = checkpoint, suite
+        self._files, self._suite = checkpoint.files, suite
         self._engine, self._max_length = engine, max_length
         self._evaluator: Evaluator | None = None
         self._common = [
@@ -75,8 +75,9 @@ class Builder:
 
     def _build(self, dataset: Dataset, key: str, requests: Path, index: Path) -> DatasetRequests:
         if self._evaluator is None:
+            tokenizer = next(Path(f).parent for f in self._files if "token" in Path(f).name)
             self._evaluator = harness_evaluator(
-                self._checkpoint, self._suite, self._engine, self._max_length
+                tokenizer, self._suite, self._engine, self._max_length
             )
         offsets: list[int] = []
         part = requests.with_name(f".{requests.name}.{files.token()}.tmp")

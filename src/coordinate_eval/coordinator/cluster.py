@@ -19,6 +19,9 @@ INDEX_VARIABLE = "COORDINATE_EVAL_INDEX"
 TASK_VARIABLE = "COORDINATE_EVAL_TASK"
 """Environment variable with the task's scheduler id and restart count, as `123_4.0`."""
 
+STARTED_VARIABLE = "COORDINATE_EVAL_STARTED"
+"""Environment variable with the second since the epoch in which a job began."""
+
 
 class Node(Record):
     """A node on which trials can start, with what is free on it now."""

@@ -15,6 +15,9 @@ from coordinate_eval.coordinator.rundir import RunDir, Span
 MAX_IDLE_ROUNDS = 3
 """Rounds in a row that answer nothing before the run is given up."""
 
+ROUND_PAUSE_SECONDS = 10.0
+"""Between rounds that answer nothing, times their number: what failed may pass."""
+
 MAX_IDLE_ARRAYS = 3
 """Arrays of metric pullers in a row that publish nothing before answers are given up."""
 
@@ -75,6 +78,7 @@ class Revoke:
 class Release:
     """Tell a node's keeper that nobody needs the weights any more."""
 
+    round: int
     node: str
 
 
@@ -139,7 +143,11 @@ def _node(run: Run, run_dir: RunDir, facts: Facts, round_: Round, share: NodeSha
     if keeper not in facts.submitted:
         return [Submit(jobs.keeper_job(run, run_dir, round_.number, share, round_.minutes))]
     if facts.ended(keeper):
-        return _release(facts, share.node)
+        stage = facts.stages.get(share.node)
+        if stage is None or stage.state not in ("copying", "ready"):
+            return _release(facts, share.node)
+        # It was killed, and left what it had copied: trials go on from there, and clean up.
+        return [Submit(jobs.trials_job(run, run_dir, round_.number, share, round_.minutes))]
     if _nearly_staged(run, facts, share.node):
         return [Submit(jobs.trials_job(run, run_dir, round_.number, share, round_.minutes))]
     return _impatient(run, facts, keeper)
@@ -181,10 +189,9 @@ def _impatient(run: Run, facts: Facts, name: str) -> list[Action]:
 def _over(run: Run, facts: Facts, round_: Round, share: NodeShare) -> bool:
     """Whether nothing more is to come from a node in this round."""
     trials = jobs.trials_name(run, round_.number, share.node)
-    keeper = jobs.keeper_name(run, round_.number, share.node)
     if trials in facts.submitted:
         return facts.ended(trials)
-    return facts.ended(keeper) or not facts.undone
+    return share.node in facts.released or not facts.undone
 
 
 def _next_round(facts: Facts) -> list[Action]:
@@ -192,7 +199,10 @@ def _next_round(facts: Facts) -> list[Action]:
         return [Finish(f"{facts.idle_rounds} rounds in a row answered nothing")]
     if not facts.claimable and not any(ledger == "outputs" for ledger, _ in facts.held):
         return [Finish("the shards that are left have killed every trial that ran them")]
-    return [NewRound()] if facts.claimable else []
+    pause = ROUND_PAUSE_SECONDS * facts.idle_rounds
+    if not facts.claimable or (facts.round and facts.now - facts.round.created < pause):
+        return []
+    return [NewRound()]
 
 
 def _waiting_for_scores(facts: Facts) -> list[Action]:
@@ -218,7 +228,9 @@ def _metrics(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
 
 
 def _release(facts: Facts, node: str) -> list[Action]:
-    return [] if node in facts.released else [Release(node)]
+    if facts.round is None or node in facts.released:
+        return []
+    return [Release(facts.round.number, node)]
 
 
 def _cancel(facts: Facts, tasks: list[TaskStatus], why: str) -> list[Action]:

@@ -5,6 +5,7 @@ import time
 from rich.console import Console
 from rich.status import Status
 
+from coordinate_eval.coordinator import jobs
 from coordinate_eval.coordinator.cluster import State
 from coordinate_eval.coordinator.decide import Facts
 from coordinate_eval.coordinator.run import Run
@@ -51,7 +52,7 @@ def summary(run: Run, facts: Facts) -> str:
     """How far a run is, in one line."""
     shards = len(run.shards)
     datasets = len(run.suite.datasets)
-    states = [t.state for t in facts.tasks if ".trial" in t.name or "-trial" in t.name]
+    states = [t.state for t in facts.tasks if jobs.is_trials(run, t.name)]
     running = sum(1 for state in states if state is State.RUNNING)
     pending = sum(1 for state in states if state is State.PENDING)
     trials = f"{running} trials" + (f", {pending} waiting" if pending else "")

@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from coordinate_eval.coordinator import files
 from coordinate_eval.coordinator.cluster import TaskStatus
 from coordinate_eval.coordinator.decide import Facts
-from coordinate_eval.coordinator.jobs import keeper_name, trials_name
 from coordinate_eval.coordinator.ledger import Ledger
-from coordinate_eval.coordinator.metric import asked
+from coordinate_eval.coordinator.metric import asked, asking
 from coordinate_eval.coordinator.run import (
-    NodeShare,
     Round,
     Run,
     StageProgress,
@@ -59,7 +57,7 @@ def gather(
         answerable=answers.undone(questions),
         unscored=len(unscored(run_dir, run)),
         scorable=scorable(run_dir, run, undone),
-        idle_rounds=idle_rounds(run_dir, run, rounds),
+        idle_rounds=idle_rounds(run_dir, run, rounds, now),
         idle_arrays=idle_arrays,
     )
 
@@ -67,7 +65,7 @@ def gather(
 def scorable(run_dir: RunDir, run: Run, undone: list[Span]) -> int:
     """How many datasets or spans only the scorer can bring further."""
     waiting = {span.dataset for span in undone}
-    unanswered = {s.dataset for s in Ledger(run_dir, "answers").undone(_asking(run))}
+    unanswered = {s.dataset for s in Ledger(run_dir, "answers").undone(asking(run))}
     unasked = {
         shard.dataset
         for shard in run.shards
@@ -81,16 +79,21 @@ def scorable(run_dir: RunDir, run: Run, undone: list[Span]) -> int:
     )
 
 
-def idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round]) -> int:
-    """How many of the last rounds began and answered nothing; those that the queue never let
-    begin are no sign of a fault.
+def idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float) -> int:
+    """How many of the last rounds answered nothing, since the run was last resumed.
+
+    Those that waited in the queue until patience ended are no sign of a fault and do not count;
+    one that ended sooner, or whose trials began, does.
     """
-    idle = 0
+    patience = run.settings.supervisor.patience_seconds
+    since = files.modified(run_dir.resumed)
+    idle, end = 0, now
     for round_ in reversed(rounds):
         trials = list(_trials(run_dir, round_))
-        if any(trial.responses for trial in trials):
+        if round_.created < since or any(trial.responses for trial in trials):
             break
-        idle += bool(trials) or any(_hopeless(run_dir, run, round_, s) for s in round_.shares)
+        idle += bool(trials) or end - round_.created < patience
+        end = round_.created
     return idle
 
 
@@ -101,16 +104,6 @@ def _trials(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:
             path = run_dir.trial(trial_id(share.node, index, round_.number))
             if (found := files.read_record_if_there(path, TrialProgress)) is not None:
                 yield found
-
-
-def _hopeless(run_dir: RunDir, run: Run, round_: Round, share: NodeShare) -> bool:
-    """Whether the node could not be used: its keeper failed, or Slurm refused a job."""
-    stage = files.read_record_if_there(run_dir.stage(round_.number, share.node), StageProgress)
-    if stage is not None and stage.state == "failed":
-        return True
-    names = (make(run, round_.number, share.node) for make in (keeper_name, trials_name))
-    found = (files.read_record_if_there(run_dir.job(name), Submitted) for name in names)
-    return any(submitted is not None and submitted.refusal for submitted in found)
 
 
 def read_rounds(run_dir: RunDir) -> Iterator[Round]:
@@ -129,5 +122,14 @@ def read_submitted(run_dir: RunDir) -> Iterator[Submitted]:
             yield files.read_record(folder / name, Submitted)
 
 
-def _asking(run: Run) -> list[Span]:
-    return [shard.span for shard in run.shards if shard.dataset in run.asks]
+def refresh(run_dir: RunDir, spans: list[Span]) -> None:
+    """Make this machine see what others have put beside these spans: a change of one's own to a
+    folder ends what a network file system remembers of it.
+    """
+    for ledger in ("outputs", "answers"):
+        for span in {span.dataset: span for span in spans}.values():
+            for folder in (
+                run_dir.published(ledger, span).parent,
+                run_dir.claims(ledger, span.dataset),
+            ):
+                files.touch(folder)

@@ -45,7 +45,7 @@ def create(path: Path, text: str) -> bool:
     except FileExistsError:
         return _reads(path, text)
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
 
 
 def publish(part: Path, path: Path) -> bool:
@@ -118,6 +118,32 @@ def names(folder: Path) -> set[str]:
         return {entry.name for entry in folder.iterdir()}
     except FileNotFoundError:
         return set()
+
+
+def modified(path: Path) -> float:
+    """When a file was last written, seconds since the epoch; 0 when it is not there."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def size(path: Path) -> int:
+    """Bytes of a file; -1 when it is not there."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
+def touch(folder: Path) -> None:
+    """Change a folder and change it back."""
+    mark = folder / f".{token()}.tmp"
+    try:
+        mark.touch()
+    except FileNotFoundError:
+        return
+    mark.unlink()
 
 
 def token() -> str:

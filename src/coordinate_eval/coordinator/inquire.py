@@ -1,7 +1,10 @@
 """Commands on a run that exists: find it, show it, cancel it, supervise it as a job."""
 
 import contextlib
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinate_eval.coordinator import files, jobs, launch
-from coordinate_eval.coordinator.cluster import State, TaskStatus
+from coordinate_eval.coordinator.cluster import STARTED_VARIABLE, Cluster, State, TaskStatus
 from coordinate_eval.coordinator.config import Settings
 from coordinate_eval.coordinator.ledger import Ledger
 from coordinate_eval.coordinator.run import Run, TrialProgress
@@ -17,6 +20,9 @@ from coordinate_eval.coordinator.rundir import RunDir
 from coordinate_eval.coordinator.score import unscored
 from coordinate_eval.coordinator.supervise import Supervisor
 from coordinate_eval.errors import ClusterError, UserError
+
+CANCEL_SECONDS = 60.0
+"""How long `cancel` looks for jobs that still come to be."""
 
 
 def find(name: str | None, settings: Settings) -> RunDir:
@@ -74,22 +80,36 @@ def cancel(run_dir: RunDir) -> None:
     files.write(run_dir.cancelled, "")
     if run.cluster == "slurm":
         with launch.opened("slurm", run.settings) as cluster:
-            tasks = launch.patiently(lambda: cluster.poll(jobs.prefix(run)))
-            alive = [t for t in tasks if t.state is not State.ENDED]
-            # Supervisors first, or they would start others.
-            alive.sort(key=lambda t: not jobs.is_supervisor(run, t.name))
-            ids = list(dict.fromkeys(t.job_id for t in alive))
-            if ids:
-                cluster.cancel(ids)
-        sys.stderr.write(f"cancelled {len(ids)} jobs of run {run.id}\n")
+            count = _cancel_all(run, cluster)
+        sys.stderr.write(f"cancelled {count} jobs of run {run.id}\n")
     else:
         sys.stderr.write(f"run {run.id} is told to stop\n")
+
+
+def _cancel_all(run: Run, cluster: Cluster) -> int:
+    """Cancel until nothing is left: a supervisor may submit another job meanwhile."""
+    cancelled: set[str] = set()
+    give_up = time.monotonic() + CANCEL_SECONDS
+    while time.monotonic() < give_up:
+        tasks = launch.patiently(lambda: cluster.poll(jobs.prefix(run)))
+        alive = [t for t in tasks if t.state is not State.ENDED]
+        if not alive:
+            break
+        alive.sort(key=lambda t: not jobs.is_supervisor(run, t.name))
+        ids = [i for i in dict.fromkeys(t.job_id for t in alive) if i not in cancelled]
+        if ids:
+            cluster.cancel(ids)
+            cancelled.update(ids)
+        time.sleep(0.5)
+    return len(cancelled)
 
 
 def supervise_as_job(run_dir: RunDir, minutes: int) -> int:
     """What a supervisor's own job does; the exit status."""
     run = files.read_record(run_dir.run, Run)
-    limit = float(minutes) if minutes else float("inf")
+    # The job's script starts a killed supervisor again, within the same time limit.
+    began = float(os.environ.get(STARTED_VARIABLE) or time.time())
+    limit = minutes - (time.time() - began) / 60 if minutes else float("inf")
 
     def tell(facts: object, event: str) -> None:
         if event:
@@ -97,7 +117,10 @@ def supervise_as_job(run_dir: RunDir, minutes: int) -> int:
             sys.stdout.flush()
 
     with launch.opened(run.cluster, run.settings) as cluster:
-        results = Supervisor(run_dir, cluster, minutes=limit, tell=tell).run()
+        supervisor = Supervisor(run_dir, cluster, minutes=limit, tell=tell)
+        # Slurm warns of preemption as well as of the time limit.
+        signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
+        results = supervisor.run()
     return 0 if results is None or results["complete"] else 1
 
 

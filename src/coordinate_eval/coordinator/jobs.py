@@ -45,6 +45,11 @@ def is_metric(run: Run, name: str) -> bool:
     return name.startswith(f"{prefix(run)}metric")
 
 
+def is_trials(run: Run, name: str) -> bool:
+    """Whether a job is the trials of a node of this run."""
+    return name.startswith(f"{prefix(run)}trial")
+
+
 def is_supervisor(run: Run, name: str) -> bool:
     """Whether a job is a supervisor of this run."""
     return name.startswith(f"{prefix(run)}super")
@@ -58,8 +63,9 @@ def supervisor_name(run: Run, epoch: int) -> str:
 def keeper_job(run: Run, run_dir: RunDir, number: int, share: NodeShare, minutes: int) -> Job:
     """The CPU-only job that holds the weights in a node's memory."""
     name = keeper_name(run, number, share.node)
-    # It begins before the trials and must not end before them.
-    minutes += math.ceil(run.settings.supervisor.patience_seconds / 60) + 5
+    # It begins before the trials and must not end before them, where limits allow.
+    longer = minutes + math.ceil(run.settings.supervisor.patience_seconds / 60) + 5
+    minutes = max(minutes, min(longer, run.settings.trial.max_minutes))
     return Job(
         name=name,
         argv=_argv(run, run_dir, "_keep", share.node, number, minutes),
@@ -113,13 +119,17 @@ def node_job(run: Run, run_dir: RunDir, number: int, share: NodeShare, minutes: 
 def metric_job(run: Run, run_dir: RunDir, number: int, count: int) -> Job:
     """An array of pullers, one core each."""
     name = metric_name(run, number)
+    trial = run.settings.trial
+    seconds = sum(s.metric_cpu_seconds for s in run.shards if s.dataset in run.asks) / count
     return Job(
         name=name,
         argv=(run.python, "-m", "coordinate_eval", "_metric", str(run_dir.root)),
         count=count,
         cpus=1,
         memory_mib=math.ceil(run.settings.metrics.memory_gib * 1024),
-        minutes=run.settings.trial.max_minutes,
+        minutes=time_limit_minutes(
+            trial.time_limit_factor, seconds, trial.min_minutes, trial.max_minutes
+        ),
         log=str(run_dir.logs / name),
     )
 

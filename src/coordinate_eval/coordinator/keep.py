@@ -9,11 +9,10 @@ import contextlib
 import time
 
 from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator.process import MARGIN_SECONDS, Stop, stop_on_signals
 from coordinate_eval.coordinator.run import Run, StageProgress
 from coordinate_eval.coordinator.rundir import RunDir
-from coordinate_eval.coordinator.stage import StagePlace, Throttle, staged_bytes
-from coordinate_eval.coordinator.trial import MARGIN_SECONDS, StopTrial, stop_on_signals
-from coordinate_eval.errors import CoordinateError
+from coordinate_eval.coordinator.stage import StagePlace, Throttle
 
 WATCH_SECONDS = 1.0
 """How often a keeper looks whether it is released."""
@@ -26,13 +25,16 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
     path = run_dir.stage(round_number, node)
     released = run_dir.released(round_number, node)
     started = time.time()
-    total = staged_bytes(run.checkpoint)
+    total = run.staged_bytes
     throttle = Throttle(1.0)
 
     def say(state: str, done: int, message: str = "") -> None:
         values = {"state": state, "done_bytes": done, "total_bytes": total, "message": message}
         values |= {"started": started, "updated": time.time()}
         files.write_record(path, StageProgress.model_validate(values))
+
+    def leave() -> bool:
+        return released.exists() or run_dir.cancelled.exists()
 
     def report(done: int) -> None:
         if throttle():
@@ -41,17 +43,17 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
     stop_on_signals()
     place = StagePlace(run.settings.stage.root, run.id, node)
     try:
-        with contextlib.suppress(StopTrial):
+        with contextlib.suppress(Stop):
             say("copying", 0)
             place.sweep()
             with place.hold():
                 while not place.fill(run.checkpoint, report):
                     time.sleep(WATCH_SECONDS)
                 say("ready", total)
-                while not released.exists() and time.time() < deadline:
+                while not leave() and time.time() < deadline:
                     time.sleep(WATCH_SECONDS)
-    except CoordinateError as error:
-        say("failed", 0, str(error))
+    except Exception as error:
+        say("failed", 0, str(error) or type(error).__name__)
         raise
     say("removed", 0)
     return 0

@@ -1,23 +1,25 @@
 """`coordinate-eval run`: from the command line to a supervised run."""
 
+import contextlib
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Literal, TypeVar
 
 from rich.console import Console
 
+from coordinate_eval.coordinator import checkpoint as checkpoints
 from coordinate_eval.coordinator import cluster_file, files, jobs, prepare, preview, report, suite
 from coordinate_eval.coordinator.build import Builder
 from coordinate_eval.coordinator.cluster import Busy, Cluster, Job, State
 from coordinate_eval.coordinator.config import Settings
 from coordinate_eval.coordinator.display import Display
-from coordinate_eval.coordinator.plan import Capacity, Cost
-from coordinate_eval.coordinator.prepare import Choice, Prepared
+from coordinate_eval.coordinator.plan import Capacity
+from coordinate_eval.coordinator.prepare import Prepared
 from coordinate_eval.coordinator.run import NodeShare, Run, Submitted
 from coordinate_eval.coordinator.rundir import RunDir
 from coordinate_eval.coordinator.select import NoFreeGpu
@@ -49,7 +51,9 @@ def run(order: Order, settings: Settings) -> int:
     """Plan and submit, or show what would be; the exit status."""
     console = Console(stderr=order.as_json, soft_wrap=False)
     wanted = suite.load(settings.suite)
-    checkpoint = prepare.inspect(order.checkpoint, order.config, order.tokenizer)
+    checkpoint = checkpoints.inspect(
+        order.checkpoint, config=order.config, tokenizer=order.tokenizer
+    )
     kind = cluster_kind(settings)
     if kind == "file":
         if not order.dry_run:
@@ -65,6 +69,11 @@ def run(order: Order, settings: Settings) -> int:
     with opened(kind, settings) as cluster:
         prepared, busy = _prepare(order, settings, checkpoint, wanted, cluster, console)
         exclusive = _exclusive(cluster, settings)
+        if exclusive and not settings.slurm.cpu_partition:
+            raise UserError(
+                f"partition {settings.slurm.partition or 'by default'} gives out whole nodes: set "
+                "[slurm] cpu_partition to another one for the supervisor and metric jobs"
+            )
         if order.dry_run:
             _show(order, prepared, busy, console, kind, exclusive=exclusive)
             return 0
@@ -75,9 +84,10 @@ def run(order: Order, settings: Settings) -> int:
             if kind == "ray" or order.wait:
                 return supervise(run_dir, made, cluster, as_json=order.as_json, strict=True)
             submitted = submit_supervisor(run_dir, made, cluster)
-        except SubmitRefused:
-            shutil.rmtree(root)
-            _forget(settings, identity)
+        except (SubmitRefused, UserError):
+            if not files.names(run_dir.job("").parent):
+                shutil.rmtree(root)
+                _forget(settings, identity)
             raise
     _announce(run_dir, made, submitted, as_json=order.as_json)
     return 0
@@ -89,6 +99,7 @@ def resume(run_dir: RunDir, *, wait: bool, as_json: bool) -> int:
     if _complete(run_dir):
         return show_results(run_dir, as_json=as_json)
     run_dir.cancelled.unlink(missing_ok=True)
+    files.write(run_dir.resumed, "")
     with opened(made.cluster, made.settings) as cluster:
         if made.cluster == "ray":
             return supervise(run_dir, made, cluster, as_json=as_json)
@@ -101,6 +112,8 @@ def resume(run_dir: RunDir, *, wait: bool, as_json: bool) -> int:
             sys.stderr.write(message + "\n")
             return 0
         if wait:
+            # One that starts later would take over from this one.
+            cluster.cancel([t.job_id for t in alive])
             return supervise(run_dir, made, cluster, as_json=as_json)
         _announce(run_dir, made, submit_supervisor(run_dir, made, cluster), as_json=as_json)
     return 0
@@ -140,10 +153,12 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
     return 0 if results["complete"] else 1
 
 
-def cluster_kind(settings: Settings) -> Any:  # noqa: ANN401 - see the three words below
-    """`slurm`, `ray` or `file`."""
-    if settings.cluster in ("slurm", "ray"):
-        return settings.cluster
+def cluster_kind(settings: Settings) -> Literal["slurm", "ray", "file"]:
+    """What the settings name, or what this machine has."""
+    if settings.cluster == "slurm":
+        return "slurm"
+    if settings.cluster == "ray":
+        return "ray"
     if settings.cluster == "auto":
         from coordinate_eval.slurm.cluster import slurm_configured
 
@@ -151,26 +166,18 @@ def cluster_kind(settings: Settings) -> Any:  # noqa: ANN401 - see the three wor
     return "file"
 
 
-class opened:  # noqa: N801 - used as a function in `with`
+@contextlib.contextmanager
+def opened(kind: str, settings: Settings) -> Iterator[Cluster]:
     """The cluster of this kind for the length of a block."""
+    if kind == "slurm":
+        from coordinate_eval.slurm.cluster import SlurmCluster
 
-    def __init__(self, kind: str, settings: Settings) -> None:
-        self._kind, self._settings = kind, settings
-        self._close: Callable[[], None] = lambda: None
+        yield SlurmCluster(settings.slurm)
+        return
+    from coordinate_eval.coordinator.ray_backend import RayCluster
 
-    def __enter__(self) -> Cluster:
-        if self._kind == "slurm":
-            from coordinate_eval.slurm.cluster import SlurmCluster
-
-            return SlurmCluster(self._settings.slurm)
-        from coordinate_eval.coordinator.ray_backend import RayCluster
-
-        cluster = RayCluster(self._settings.ray, self._settings.trial)
-        self._close = cluster.close
-        return cluster
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
+    with contextlib.closing(RayCluster(settings.ray, settings.trial)) as cluster:
+        yield cluster
 
 
 def patiently(ask: Callable[[], T]) -> T:
@@ -225,9 +232,8 @@ def _prepare(
         storage_gigabits_per_node=settings.stage.gigabits_per_node,
         metric_cpus=settings.metrics.cpus,
     )
-    prepared = _prepared(settings, checkpoint, wanted, choice, length, found, capacity)
-    prepared.built.update(built)
-    return prepared, busy
+    plan = prepare.make_plan(checkpoint, wanted, settings, found, capacity)
+    return Prepared(checkpoint, wanted, settings, choice, length, plan, built), busy
 
 
 def _plan_on_file(
@@ -247,22 +253,10 @@ def _plan_on_file(
         storage_gigabits_per_node=described.storage_gigabits_per_node,
         metric_cpus=described.cores_for_metrics,
     )
-    prepared = _prepared(settings, checkpoint, wanted, choice, length, found, capacity)
+    plan = prepare.make_plan(checkpoint, wanted, settings, found, capacity)
+    prepared = Prepared(checkpoint, wanted, settings, choice, length, plan, {})
     _show(order, prepared, busy, console, "slurm", exclusive=False)
     return 0
-
-
-def _prepared(
-    settings: Settings,
-    checkpoint: Checkpoint,
-    wanted: Suite,
-    choice: Choice,
-    length: int,
-    found: list[Cost],
-    capacity: Capacity,
-) -> Prepared:
-    plan = prepare.make_plan(checkpoint, wanted, settings, found, capacity)
-    return Prepared(checkpoint, wanted, settings, choice, length, plan, {})
 
 
 def _show(

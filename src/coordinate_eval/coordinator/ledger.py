@@ -106,14 +106,15 @@ class Ledger:
         return free
 
     def deaths(self, span: Span, attempts: int | None = None) -> int:
-        """How many owners of the span died (attempts given back do not count)."""
+        """How many owners of the span died since the run was last resumed."""
         if attempts is None:
             attempts = _last_attempt(files.names(self.run.claims(self.name, span.dataset)), span)
+        since = files.modified(self.run.resumed)
         ends = (
             files.read_record_if_there(self._revoked(span, n), Revocation)
             for n in range(1, attempts + 1)
         )
-        return sum(1 for end in ends if end is not None and end.cause == "died")
+        return sum(1 for end in ends if end and end.cause == "died" and end.time >= since)
 
     def held(self, spans: Iterable[Span]) -> list[Held]:
         """Claims on spans not yet published that nobody has revoked."""

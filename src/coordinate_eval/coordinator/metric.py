@@ -11,14 +11,15 @@ import time
 from coordinate_eval.coordinator import files
 from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
 from coordinate_eval.coordinator.ledger import Ledger, PartWriter
+from coordinate_eval.coordinator.process import Stop, stop_on_signals
 from coordinate_eval.coordinator.run import Run
 from coordinate_eval.coordinator.rundir import RunDir, Span
-from coordinate_eval.coordinator.trial import StopTrial, stop_on_signals
 from coordinate_eval.evaluators.code import Sandbox
 from coordinate_eval.records import Answer, Question
 
-IDLE_SECONDS = 20.0
-"""A puller that had nothing to do for so long leaves; the supervisor starts others."""
+IDLE_SECONDS = 120.0
+"""A puller that had nothing to do for so long leaves; the supervisor starts others. Longer than
+a network file system may hide a new file."""
 
 
 def run_metric(run_dir: RunDir) -> int:
@@ -30,7 +31,7 @@ def run_metric(run_dir: RunDir) -> int:
     task = os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
     stop_on_signals()
     idle_since = time.monotonic()
-    with contextlib.suppress(StopTrial):
+    with contextlib.suppress(Stop):
         while time.monotonic() - idle_since < IDLE_SECONDS:
             for span in ledger.claimable(asked(run_dir, run)):
                 attempt = ledger.claim(span, owner, task)

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 
 from coordinate_eval.coordinator import files
 from coordinate_eval.coordinator.cluster import INDEX_VARIABLE
-from coordinate_eval.coordinator.process import ENDS_WITH_PARENT
+from coordinate_eval.coordinator.process import ENDS_WITH_PARENT, Stop, stop_on_signals
 from coordinate_eval.coordinator.run import Run
 from coordinate_eval.coordinator.rundir import RunDir
-from coordinate_eval.coordinator.trial import StopTrial, stop_on_signals
 
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -36,7 +35,7 @@ def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials
             argv = [*command, "_trial", str(run_dir.root), node, *end]
             children.append(subprocess.Popen(argv, env=environment))
         statuses = [child.wait() for child in children]
-    except StopTrial:
+    except Stop:
         for child in children:
             child.terminate()
         statuses = [child.wait() for child in children]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from coordinate_eval.coordinator import checkpoint as checkpoints
 from coordinate_eval.coordinator import jobs, plan, select
@@ -17,7 +16,10 @@ from coordinate_eval.priors import catalogue, gpus, model
 from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, Suite
 
 QUEUED_TRIALS = 8
-"""Trials for which work is cut when it waits for nodes that are not known yet."""
+"""Trials for which work is cut, and GPUs assumed of a node, when nodes are not known yet."""
+
+QUEUED_GPU_MEMORY_GIB = 80.0
+"""Memory assumed of a GPU that is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ def choose_nodes(
 
 def queued_choice(checkpoint: Checkpoint, settings: Settings) -> Choice:
     """What to cut the work for while it is not known which nodes will be free."""
-    degree = settings.trial.tensor_parallel or 1
+    degree = settings.trial.tensor_parallel or checkpoints.tensor_parallel(
+        checkpoint, QUEUED_GPU_MEMORY_GIB, QUEUED_TRIALS, max_length(checkpoint, settings)
+    )
     trials = max(1, (settings.max_gpus or QUEUED_TRIALS * degree) // degree)
     node = NodeCapacity(name="queued", gpus=trials * degree, gpu_type="", trials=trials)
     return Choice([node], degree, "")
@@ -160,11 +164,6 @@ def make_plan(
         found,
         capacity,
     )
-
-
-def inspect(path: Path, config: Path | None, tokenizer: Path | None) -> Checkpoint:
-    """The checkpoint as it lies there; see `checkpoint.inspect`."""
-    return checkpoints.inspect(path, config=config, tokenizer=tokenizer)
 
 
 def _work(dataset: Dataset, built: Built | None) -> model.Work | None:

@@ -1,14 +1,43 @@
-"""Child processes that do not outlive their parent."""
+"""How jobs end: on a signal, before their time limit, and with their parent."""
 
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Mapping
+from types import FrameType
+
+MARGIN_SECONDS = 90.0
+"""What a job keeps of its time limit for ending cleanly."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 ENDS_WITH_PARENT: Mapping[str, str] = {"COORDINATE_EVAL_ENDS_WITH_PARENT": "1"}
 """Environment of a child that is to end when its parent does, however that ends."""
 
 _PR_SET_PDEATHSIG = 1
+
+
+class Stop(BaseException):
+    """Raised by a signal: give back what is not finished, and leave."""
+
+
+def stop_on_signals() -> None:
+    """Make TERM and USR1 raise `Stop` in the main thread, once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        ignore_signals()
+        raise Stop(f"signal {number}")
+
+    for known in _SIGNALS:
+        signal.signal(known, stop)
+
+
+def ignore_signals() -> None:
+    """From here on TERM and USR1 change nothing: the process is leaving already."""
+    if threading.current_thread() is threading.main_thread():
+        for known in _SIGNALS:
+            signal.signal(known, signal.SIG_IGN)
 
 
 def end_with_parent_if_asked() -> None:

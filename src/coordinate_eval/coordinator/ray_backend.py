@@ -31,6 +31,9 @@ from coordinate_eval.errors import UserError
 OBJECT_STORE_BYTES = 100 << 20
 """Ray's own share of the shared memory in which weights are staged: jobs pass no objects."""
 
+END_SECONDS = 10.0
+"""How long a job that is ended may take to clear up, such as to remove staged weights."""
+
 NODE = "local"
 
 
@@ -139,10 +142,15 @@ class RayCluster:
         """End the processes of these tasks."""
         for task in self._tasks:
             if task.job_id in job_ids or f"{task.job_id}_{task.index}" in job_ids:
-                self._ray.cancel(task.handle, force=True)
+                self._ray.cancel(task.handle)
 
     def close(self) -> None:
-        """End Ray and everything it started."""
+        """End all jobs, which may clear up, and then Ray, which would only kill them."""
+        handles = [task.handle for task in self._tasks]
+        for handle in handles:
+            self._ray.cancel(handle)
+        if handles:
+            self._ray.wait(handles, num_returns=len(handles), timeout=2 * END_SECONDS)
         self._ray.shutdown()
 
 
@@ -150,14 +158,30 @@ def _run(argv: list[str], environment: dict[str, str], log: str) -> int:
     """In a Ray worker: one task, until it ends."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     with Path(log).open("ab") as out:
-        return subprocess.run(
+        job = subprocess.Popen(
             argv,
             env=inherited | environment,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            check=False,
-        ).returncode
+        )
+    try:
+        while True:
+            # Ray cancels by an exception that is only heard between calls, so they are short.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return job.wait(1.0)
+    finally:
+        _end(job)
+
+
+def _end(job: subprocess.Popen[bytes]) -> None:
+    """TERM, and KILL where that is not heard; nothing when it has ended."""
+    job.terminate()
+    try:
+        job.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        job.wait()
 
 
 def _available_gib() -> float:

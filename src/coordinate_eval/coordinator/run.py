@@ -45,6 +45,7 @@ class Run(Record):
     tensor_parallel: int
     gpu_type: str = Field(description="the one type of GPU of this run; empty for any")
     max_length: int
+    staged_bytes: int = Field(description="what the weights take in a node's memory")
     exclusive: bool = Field(description="jobs of the GPU partition take whole nodes")
     asks: list[str] = Field(description="datasets whose metric asks questions")
     shards: list[Shard] = Field(description="all work, longest first: what trials claim")

@@ -44,6 +44,21 @@ class RunDir:
         return self.root / "cancelled"
 
     @property
+    def resumed(self) -> Path:
+        """Written when the run is resumed: what failed before does not count any more."""
+        return self.root / "resumed"
+
+    @property
+    def scoring(self) -> Path:
+        """Name of the dataset that the scorer works on."""
+        return self.root / "results" / "scoring"
+
+    @property
+    def model(self) -> Path:
+        """The checkpoint's configuration and tokenizer; it may be gone when scores are due."""
+        return self.root / "model"
+
+    @property
     def logs(self) -> Path:
         """Output of every job."""
         return self.root / "logs"

@@ -19,14 +19,17 @@ from coordinate_eval.coordinator.run import Run
 from coordinate_eval.coordinator.rundir import RunDir, Span
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.base import Evaluator
-from coordinate_eval.records import Answer, Checkpoint, Dataset, Response, Suite
+from coordinate_eval.records import Answer, Dataset, Response, Suite
 
 
 def run_scorer(run_dir: RunDir) -> int:
     """Score until every dataset has its results or its error; the exit status."""
     run = files.read_record(run_dir.run, Run)
     os.chdir(run.folder)
-    evaluator = evaluator_of(run)
+    run_dir.scoring.unlink(missing_ok=True)
+    evaluator = harness_evaluator(
+        run_dir.model, run.suite, run.settings.engine.name, run.max_length
+    )
     while unscored(run_dir, run):
         worked = [_ask(run_dir, evaluator, run), _finish(run_dir, evaluator, run)]
         if not any(worked):
@@ -34,20 +37,12 @@ def run_scorer(run_dir: RunDir) -> int:
     return 0
 
 
-def evaluator_of(run: Run) -> Evaluator:
-    """The evaluator that a run was built with."""
-    return harness_evaluator(run.checkpoint, run.suite, run.settings.engine.name, run.max_length)
-
-
-def harness_evaluator(
-    checkpoint: Checkpoint, suite: Suite, engine: str, max_length: int
-) -> Evaluator:
-    """The harness with the checkpoint's tokenizer; prompts fit into `max_length` tokens as the
+def harness_evaluator(tokenizer: Path, suite: Suite, engine: str, max_length: int) -> Evaluator:
+    """The harness with the tokenizer in this folder; prompts fit into `max_length` tokens as the
     harness's own model class for this engine would have it.
     """
     from coordinate_eval.evaluators.harness import HarnessEvaluator
 
-    tokenizer = next(Path(f).parent for f in checkpoint.files if "token" in Path(f).name)
     return HarnessEvaluator(
         tokenizer=tokenizer,
         max_length=max_length,
@@ -75,6 +70,7 @@ def _ask(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
         if span.dataset in failed or path.exists() or not ledger.done(span):
             continue
         dataset = next(d for d in run.suite.datasets if d.name == span.dataset)
+        files.write(run_dir.scoring, dataset.name)
         try:
             questions = evaluator.questions(dataset, _responses(run_dir, [span]))
             files.write(path, "".join(q.line() for q in questions))
@@ -96,6 +92,7 @@ def _finish(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
             continue
         if asks and Ledger(run_dir, "answers").undone(mine):
             continue
+        files.write(run_dir.scoring, dataset.name)
         try:
             answers = {a.id: a for a in _answers(run_dir, mine)} if asks else {}
             results = evaluator.finish(dataset, _responses(run_dir, mine), answers)

@@ -22,6 +22,7 @@ from pydantic import ConfigDict, Field
 
 from coordinate_eval.coordinator import checkpoint as checkpoints
 from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator.process import ignore_signals
 from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat, Record
 
@@ -42,7 +43,7 @@ class Manifest(Record):
 
     identity: str = Field(description="of the checkpoint")
     sizes: dict[str, int] = Field(description="bytes by file name")
-    sha256: dict[str, str] = Field(description="by file name, computed while copying")
+    sha256: dict[str, str] = Field(description="by file name, made while copying; for people")
 
 
 class StagePlace:
@@ -58,7 +59,11 @@ class StagePlace:
         """Whether all weights of this checkpoint are there."""
         with contextlib.suppress(CoordinateError):
             manifest = files.read_record_if_there(self.folder / _MANIFEST, Manifest)
-            return manifest is not None and manifest.identity == identity
+            return (
+                manifest is not None
+                and manifest.identity == identity
+                and all(files.size(self.folder / n) == s for n, s in manifest.sizes.items())
+            )
         return False
 
     @contextlib.contextmanager
@@ -68,6 +73,7 @@ class StagePlace:
         try:
             yield
         finally:
+            ignore_signals()
             lock, self._lock = self._lock, None
             _remove_if_last(self.folder, self._lock_path, lock)
 
@@ -226,10 +232,12 @@ def _copying(folder: Path) -> Iterator[bool]:
     path = folder.parent / f"{folder.name}.copying"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except BlockingIOError:
+            alone = False
+        yield alone
     finally:
         os.close(lock)
 

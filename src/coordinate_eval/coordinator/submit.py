@@ -17,9 +17,9 @@ from coordinate_eval.coordinator.prepare import Prepared
 from coordinate_eval.coordinator.run import NodeShare, Round, Run, Shard, Submitted
 from coordinate_eval.coordinator.rundir import RunDir
 from coordinate_eval.coordinator.stage import staged_bytes
-from coordinate_eval.coordinator.supervise import latest_epoch
+from coordinate_eval.coordinator.supervise import keeper_gib, latest_epoch
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Checkpoint, CheckpointFormat, Suite
+from coordinate_eval.records import Checkpoint, Suite
 
 
 def run_id(checkpoint: Checkpoint, suite: Suite, settings: Settings) -> str:
@@ -60,7 +60,10 @@ def existing(root: Path, checkpoint: Checkpoint, suite: Suite, settings: Setting
             raise UserError(
                 f"run directory {root} is of {what} {was[0]}, {changed}: choose another --run-dir"
             )
-    if run.settings.engine != settings.engine:
+    if (run.settings.engine, run.settings.trial.max_length) != (
+        settings.engine,
+        settings.trial.max_length,
+    ):
         raise UserError(
             f"run directory {root} was made with engine {run.settings.engine.name} "
             f"{run.settings.engine.args}: choose another --run-dir"
@@ -91,6 +94,9 @@ def create(
     try:
         made = RunDir(draft)
         made.logs.mkdir()
+        made.model.mkdir()
+        for name in prepared.checkpoint.files:
+            shutil.copyfile(name, made.model / Path(name).name)
         (draft / "requests").mkdir()
         for name, built in prepared.built.items():
             _link(built.requests, made.requests(name))
@@ -143,6 +149,7 @@ def frozen(
         tensor_parallel=prepared.choice.tensor_parallel,
         gpu_type=prepared.choice.gpu_type,
         max_length=prepared.max_length,
+        staged_bytes=staged_bytes(prepared.checkpoint),
         exclusive=exclusive,
         asks=[name for name, built in prepared.built.items() if built.index.asks],
         shards=[Shard.model_validate(s.model_dump()) for s in shards],
@@ -151,7 +158,7 @@ def frozen(
 
 def first_round(prepared: Prepared, run: Run) -> Round:
     """The nodes of the plan."""
-    gib = _keeper_gib(prepared)
+    gib = keeper_gib(run)
     trials = [t.node for t in prepared.plan.trials]
     trial = run.settings.trial
     return Round(
@@ -168,11 +175,6 @@ def first_round(prepared: Prepared, run: Run) -> Round:
             trial.max_minutes,
         ),
     )
-
-
-def _keeper_gib(prepared: Prepared) -> float:
-    converting = prepared.checkpoint.format is CheckpointFormat.TORCH
-    return jobs.keeper_memory_gib(staged_bytes(prepared.checkpoint), converting)
 
 
 def _link(source: Path, target: Path) -> None:

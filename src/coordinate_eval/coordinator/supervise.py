@@ -7,8 +7,8 @@ at once the one with the higher epoch goes on and the other leaves.
 import contextlib
 import os
 import subprocess
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -25,15 +25,20 @@ from coordinate_eval.coordinator.decide import (
     Submit,
     decide,
 )
-from coordinate_eval.coordinator.facts import gather, read_rounds, read_submitted
+from coordinate_eval.coordinator.facts import gather, read_rounds, read_submitted, refresh
 from coordinate_eval.coordinator.ledger import Ledger
 from coordinate_eval.coordinator.process import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.run import NodeShare, Round, Run, Submitted
 from coordinate_eval.coordinator.rundir import RunDir
 from coordinate_eval.coordinator.score import unscored
 from coordinate_eval.coordinator.select import choose
-from coordinate_eval.coordinator.stage import staged_bytes
-from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
+from coordinate_eval.errors import (
+    ClusterError,
+    ClusterSilent,
+    RecordError,
+    SubmitRefused,
+    UserError,
+)
 from coordinate_eval.records import CheckpointFormat, Record
 
 MAX_BACKOFF_SECONDS = 60.0
@@ -42,14 +47,17 @@ MAX_BACKOFF_SECONDS = 60.0
 DRAIN_SECONDS = 60.0
 """How long keepers get to take the weights away before they are cancelled."""
 
-HANDOVER_SECONDS = 150.0
+HANDOVER_SECONDS = 300.0
 """What a supervisor keeps of its time limit to submit the one that follows it."""
 
 LOCAL_POLL_SECONDS = 0.5
 """Longest time between polls of this machine's own cluster, which cost nobody anything."""
 
-MAX_SCORERS = 3
-"""Scorers that may crash before scoring is given up."""
+MAX_CRASHES = 2
+"""Times that a dataset may crash the scorer before it is given up."""
+
+MAX_FAULTS = 20
+"""Errors in a row, of files or of an answering scheduler, before the supervisor gives up."""
 
 
 class Epoch(Record):
@@ -89,7 +97,8 @@ class Supervisor:
         self._tell = tell
         self._handover = time.time() + minutes * 60 - HANDOVER_SECONDS
         self._scorer: subprocess.Popen[bytes] | None = None
-        self._scorers = 0
+        self._crashes: Counter[str] = Counter()
+        self._metrics_after = 0.0
         self._idle_arrays = 0
         self._answered = -1
         self._epoch = take_over(run_dir)
@@ -106,33 +115,51 @@ class Supervisor:
         finally:
             self._end_scorer()
 
+    def leave_soon(self) -> None:
+        """Hand over at the next opportunity, as before the time limit; for a signal handler."""
+        self._handover = 0.0
+
     def _loop(self) -> dict[str, Any] | None:
         poll_seconds = self._run.settings.supervisor.poll_seconds
         if self._run.cluster == "ray":
             poll_seconds = min(poll_seconds, LOCAL_POLL_SECONDS)
-        pause = poll_seconds
+        faults = 0
         while True:
             self._check_epoch()
             try:
                 tasks = self._cluster.poll(jobs.prefix(self._run))
-                facts = gather(self._dir, self._run, tasks, time.time(), self._idle_arrays)
-                self._tell(facts, "")
-                for action in decide(self._run, self._dir, facts):
+                if time.time() > self._handover:
+                    self._hand_over(tasks)
+                    return None
+                facts, actions = self._decide(tasks)
+                for action in actions:
                     if isinstance(action, Finish):
                         return self._finish(action, facts)
                     self._act(action, tasks)
-                pause = poll_seconds
-            except SubmitRefused:
-                raise
-            except ClusterError as error:
-                pause = min(MAX_BACKOFF_SECONDS, 2 * pause)
-                what = "does not answer" if isinstance(error, ClusterSilent) else "fails"
-                self._tell(None, f"the scheduler {what}, next try in {pause:g} s: {error}")
-            self._tend_scorer()
-            if time.time() > self._handover:
-                self._hand_over()
-                return None
-            self._wait(pause)
+                self._tend_scorer(facts)
+                faults = 0
+            except (ClusterError, OSError, RecordError) as error:
+                if isinstance(error, SubmitRefused) and self._strict:
+                    raise
+                # A silent scheduler is waited for; what is wrong with files may pass, or not.
+                faults += not isinstance(error, ClusterSilent)
+                if faults > MAX_FAULTS:
+                    raise
+                self._tell(None, _in_words(error))
+            self._wait(min(MAX_BACKOFF_SECONDS, poll_seconds * 2**faults), poll_seconds)
+
+    def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
+        """What to do. Before anything that rests on something not being there, look again."""
+        facts = gather(self._dir, self._run, tasks, time.time(), self._idle_arrays)
+        actions = decide(self._run, self._dir, facts)
+        if any(
+            isinstance(a, Revoke | NewRound) or (isinstance(a, Finish) and a.why) for a in actions
+        ):
+            refresh(self._dir, [shard.span for shard in self._run.shards])
+            facts = gather(self._dir, self._run, tasks, time.time(), self._idle_arrays)
+            actions = decide(self._run, self._dir, facts)
+        self._tell(facts, "")
+        return facts, actions
 
     def _act(self, action: Action, tasks: list[TaskStatus]) -> None:
         if isinstance(action, Submit):
@@ -145,17 +172,17 @@ class Supervisor:
             self._tell(None, f"{held.claim.owner} died; its {held.span} is free again")
             Ledger(self._dir, action.ledger).revoke(held.span, held.attempt, "died")
         elif isinstance(action, Release):
-            number = list(read_rounds(self._dir))[-1].number
-            files.write(self._dir.released(number, action.node), "")
+            files.write(self._dir.released(action.round, action.node), "")
         elif isinstance(action, NewRound):
             self._new_round()
 
     def _submit(self, action: Submit, tasks: list[TaskStatus]) -> None:
         """Submit once: an earlier submission whose answer was lost is found by its name."""
         job = action.job
+        metric = jobs.is_metric(self._run, job.name)
+        if metric and time.time() < self._metrics_after:
+            return
         self._check_epoch()
-        if jobs.is_metric(self._run, job.name):
-            self._count_array()
         found = next((t.job_id for t in tasks if t.name == job.name), None)
         refusal = ""
         if found is None:
@@ -166,11 +193,16 @@ class Supervisor:
                     raise
                 refusal = str(error)
                 self._tell(None, f"{job.name} was refused: {refusal}")
+        if metric and refusal:
+            self._metrics_after = time.time() + MAX_BACKOFF_SECONDS
+            return
+        if metric:
+            self._count_array()
         submitted = Submitted(job=job, job_id=found, refusal=refusal, time=time.time())
         files.write_record(self._dir.job(job.name), submitted)
 
     def _count_array(self) -> None:
-        """How many arrays of metric pullers in a row have published nothing."""
+        """How many arrays of metric pullers in a row have answered nothing."""
         published = sum(1 for _ in self._dir.root.glob("answers/*/*.jsonl"))
         self._idle_arrays = self._idle_arrays + 1 if published == self._answered else 0
         self._answered = published
@@ -180,8 +212,9 @@ class Supervisor:
         rounds = list(read_rounds(self._dir))
         run = self._run
         nodes, busy = self._cluster.nodes()
-        if run.gpu_type:
-            nodes = [node for node in nodes if node.gpu_type == run.gpu_type]
+        # A run that waited for nodes takes the type of its first ones: one GPU type a run.
+        kind = run.gpu_type or next((r.shares[0].gpu_type for r in rounds), "")
+        nodes = [node for node in nodes if kind in ("", node.gpu_type)]
         gib = keeper_gib(run)
         try:
             chosen = choose(nodes, busy, run.settings, run.tensor_parallel, gib)
@@ -209,24 +242,25 @@ class Supervisor:
         files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
 
     def _finish(self, action: Finish, facts: Facts) -> dict[str, Any]:
-        """Write the results, then let go of every node and job of the run."""
+        """Let go of all nodes, write the results, and see that every job has ended."""
         self._end_scorer()
-        results = report.collect(self._dir, self._run, action.why)
-        results["scheduler_calls"] = dict(self._cluster.calls)
-        files.write(self._dir.results, files.pretty(results))
-        self._tell(facts, "drain")
         for round_ in read_rounds(self._dir):
             for share in round_.shares:
                 released = self._dir.released(round_.number, share.node)
                 if not released.exists():
                     files.write(released, "")
+        results = report.collect(self._dir, self._run, action.why)
+        results["scheduler_calls"] = dict(self._cluster.calls)
+        files.write(self._dir.results, files.pretty(results))
+        self._tell(facts, "drain")
         self._drain()
         return results
 
     def _drain(self) -> None:
         """Wait for keepers to leave; cancel whatever else there is, and them if they stay."""
         give_up = time.monotonic() + DRAIN_SECONDS
-        while True:
+        cancelled: set[str] = set()
+        while time.monotonic() < give_up + DRAIN_SECONDS:
             with contextlib.suppress(ClusterError):
                 tasks = [
                     t
@@ -241,27 +275,21 @@ class Supervisor:
                     for t in tasks
                     if late or not jobs.is_keeper(self._run, t.name) or t.state is State.PENDING
                 }
-                if leaving:
-                    self._cluster.cancel(sorted(leaving))
-            if time.monotonic() > give_up + DRAIN_SECONDS:
-                return
+                if leaving - cancelled:
+                    self._cluster.cancel(sorted(leaving - cancelled))
+                    cancelled |= leaving
             time.sleep(min(1.0, self._run.settings.supervisor.poll_seconds))
 
-    def _tend_scorer(self) -> None:
+    def _tend_scorer(self, facts: Facts) -> None:
         """Have a scorer while anything is unscored: it loads the harness while engines start."""
         if self._scorer is not None and self._scorer.poll() is not None:
             if self._scorer.returncode:
-                self._scorers += 1
+                self._note_crash(facts)
             self._scorer = None
         if self._scorer is not None or not unscored(self._dir, self._run):
             return
-        if self._scorers >= MAX_SCORERS:
-            tail = report.log_tail(self._dir, "score")
-            for dataset in unscored(self._dir, self._run):
-                files.write(self._dir.dataset_error(dataset.name), f"the scorer crashed:\n{tail}\n")
-            return
         self._dir.logs.mkdir(exist_ok=True)
-        argv = [sys.executable, "-m", "coordinate_eval", "_score", str(self._dir.root)]
+        argv = [self._run.python, "-m", "coordinate_eval", "_score", str(self._dir.root)]
         with (self._dir.logs / "score.log").open("ab") as log:
             self._scorer = subprocess.Popen(
                 argv,
@@ -271,35 +299,58 @@ class Supervisor:
                 env=os.environ | ENDS_WITH_PARENT,
             )
 
+    def _note_crash(self, facts: Facts) -> None:
+        """Give up the dataset that ended the scorer twice; where it never got to one, all that
+        wait for nothing else.
+        """
+        name = self._dir.scoring.read_text() if self._dir.scoring.exists() else ""
+        self._crashes[name] += 1
+        if self._crashes[name] < MAX_CRASHES:
+            return
+        waiting = {span.dataset for span in facts.undone}
+        lost = [name] if name else [d.name for d in unscored(self._dir, self._run)]
+        tail = report.log_tail(self._dir, "score")
+        for dataset in lost:
+            if dataset == name or dataset not in waiting:
+                files.write(self._dir.dataset_error(dataset), f"the scorer crashed:\n{tail}\n")
+
     def _end_scorer(self) -> None:
         if self._scorer is not None:
             self._scorer.terminate()
             self._scorer.wait()
             self._scorer = None
 
-    def _wait(self, seconds: float) -> None:
-        """Sleep, but not past the moment at which the last dataset is scored."""
+    def _wait(self, seconds: float, poll_seconds: float) -> None:
+        """Sleep, but not past the end of the scorer, nor a wish to leave."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if self._scorer is not None and self._scorer.poll() is not None:
+            ended = self._scorer is not None and self._scorer.poll() is not None
+            if ended or self._handover == 0.0:
                 return
-            time.sleep(min(0.2, seconds))
+            time.sleep(min(0.2, poll_seconds))
 
     def _check_epoch(self) -> None:
         if latest_epoch(self._dir) > self._epoch:
             raise Superseded
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, tasks: list[TaskStatus]) -> None:
         """Submit the next supervisor; it takes over when it starts."""
         job = jobs.supervisor_job(self._run, self._dir, self._epoch + 1)
-        submitted = Submitted(job=job, job_id=self._cluster.submit(job), time=time.time())
+        found = next((t.job_id for t in tasks if t.name == job.name), None)
+        submitted = Submitted(job=job, job_id=found or self._cluster.submit(job), time=time.time())
         files.write_record(self._dir.job(job.name), submitted)
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, ClusterSilent):
+        return f"the scheduler does not answer: {error}"
+    return f"trying again after an error: {error}"
 
 
 def keeper_gib(run: Run) -> float:
     """Memory that the keepers of a run ask for."""
     converting = run.checkpoint.format is CheckpointFormat.TORCH
-    return jobs.keeper_memory_gib(staged_bytes(run.checkpoint), converting)
+    return jobs.keeper_memory_gib(run.staged_bytes, converting)
 
 
 def latest_epoch(run_dir: RunDir) -> int:

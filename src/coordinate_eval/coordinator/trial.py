@@ -8,17 +8,16 @@ the part of their shard and the shard is published with its last one.
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Literal
 
 from coordinate_eval.coordinator import files
 from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
 from coordinate_eval.coordinator.ledger import Ledger, PartWriter
 from coordinate_eval.coordinator.plan import Plan
+from coordinate_eval.coordinator.process import MARGIN_SECONDS, Stop, stop_on_signals
 from coordinate_eval.coordinator.run import Run, Shard, TrialProgress
 from coordinate_eval.coordinator.rundir import RunDir, Span
 from coordinate_eval.coordinator.stage import StagePlace, Throttle
@@ -28,13 +27,6 @@ from coordinate_eval.records import DatasetRequests, Request, Response
 
 STAGE_PATIENCE_SECONDS = 120.0
 """How long a trial waits for a keeper that has not begun before it copies by itself."""
-
-MARGIN_SECONDS = 90.0
-"""What a trial keeps of its time limit for ending cleanly."""
-
-
-class StopTrial(BaseException):
-    """Raised by a warning signal: give back what is not finished, and leave."""
 
 
 @dataclass
@@ -55,7 +47,7 @@ def run_trial(run_dir: RunDir, node: str, round_number: int, minutes: int) -> in
     worker = Trial(run_dir, trial, node, time.time() + minutes * 60 - MARGIN_SECONDS)
     try:
         worker.run()
-    except StopTrial:
+    except Stop:
         worker.progress("ended", message="stopped by a signal")
     except BaseException as error:
         worker.progress("failed", message=f"{type(error).__name__}: {error}"[:2000])
@@ -84,7 +76,8 @@ class Trial:
 
     def run(self) -> None:
         """Stage, start the engine, and answer until nothing is left to claim."""
-        if not self._ledger.claimable(shard.span for shard in self._run.shards):
+        free = set(self._ledger.claimable(shard.span for shard in self._run.shards))
+        if not any(shard.span in free and self._in_time(shard) for shard in self._run.shards):
             return
         place = StagePlace(self._run.settings.stage.root, self._run.id, self._node)
         with place.hold():
@@ -103,7 +96,7 @@ class Trial:
             try:
                 self.progress("running")
                 self._answer(engine)
-            except StopTrial:
+            except Stop:
                 self._give_back("released")
                 raise
             except BaseException:
@@ -245,18 +238,6 @@ def read_requests(run_dir: RunDir, span: Span) -> Iterator[Request]:
         text = file.read(end - begin)
     for line in text.splitlines():
         yield Request.model_validate_json(line)
-
-
-def stop_on_signals() -> None:
-    """Make TERM and USR1 raise `StopTrial` in the main thread, once."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for known in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(known, signal.SIG_IGN)
-        raise StopTrial(f"signal {number}")
-
-    for known in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(known, stop)
 
 
 @contextlib.contextmanager
