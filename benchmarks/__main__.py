@@ -1,10 +1,10 @@
-"""Runs every benchmark of this folder and rewrites docs/benchmarks.md with what they print.
+"""Runs the benchmarks of this folder and rewrites docs/benchmarks.md with what they print.
 
     python -m benchmarks [NAME …]
 
 A benchmark is a script whose docstring says in its first line what is compared, and in an
 indented line the command: that one is run. Names that begin with an underscore are no
-benchmarks. With names, only these are run, and printed instead of written.
+benchmarks. With names, only these are run; the others keep what the page says of them.
 """
 
 import ast
@@ -21,31 +21,43 @@ COLUMNS = 100
 
 _HEAD = """# Benchmarks
 
-Written by `python -m benchmarks` (or `make bench`) on 2 noisy cores, no GPU. Each command can be
-run by itself. Ratios mean more than seconds here: compare what stands in one table.
+Written by `python -m benchmarks` (or `make bench`) on 2 noisy cores, no GPU, with
+OMP_NUM_THREADS=1. Each command can be run by itself. Ratios mean more than seconds here: compare
+what stands in one table.
 """
 
 
 def main() -> int:
     """Run and write; the exit status."""
-    names = sys.argv[1:]
-    scripts = [p for p in sorted(FOLDER.glob("*.py")) if not p.name.startswith("_")]
-    if unknown := set(names) - {path.stem for path in scripts}:
+    scripts = {p.stem: p for p in sorted(FOLDER.glob("*.py")) if not p.name.startswith("_")}
+    names = sys.argv[1:] or list(scripts)
+    if unknown := set(names) - scripts.keys():
         sys.stderr.write(f"no such benchmark: {', '.join(sorted(unknown))}\n")
         return 2
-    sections = [section(path) for path in scripts if not names or path.stem in names]
-    if names:
-        sys.stdout.write("\n".join(sections))
-    else:
-        PAGE.write_text("\n".join([_HEAD, *sections]))
+    for name in names:
+        # Written after each: what took minutes is not lost with a later one that fails.
+        sections = written() | {title(scripts[name]): section(scripts[name])}
+        shown = [sections[t] for t in map(title, scripts.values()) if t in sections]
+        PAGE.write_text("\n".join([_HEAD, *shown]))
     return 0
+
+
+def written() -> dict[str, str]:
+    """The sections of the page as it is, by title."""
+    text = PAGE.read_text() if PAGE.exists() else ""
+    parts = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0]: f"## {part.rstrip()}\n" for part in parts}
+
+
+def title(script: Path) -> str:
+    """The first line of a benchmark's docstring."""
+    return _docstring(script).partition("\n")[0].rstrip(".")
 
 
 def section(script: Path) -> str:
     """What a benchmark says of itself, and what it printed."""
-    text = ast.get_docstring(ast.parse(script.read_text())) or ""
-    title, _, about = text.partition("\n")
-    return f"## {title.rstrip('.')}\n\n{about.strip(chr(10))}\n\n```text\n{printed(about)}\n```\n"
+    about = _docstring(script).partition("\n")[2].strip("\n")
+    return f"## {title(script)}\n\n{about}\n\n```text\n{printed(about)}\n```\n"
 
 
 def printed(about: str) -> str:
@@ -60,12 +72,16 @@ def printed(about: str) -> str:
     done = subprocess.run(
         [sys.executable, *shlex.split(command[1])],
         cwd=FOLDER.parent,
-        env=os.environ | {"COLUMNS": str(COLUMNS), "NO_COLOR": "1"},
+        env=os.environ | {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
     return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
+
+
+def _docstring(script: Path) -> str:
+    return ast.get_docstring(ast.parse(script.read_text())) or ""
 
 
 if __name__ == "__main__":
