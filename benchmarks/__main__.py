@@ -69,10 +69,11 @@ def printed(about: str) -> str:
     command = re.search(r"^ {4}python (.+)$", about, re.MULTILINE)
     assert command is not None, "the docstring names no command"
     sys.stderr.write(f"python {command[1]}\n")
+    quiet = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(
         [sys.executable, *shlex.split(command[1])],
         cwd=FOLDER.parent,
-        env=os.environ | {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
+        env=os.environ | quiet | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

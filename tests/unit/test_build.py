@@ -141,7 +141,7 @@ def edit_tokenizer(home: Home) -> None:
     path.write_text(json.dumps(tokenizer))
 
 
-def ask_for_shots(home: Home) -> None:
+def ask_for_fewer_items(home: Home) -> None:
     home.dataset = home.dataset.model_copy(update={"limit": 5})
 
 
@@ -154,7 +154,7 @@ def change_engine(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [edit_task, edit_data, edit_tokenizer, ask_for_shots, shorten, change_engine]
+    "change", [edit_task, edit_data, edit_tokenizer, ask_for_fewer_items, shorten, change_engine]
 )
 def test_what_requests_are_made_from_counts(home: Home, change: Callable[[Home], None]) -> None:
     before = home.get()
