@@ -90,7 +90,7 @@ def _main() -> None:
     cpu_seconds, address_space, file_size, processes = map(int, sys.argv[1:5])
     sys.argv[:] = [""]
     _limit(cpu_seconds, address_space, file_size, processes)
-    if os.getcwd() == "/tmp":  # noqa: S108  # the program's own
+    if os.getcwd() == "/tmp":  # noqa: S108, PTH109  # the program's own
         # An interpreter that is installed below /tmp can be seen there; here is nothing.
         os.mkdir("/tmp/program")  # noqa: S108, PTH102  # as above; pathlib takes long to load
         os.chdir("/tmp/program")  # noqa: S108
