@@ -17,7 +17,7 @@ from tests.tiny import tiny_model
 T = TypeVar("T")
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
-PATIENCE_SECONDS = 150.0
+PATIENCE_SECONDS = 280.0
 """After this a test fails; nothing is expected to take that long."""
 
 

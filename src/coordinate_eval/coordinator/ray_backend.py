@@ -31,7 +31,7 @@ from coordinate_eval.errors import UserError
 OBJECT_STORE_BYTES = 100 << 20
 """Ray's own share of the shared memory in which weights are staged: jobs pass no objects."""
 
-END_SECONDS = 10.0
+END_SECONDS = 20.0
 """How long a job that is ended may take to clear up, such as to remove staged weights."""
 
 NODE = "local"
