@@ -34,6 +34,12 @@ class Cost(Record):
     chunk_overhead_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     floor_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     splittable: bool = True
+    spread: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="standard deviation of the logarithm of gpu_seconds; 0 where costs are given",
+    )
 
 
 class NodeCapacity(Record):
