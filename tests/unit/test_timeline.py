@@ -22,9 +22,7 @@ from coordinate_eval.coordinator.timeline import MetricBar, timeline
 
 
 def shard(dataset: str, start: int, stop: int, seconds: float) -> Shard:
-    return Shard(
-        dataset=dataset, start=start, stop=stop, gpu_seconds=seconds, metric_cpu_seconds=0
-    )
+    return Shard(dataset=dataset, start=start, stop=stop, gpu_seconds=seconds, metric_cpu_seconds=0)
 
 
 def by_hand(metric_jobs: list[MetricJob]) -> Plan:
