@@ -50,15 +50,13 @@ def _lines(review: Review) -> Table:
 
 def _nodes(review: Review) -> Table:
     table = Table(title="nodes: weights in memory, first and last response", title_justify="left")
-    for column in ("node", "GPU"):
-        table.add_column(column, overflow="ellipsis", no_wrap=True)
+    table.add_column("node", overflow="ellipsis")
     for column in ("trials", "shards", "weights", "first", "last"):
         table.add_column(column, justify="right", no_wrap=True)
     lines = node_lines(review)
     for line in lines[:MANY]:
         table.add_row(
             Text(line.name),
-            Text(line.gpu_type),
             str(line.trials),
             str(line.shards),
             duration(line.staged),
@@ -72,8 +70,8 @@ def _nodes(review: Review) -> Table:
 
 def _datasets(review: Review) -> Table:
     table = Table(title="datasets, longest first", title_justify="left")
-    table.add_column("dataset", overflow="ellipsis", no_wrap=True)
-    for column in ("items", "shards", "GPU time", "metric CPU time"):
+    table.add_column("dataset", overflow="ellipsis")
+    for column in ("items", "shards", "GPU time", "metric CPU"):
         table.add_column(column, justify="right", no_wrap=True)
     lines = dataset_lines(review)
     for cost, shards in lines[:MANY]:

@@ -43,7 +43,6 @@ class NodeLine(NamedTuple):
     """A node of a plan; times are seconds from the submission."""
 
     name: str
-    gpu_type: str
     trials: int
     shards: int
     staged: float
@@ -87,6 +86,7 @@ def summary(found: Review) -> list[tuple[str, str]]:
     checkpoint = plan.checkpoint
     items = sum(cost.items for cost in plan.datasets)
     gpus = sum(trial.gpus for trial in plan.trials)
+    kind = f" {plain(plan.nodes[0].gpu_type)}".rstrip()  # one type a run
     makespan = estimate.makespan_seconds
     return [
         (
@@ -97,7 +97,7 @@ def summary(found: Review) -> list[tuple[str, str]]:
         ("suite", f"{plain(plan.suite.name)}: {len(plan.datasets)} datasets, {items:,} items"),
         (
             "trials",
-            f"{len(plan.trials)} {plan.engine.name} engines on {gpus} GPUs "
+            f"{len(plan.trials)} {plan.engine.name} engines on {gpus}{kind} GPUs "
             f"of {len(plan.nodes)} nodes",
         ),
         ("makespan", duration(makespan)),
@@ -124,7 +124,6 @@ def node_lines(found: Review) -> list[NodeLine]:
         lines.append(
             NodeLine(
                 name=plain(node.name),
-                gpu_type=plain(node.gpu_type),
                 trials=len(bars),
                 shards=sum(len(bar.shards) for bar in bars),
                 staged=min(bar.trial.start_seconds for bar in bars),
