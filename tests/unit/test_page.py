@@ -76,7 +76,7 @@ def test_hostile_names_stay_text() -> None:
     found = Page(text)
     # Long names don't fit into bars, which is where text of the drawing may be missing.
     assert [t for t in found.tags if t != "text"] == [t for t in usual.tags if t != "text"]
-    assert found.attributes == usual.attributes
+    assert found.attributes <= usual.attributes
     assert text.isascii()
     assert "\x00" not in text
     assert "\x1b" not in text
