@@ -251,6 +251,18 @@ def test_the_settings_must_agree(
     user.refused(*words)
 
 
+def test_a_plan_of_another_program_may_lack_what_was_added(user: User) -> None:
+    planned = user.plan()
+    del planned["metric_cpus"], planned["max_length"]
+    planned["metric_jobs"][0]["cpus"] = 2
+    user.file.write_text(json.dumps(planned))
+    usual = user.settings
+    user.settings = usual.model_copy(update={"metrics": MetricSettings(cpus=1)})
+    user.refused("metric jobs of", "metrics.cpus is 1")
+    user.settings = usual
+    user.submit()
+
+
 def test_settings_that_change_nothing_of_it_may_differ(user: User) -> None:
     user.plan()
     change = {"supervisor": SupervisorSettings(minutes=600), "nodes": "n[1-2]", "max_gpus": 8}
@@ -339,6 +351,8 @@ def _of_a_node(tree: dict[str, Any]) -> Any:
         (lambda t: t["trials"][0]["shards"][0].update(dataset="x"), "dataset x"),
         (lambda t: t["trials"][0]["shards"][0].update(gpu_seconds="nan"), "nan is no time"),
         (lambda t: t["stages"][0].update(seconds=-2), "-2.0 is no time"),
+        (lambda t: t["stages"].pop(), "node n2 has no stage"),
+        (lambda t: t["estimate"].update(lower_bound_seconds=0), "of no time at all"),
         (lambda t: t["metric_jobs"].append(
             {"dataset": "tiny_code", "start": 0, "stop": 6, "cpus": 1, "seconds": 1}),
          "tiny_code 0-6"),

@@ -82,6 +82,10 @@ def contradictions(plan: Plan) -> Iterator[str]:
             yield f"{what} {name} stands twice"
     for name in {trial.node for trial in plan.trials} ^ nodes.keys():
         yield f"node {name} has no trial" if name in nodes else f"no node {name}, which has trials"
+    for name in {stage.node for stage in plan.stages} ^ nodes.keys():
+        yield f"node {name} has no stage" if name in nodes else f"no node {name}, which has a stage"
+    if min(plan.estimate.makespan_seconds, plan.estimate.lower_bound_seconds) <= 0:
+        yield "its estimate is of no time at all"
     for trial in plan.trials:
         if trial.gpus != plan.gpus_per_trial or trial.gpus < 1:
             yield f"trial {trial.id} has {trial.gpus} GPUs, of {plan.gpus_per_trial} a trial"
@@ -121,6 +125,7 @@ def check_same(plan: PlanFile, checkpoint: Checkpoint, suite: Suite, settings: S
             f"the plan is of suite {plan.suite.name} {plan.suite.digest[:8]}, not of {suite.name} "
             f"{suite.digest[:8]}: give --suite as for the dry run, or plan again if it has changed"
         )
+    cores = max((job.cpus for job in plan.metric_jobs), default=1)
     for what, planned, now in (
         ("engine", plan.engine.name, settings.engine.name),
         ("engine.args", plan.engine.args, settings.engine.args),
@@ -133,6 +138,11 @@ def check_same(plan: PlanFile, checkpoint: Checkpoint, suite: Suite, settings: S
                 f"the plan was made with {what} {json.dumps(planned)}, now it is "
                 f"{json.dumps(now)}: give the same options as for the dry run, or plan again"
             )
+    if cores > settings.metrics.cpus:
+        raise UserError(
+            f"the plan has metric jobs of {cores} cores, metrics.cpus is {settings.metrics.cpus}: "
+            "give the same options as for the dry run, or plan again"
+        )
     select.check_limits(
         settings, {node.name for node in plan.nodes}, sum(trial.gpus for trial in plan.trials)
     )
