@@ -14,18 +14,12 @@ MANY = 40
 
 def render(review: Review) -> RenderableType:
     """Everything about a plan but its submissions."""
-    parts: list[RenderableType] = [
-        _summary(review),
-        Text(),
-        Text("what runs when", style="italic"),
-        Chart(review.timeline, review.metric_cpus),
-        Text(),
-        _nodes(review),
-        Text(),
-        _datasets(review),
-    ]
+    parts: list[RenderableType] = [_summary(review)]
     if review.risks:
-        parts += [Text(), Text("what could go wrong", style="italic"), _lines(review)]
+        parts += [Text(), Text("what could go wrong", style="italic"), _risks(review)]
+    parts += [Text(), Text("what runs when", style="italic")]
+    parts += [Chart(review.timeline, review.metric_cpus)]
+    parts += [Text(), _nodes(review), Text(), _datasets(review)]
     parts += [Text(plain(f"not used: {busy.name}: {busy.why}")) for busy in review.busy]
     return Group(*parts)
 
@@ -39,7 +33,7 @@ def _summary(review: Review) -> Table:
     return table
 
 
-def _lines(review: Review) -> Table:
+def _risks(review: Review) -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_column(style="yellow", no_wrap=True)
     table.add_column(overflow="fold")

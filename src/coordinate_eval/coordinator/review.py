@@ -108,9 +108,9 @@ def summary(found: Review) -> list[tuple[str, str]]:
         ),
         (
             "one job each",
-            f"{duration(found.one_job_each)}, {duration(found.longest_first)} longest first  "
-            f"({found.one_job_each / makespan:.2f} × and "
-            f"{found.longest_first / makespan:.2f} × the plan)",
+            f"{duration(found.one_job_each)} ({found.one_job_each / makespan:.2f} × the plan), "
+            f"longest first {duration(found.longest_first)} "
+            f"({found.longest_first / makespan:.2f} ×)",
         ),
         ("GPU time", f"{estimate.gpu_hours:.2f} h, {estimate.gpu_idle_fraction:.0%} idle"),
     ]
