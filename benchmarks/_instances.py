@@ -109,9 +109,7 @@ def random_capacity(rng: random.Random, gpus: int) -> Capacity:
         free = min(left, rng.choice((8, 8, 8, rng.randint(per_trial, 8))))
         left -= free
         nodes.append(
-            NodeCapacity(
-                name=f"n{len(nodes)}", gpus=free, gpu_type=GPU, trials=free // per_trial
-            )
+            NodeCapacity(name=f"n{len(nodes)}", gpus=free, gpu_type=GPU, trials=free // per_trial)
         )
     return Capacity(
         nodes=nodes,

@@ -24,7 +24,10 @@ from coordinate_eval.coordinator.plan import Capacity, Cost, Plan
 from coordinate_eval.coordinator.rundir import Span
 
 CORES_PER_METRIC = 16
-"""Cores that a dataset's metric gets where no plan gives it others."""
+"""Cores that the metric of a dataset gets that was not planned."""
+
+When = Literal["held", "overlapped", "after"]
+"""When jobs' metrics run; see `play_jobs`."""
 
 
 class Cluster(NamedTuple):
@@ -137,16 +140,16 @@ def play_jobs(
     jobs: Sequence[Sequence[Span]],
     truth: Mapping[str, Cost],
     where: Cluster,
-    metrics: Literal["held", "overlapped", "after"],
+    metrics: When,
 ) -> float:
     """Makespan of jobs started in this order as engines' GPUs become free.
 
     Each loads the weights for itself, on the node with a free place where the fewest load, and
     Each loads the weights for itself, on the node with a free place where the fewest load, and
-    starts an engine. Metrics take `CORES_PER_METRIC` each. With `held`, a job scores what it ran
-    one dataset after the other and keeps its GPUs meanwhile. Otherwise whole datasets are scored
-    on the metric cores, the costliest first: `overlapped` when a dataset is complete, `after`
-    when the last job has ended.
+    starts an engine. With `held`, a job has its engine's share of the metric cores and scores on
+    them what it ran, one dataset after the other, while it keeps its GPUs. Otherwise whole
+    datasets are scored on `CORES_PER_METRIC` each, the costliest first: `overlapped` when a
+    dataset is complete, `after` when the last job has ended.
     """
     complete, last = _Jobs(truth, where, held=metrics == "held").play(jobs)
     if metrics == "held":
@@ -254,6 +257,7 @@ class _Jobs:
 
     def __init__(self, truth: Mapping[str, Cost], where: Cluster, *, held: bool) -> None:
         self._truth, self._where, self._held = truth, where, held
+        self._cores = max(1, where.metric_cpus // where.engines)
         self._nodes = list(where.nodes.values())
         self._links = [_Link() for _ in self._nodes]
         self._places = [(0, node) for node in range(len(self._nodes))]
@@ -314,6 +318,6 @@ class _Jobs:
             last = max(last, done)
             complete.append((done, span))
             items = span.stop - span.start
-            cores = min(CORES_PER_METRIC, items)
+            cores = min(self._cores, items)
             scoring += cost.metric_cpu_seconds * items / cost.items / cores
         return last + scoring if self._held else last

@@ -1,6 +1,6 @@
 """Plans against the ways suites are dealt today: the base suite, and random suites
 
-    python benchmarks/plan_quality.py --suites 24 --draws 5
+    python benchmarks/plan_quality.py --suites 48 --draws 5
 
 Every way is played by one event simulator (`_simulator.py`, which shares nothing with the
 planner) with the same true costs on the same nodes. True costs are drawn around the priors that
@@ -8,19 +8,21 @@ the ways are told: each dataset's is off by a lognormal factor with the σ that 
 seeds fixed, the same draws for all ways. Numbers are medians over draws, and over suites where
 there are several.
 
-- *plan, as dealt*: the plan's queues to the end. *plan, pulling*: as trials do at run time, their
-  own shards first and then the longest that nobody has begun. Metrics run as shards land.
+- *plan, pulling*: as trials do at run time, their own shards first and then the longest that
+  nobody has begun; metrics run as shards land, on the cores that the plan gives them. *plan, as
+  dealt*: the plan's queues to the end. *A core a metric*: each shard is scored on one core.
 - *one job per dataset*: in the suite's order, the metric holding the GPU.
-- *OpenCompass by size* and *by workers*: its partitioners (`_partitioners.py`), followed by
-  evaluation on CPUs, as it does, or with evaluation as datasets become complete, which it does
-  not. Runs as many tasks at once as there are GPUs, though its default is at most 32.
+- *OpenCompass, size* and *workers* (8 of them, or n for n GPUs): its partitioners with their
+  default sizes (`_partitioners.py`), followed by evaluation on CPUs, as it does, or *overlapped*
+  with it as datasets become complete, which it does not. It runs as many tasks at once as there
+  are GPUs here, though its default is at most 32.
 - *equal shards*: every dataset in as many equal pieces as there are GPUs, metrics overlapped.
 
-Cells say how many times as long as *plan, pulling* a way takes, and how many times as long as
-the bound that nobody can beat with those true costs. Random suites have 5 to 500 datasets with
-heavy-tailed costs on 1 to 2,048 GPUs of uneven nodes; the number in brackets is the least ratio
-of all, below 1 where a way beat the plan. The last table is about plans alone: their estimate
-over their own lower bound.
+Ratios are to *plan, pulling* and to the bound that nobody can beat with those true costs; the
+base suite is that of a 7B model on nodes of eight H200. Random suites have 5 to 500 datasets
+with heavy-tailed costs on 1 to 2,048 GPUs of uneven nodes; a number in brackets is the extreme
+of all draws of all suites, below 1 in the first of these tables where a way beat the plan. The
+last table is about plans alone: their estimate over their own lower bound.
 """
 
 import argparse
@@ -57,14 +59,14 @@ OURS = "plan, pulling"
 BOUND = "bound"
 
 Play = Callable[[Mapping[str, Cost]], float]
-Ratios = dict[str, list[float]]
-"""By way: one number a draw."""
+Seconds = dict[str, list[float]]
+"""By way: the makespan of each draw."""
 
 
 def main() -> None:
     """Play everything and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--suites", type=int, default=24, help="random ones to play (default 24)")
+    parser.add_argument("--suites", type=int, default=48, help="random ones to play (default 48)")
     parser.add_argument("--draws", type=int, default=5, help="of true costs of each (default 5)")
     parser.add_argument("--plans", type=int, default=200, help="of random suites (default 200)")
     given = parser.parse_args()
@@ -72,77 +74,89 @@ def main() -> None:
     answers = answers_per_item()
     for sigma in SIGMAS:
         console.print(base_table(sigma, answers, 2 * given.draws))
-    console.print(random_table(given.suites, given.draws))
+    console.print(*random_tables(given.suites, given.draws))
     console.print(estimates_table(given.plans))
 
 
 def base_table(sigma: float, answers: Mapping[str, int], draws: int) -> Table:
     """The base suite on each number of nodes."""
-    columns = {}
-    for nodes in NODES:
-        instance = base(nodes)
-        seed = f"base {nodes}"
-        columns[f"{nodes} node{'s' if nodes > 1 else ''}"] = seconds(
-            instance, answers, sigma, draws, seed
-        )
-    table = Table(title=f"Base suite, 7B, 8 H200 a node, σ = {sigma:g}", title_justify="left")
+    title = f"Base suite, σ = {sigma:g}: times as long as {OURS} / as the {BOUND}"
+    table = Table(title=title, title_justify="left")
     table.add_column("")
-    for heading in columns:
-        table.add_column(heading, justify="right")
-    for way in next(iter(columns.values())):
+    played = []
+    for nodes in NODES:
+        table.add_column(f"{nodes} node{'s' if nodes > 1 else ''}", justify="right")
+        played.append(seconds(base(nodes), answers, sigma, draws, f"base {nodes}"))
+    for way in played[0]:
         if way == BOUND:
-            cells = [f"{statistics.median(c[way]):,.0f} s" for c in columns.values()]
+            cells = [f"{statistics.median(each[way]):,.0f} s" for each in played]
         else:
             cells = [
-                f"{median_ratio(c, way, OURS):.2f} / {median_ratio(c, way, BOUND):.2f}"
-                for c in columns.values()
+                " / ".join(
+                    f"{statistics.median(ratios(each, way, to)):.2f}" for to in (OURS, BOUND)
+                )
+                for each in played
             ]
         table.add_row(way, *cells)
-    table.caption = "median seconds of the bound; then × plan, pulling / × bound"
     return table
 
 
-def random_table(suites: int, draws: int) -> Table:
-    """Random suites: medians over all of them and their draws, and the least."""
-    table = Table(title=f"{suites} random suites", title_justify="left")
+def random_tables(suites: int, draws: int) -> list[Table]:
+    """Random suites: medians over all of them and their draws, and extremes."""
+    found: dict[float, list[Seconds]] = {sigma: [] for sigma in SIGMAS}
+    for number in range(suites):
+        seed = f"suite {number}"
+        instance = random_instance(random.Random(seed))  # noqa: S311
+        answers = {c.name: 0 if c.floor_seconds else CHOICES for c in instance.costs}
+        for sigma in SIGMAS:
+            found[sigma].append(seconds(instance, answers, sigma, draws, seed))
+    title = f"{suites} random suites: times as long as"
+    return [
+        _over_suites(f"{title} {OURS}, median (least)", found, OURS, min),
+        _over_suites(f"{title} the {BOUND}, median (most)", found, BOUND, max),
+    ]
+
+
+def _over_suites(
+    title: str,
+    found: Mapping[float, Sequence[Seconds]],
+    to: str,
+    extreme: Callable[[Sequence[float]], float],
+) -> Table:
+    played = next(iter(found.values()))
+    table = Table(title=title, title_justify="left")
     table.add_column("")
-    found: dict[float, list[Ratios]] = {}
-    for sigma in SIGMAS:
+    for sigma in found:
         table.add_column(f"σ = {sigma:g}", justify="right")
-        found[sigma] = []
-        for number in range(suites):
-            instance = random_instance(random.Random(f"suite {number}"))  # noqa: S311
-            answers = {c.name: 0 if c.floor_seconds else CHOICES for c in instance.costs}
-            found[sigma].append(seconds(instance, answers, sigma, draws, f"suite {number}"))
-    for way in found[SIGMAS[0]][0]:
-        if way != BOUND:
-            table.add_row(way, *(_over_suites(found[sigma], way) for sigma in SIGMAS))
-    table.caption = "× plan, pulling (least) / × bound"
+    for way in played[0]:
+        if way in (to, BOUND):
+            continue
+        cells = []
+        for suites in found.values():
+            all_ = [ratio for suite in suites for ratio in ratios(suite, way, to)]
+            cells.append(f"{statistics.median(all_):.2f} ({extreme(all_):.2f})")
+        table.add_row(way, *cells)
     return table
-
-
-def _over_suites(played: Sequence[Ratios], way: str) -> str:
-    to_ours = [a / b for each in played for a, b in zip(each[way], each[OURS], strict=True)]
-    to_bound = [a / b for each in played for a, b in zip(each[way], each[BOUND], strict=True)]
-    least = f" ({min(to_ours):.2f})" if way != OURS else ""
-    return f"{statistics.median(to_ours):.2f}{least} / {statistics.median(to_bound):.2f}"
 
 
 def estimates_table(plans: int) -> Table:
     """How far plans are from their lower bounds by their own account."""
-    table = Table(title="Estimated makespan / lower bound", title_justify="left")
+    table = Table(title="Plans: estimated makespan / lower bound", title_justify="left")
     table.add_column("")
     for heading in ("median", "95th percentile", "worst"):
         table.add_column(heading, justify="right")
     for nodes in NODES:
-        ratio = estimated(base(nodes))
-        table.add_row(f"base suite, {nodes * 8} GPUs", f"{ratio:.3f}", "", "")
-    ratios = [
-        estimated(random_instance(random.Random(f"plan {number}")))  # noqa: S311
-        for number in range(plans)
-    ]
-    row = (statistics.median(ratios), statistics.quantiles(ratios, n=20)[-1], max(ratios))
+        table.add_row(f"base suite, {nodes * 8} GPUs", f"{estimated(base(nodes)):.3f}", "", "")
+    found = []
+    for number in range(plans):
+        instance = random_instance(random.Random(f"plan {number}"))  # noqa: S311
+        gpus = sum(node.gpus for node in instance.capacity.nodes)
+        found.append((estimated(instance), number, len(instance.costs), gpus))
+    all_ = [ratio for ratio, *_ in found]
+    row = (statistics.median(all_), statistics.quantiles(all_, n=20)[-1], max(all_))
     table.add_row(f"{plans} random suites", *(f"{ratio:.3f}" for ratio in row))
+    _, number, datasets, gpus = max(found)
+    table.caption = f"worst: random suite {number}, {datasets} datasets on {gpus} GPUs"
     return table
 
 
@@ -152,19 +166,19 @@ def estimated(instance: Instance) -> float:
     return estimate.makespan_seconds / estimate.lower_bound_seconds
 
 
-def median_ratio(played: Ratios, way: str, to: str) -> float:
-    """The median over draws of how many times as long one way took as another."""
-    return statistics.median(a / b for a, b in zip(played[way], played[to], strict=True))
+def ratios(played: Seconds, way: str, to: str) -> list[float]:
+    """Of each draw: how many times as long one way took as another."""
+    return [a / b for a, b in zip(played[way], played[to], strict=True)]
 
 
 def seconds(
     instance: Instance, answers: Mapping[str, int], sigma: float, draws: int, seed: str
-) -> Ratios:
+) -> Seconds:
     """Makespans of every way, and the bound, for each draw of true costs."""
     costs, capacity = instance
     where = _simulator.cluster(capacity, CHECKPOINT.bytes)
     ways = dict(_ways(instance, answers, sigma, where))
-    found: Ratios = {way: [] for way in (BOUND, *ways)}
+    found: Seconds = {way: [] for way in (BOUND, *ways)}
     rng = random.Random(f"{seed} {sigma}")  # noqa: S311
     for _ in range(draws if sigma else 1):
         true = drawn(rng, costs, sigma)
@@ -179,28 +193,29 @@ def _ways(
     instance: Instance, answers: Mapping[str, int], sigma: float, where: _simulator.Cluster
 ) -> Iterable[tuple[str, Play]]:
     """Each way by its name, with all of its decisions made."""
+
+    def jobs(made: _partitioners.Jobs, metrics: _simulator.When) -> Play:
+        return lambda truth: _simulator.play_jobs(made, truth, where, metrics)
+
     costs, capacity = instance
     plan = planned(told(costs, sigma), capacity)
     yield OURS, lambda truth: _simulator.play_plan(plan, truth, where, pulling=True)
     yield "plan, as dealt", lambda truth: _simulator.play_plan(plan, truth, where, pulling=False)
-    each = _partitioners.one_job_per_dataset(costs)
-    yield "one job per dataset", lambda truth: _simulator.play_jobs(each, truth, where, "held")
-    partitions = {
-        "OpenCompass by size": _partitioners.by_size(costs, answers),
-        "OpenCompass by 8 workers": _partitioners.by_workers(costs),
-        "OpenCompass by a worker a GPU": _partitioners.by_workers(costs, where.engines),
-    }
-    for name, jobs in partitions.items():
-        yield name, lambda truth, jobs=jobs: _simulator.play_jobs(jobs, truth, where, "after")
-        yield (
-            f"{name}, overlapped",
-            lambda truth, jobs=jobs: _simulator.play_jobs(jobs, truth, where, "overlapped"),
-        )
-    equal = _partitioners.equal_shards(costs, where.engines)
     yield (
-        "equal shards, overlapped",
-        lambda truth: _simulator.play_jobs(equal, truth, where, "overlapped"),
+        "plan, pulling, a core a metric",
+        lambda truth: _simulator.play_plan(plan, truth, where, pulling=True, cores=1),
     )
+    yield "one job per dataset", jobs(_partitioners.one_job_per_dataset(costs), "held")
+    partitions = {
+        "OpenCompass, size": _partitioners.by_size(costs, answers),
+        "OpenCompass, 8 workers": _partitioners.by_workers(costs),
+        "OpenCompass, n workers": _partitioners.by_workers(costs, where.engines),
+    }
+    for name, made in partitions.items():
+        yield name, jobs(made, "after")
+        yield f"{name}, overlapped", jobs(made, "overlapped")
+    equal = _partitioners.equal_shards(costs, where.engines)
+    yield "equal shards, overlapped", jobs(equal, "overlapped")
 
 
 if __name__ == "__main__":
