@@ -10,7 +10,7 @@ physics, with time 0 at the submission:
   unless it begins the dataset. It is complete then, or `floor_seconds` after it began if that is
   later, while the engine is at the next one already.
 - Metrics run on `metric_cpus` cores; whichever comes first in the order given and is due and fits
-  starts.
+  starts. It uses a core an item at most, and keeps all that it was given.
 """
 
 import heapq
@@ -65,8 +65,9 @@ def bound(costs: Iterable[Cost], where: Cluster) -> float:
     """Seconds that no schedule can beat.
 
     The largest of: all GPU time spread evenly over all engines; each dataset alone, cut into as
-    many pieces as there are engines and items, with the metric of one item after it; all metrics
-    spread over all cores, from the first possible answer of any of them on.
+    many pieces as there are engines and items, with the metric of one item (of all, if it cannot
+    be cut) after it; each dataset's metric, and all metrics spread over all cores, from the first
+    possible answer on.
     """
     costs = list(costs)
     ready = where.load_seconds + where.start_seconds
@@ -76,12 +77,13 @@ def bound(costs: Iterable[Cost], where: Cluster) -> float:
     for cost in costs:
         pieces = min(where.engines, cost.items) if cost.splittable else 1
         grain = cost.items if cost.splittable else 1
-        metric = cost.metric_cpu_seconds
-        least = max(cost.gpu_seconds / grain, cost.floor_seconds)
         whole = max(cost.gpu_seconds / pieces, cost.floor_seconds)
-        alone = max(alone, whole + metric / grain / where.metric_cpus)
-        if metric:
-            answered = max(answered, least + metric / where.metric_cpus)
+        least = max(cost.gpu_seconds / grain, cost.floor_seconds)
+        scoring = cost.metric_cpu_seconds / min(cost.items, where.metric_cpus)
+        last = cost.metric_cpu_seconds / cost.items if cost.splittable else scoring
+        alone = max(alone, whole + last)
+        if scoring:
+            answered = max(answered, least + scoring)
             first.append(least)
     if first:
         metrics = sum(cost.metric_cpu_seconds for cost in costs) / where.metric_cpus
@@ -145,7 +147,6 @@ def play_jobs(
     """Makespan of jobs started in this order as engines' GPUs become free.
 
     Each loads the weights for itself, on the node with a free place where the fewest load, and
-    Each loads the weights for itself, on the node with a free place where the fewest load, and
     starts an engine. With `held`, a job has its engine's share of the metric cores and scores on
     them what it ran, one dataset after the other, while it keeps its GPUs. Otherwise whole
     datasets are scored on `CORES_PER_METRIC` each, the costliest first: `overlapped` when a
@@ -204,7 +205,8 @@ def scored(
             span, width = metrics[heapq.heappop(min(fitting))]
             cost = truth[span.dataset]
             share = (span.stop - span.start) / cost.items
-            ends = now + cost.metric_cpu_seconds * share / width
+            used = min(width, span.stop - span.start)
+            ends = now + cost.metric_cpu_seconds * share / used
             cores -= width
             heapq.heappush(running, (ends, width))
             last = max(last, ends)

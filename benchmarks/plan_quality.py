@@ -134,7 +134,7 @@ def _over_suites(
         cells = []
         for suites in found.values():
             all_ = [ratio for suite in suites for ratio in ratios(suite, way, to)]
-            cells.append(f"{statistics.median(all_):.2f} ({extreme(all_):.2f})")
+            cells.append(f"{statistics.median(all_):.2f} ({extreme(all_):,.3g})")
         table.add_row(way, *cells)
     return table
 

@@ -184,6 +184,15 @@ def test_metrics_take_what_fits_in_the_order_given() -> None:
     assert scored([], spans, costs, 2) == 0
 
 
+def test_a_metric_uses_a_core_an_item_and_keeps_what_it_was_given() -> None:
+    costs = by_name(
+        dataset("a", 1, items=2, metric_cpu_seconds=20), dataset("b", 1, metric_cpu_seconds=5)
+    )
+    spans = [(0.0, Span("a", 0, 2)), (0.0, Span("b", 0, 100))]
+    a, b = (Metric(span, cores) for (_, span), cores in zip(spans, (4, 1), strict=True))
+    assert scored([a, b], spans, costs, 4) == 10 + 5
+
+
 def test_bounds() -> None:
     a, b = dataset("a", 30), dataset("b", 10, items=1)
     assert bound([a, b], TWO) == 14 + 20
@@ -191,7 +200,13 @@ def test_bounds() -> None:
     long = dataset("c", 1, floor_seconds=60)
     assert bound([a, b, long], TWO) == 14 + 60
     code = dataset("d", 8, items=8, metric_cpu_seconds=800)
-    assert bound([a, b, code], TWO) == 14 + 1 + 100
+    # Two engines answer d in 4 s, and the program of the last item takes 100 s on its core.
+    assert bound([a, b, code], TWO) == 14 + 4 + 100
+    assert bound([code.model_copy(update={"items": 1})], TWO) == 14 + 8 + 800
+    more = dataset("e", 8, metric_cpu_seconds=800)
+    # All of e's metric on eight cores, after its first item; and then half of that on top.
+    assert bound([more], TWO) == 14 + 0.08 + 100
+    assert bound([more, dataset("f", 8, metric_cpu_seconds=400)], TWO) == 14 + 0.08 + 150
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -200,7 +215,8 @@ def test_agrees_with_the_plans_own_replay(seed: int) -> None:
     plan = _instances.planned(costs, capacity)
     where = cluster(capacity, _instances.CHECKPOINT.bytes)
     static = play_plan(plan, {c.name: c for c in costs}, where, pulling=False)
-    assert static == pytest.approx(plan.estimate.makespan_seconds)
+    if all(job.cpus <= job.stop - job.start for job in plan.metric_jobs):
+        assert static == pytest.approx(plan.estimate.makespan_seconds)
     assert bound(costs, where) <= static * (1 + 1e-9)
 
 
