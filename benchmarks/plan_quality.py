@@ -1,6 +1,6 @@
 """Plans against the ways suites are dealt today: the base suite, and random suites
 
-    python benchmarks/plan_quality.py --suites 48 --draws 5
+    python benchmarks/plan_quality.py --suites 32 --draws 5
 
 Every way is played by one event simulator (`_simulator.py`, which shares nothing with the
 planner) with the same true costs on the same nodes. True costs are drawn around the priors that
@@ -14,8 +14,8 @@ there are several.
 - *one job per dataset*: in the suite's order, the metric holding the GPU.
 - *OpenCompass, size* and *workers* (8 of them, or n for n GPUs): its partitioners with their
   default sizes (`_partitioners.py`), followed by evaluation on CPUs, as it does, or *overlapped*
-  with it as datasets become complete, which it does not. It runs as many tasks at once as there
-  are GPUs here, though its default is at most 32.
+  with it as datasets become complete, which it does not. A dataset's metric has 16 cores. As many
+  tasks run at once as there are GPUs, though its default is at most 32.
 - *equal shards*: every dataset in as many equal pieces as there are GPUs, metrics overlapped.
 
 Ratios are to *plan, pulling* and to the bound that nobody can beat with those true costs; the
@@ -66,7 +66,7 @@ Seconds = dict[str, list[float]]
 def main() -> None:
     """Play everything and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--suites", type=int, default=48, help="random ones to play (default 48)")
+    parser.add_argument("--suites", type=int, default=32, help="random ones to play (default 32)")
     parser.add_argument("--draws", type=int, default=5, help="of true costs of each (default 5)")
     parser.add_argument("--plans", type=int, default=200, help="of random suites (default 200)")
     given = parser.parse_args()
@@ -134,9 +134,13 @@ def _over_suites(
         cells = []
         for suites in found.values():
             all_ = [ratio for suite in suites for ratio in ratios(suite, way, to)]
-            cells.append(f"{statistics.median(all_):.2f} ({extreme(all_):,.3g})")
+            cells.append(f"{statistics.median(all_):.2f} ({_short(extreme(all_))})")
         table.add_row(way, *cells)
     return table
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
 def estimates_table(plans: int) -> Table:
