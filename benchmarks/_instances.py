@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks import one_job_per_dataset as seven_billion
-from coordinate_eval.coordinator import plan, suite
+from coordinate_eval.coordinator import plan, planner, suite
 from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.prepare import Choice
 from coordinate_eval.priors import catalogue
@@ -146,7 +146,7 @@ def drawn(rng: random.Random, costs: Sequence[Cost], sigma: float) -> list[Cost]
 def planned(costs: Sequence[Cost], capacity: Capacity) -> Plan:
     """The program's plan of these costs for the 7B checkpoint."""
     suite_ = plan.PlanSuite(name="benchmark", digest="")
-    return plan.make(CHECKPOINT, suite_, plan.PlanEngine(name="vllm", args={}), costs, capacity)
+    return planner.make(CHECKPOINT, suite_, plan.PlanEngine(name="vllm", args={}), costs, capacity)
 
 
 def _log_uniform(rng: random.Random, least: int, most: int) -> int:
