@@ -27,7 +27,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _rehearsal
-from coordinate_eval.coordinator import plan, prepare, suite
+from coordinate_eval.coordinator import plan, planner, prepare, suite
 from coordinate_eval.coordinator.baseline import Place, longest_first, one_job_each
 from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.prepare import Choice
@@ -137,7 +137,7 @@ def _plan(costs: list[Cost], nodes: int, metric_cpus: int) -> Plan:
         metric_cpus=metric_cpus,
     )
     name = plan.PlanSuite(name="base", digest="")
-    return plan.make(MODEL, name, plan.PlanEngine(name="vllm", args={}), costs, capacity)
+    return planner.make(MODEL, name, plan.PlanEngine(name="vllm", args={}), costs, capacity)
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -33,6 +33,9 @@ PACKAGES = ("slurm-wlm", "slurm-client", "munge")
 INSTALL = f"apt-get update && apt-get install -y {' '.join(PACKAGES)}"
 _COMMANDS = ("slurmctld", "slurmd", "munged", "munge", "sinfo", "squeue", "scancel")
 _MUNGE_KEY = Path("/etc/munge/munge.key")
+_SOCKET_PATH = 107
+"""Longest path of a Unix socket, in bytes (unix(7))."""
+
 _MUNGE_RUN = Path("/run/munge")
 _MUNGE_LOG = Path("/var/log/munge")
 
@@ -78,7 +81,7 @@ class DevCluster:
         Raises:
             DevClusterError: not root, packages missing, or a daemon does not come up.
         """
-        _check_machine(self.dir)
+        _check_machine(self.dir, self.shape.names()[-1])
         if not any(self._pid(path.stem) for path in (self.dir / "run").glob("*.pid")):
             self._make_folder()
         elif json.loads((self.dir / "shape.json").read_text()) != asdict(self.shape):
@@ -227,7 +230,7 @@ def _free_ports(count: int) -> list[int]:
     raise DevClusterError(f"fewer than {count} free ports between 10000 and 30000")
 
 
-def _check_machine(folder: Path) -> None:
+def _check_machine(folder: Path, node: str) -> None:
     if os.geteuid() != 0:
         raise DevClusterError("slurmd and device files need root: run this as root")
     missing = [command for command in _COMMANDS if shutil.which(command) is None]
@@ -237,6 +240,12 @@ def _check_machine(folder: Path) -> None:
         )
     if not re.fullmatch(r"[\w./+-]+", str(folder)):
         raise DevClusterError(f"{folder}: slurm.conf takes no such characters in a path")
+    room = _SOCKET_PATH - len(f"/spool/{node}/{node}_1000000.4294967291")
+    if len(str(folder)) > room:
+        raise DevClusterError(
+            f"{folder}: at most {room} characters, since sockets of jobs lie in it: choose a "
+            "shorter --dir"
+        )
 
 
 def _start_munge() -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from coordinate_eval.coordinator import jobs, plan
+from coordinate_eval.coordinator import jobs, planner
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.config import Settings
 from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, PlanEngine, PlanSuite
@@ -72,7 +72,7 @@ def reviewed(
 ) -> Review:
     """A review of a plan of such nodes, all of them free, and of one that is not."""
     place = capacity(nodes, trials, name)
-    made = plan.make(
+    made = planner.make(
         CHECKPOINT.model_copy(update={"path": f"/ckpt/{name}"}),
         PlanSuite(name=f"suite {name}", digest="d"),
         PlanEngine(name="vllm", args={}),

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -36,8 +37,13 @@ def _slurm_dev() -> ModuleType:
     return module
 
 
+def short_folder() -> Path:
+    """A new folder for a cluster; pytest's own have too long names for the sockets of jobs."""
+    return Path(tempfile.mkdtemp(prefix="slurm-"))
+
+
 @pytest.fixture(scope="session")
-def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+def slurm_cluster() -> Iterator[DevCluster]:
     """A cluster that is up, with SLURM_CONF set."""
     slurm_dev = _slurm_dev()
     if os.geteuid() != 0 or shutil.which("slurmctld") is None:
@@ -45,7 +51,7 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevClust
         if os.environ.get("CI"):
             pytest.fail(words)
         pytest.skip(words)
-    cluster = slurm_dev.DevCluster(tmp_path_factory.mktemp("slurm") / "cluster")
+    cluster = slurm_dev.DevCluster(short_folder())
     before = os.environ.get("SLURM_CONF")
     try:
         cluster.up()

@@ -25,7 +25,7 @@ HOSTILE = "a 'b' \"c\" 100%j %%A $(touch pwned) `id` #\n#SBATCH --hold\n\r\n ; Ã
 T = TypeVar("T")
 
 
-def wait_for(ask: Callable[[], T], what: str, seconds: float = 60) -> T:
+def wait_for(ask: Callable[[], T], what: str, seconds: float = 240) -> T:
     deadline = time.monotonic() + seconds
     while not (answer := ask()):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
@@ -345,10 +345,12 @@ def test_a_preempted_trial_is_warned(
     cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path
 ) -> None:
     path = tmp_path / "witness"
-    cluster.submit(job(WITNESS, str(path), node="node1", gpus=8, name="trial"))
+    # node1 had a job while its controller restarted: Slurm 22.05 then starts no other on its GPUs
+    # after a preemption.
+    cluster.submit(job(WITNESS, str(path), node="node3", gpus=8, name="trial"))
     witness(path, 1)
     urgent = SlurmCluster(SlurmSettings(partition="high"))
-    urgent.submit(job("", node="node1", gpus=8, name="urgent"))
+    urgent.submit(job("", node="node3", gpus=8, name="urgent"))
     assert witness(path, 2)[1][2] == "SIGUSR1"
     await_end(cluster, "trial")
     await_end(cluster, "urgent")

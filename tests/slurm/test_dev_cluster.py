@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import SCRIPT, DevCluster
+from tests.slurm.conftest import SCRIPT, DevCluster, short_folder
 
 
 def slurm_dev(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -42,7 +42,7 @@ while :; do sleep 1; done
 
 
 def test_up_twice_then_down_leaves_nothing(slurm_cluster: DevCluster, tmp_path: Path) -> None:
-    folder = tmp_path / "second"
+    folder = short_folder()
     shape = ("--nodes", "2", "--gpus", "1", "--cpus", "4")
     conf = folder / "slurm.conf"
     try:
@@ -63,7 +63,7 @@ def test_up_twice_then_down_leaves_nothing(slurm_cluster: DevCluster, tmp_path: 
         sbatch(["sbatch", "--wait", "-N2", "--gres=gpu:h200:1", "-o/dev/null", "--wrap", "true"])
         started = tmp_path / "started"
         sbatch(["sbatch", "-o/dev/null", "/dev/stdin", str(started)], input=STUBBORN.encode())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not started.exists():
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -76,6 +76,14 @@ def test_up_twice_then_down_leaves_nothing(slurm_cluster: DevCluster, tmp_path: 
     answer = subprocess.run(["scontrol", "ping"], check=False, env=os.environ)
     assert answer.returncode == 0, "the other cluster does not answer any more"
     assert slurm_dev("down", "--dir", str(folder)).returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="says first that it needs root")
+def test_a_folder_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+    done = slurm_dev("up", "--dir", str(tmp_path / ("x" * 80)))
+    assert done.returncode == 2
+    assert "characters" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

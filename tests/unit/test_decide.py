@@ -287,3 +287,17 @@ def test_whole_nodes_get_one_job_each() -> None:
     assert submits(actions) == TRIAL
     (job, _) = (a.job for a in actions if isinstance(a, d.Submit))
     assert (job.count, job.gpus) == (1, 2)
+
+
+def test_a_metrics_questions_are_answered_by_as_many_cores_as_there_are() -> None:
+    long = Shard(dataset="b", start=3, stop=103, gpu_seconds=1, metric_cpu_seconds=800)
+    run = make_run(asks=["b"], shards=[long])
+    portions = run.portions(long)
+    assert len(portions) == 100
+    assert [p.start for p in portions] == [3, *(p.stop for p in portions[:-1])]
+    assert portions[-1].stop == 103
+    many = [long.model_copy(update={"metric_cpu_seconds": 1e6, "stop": 100_000})] * 3
+    assert sum(len(make_run(asks=["b"], shards=many).portions(s)) for s in many) <= 2_003
+    actions = d.decide(run, DIR, facts(answerable=portions))
+    jobs_asked = [a.job for a in actions if isinstance(a, d.Submit) and "metric" in a.job.name]
+    assert [job.count for job in jobs_asked] == [run.settings.metrics.cpus]

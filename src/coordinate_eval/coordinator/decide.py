@@ -222,8 +222,8 @@ def _metrics(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     arrays = sum(1 for name in facts.submitted if jobs.is_metric(run, name))
     if arrays and facts.alive(jobs.metric_name(run, arrays - 1)):
         return []
-    spans = sum(1 for shard in run.shards if shard.dataset in run.asks)
-    count = max(1, min(run.settings.metrics.cpus, spans))
+    portions = sum(len(run.portions(shard)) for shard in run.asking())
+    count = max(1, min(run.settings.metrics.cpus, portions))
     return [Submit(jobs.metric_job(run, run_dir, arrays, count))]
 
 

@@ -68,8 +68,8 @@ def scorable(run_dir: RunDir, run: Run, undone: list[Span]) -> int:
     unanswered = {s.dataset for s in Ledger(run_dir, "answers").undone(asking(run))}
     unasked = {
         shard.dataset
-        for shard in run.shards
-        if shard.dataset in run.asks and not run_dir.questions(shard.span).exists()
+        for shard in run.asking()
+        if not run_dir.questions(run.portions(shard)[-1]).exists()
     }
     return sum(
         1

@@ -120,7 +120,7 @@ def metric_job(run: Run, run_dir: RunDir, number: int, count: int) -> Job:
     """An array of pullers, one core each."""
     name = metric_name(run, number)
     trial = run.settings.trial
-    seconds = sum(s.metric_cpu_seconds for s in run.shards if s.dataset in run.asks) / count
+    seconds = sum(s.metric_cpu_seconds for s in run.asking()) / count
     return Job(
         name=name,
         argv=(run.python, "-m", "coordinate_eval", "_metric", str(run_dir.root)),

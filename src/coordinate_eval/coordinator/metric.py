@@ -1,6 +1,6 @@
 """Metric pullers: answer what metrics ask, on CPUs, while trials still run.
 
-`coordinate-eval _metric RUN`. Each claims a span whose questions are written, answers them in
+`coordinate-eval _metric RUN`. Each claims a portion whose questions are written, answers them in
 the sandbox, publishes the answers, and leaves when it has seen nothing to do for a while.
 """
 
@@ -47,14 +47,17 @@ def run_metric(run_dir: RunDir) -> int:
 
 
 def asking(run: Run) -> list[Span]:
-    """Spans of datasets whose metric asks, the costliest first."""
-    shards = [s for s in run.shards if s.dataset in run.asks]
-    return [s.span for s in sorted(shards, key=lambda s: -s.metric_cpu_seconds)]
+    """Portions of all questions, those of the longest metrics first."""
+    shards = sorted(run.asking(), key=lambda s: -s.metric_cpu_seconds)
+    return [span for shard in shards for span in run.portions(shard)]
 
 
 def asked(run_dir: RunDir, run: Run) -> list[Span]:
     """Those whose questions are written."""
-    return [span for span in asking(run) if run_dir.questions(span).exists()]
+    there: dict[str, set[str]] = {}
+    for dataset in run.asks:
+        there[dataset] = files.names(run_dir.questions(Span(dataset, 0, 0)).parent)
+    return [span for span in asking(run) if f"{span.stem}.jsonl" in there[span.dataset]]
 
 
 def unanswered(run_dir: RunDir, run: Run) -> list[Span]:

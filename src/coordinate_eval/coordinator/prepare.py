@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinate_eval.coordinator import checkpoint as checkpoints
-from coordinate_eval.coordinator import jobs, plan, select
+from coordinate_eval.coordinator import jobs, plan, planner, select
 from coordinate_eval.coordinator.build import Builder, Built
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.config import Settings
@@ -181,7 +181,7 @@ def make_plan(
     checkpoint: Checkpoint, suite: Suite, settings: Settings, found: list[Cost], capacity: Capacity
 ) -> Plan:
     """The plan of these costs on this capacity."""
-    return plan.make(
+    return planner.make(
         checkpoint,
         plan.PlanSuite(name=suite.name, digest=suite.digest),
         plan.PlanEngine(name=settings.engine.name, args=settings.engine.args),

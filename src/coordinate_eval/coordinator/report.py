@@ -120,6 +120,7 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str, why: str) -> str:
     if undone:
         items = sum(s.stop - s.start for s in undone)
         return f"{items} items have no responses" + (f": {why}" if why else "")
-    if dataset in run.asks and Ledger(run_dir, "answers").undone(spans):
+    asked = [p for s in run.asking() if s.dataset == dataset for p in run.portions(s)]
+    if Ledger(run_dir, "answers").undone(asked):
         return "the questions of its metric are not all answered" + (f": {why}" if why else "")
     return "not scored" + (f": {why}" if why else "")

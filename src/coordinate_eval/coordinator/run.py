@@ -1,5 +1,8 @@
 """The records of a run directory that the coordinator writes for itself."""
 
+import itertools
+import math
+from functools import cached_property
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -8,6 +11,12 @@ from coordinate_eval.coordinator.cluster import Job
 from coordinate_eval.coordinator.config import Settings
 from coordinate_eval.coordinator.rundir import Span
 from coordinate_eval.records import Checkpoint, Record, Suite
+
+PORTION_SECONDS = 5.0
+"""About so much of a metric, on one core, is answered under one claim."""
+
+MOST_PORTIONS = 2000
+"""Claims on questions that a run makes at most, roughly: long metrics have longer portions."""
 
 
 class Shard(Record):
@@ -49,6 +58,22 @@ class Run(Record):
     exclusive: bool = Field(description="jobs of the GPU partition take whole nodes")
     asks: list[str] = Field(description="datasets whose metric asks questions")
     shards: list[Shard] = Field(description="all work, longest first: what trials claim")
+
+    def asking(self) -> list[Shard]:
+        """Shards whose metric asks questions."""
+        return [shard for shard in self.shards if shard.dataset in self.asks]
+
+    @cached_property
+    def _portion_seconds(self) -> float:
+        seconds = sum(s.metric_cpu_seconds for s in self.asking())
+        return max(PORTION_SECONDS, seconds / MOST_PORTIONS)
+
+    def portions(self, shard: Shard) -> list[Span]:
+        """A shard in spans small enough that all cores find something to answer."""
+        items = shard.stop - shard.start
+        count = max(1, min(items, math.ceil(shard.metric_cpu_seconds / self._portion_seconds)))
+        edges = [shard.start + items * n // count for n in range(count + 1)]
+        return [Span(shard.dataset, a, b) for a, b in itertools.pairwise(edges)]
 
 
 class NodeShare(Record):

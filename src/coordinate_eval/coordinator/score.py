@@ -6,6 +6,7 @@ It is a process of its own so that a task's own code, or the harness, can fail o
 harm to the supervision. It ends with its parent.
 """
 
+import itertools
 import os
 import time
 import traceback
@@ -62,18 +63,23 @@ def unscored(run_dir: RunDir, run: Run) -> list[Dataset]:
 
 
 def _ask(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
-    """Write the questions of one published span; False when there is none to write."""
+    """Write the questions of one published shard; False when there is none to write."""
     ledger = Ledger(run_dir, "outputs")
     failed = {d.name for d in run.suite.datasets} - {d.name for d in unscored(run_dir, run)}
-    for span in asking(run):
-        path = run_dir.questions(span)
-        if span.dataset in failed or path.exists() or not ledger.done(span):
+    for shard in run.asking():
+        portions = run.portions(shard)
+        # The last one is written last.
+        written = run_dir.questions(portions[-1]).exists()
+        if shard.dataset in failed or written or not ledger.done(shard.span):
             continue
-        dataset = next(d for d in run.suite.datasets if d.name == span.dataset)
+        dataset = next(d for d in run.suite.datasets if d.name == shard.dataset)
         files.write(run_dir.scoring, dataset.name)
         try:
-            questions = evaluator.questions(dataset, _responses(run_dir, [span]))
-            files.write(path, "".join(q.line() for q in questions))
+            questions = evaluator.questions(dataset, _responses(run_dir, [shard.span]))
+            edges = [len(questions) * n // len(portions) for n in range(len(portions) + 1)]
+            for portion, (start, stop) in zip(portions, itertools.pairwise(edges), strict=True):
+                lines = "".join(q.line() for q in questions[start:stop])
+                files.write(run_dir.questions(portion), lines)
         except Exception as error:
             _give_up(run_dir, dataset, error)
         return True
@@ -85,16 +91,16 @@ def _finish(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
     spans: dict[str, list[Span]] = {}
     for shard in run.shards:
         spans.setdefault(shard.dataset, []).append(shard.span)
+    portions: dict[str, list[Span]] = {name: [] for name in spans}
+    for span in asking(run):
+        portions[span.dataset].append(span)
     for dataset in unscored(run_dir, run):
-        mine = spans[dataset.name]
-        asks = dataset.name in run.asks
-        if Ledger(run_dir, "outputs").undone(mine):
-            continue
-        if asks and Ledger(run_dir, "answers").undone(mine):
+        mine, asked = spans[dataset.name], portions[dataset.name]
+        if Ledger(run_dir, "outputs").undone(mine) or Ledger(run_dir, "answers").undone(asked):
             continue
         files.write(run_dir.scoring, dataset.name)
         try:
-            answers = {a.id: a for a in _answers(run_dir, mine)} if asks else {}
+            answers = {a.id: a for a in _answers(run_dir, asked)}
             results = evaluator.finish(dataset, _responses(run_dir, mine), answers)
             files.write_record(run_dir.dataset_results(dataset.name), results)
         except Exception as error:

@@ -1,0 +1,325 @@
+"""What a schedule comes to when datasets cost what they cost, event by event.
+
+This knows neither the planner nor the program's replay: it is what both are judged by. The
+physics, with time 0 at the submission:
+
+- A node has room for some engines, and one storage link. All who load weights at once through
+  a link share it evenly, so that each takes as many times `load_seconds` as there are others.
+- An engine answers `start_seconds` after its weights are there, and runs spans of items one after
+  another: a span takes its share of the dataset's `gpu_seconds`, and `chunk_overhead_seconds`
+  unless it begins the dataset. It is complete then, or `floor_seconds` after it began if that is
+  later, while the engine is at the next one already.
+- Metrics run on `metric_cpus` cores; whichever comes first in the order given and is due and fits
+  starts. It uses a core an item at most, and keeps all that it was given.
+"""
+
+import heapq
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from coordinate_eval.coordinator.plan import Capacity, Cost, Plan
+from coordinate_eval.coordinator.rundir import Span
+
+CORES_PER_METRIC = 16
+"""Cores that the metric of a dataset gets that was not planned."""
+
+When = Literal["held", "overlapped", "after"]
+"""When jobs' metrics run; see `play_jobs`."""
+
+
+class Cluster(NamedTuple):
+    """Where schedules are played: engines that fit on each node, seconds and cores."""
+
+    nodes: dict[str, int]
+    load_seconds: float
+    start_seconds: float
+    metric_cpus: int
+
+    @property
+    def engines(self) -> int:
+        """How many run at once."""
+        return sum(self.nodes.values())
+
+
+class Metric(NamedTuple):
+    """Items that are scored together, and on how many cores."""
+
+    span: Span
+    cores: int
+
+
+def cluster(capacity: Capacity, checkpoint_bytes: int) -> Cluster:
+    """The nodes of a capacity, with weights of so many bytes to load."""
+    return Cluster(
+        {node.name: node.trials for node in capacity.nodes},
+        checkpoint_bytes * 8 / (capacity.storage_gigabits_per_node * 1e9),
+        capacity.engine_start_seconds,
+        capacity.metric_cpus,
+    )
+
+
+def bound(costs: Iterable[Cost], where: Cluster) -> float:
+    """Seconds that no schedule can beat.
+
+    The largest of: all GPU time spread evenly over all engines; each dataset alone, cut into as
+    many pieces as there are engines and items, with the metric of one item (of all, if it cannot
+    be cut) after it; each dataset's metric, and all metrics spread over all cores, from the first
+    possible answer on.
+    """
+    costs = list(costs)
+    ready = where.load_seconds + where.start_seconds
+    work = sum(cost.gpu_seconds for cost in costs) / where.engines
+    alone = answered = 0.0
+    first = []
+    for cost in costs:
+        pieces = min(where.engines, cost.items) if cost.splittable else 1
+        grain = cost.items if cost.splittable else 1
+        whole = max(cost.gpu_seconds / pieces, cost.floor_seconds)
+        least = max(cost.gpu_seconds / grain, cost.floor_seconds)
+        scoring = cost.metric_cpu_seconds / min(cost.items, where.metric_cpus)
+        last = cost.metric_cpu_seconds / cost.items if cost.splittable else scoring
+        alone = max(alone, whole + last)
+        if scoring:
+            answered = max(answered, least + scoring)
+            first.append(least)
+    if first:
+        metrics = sum(cost.metric_cpu_seconds for cost in costs) / where.metric_cpus
+        answered = max(answered, min(first) + metrics)
+    return ready + max(work, alone, answered)
+
+
+def play_plan(
+    plan: Plan,
+    truth: Mapping[str, Cost],
+    where: Cluster,
+    *,
+    pulling: bool,
+    cores: int | None = None,
+) -> float:
+    """Makespan of a plan, its weights staged once a node.
+
+    With `pulling`, trials claim at run time as the program's do: their own shards first, then
+    the longest by the plan that nobody has begun. Metrics run as shards land, in the plan's
+    order, on the cores that the plan gives each, or on at most `cores`.
+    """
+    ready = where.load_seconds + where.start_seconds
+    own = {trial.id: deque(shard.span for shard in trial.shards) for trial in plan.trials}
+    everything = sorted(
+        (shard for trial in plan.trials for shard in trial.shards), key=lambda s: -s.gpu_seconds
+    )
+    free = deque(shard.span for shard in everything)
+    begun: set[Span] = set()
+    complete: list[tuple[float, Span]] = []
+    engines = [(ready, number, trial.id) for number, trial in enumerate(plan.trials)]
+    while engines:
+        now, number, trial_id = engines[0]
+        queue = own[trial_id]
+        while queue and queue[0] in begun:
+            queue.popleft()
+        while pulling and not queue and free and free[0] in begun:
+            free.popleft()
+        source = queue or (free if pulling else queue)
+        if not source:
+            heapq.heappop(engines)
+            continue
+        span = source.popleft()
+        begun.add(span)
+        ends, done = _run(span, truth[span.dataset], now)
+        complete.append((done, span))
+        heapq.heapreplace(engines, (ends, number, trial_id))
+    metrics = [
+        Metric(Span(job.dataset, job.start, job.stop), min(job.cpus, cores or job.cpus))
+        for job in plan.metric_jobs
+    ]
+    last = max((when for when, _ in complete), default=ready)
+    return max(last, scored(metrics, complete, truth, where.metric_cpus))
+
+
+def play_jobs(
+    jobs: Sequence[Sequence[Span]],
+    truth: Mapping[str, Cost],
+    where: Cluster,
+    metrics: When,
+) -> float:
+    """Makespan of jobs started in this order as engines' GPUs become free.
+
+    Each loads the weights for itself, on the node with a free place where the fewest load, and
+    starts an engine. With `held`, a job has its engine's share of the metric cores and scores on
+    them what it ran, one dataset after the other, while it keeps its GPUs. Otherwise whole
+    datasets are scored on `CORES_PER_METRIC` each, the costliest first: `overlapped` when a
+    dataset is complete, `after` when the last job has ended.
+    """
+    complete, last = _Jobs(truth, where, held=metrics == "held").play(jobs)
+    if metrics == "held":
+        return last
+    wanted = sorted(
+        (cost for cost in truth.values() if cost.metric_cpu_seconds > 0),
+        key=lambda cost: -cost.metric_cpu_seconds,
+    )
+    whole = [
+        Metric(Span(c.name, 0, c.items), min(CORES_PER_METRIC, c.items, where.metric_cpus))
+        for c in wanted
+    ]
+    if metrics == "after":
+        complete = [(last, span) for _, span in complete]
+    return max(last, scored(whole, complete, truth, where.metric_cpus))
+
+
+def scored(
+    metrics: Sequence[Metric],
+    complete: Iterable[tuple[float, Span]],
+    truth: Mapping[str, Cost],
+    cores: int,
+) -> float:
+    """When the last metric ends; 0 without any.
+
+    A metric is due when every span that it overlaps is complete.
+    """
+    landed: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
+    for when, span in complete:
+        landed[span.dataset].append((span.start, span.stop, when))
+    for spans in landed.values():
+        spans.sort()
+    due = []
+    for order, metric in enumerate(metrics):
+        span = metric.span
+        when = max(w for a, b, w in _overlapping(landed[span.dataset], span))
+        due.append((when, order))
+    due.sort()
+    coming = deque(due)
+    # Of those that are due, the first of each width: only one of these can be the next.
+    waiting: dict[int, list[int]] = defaultdict(list)
+    running: list[tuple[float, int]] = []
+    last = 0.0
+    while coming or running:
+        now = min(queue[0][0] for queue in (coming, running) if queue)
+        while running and running[0][0] <= now:
+            cores += heapq.heappop(running)[1]
+        while coming and coming[0][0] <= now:
+            order = coming.popleft()[1]
+            heapq.heappush(waiting[metrics[order].cores], order)
+        while fitting := [queue for width, queue in waiting.items() if queue and width <= cores]:
+            span, width = metrics[heapq.heappop(min(fitting))]
+            cost = truth[span.dataset]
+            share = (span.stop - span.start) / cost.items
+            used = min(width, span.stop - span.start)
+            ends = now + cost.metric_cpu_seconds * share / used
+            cores -= width
+            heapq.heappush(running, (ends, width))
+            last = max(last, ends)
+    assert not any(waiting.values()), "a metric asks for more cores than there are"
+    return last
+
+
+def _overlapping(
+    spans: list[tuple[int, int, float]], wanted: Span
+) -> Iterator[tuple[int, int, float]]:
+    """Those of sorted spans, disjoint, that have an item in common with the wanted one."""
+    low, high = 0, len(spans)
+    while low < high:
+        middle = (low + high) // 2
+        if spans[middle][1] <= wanted.start:
+            low = middle + 1
+        else:
+            high = middle
+    return itertools.takewhile(lambda span: span[0] < wanted.stop, spans[low:])
+
+
+def _run(span: Span, cost: Cost, now: float) -> tuple[float, float]:
+    """When an engine that begins a span now is free again, and when the span is complete."""
+    seconds = cost.gpu_seconds * (span.stop - span.start) / cost.items
+    if span.start:
+        seconds += cost.chunk_overhead_seconds
+    return now + seconds, now + max(seconds, cost.floor_seconds)
+
+
+@dataclass
+class _Link:
+    """A node's storage link; `done` seconds of load were given to each who loaded all along."""
+
+    done: float = 0.0
+    since: float = 0.0
+    loading: deque[tuple[float, int]] = field(default_factory=deque)  # (done at which, job)
+    version: int = 0
+
+    def advance(self, now: float) -> None:
+        if self.loading:
+            self.done += (now - self.since) / len(self.loading)
+        self.since = now
+
+    def next_end(self) -> float:
+        return self.since + (self.loading[0][0] - self.done) * len(self.loading)
+
+
+class _Jobs:
+    """Jobs that queue for GPUs, load, start, run, and perhaps score."""
+
+    def __init__(self, truth: Mapping[str, Cost], where: Cluster, *, held: bool) -> None:
+        self._truth, self._where, self._held = truth, where, held
+        self._cores = max(1, where.metric_cpus // where.engines)
+        self._nodes = list(where.nodes.values())
+        self._links = [_Link() for _ in self._nodes]
+        self._places = [(0, node) for node in range(len(self._nodes))]
+        self._jobs: Sequence[Sequence[Span]] = ()
+        # Ends of loads, which hold as long as the link's version is theirs, and ends of jobs.
+        self._events: list[tuple[float, int, int]] = []  # (time, node, version, or -1 for a job)
+
+    def play(self, jobs: Sequence[Sequence[Span]]) -> tuple[list[tuple[float, Span]], float]:
+        """When each span is complete, and when the last job gives its GPUs back."""
+        self._jobs = jobs
+        complete: list[tuple[float, Span]] = []
+        now = 0.0
+        begun, free = 0, sum(self._nodes)
+        while begun < len(jobs) or self._events:
+            while begun < len(jobs) and free:
+                self._load(begun, now)
+                begun, free = begun + 1, free - 1
+            now, node, version = heapq.heappop(self._events)
+            link = self._links[node]
+            if version < 0:
+                self._nodes[node] += 1
+                free += 1
+                heapq.heappush(self._places, (len(link.loading), node))
+            elif version == link.version:
+                link.advance(now)
+                link.done, job = link.loading.popleft()
+                self._expect(node)
+                heapq.heappush(self._events, (self._answer(job, now, complete), node, -1))
+        return complete, now
+
+    def _load(self, job: int, now: float) -> None:
+        while True:  # entries of nodes that have changed since are stale
+            loading, node = self._places[0]
+            if self._nodes[node] and loading == len(self._links[node].loading):
+                break
+            heapq.heappop(self._places)
+        self._nodes[node] -= 1
+        link = self._links[node]
+        link.advance(now)
+        link.loading.append((link.done + self._where.load_seconds, job))
+        self._expect(node)
+
+    def _expect(self, node: int) -> None:
+        link = self._links[node]
+        link.version += 1
+        heapq.heappush(self._places, (len(link.loading), node))
+        if link.loading:
+            heapq.heappush(self._events, (link.next_end(), node, link.version))
+
+    def _answer(self, job: int, now: float, complete: list[tuple[float, Span]]) -> float:
+        """Run a job whose weights are there; when it gives its GPUs back."""
+        now += self._where.start_seconds
+        last = now
+        scoring = 0.0
+        for span in self._jobs[job]:
+            cost = self._truth[span.dataset]
+            now, done = _run(span, cost, now)
+            last = max(last, done)
+            complete.append((done, span))
+            items = span.stop - span.start
+            cores = min(self._cores, items)
+            scoring += cost.metric_cpu_seconds * items / cost.items / cores
+        return last + scoring if self._held else last

@@ -1,0 +1,201 @@
+"""Planning: values in, `Plan` out. Nothing here reads a file, a clock or a cluster.
+
+`pack` deals the shards, `bound` says what nobody can beat, `replay` what a plan comes to. Here
+a few ways of dealing are tried and the one with the earliest last score is taken.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from coordinate_eval.coordinator import pack
+from coordinate_eval.coordinator.bound import lower_bound
+from coordinate_eval.coordinator.pack import Part
+from coordinate_eval.coordinator.plan import (
+    Capacity,
+    Cost,
+    Estimate,
+    MetricJob,
+    NodeCapacity,
+    Plan,
+    PlanCheckpoint,
+    PlanEngine,
+    PlanNode,
+    PlanSuite,
+    Stage,
+    Trial,
+)
+from coordinate_eval.coordinator.replay import estimate
+from coordinate_eval.coordinator.run import Shard
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Checkpoint
+
+GOOD_ENOUGH = 1.01
+"""Times the bound: a plan below needs no other way of dealing."""
+
+METRIC_PART = 0.002
+"""Part of the bound that one metric job takes on all cores, where its dataset's shards allow."""
+
+LONG_METRIC_PART = 0.01
+"""Part of the bound above which one item's metric is long: plan@1 lets it have more cores."""
+
+
+def make(
+    checkpoint: Checkpoint,
+    suite: PlanSuite,
+    engine: PlanEngine,
+    costs: Sequence[Cost],
+    capacity: Capacity,
+) -> Plan:
+    """The plan of one checkpoint on this capacity.
+
+    Raises:
+        UserError: there is nothing to run, or nothing to run it on.
+    """
+    if not costs:
+        raise UserError("the suite has no datasets")
+    if not capacity.nodes:
+        raise UserError("no node can start a trial")
+    staged = stage_seconds(checkpoint, capacity)
+    slots = _slots(capacity)
+    ready = [staged + capacity.engine_start_seconds] * len(slots)
+    bound = lower_bound(costs, ready, capacity.metric_cpus)
+    trials, jobs, outcome = _best(costs, capacity, slots, staged, bound)
+    used = {trial.node for trial in trials}
+    nodes = [n for n in capacity.nodes if n.name in used]
+    return Plan(
+        checkpoint=PlanCheckpoint.model_validate(checkpoint.model_dump()),
+        suite=suite,
+        engine=engine,
+        gpus_per_trial=capacity.gpus_per_trial,
+        datasets=list(costs),
+        nodes=[PlanNode(name=n.name, gpus=n.gpus, gpu_type=n.gpu_type) for n in nodes],
+        stages=[Stage(node=n.name, bytes=checkpoint.bytes, seconds=staged) for n in nodes],
+        trials=trials,
+        metric_jobs=jobs,
+        estimate=outcome,
+    )
+
+
+def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:
+    """How long the copy of the weights to one node takes; all nodes copy at once."""
+    return checkpoint.bytes * 8 / (capacity.storage_gigabits_per_node * 1e9)
+
+
+def metric_jobs(
+    costs: Sequence[Cost], trials: Sequence[Trial], cpus: int, bound: float
+) -> list[MetricJob]:
+    """Jobs over neighbouring shards of each dataset whose metric costs anything, longest first.
+
+    As few as keep each below `METRIC_PART` of the bound: a dataset of little metric work has one.
+    """
+    shards: dict[str, list[Shard]] = {}
+    for trial in trials:
+        for shard in trial.shards:
+            shards.setdefault(shard.dataset, []).append(shard)
+    jobs = []
+    for cost in costs:
+        if cost.metric_cpu_seconds <= 0:
+            continue
+        mine = sorted(shards[cost.name], key=lambda s: s.start)
+        wanted = math.ceil(cost.metric_cpu_seconds / cpus / (METRIC_PART * bound))
+        jobs += [
+            _metric_job(cost, start, stop, cpus, bound)
+            for start, stop in _ranges(mine, min(wanted, len(mine)))
+        ]
+    return sorted(jobs, key=lambda j: -j.seconds * j.cpus)
+
+
+def _metric_job(cost: Cost, start: int, stop: int, cpus: int, bound: float) -> MetricJob:
+    """One core an item, as metrics run, and more where an item alone would decide the makespan."""
+    work = cost.metric_cpu_seconds * (stop - start) / cost.items
+    cores = min(cpus, max(stop - start, math.ceil(work / (LONG_METRIC_PART * bound))))
+    return MetricJob(dataset=cost.name, start=start, stop=stop, cpus=cores, seconds=work / cores)
+
+
+def _ranges(shards: Sequence[Shard], count: int) -> Iterator[tuple[int, int]]:
+    """So many ranges of about equal items, ending where shards end."""
+    first = 0
+    items = shards[-1].stop - shards[0].start
+    for number in range(1, count + 1):
+        edge = shards[0].start + items * number / count
+        last = first
+        while last + 1 < len(shards) and shards[last].stop < edge:
+            last += 1
+        yield shards[first].start, shards[last].stop
+        first = last + 1
+        if first == len(shards):
+            return
+
+
+def _slots(capacity: Capacity) -> list[tuple[NodeCapacity, int]]:
+    """(node, index of a trial on it): one of each node, then the second of each, …"""
+    most = max(node.trials for node in capacity.nodes)
+    every = [(node, index) for index in range(most) for node in capacity.nodes]
+    return [(node, index) for node, index in every if index < node.trials]
+
+
+def _best(
+    costs: Sequence[Cost],
+    capacity: Capacity,
+    slots: list[tuple[NodeCapacity, int]],
+    staged: float,
+    bound: float,
+) -> tuple[list[Trial], list[MetricJob], Estimate]:
+    """The dealing with the earliest last score; of equals the first tried."""
+    ready = [staged + capacity.engine_start_seconds] * len(slots)
+    parts = [Part(number, 0, cost.items) for number, cost in enumerate(costs)]
+    found: list[tuple[list[Trial], list[MetricJob], Estimate]] = []
+
+    def consider(queues: list[list[Part]]) -> float:
+        trials = _trials(costs, capacity, slots, queues, staged)
+        jobs = metric_jobs(costs, trials, capacity.metric_cpus, bound)
+        outcome = estimate(costs, trials, jobs, capacity.metric_cpus, bound)
+        found.append((trials, jobs, outcome))
+        return outcome.makespan_seconds
+
+    for overhead in _early_overheads(costs, len(slots), capacity.metric_cpus):
+        queues = pack.deal(costs, parts, ready, capacity.metric_cpus, overhead)
+        if consider(queues) <= GOOD_ENOUGH * bound:
+            break
+    # The plain way too: it is best where cutting has nothing to give, as on a single trial.
+    consider(pack.deal_whole(costs, parts, len(slots)))
+    return min(found, key=lambda f: f[2].makespan_seconds)
+
+
+def _early_overheads(costs: Sequence[Cost], trials: int, cpus: int) -> list[float]:
+    """What to try to spend on early first responses: nothing where metrics are little work."""
+    metrics = sum(c.metric_cpu_seconds for c in costs) / cpus
+    gpus = sum(c.gpu_seconds for c in costs) / trials
+    return [0.0, 0.03] if metrics > 0.2 * gpus else [0.0]
+
+
+def _trials(
+    costs: Sequence[Cost],
+    capacity: Capacity,
+    slots: list[tuple[NodeCapacity, int]],
+    queues: list[list[Part]],
+    staged: float,
+) -> list[Trial]:
+    """Trials with anything to do. Built without checks: there can be 100,000 shards."""
+    return [
+        Trial.model_construct(
+            id=f"{node.name}-{index}",
+            node=node.name,
+            gpus=capacity.gpus_per_trial,
+            start_seconds=staged,
+            setup_seconds=capacity.engine_start_seconds,
+            shards=[_shard(costs[p.cost], p.start, p.stop) for p in queue],
+        )
+        for (node, index), queue in zip(slots, queues, strict=True)
+        if queue
+    ]
+
+
+def _shard(cost: Cost, start: int, stop: int) -> Shard:
+    return Shard.model_construct(
+        dataset=cost.name,
+        start=start,
+        stop=stop,
+        gpu_seconds=pack.seconds(cost, start, stop),
+        metric_cpu_seconds=cost.metric_cpu_seconds * (stop - start) / cost.items,
+    )
