@@ -18,11 +18,7 @@ ends when the harness has scored.
 """
 
 import argparse
-import heapq
 import sys
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -32,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _rehearsal
 from coordinate_eval.coordinator import plan, planner, prepare, suite
+from coordinate_eval.coordinator.baseline import Place, longest_first, one_job_each
 from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.prepare import Choice
 from coordinate_eval.priors import catalogue
@@ -61,15 +58,6 @@ MODEL = Checkpoint(
     kv_bytes_per_token=32 * 2 * 4096 * 2,  # layers, keys and values, width, bytes
 )
 LOAD_SECONDS = MODEL.bytes * 8 / (STORAGE_GIGABITS * 1e9)
-
-
-@dataclass
-class _Loading:
-    """A job that loads: seconds that it still needs the whole link of its node for."""
-
-    node: int
-    left: float
-    cost: Cost
 
 
 def main() -> None:
@@ -107,8 +95,9 @@ def computed() -> Table:
     for nodes in NODES:
         costs = predicted(_choice(nodes))
         gpus = nodes * GPUS_PER_NODE
-        as_listed = one_job_each(costs, nodes, GPUS_PER_NODE)
-        sorted_ = one_job_each(sorted(costs, key=lambda c: -held_seconds(c)), nodes, GPUS_PER_NODE)
+        place = Place([GPUS_PER_NODE] * nodes, LOAD_SECONDS, ENGINE_START_SECONDS, CPUS_PER_GPU)
+        as_listed = one_job_each(costs, place)
+        sorted_ = one_job_each(longest_first(costs, CPUS_PER_GPU), place)
         planned = _plan(costs, nodes, gpus * CPUS_PER_GPU).estimate
         ours = planned.makespan_seconds
         table.add_row(
@@ -118,42 +107,6 @@ def computed() -> Table:
             f"{sorted_ / ours:.2f}",
         )
     return table
-
-
-def one_job_each(costs: Sequence[Cost], nodes: int, gpus_per_node: int) -> float:
-    """Makespan, in seconds, of jobs started in this order as GPUs become free.
-
-    Jobs that load at once on one node share its link evenly.
-    """
-    waiting = list(reversed(costs))
-    free = [node for _ in range(gpus_per_node) for node in range(nodes)]
-    loading: list[_Loading] = []
-    ends: list[tuple[float, int]] = []
-    now = 0.0
-    while waiting or loading or ends:
-        while waiting and free:
-            loads = Counter(job.node for job in loading)
-            node = min(free, key=lambda candidate: loads[candidate])
-            free.remove(node)
-            loading.append(_Loading(node, LOAD_SECONDS, waiting.pop()))
-        loads = Counter(job.node for job in loading)
-        events = [now + job.left * loads[job.node] for job in loading]
-        then = min([*events, *(when for when, _ in ends[:1])])
-        for job in loading:
-            job.left -= (then - now) / loads[job.node]
-        now = then
-        for job in [job for job in loading if job.left < 1e-9]:
-            loading.remove(job)
-            heapq.heappush(ends, (now + ENGINE_START_SECONDS + held_seconds(job.cost), job.node))
-        while ends and ends[0][0] <= now:
-            free.append(heapq.heappop(ends)[1])
-    return now
-
-
-def held_seconds(cost: Cost) -> float:
-    """How long a dataset holds the GPU of a job of its own, once the engine runs."""
-    cores = min(CPUS_PER_GPU, cost.items)
-    return max(cost.gpu_seconds, cost.floor_seconds) + cost.metric_cpu_seconds / cores
 
 
 def predicted(choice: Choice) -> list[Cost]:

@@ -89,8 +89,12 @@ def _group(
 @app.command()
 def run(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A Hugging Face directory, or a .pt file of a state dict.")
-    ],
+        Path | None,
+        typer.Argument(
+            help="A Hugging Face directory, or a .pt file of a state dict.",
+            show_default="that of --plan",
+        ),
+    ] = None,
     suite: Annotated[str | None, typer.Option(help="A shipped suite's name, or a file.")] = None,
     cluster: Annotated[
         str | None,
@@ -127,10 +131,19 @@ def run(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only.")] = False,
     as_json: JsonOption = False,
+    html: Annotated[
+        Path | None, typer.Option(help="With --dry-run: write the plan as one page of HTML.")
+    ] = None,
+    scripts: Annotated[
+        Path | None, typer.Option(help="With --dry-run: a new folder for the exact scripts.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Submit the plan that --dry-run --json printed.")
+    ] = None,
     settings_file: SettingsOption = None,
 ) -> None:
     """Score CHECKPOINT: submit a supervisor to Slurm and return, or run here with Ray."""
-    from coordinate_eval.coordinator import launch
+    from coordinate_eval.coordinator import arrange, launch
 
     flags: dict[str, Any] = {
         "suite": suite,
@@ -146,7 +159,7 @@ def run(
         "slurm.constraint": constraint,
     }
     settings, _ = config.load(flags, settings_file)
-    order = launch.Order(
+    order = arrange.Order(
         checkpoint=checkpoint,
         config=model_config,
         tokenizer=tokenizer,
@@ -154,6 +167,9 @@ def run(
         wait=wait,
         dry_run=dry_run,
         as_json=as_json,
+        html=html,
+        scripts=scripts,
+        plan=plan,
     )
     raise typer.Exit(launch.run(order, settings))
 

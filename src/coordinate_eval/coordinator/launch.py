@@ -6,27 +6,29 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from rich.console import Console
 
-from coordinate_eval.coordinator import checkpoint as checkpoints
-from coordinate_eval.coordinator import cluster_file, files, jobs, prepare, preview, report, suite
-from coordinate_eval.coordinator.build import Builder
-from coordinate_eval.coordinator.cluster import Busy, Cluster, Job, State
+from coordinate_eval.coordinator import (
+    arrange,
+    cluster_file,
+    dry_run,
+    files,
+    jobs,
+    plan_file,
+    report,
+)
+from coordinate_eval.coordinator.arrange import Order
+from coordinate_eval.coordinator.cluster import Cluster, State
 from coordinate_eval.coordinator.config import Settings
 from coordinate_eval.coordinator.display import Display
-from coordinate_eval.coordinator.plan import Capacity
-from coordinate_eval.coordinator.prepare import Prepared
-from coordinate_eval.coordinator.run import NodeShare, Run, Submitted
+from coordinate_eval.coordinator.run import Run, Submitted
 from coordinate_eval.coordinator.rundir import RunDir
-from coordinate_eval.coordinator.select import NoFreeGpu
 from coordinate_eval.coordinator.submit import create, existing, run_id, submit_supervisor
 from coordinate_eval.coordinator.supervise import Supervisor
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
-from coordinate_eval.records import Checkpoint, Suite
 
 SILENCE_SECONDS = 60.0
 """How long a command goes on asking a scheduler that does not answer."""
@@ -34,40 +36,37 @@ SILENCE_SECONDS = 60.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Order:
-    """What the command line asks for, beside the settings."""
-
-    checkpoint: Path
-    config: Path | None = None
-    tokenizer: Path | None = None
-    run_dir: Path | None = None
-    wait: bool = False
-    dry_run: bool = False
-    as_json: bool = False
-
-
 def run(order: Order, settings: Settings) -> int:
     """Plan and submit, or show what would be; the exit status."""
     console = Console(stderr=order.as_json, soft_wrap=False)
-    wanted = suite.load(settings.suite)
-    checkpoint = checkpoints.inspect(
-        order.checkpoint, config=order.config, tokenizer=order.tokenizer
-    )
+    asked = arrange.asked(order, settings)
     kind = cluster_kind(settings)
-    if kind == "file":
-        if not order.dry_run:
-            raise UserError(
-                f"cluster file {settings.cluster} describes a cluster and is none: add --dry-run"
-            )
-        return _plan_on_file(order, settings, checkpoint, wanted, console)
-    identity = run_id(checkpoint, wanted, settings)
+    identity = run_id(asked.checkpoint, asked.suite, settings)
     root = (order.run_dir or Path(settings.runs_dir).expanduser() / identity).absolute()
-    found = None if order.dry_run else existing(root, checkpoint, wanted, settings)
+    outputs = dry_run.Outputs(order.as_json, order.html, order.scripts)
+    if kind == "file":
+        if not order.dry_run or asked.plan is not None:
+            instead = "leave --plan away" if order.dry_run else "add --dry-run"
+            raise UserError(
+                f"cluster file {settings.cluster} describes a cluster and is none: {instead}"
+            )
+        offer = arrange.offer_of_file(cluster_file.load(Path(settings.cluster)))
+        prepared = arrange.prepared(asked, settings, offer)
+        dry_run.show(prepared, RunDir(root), identity, "slurm", outputs, console, exclusive=False)
+        return 0
+    found = None if order.dry_run else existing(root, asked.checkpoint, asked.suite, settings)
     if found is not None:
+        if asked.plan is not None:
+            plan_file.check_run(asked.plan, RunDir(root))
         return resume(RunDir(root), wait=order.wait, as_json=order.as_json)
     with opened(kind, settings) as cluster:
-        prepared, busy = _prepare(order, settings, checkpoint, wanted, cluster, console)
+        offer = arrange.offer_of_cluster(
+            patiently(cluster.nodes), settings, to_run=not order.dry_run
+        )
+        with console.status("building requests") as status:
+            prepared = arrange.prepared(
+                asked, settings, offer, lambda name: status.update(f"building requests: {name}")
+            )
         exclusive = _exclusive(cluster, settings)
         if exclusive and not settings.slurm.cpu_partition:
             raise UserError(
@@ -75,7 +74,9 @@ def run(order: Order, settings: Settings) -> int:
                 "[slurm] cpu_partition to another one for the supervisor and metric jobs"
             )
         if order.dry_run:
-            _show(order, prepared, busy, console, kind, exclusive=exclusive)
+            dry_run.show(
+                prepared, RunDir(root), identity, kind, outputs, console, exclusive=exclusive
+            )
             return 0
         run_dir = create(root, identity, prepared, kind, exclusive=exclusive)
         _remember(settings, identity, root)
@@ -196,119 +197,6 @@ def patiently(ask: Callable[[], T]) -> T:
             sys.stderr.write(f"the scheduler does not answer, next try in {pause:g} s\n")
             time.sleep(pause)
             pause = min(2 * pause, 15.0)
-
-
-def _prepare(
-    order: Order,
-    settings: Settings,
-    checkpoint: Checkpoint,
-    wanted: Suite,
-    cluster: Cluster,
-    console: Console,
-) -> tuple[Prepared, list[Busy]]:
-    nodes, busy = patiently(cluster.nodes)
-    length = prepare.max_length(checkpoint, settings)
-    try:
-        choice = prepare.choose_nodes(checkpoint, settings, nodes, busy, length)
-    except NoFreeGpu:
-        if not settings.queue:
-            raise
-        choice = prepare.queued_choice(checkpoint, settings)
-    cache = Path(settings.cache_dir).expanduser()
-    builder = Builder(cache, checkpoint, wanted, settings.engine.name, length)
-    with console.status("building requests") as status:
-        found, built = prepare.costs(
-            checkpoint,
-            wanted,
-            choice,
-            builder,
-            build_all=not order.dry_run,
-            tell=lambda name: status.update(f"building requests: {name}"),
-        )
-    capacity = Capacity(
-        nodes=choice.nodes,
-        gpus_per_trial=choice.tensor_parallel,
-        engine_start_seconds=settings.trial.engine_start_seconds,
-        storage_gigabits_per_node=settings.stage.gigabits_per_node,
-        metric_cpus=settings.metrics.cpus,
-    )
-    plan = prepare.make_plan(checkpoint, wanted, settings, found, capacity)
-    return Prepared(checkpoint, wanted, settings, choice, length, plan, built), busy
-
-
-def _plan_on_file(
-    order: Order, settings: Settings, checkpoint: Checkpoint, wanted: Suite, console: Console
-) -> int:
-    described = cluster_file.load(Path(settings.cluster))
-    nodes, busy = described.free()
-    length = prepare.max_length(checkpoint, settings)
-    choice = prepare.choose_nodes(checkpoint, settings, nodes, busy, length)
-    cache = Path(settings.cache_dir).expanduser()
-    builder = Builder(cache, checkpoint, wanted, settings.engine.name, length)
-    found, _ = prepare.costs(checkpoint, wanted, choice, builder, build_all=False)
-    capacity = Capacity(
-        nodes=choice.nodes,
-        gpus_per_trial=choice.tensor_parallel,
-        engine_start_seconds=described.engine_start_seconds,
-        storage_gigabits_per_node=described.storage_gigabits_per_node,
-        metric_cpus=described.cores_for_metrics,
-    )
-    plan = prepare.make_plan(checkpoint, wanted, settings, found, capacity)
-    prepared = Prepared(checkpoint, wanted, settings, choice, length, plan, {})
-    _show(order, prepared, busy, console, "slurm", exclusive=False)
-    return 0
-
-
-def _show(
-    order: Order,
-    prepared: Prepared,
-    busy: list[Busy],
-    console: Console,
-    kind: str,
-    *,
-    exclusive: bool,
-) -> None:
-    """The plan: one JSON document, or tables and the submissions word by word."""
-    if order.as_json:
-        sys.stdout.write(prepared.plan.model_dump_json(by_alias=True, indent=1) + "\n")
-        return
-    console.print(preview.render(prepared.plan, [f"not used: {b.name}: {b.why}" for b in busy]))
-    for job in planned_jobs(order, prepared, kind, exclusive=exclusive):
-        console.print()
-        if kind == "slurm":
-            from coordinate_eval.slurm.scripts import submission
-
-            text = submission(job, prepared.settings.slurm).text()
-        else:
-            text = f"{job.count} × {' '.join(job.argv)}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def planned_jobs(order: Order, prepared: Prepared, kind: str, *, exclusive: bool) -> list[Job]:
-    """Every job that the plan leads to, as it would be submitted."""
-    from coordinate_eval.coordinator.submit import first_round, frozen
-
-    identity = run_id(prepared.checkpoint, prepared.suite, prepared.settings)
-    root = order.run_dir or Path(prepared.settings.runs_dir).expanduser() / identity
-    run_dir = RunDir(root.absolute())
-    made = frozen(identity, prepared, "ray" if kind == "ray" else "slurm", exclusive=exclusive)
-    round_ = first_round(prepared, made)
-    found = [] if kind == "ray" else [jobs.supervisor_job(made, run_dir, 1)]
-    for share in round_.shares:
-        found += _node_jobs(made, run_dir, share, round_.minutes)
-    if prepared.plan.metric_jobs:
-        count = min(prepared.settings.metrics.cpus, len(prepared.plan.metric_jobs))
-        found.append(jobs.metric_job(made, run_dir, 0, count))
-    return found
-
-
-def _node_jobs(made: Run, run_dir: RunDir, share: NodeShare, minutes: int) -> list[Job]:
-    if made.exclusive:
-        return [jobs.node_job(made, run_dir, 0, share, minutes)]
-    return [
-        jobs.keeper_job(made, run_dir, 0, share, minutes),
-        jobs.trials_job(made, run_dir, 0, share, minutes),
-    ]
 
 
 def _exclusive(cluster: Cluster, settings: Settings) -> bool:

@@ -1,6 +1,6 @@
 """From what a user gives to everything that a run is made of, nothing written but the cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinate_eval.coordinator import checkpoint as checkpoints
@@ -17,6 +17,9 @@ from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, Suite
 
 QUEUED_TRIALS = 8
 """Trials for which work is cut, and GPUs assumed of a node, when nodes are not known yet."""
+
+QUEUED_NODE = "queued"
+"""Stands in a plan for nodes that are not known yet."""
 
 QUEUED_GPU_MEMORY_GIB = 80.0
 """Memory assumed of a GPU that is not known yet."""
@@ -42,6 +45,11 @@ class Prepared:
     max_length: int
     plan: Plan
     built: dict[str, Built]
+    metric_cpus: int
+    nodes: Sequence[Node] = ()
+    busy: Sequence[Busy] = ()
+    reviewed: bool = False
+    """The plan was given, and is to be run as it is."""
 
 
 def max_length(checkpoint: Checkpoint, settings: Settings) -> int:
@@ -66,12 +74,7 @@ def choose_nodes(
     for kind in sorted({node.gpu_type for node in nodes}):
         alike = [node for node in nodes if node.gpu_type == kind]
         try:
-            degree = settings.trial.tensor_parallel or checkpoints.tensor_parallel(
-                checkpoint,
-                max(node.gpu_memory_gib for node in alike),
-                max(node.gpus for node in alike),
-                length,
-            )
+            degree = gpus_per_trial(checkpoint, settings, alike, length)
             chosen = select.choose(alike, busy, settings, degree, gib)
             choices.append(Choice(chosen, degree, kind))
         except UserError as error:
@@ -84,13 +87,29 @@ def choose_nodes(
     raise NoFreeGpu("no node has a free GPU")
 
 
+def gpus_per_trial(
+    checkpoint: Checkpoint, settings: Settings, alike: Sequence[Node], length: int
+) -> int:
+    """The tensor-parallel degree on these nodes of one GPU type.
+
+    Raises:
+        UserError: the checkpoint fits no number of their GPUs.
+    """
+    return settings.trial.tensor_parallel or checkpoints.tensor_parallel(
+        checkpoint,
+        max(node.gpu_memory_gib for node in alike),
+        max(node.gpus for node in alike),
+        length,
+    )
+
+
 def queued_choice(checkpoint: Checkpoint, settings: Settings) -> Choice:
     """What to cut the work for while it is not known which nodes will be free."""
     degree = settings.trial.tensor_parallel or checkpoints.tensor_parallel(
         checkpoint, QUEUED_GPU_MEMORY_GIB, QUEUED_TRIALS, max_length(checkpoint, settings)
     )
     trials = max(1, (settings.max_gpus or QUEUED_TRIALS * degree) // degree)
-    node = NodeCapacity(name="queued", gpus=trials * degree, gpu_type="", trials=trials)
+    node = NodeCapacity(name=QUEUED_NODE, gpus=trials * degree, gpu_type="", trials=trials)
     return Choice([node], degree, "")
 
 
@@ -100,19 +119,19 @@ def costs(
     choice: Choice,
     builder: Builder,
     *,
-    build_all: bool,
+    build: Callable[[Dataset], bool],
     tell: Callable[[str], None] = lambda name: None,
 ) -> tuple[list[Cost], dict[str, Built]]:
     """What each dataset costs on these GPUs, and the requests that were built to know it.
 
-    Unless `build_all`, a dataset is built only where neither the suite nor the catalogue says
-    how many items it has.
+    Apart from those that `build` asks for, a dataset is built only where neither the suite nor
+    the catalogue says how many items it has.
     """
     found: list[Cost] = []
     built: dict[str, Built] = {}
     for dataset in suite.datasets:
         tell(dataset.name)
-        if build_all:
+        if build(dataset):
             built[dataset.name] = builder.get(dataset)
         work = _work(dataset, built.get(dataset.name))
         if work is None:
@@ -151,6 +170,11 @@ def cost(dataset: Dataset, work: model.Work, checkpoint: Checkpoint, choice: Cho
         floor_seconds=model.floor_seconds(work, weights, gpu),
         splittable=dataset.splittable,
     )
+
+
+def guessed(suite: Suite) -> list[str]:
+    """Datasets for which neither the suite nor the catalogue has figures."""
+    return [d.name for d in suite.datasets if d.prior is None and catalogue.find(d) is None]
 
 
 def make_plan(

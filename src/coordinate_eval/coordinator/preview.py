@@ -1,108 +1,81 @@
-"""A plan for people: what would run where, for how long, and the exact scripts."""
-
-from collections.abc import Sequence
+"""A plan for people, in a terminal: figures, time, nodes, datasets, and what could go wrong."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coordinate_eval.coordinator.plan import Plan
+from coordinate_eval.coordinator.chart import Chart
+from coordinate_eval.coordinator.review import Review, dataset_lines, node_lines, summary
+from coordinate_eval.coordinator.words import duration, plain
 
 MANY = 40
 """Rows of a table after which the rest is only counted."""
 
 
-def render(plan: Plan, busy: Sequence[str] = ()) -> RenderableType:
-    """The summary, the nodes and the datasets of a plan."""
-    return Group(_summary(plan), Text(), _nodes(plan), Text(), _datasets(plan), *map(Text, busy))
+def render(review: Review) -> RenderableType:
+    """Everything about a plan but its submissions."""
+    parts: list[RenderableType] = [_summary(review)]
+    if review.risks:
+        parts += [Text(), Text("what could go wrong", style="italic"), _risks(review)]
+    parts += [Text(), Text("what runs when", style="italic")]
+    parts += [Chart(review.timeline, review.metric_cpus)]
+    parts += [Text(), _nodes(review), Text(), _datasets(review)]
+    parts += [Text(plain(f"not used: {busy.name}: {busy.why}")) for busy in review.busy]
+    return Group(*parts)
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people read them."""
-    if seconds < 90:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 90 else f"{minutes / 60:.1f} h"
-
-
-def size(count: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
-def _summary(plan: Plan) -> Table:
-    estimate = plan.estimate
+def _summary(review: Review) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
+    table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    checkpoint = plan.checkpoint
-    table.add_row(
-        "checkpoint",
-        Text(
-            f"{checkpoint.path}  ({size(checkpoint.bytes)}, {checkpoint.parameters:,} parameters)"
-        ),
-    )
-    items = sum(d.items for d in plan.datasets)
-    table.add_row("suite", f"{plan.suite.name}: {len(plan.datasets)} datasets, {items:,} items")
-    gpus = sum(t.gpus for t in plan.trials)
-    table.add_row(
-        "trials",
-        f"{len(plan.trials)} {plan.engine.name} engines on {gpus} GPUs of {len(plan.nodes)} nodes",
-    )
-    table.add_row("makespan", duration(estimate.makespan_seconds))
-    ratio = estimate.makespan_seconds / estimate.lower_bound_seconds
-    table.add_row(
-        "lower bound", f"{duration(estimate.lower_bound_seconds)}  (the plan is {ratio:.2f} × it)"
-    )
-    table.add_row("GPU time", f"{estimate.gpu_hours:.2f} h, {estimate.gpu_idle_fraction:.0%} idle")
+    for name, words in summary(review):
+        table.add_row(name, Text(words))
     return table
 
 
-def _nodes(plan: Plan) -> Table:
-    table = Table(title="nodes", title_justify="left")
-    for column in ("node", "GPU"):
-        table.add_column(column)
-    for column in ("trials", "shards", "weights in", "first response", "last response"):
-        table.add_column(column, justify="right")
-    for node in plan.nodes[:MANY]:
-        trials = [t for t in plan.trials if t.node == node.name]
-        ready = trials[0].start_seconds + trials[0].setup_seconds
-        ends = [ready + sum(s.gpu_seconds for s in t.shards) for t in trials]
+def _risks(review: Review) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(style="yellow", no_wrap=True)
+    table.add_column(overflow="fold")
+    for risk in review.risks:
+        table.add_row("!", Text(plain(risk)))
+    return table
+
+
+def _nodes(review: Review) -> Table:
+    table = Table(title="nodes: weights in memory, first and last response", title_justify="left")
+    table.add_column("node", overflow="ellipsis")
+    for column in ("trials", "shards", "weights", "first", "last"):
+        table.add_column(column, justify="right", no_wrap=True)
+    lines = node_lines(review)
+    for line in lines[:MANY]:
         table.add_row(
-            node.name,
-            node.gpu_type,
-            str(len(trials)),
-            str(sum(len(t.shards) for t in trials)),
-            duration(trials[0].start_seconds),
-            duration(ready),
-            duration(max(ends)),
+            Text(line.name),
+            str(line.trials),
+            str(line.shards),
+            duration(line.staged),
+            duration(line.ready),
+            duration(line.end),
         )
-    if plan.nodes[MANY:]:
-        table.add_row(f"and {len(plan.nodes[MANY:])} more")
+    if lines[MANY:]:
+        table.add_row(f"and {len(lines[MANY:])} more")
     return table
 
 
-def _datasets(plan: Plan) -> Table:
+def _datasets(review: Review) -> Table:
     table = Table(title="datasets, longest first", title_justify="left")
-    table.add_column("dataset")
-    for column in ("items", "shards", "GPU time", "metric CPU time"):
-        table.add_column(column, justify="right")
-    counts: dict[str, int] = {}
-    for shard in (s for t in plan.trials for s in t.shards):
-        counts[shard.dataset] = counts.get(shard.dataset, 0) + 1
-    ordered = sorted(plan.datasets, key=lambda d: -d.gpu_seconds)
-    for dataset in ordered[:MANY]:
+    table.add_column("dataset", overflow="ellipsis")
+    for column in ("items", "shards", "GPU time", "metric CPU"):
+        table.add_column(column, justify="right", no_wrap=True)
+    lines = dataset_lines(review)
+    for cost, shards in lines[:MANY]:
         table.add_row(
-            dataset.name,
-            f"{dataset.items:,}",
-            str(counts[dataset.name]),
-            duration(dataset.gpu_seconds),
-            duration(dataset.metric_cpu_seconds) if dataset.metric_cpu_seconds else "",
+            Text(plain(cost.name)),
+            f"{cost.items:,}",
+            str(shards),
+            duration(cost.gpu_seconds),
+            duration(cost.metric_cpu_seconds) if cost.metric_cpu_seconds else "",
         )
-    if ordered[MANY:]:
-        table.add_row(f"and {len(ordered[MANY:])} more")
+    if lines[MANY:]:
+        table.add_row(f"and {len(lines[MANY:])} more")
     return table

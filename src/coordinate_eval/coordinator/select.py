@@ -74,6 +74,22 @@ def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy])
         )
 
 
+def check_limits(settings: Settings, names: set[str], gpus: int) -> None:
+    """Whether nodes of these names and so many GPUs are within the settings.
+
+    Raises:
+        UserError: they are more than `--nodes` or `--max-gpus` allows.
+    """
+    count, wanted = _wanted(settings.nodes)
+    others = names - wanted if wanted is not None else set()
+    if others or (count is not None and len(names) > count):
+        raise UserError(
+            f"--nodes {settings.nodes!r} leaves no room for {', '.join(sorted(others or names))}"
+        )
+    if settings.max_gpus is not None and gpus > settings.max_gpus:
+        raise UserError(f"--max-gpus {settings.max_gpus} is less than {gpus} GPUs")
+
+
 def expand(names: str) -> list[str]:
     """Node names from Slurm's list syntax, such as `gpu[1-3,07],login`.
 

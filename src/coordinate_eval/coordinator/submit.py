@@ -102,11 +102,11 @@ def create(
             _link(built.requests, made.requests(name))
             files.write_record(made.requests_index(name), built.index)
         files.write_record(made.run, run)
-        if prepared.choice.gpu_type:
+        if prepared.choice.gpu_type or prepared.reviewed:
             files.write_record(made.plan, prepared.plan)
             # Where jobs take whole nodes, the supervisor's own job makes one of them unusable;
-            # it asks for nodes itself when it knows which.
-            if not exclusive:
+            # it asks for nodes itself when it knows which. A reviewed plan has said which.
+            if not exclusive or prepared.reviewed:
                 files.write_record(made.round(0), first_round(prepared, run))
         draft.rename(root)
     except OSError as error:

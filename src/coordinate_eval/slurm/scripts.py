@@ -41,6 +41,10 @@ class Submission:
         command = " \\\n  ".join(map(shlex.quote, ("sbatch", *self.args)))
         return f"{command} <<'END_OF_JOB'\n{self.script}END_OF_JOB\n"
 
+    def command(self) -> str:
+        """The command alone, for a shell and on one line whatever the paths in it are."""
+        return " ".join(map(_quote, ("sbatch", *self.args)))
+
 
 def submission(job: Job, settings: SlurmSettings) -> Submission:
     """What submits `job` on a site with these settings.

@@ -1,0 +1,166 @@
+"""From a command line and what a cluster offers to everything that a run is made of.
+
+Nothing is written but the cache of requests.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinate_eval.coordinator import checkpoint as checkpoints
+from coordinate_eval.coordinator import plan_file, prepare, suite
+from coordinate_eval.coordinator.build import Builder
+from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.coordinator.cluster_file import ClusterFile
+from coordinate_eval.coordinator.config import Settings
+from coordinate_eval.coordinator.plan import Capacity
+from coordinate_eval.coordinator.plan_file import PlanFile
+from coordinate_eval.coordinator.prepare import Choice, Prepared
+from coordinate_eval.coordinator.select import NoFreeGpu
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Checkpoint, Dataset, Suite
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the command line asks for, beside the settings."""
+
+    checkpoint: Path | None = None
+    config: Path | None = None
+    tokenizer: Path | None = None
+    run_dir: Path | None = None
+    wait: bool = False
+    dry_run: bool = False
+    as_json: bool = False
+    html: Path | None = None
+    scripts: Path | None = None
+    plan: Path | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be scored on what, and the plan of it if one was given."""
+
+    checkpoint: Checkpoint
+    suite: Suite
+    plan: PlanFile | None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a cluster has now, and which datasets' requests are to be built on it."""
+
+    nodes: list[Node]
+    busy: list[Busy]
+    engine_start_seconds: float
+    storage_gigabits_per_node: float
+    metric_cpus: int
+    build: Callable[[Dataset], bool]
+    queue: bool
+    """Plan for nodes that are not known yet where none is free."""
+
+
+def asked(order: Order, settings: Settings) -> Asked:
+    """The checkpoint, suite and plan of an order, found to belong together.
+
+    Raises:
+        UserError: one of them is not there or malformed, or they don't.
+    """
+    if (order.html or order.scripts) and not order.dry_run:
+        raise UserError("--html and --scripts show what would be submitted: add --dry-run")
+    plan = plan_file.read(order.plan) if order.plan else None
+    path = order.checkpoint or (Path(plan.checkpoint.path) if plan else None)
+    if path is None:
+        raise UserError("give a checkpoint CKPT, or --plan FILE of a plan that names one")
+    wanted = suite.load(settings.suite)
+    checkpoint = checkpoints.inspect(path, config=order.config, tokenizer=order.tokenizer)
+    if plan is not None:
+        plan_file.check_same(plan, checkpoint, wanted, settings)
+    return Asked(checkpoint, wanted, plan)
+
+
+def offer_of_file(described: ClusterFile) -> Offer:
+    """Of a cluster file; no request is built that a plan can do without."""
+    nodes, busy = described.free()
+    return Offer(
+        nodes,
+        busy,
+        engine_start_seconds=described.engine_start_seconds,
+        storage_gigabits_per_node=described.storage_gigabits_per_node,
+        metric_cpus=described.cores_for_metrics,
+        build=lambda dataset: False,
+        queue=False,
+    )
+
+
+def offer_of_cluster(
+    found: tuple[list[Node], list[Busy]], settings: Settings, *, to_run: bool
+) -> Offer:
+    """Of a live cluster. All requests are built, so that a plan shows what will be run.
+
+    A dataset without a task can be shown, but not run: unless `to_run` it is let pass.
+    """
+    nodes, busy = found
+    return Offer(
+        nodes,
+        busy,
+        engine_start_seconds=settings.trial.engine_start_seconds,
+        storage_gigabits_per_node=settings.stage.gigabits_per_node,
+        metric_cpus=settings.metrics.cpus,
+        build=lambda dataset: to_run or dataset.task is not None,
+        queue=settings.queue,
+    )
+
+
+def prepared(
+    asked: Asked, settings: Settings, offer: Offer, tell: Callable[[str], None] = lambda name: None
+) -> Prepared:
+    """The plan of what was asked on what is offered, or the given plan if that can start.
+
+    Raises:
+        UserError: it cannot, or something cannot be built or placed.
+    """
+    checkpoint, wanted = asked.checkpoint, asked.suite
+    length = prepare.max_length(checkpoint, settings)
+    choice = _choice(asked, settings, offer, length)
+    cache = Path(settings.cache_dir).expanduser()
+    builder = Builder(cache, checkpoint, wanted, settings.engine.name, length)
+    costs, built = prepare.costs(checkpoint, wanted, choice, builder, build=offer.build, tell=tell)
+    plan = asked.plan
+    if plan is not None:
+        plan_file.check_items(plan, costs)
+    else:
+        capacity = Capacity(
+            nodes=choice.nodes,
+            gpus_per_trial=choice.tensor_parallel,
+            engine_start_seconds=offer.engine_start_seconds,
+            storage_gigabits_per_node=offer.storage_gigabits_per_node,
+            metric_cpus=offer.metric_cpus,
+        )
+        made = prepare.make_plan(checkpoint, wanted, settings, costs, capacity)
+        plan = PlanFile.of(made, metric_cpus=offer.metric_cpus, max_length=length)
+    return Prepared(
+        checkpoint,
+        wanted,
+        settings,
+        choice,
+        length,
+        plan,
+        built,
+        metric_cpus=offer.metric_cpus,
+        nodes=offer.nodes,
+        busy=offer.busy,
+        reviewed=asked.plan is not None,
+    )
+
+
+def _choice(asked: Asked, settings: Settings, offer: Offer, length: int) -> Choice:
+    nodes, busy = offer.nodes, offer.busy
+    if asked.plan is not None:
+        return plan_file.choice(asked.plan, asked.checkpoint, settings, nodes, busy)
+    try:
+        return prepare.choose_nodes(asked.checkpoint, settings, nodes, busy, length)
+    except NoFreeGpu:
+        if not offer.queue:
+            raise
+        return prepare.queued_choice(asked.checkpoint, settings)

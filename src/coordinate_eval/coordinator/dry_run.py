@@ -1,0 +1,219 @@
+"""What `--dry-run` shows and writes: the plan, and every submission word by word."""
+
+import hashlib
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+from rich.console import Console
+
+from coordinate_eval.coordinator import files, jobs, page, prepare, preview
+from coordinate_eval.coordinator.cluster import Job
+from coordinate_eval.coordinator.prepare import Prepared
+from coordinate_eval.coordinator.review import Planned, Review, review
+from coordinate_eval.coordinator.risks import Site
+from coordinate_eval.coordinator.run import NodeShare, Run
+from coordinate_eval.coordinator.rundir import RunDir
+from coordinate_eval.coordinator.submit import first_round, frozen
+from coordinate_eval.coordinator.supervise import keeper_gib
+from coordinate_eval.errors import RecordError, UserError
+from coordinate_eval.records import Record
+
+CONTENTS = "contents.json"
+"""In a folder of scripts: what was written to it, which is how it is known again."""
+
+
+class Contents(Record):
+    """`contents.json`: the files of a folder of scripts, in the order of submission."""
+
+    schema_: Literal["coordinate-eval/scripts@1"] = Field(
+        default="coordinate-eval/scripts@1", alias="schema"
+    )
+    model_config = ConfigDict(populate_by_name=True)
+
+    files: dict[str, str] = Field(description="sha256 of each by its name")
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where a dry run goes, beside the terminal."""
+
+    as_json: bool
+    html: Path | None
+    scripts: Path | None
+
+
+def show(
+    prepared: Prepared,
+    run_dir: RunDir,
+    identity: str,
+    kind: str,
+    outputs: Outputs,
+    console: Console,
+    *,
+    exclusive: bool,
+) -> None:
+    """The plan: one JSON document, or figures, pictures, and the submissions word by word.
+
+    Raises:
+        UserError: the page or the scripts cannot be written.
+    """
+    if outputs.html is not None or outputs.scripts is not None or not outputs.as_json:
+        found = _review(prepared, run_dir, identity, kind, exclusive=exclusive)
+        if outputs.html is not None:
+            write_page(outputs.html, found)
+        if outputs.scripts is not None:
+            write_scripts(outputs.scripts, found.submissions)
+    if outputs.as_json:
+        sys.stdout.write(prepared.plan.model_dump_json(by_alias=True, indent=1) + "\n")
+        return
+    console.print(preview.render(found))
+    for each in found.submissions:
+        console.print()
+        console.print(each.text, markup=False, highlight=False, soft_wrap=True)
+
+
+def planned_jobs(prepared: Prepared, made: Run, run_dir: RunDir) -> Iterator[Job]:
+    """Every job that the plan leads to, as it would be submitted."""
+    round_ = first_round(prepared, made)
+    if made.cluster == "slurm":
+        yield jobs.supervisor_job(made, run_dir, 1)
+    for share in round_.shares:
+        yield from _node_jobs(made, run_dir, share, round_.minutes)
+    if prepared.plan.metric_jobs:
+        count = min(prepared.settings.metrics.cpus, len(prepared.plan.metric_jobs))
+        yield jobs.metric_job(made, run_dir, 0, count)
+
+
+def write_page(file: Path, found: Review) -> None:
+    """One page of HTML, in place of an earlier one.
+
+    Raises:
+        UserError: something else is there, or it cannot be written.
+    """
+    try:
+        if file.exists() and page.MARK not in file.read_text(errors="replace")[:1000]:
+            raise UserError(
+                f"--html {file}: it is there and no page of a plan; choose another name"
+            )
+        files.write(file, page.render(found))
+    except OSError as error:
+        raise UserError(f"--html {file} cannot be written: {error.strerror or error}") from error
+
+
+def write_scripts(folder: Path, planned: Sequence[Planned]) -> None:
+    """A folder with the script of each submission and the command that takes it, whole.
+
+    Raises:
+        UserError: it holds what was not written by this, or cannot be written.
+    """
+    texts = dict(_texts(planned))
+    digests = {name: _digest(text) for name, text in texts.items()}
+    try:
+        _check_replaceable(folder)
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        draft = folder.with_name(f".{folder.name[:100]}.{files.token()}.tmp")
+        try:
+            draft.mkdir()
+            for name, text in texts.items():
+                files.write(draft / name, text)
+            files.write_record(draft / CONTENTS, Contents(files=digests))
+            _put(draft, folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except (OSError, ValueError) as error:
+        words = getattr(error, "strerror", None) or error
+        raise UserError(f"--scripts {folder} cannot be written: {words}") from error
+
+
+def _review(
+    prepared: Prepared, run_dir: RunDir, identity: str, kind: str, *, exclusive: bool
+) -> Review:
+    cluster: Literal["slurm", "ray"] = "ray" if kind == "ray" else "slurm"
+    made = frozen(identity, prepared, cluster, exclusive=exclusive)
+    site = Site(
+        nodes=prepared.nodes,
+        busy=prepared.busy,
+        settings=prepared.settings,
+        keeper_gib=keeper_gib(made),
+        guessed=prepare.guessed(prepared.suite),
+    )
+    planned = [_planned(job, prepared, cluster) for job in planned_jobs(prepared, made, run_dir)]
+    return review(prepared.plan, prepared.metric_cpus, prepared.choice, site, planned)
+
+
+def _planned(job: Job, prepared: Prepared, kind: Literal["slurm", "ray"]) -> Planned:
+    if kind == "ray":
+        text = f"{job.count} × {' '.join(job.argv)}"
+        return Planned(job.name, text, None, text)
+    from coordinate_eval.slurm.scripts import submission
+
+    made = submission(job, prepared.settings.slurm)
+    return Planned(job.name, made.command(), made.script, made.text())
+
+
+def _node_jobs(made: Run, run_dir: RunDir, share: NodeShare, minutes: int) -> list[Job]:
+    if made.exclusive:
+        return [jobs.node_job(made, run_dir, 0, share, minutes)]
+    return [
+        jobs.keeper_job(made, run_dir, 0, share, minutes),
+        jobs.trials_job(made, run_dir, 0, share, minutes),
+    ]
+
+
+def _texts(planned: Sequence[Planned]) -> Iterator[tuple[str, str]]:
+    """Names of files and what is in them; a node's name may be no name of a file."""
+    seen: set[str] = set()
+    for each in planned:
+        name = stem = re.sub(r"[^A-Za-z0-9_.=+@,-]", "-", each.name)[:200]
+        while name in seen:
+            name = f"{stem}-{len(seen)}"
+        seen.add(name)
+        if each.script is None:
+            yield f"{name}.argv", f"{each.command}\n"
+        else:
+            yield f"{name}.sh", each.script
+            yield f"{name}.argv", f"{each.command} < {name}.sh\n"
+
+
+def _check_replaceable(folder: Path) -> None:
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not folder.is_dir():
+        raise UserError(f"--scripts {folder}: it is a file; name a folder")
+    try:
+        known = files.read_record_if_there(folder / CONTENTS, Contents)
+    except RecordError:
+        known = None
+    if known is None:
+        raise UserError(f"--scripts {folder}: it is not empty; name a new folder")
+    for path in folder.iterdir():
+        ours = path.is_file() and known.files.get(path.name) == _digest(path.read_text())
+        if path.name != CONTENTS and not ours:
+            raise UserError(
+                f"--scripts {folder}: {path.name} was changed or put there since; name a new folder"
+            )
+
+
+def _put(draft: Path, folder: Path) -> None:
+    """Let `draft` be `folder`; what was there stays until it is, and if it cannot be."""
+    if not (folder / CONTENTS).exists():
+        draft.rename(folder)  # over nothing, or an empty folder
+        return
+    before = draft.with_suffix(".old")
+    folder.rename(before)
+    try:
+        draft.rename(folder)
+    except OSError:
+        before.rename(folder)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

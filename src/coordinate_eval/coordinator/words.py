@@ -1,0 +1,23 @@
+"""Numbers and names as people read them."""
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that fits."""
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that fits."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def plain(text: str) -> str:
+    """A name on one line: what cannot be printed is replaced, so that it moves no cursor."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

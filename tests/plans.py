@@ -1,0 +1,91 @@
+"""Plans and reviews of them, made up for tests of what people see."""
+
+from collections.abc import Sequence
+
+from coordinate_eval.coordinator import jobs, planner
+from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.coordinator.config import Settings
+from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, PlanEngine, PlanSuite
+from coordinate_eval.coordinator.prepare import Choice
+from coordinate_eval.coordinator.review import Planned, Review, review
+from coordinate_eval.coordinator.risks import Site
+from coordinate_eval.records import Checkpoint, CheckpointFormat
+
+CHECKPOINT = Checkpoint(
+    path="/ckpt",
+    identity="i",
+    format=CheckpointFormat.SAFETENSORS,
+    weights=[],
+    files=[],
+    bytes=14_000_000_000,
+    parameters=7_000_000_000,
+    dtype="bfloat16",
+    max_length=4096,
+    attention_heads=32,
+    kv_bytes_per_token=1,
+)
+
+
+def costs(count: int, name: str = "big") -> list[Cost]:
+    """Datasets of falling cost, some with long items, some with metrics."""
+    return [
+        Cost(
+            name=f"{name}{i}",
+            items=10_000,
+            gpu_seconds=3000 / (i + 1),
+            metric_cpu_seconds=2000.0 if i % 5 == 0 else 0.0,
+            chunk_overhead_seconds=0.2,
+            floor_seconds=30.0 if i % 7 == 6 else 0.0,
+        )
+        for i in range(count)
+    ]
+
+
+def capacity(nodes: int, trials: int, name: str = "node") -> Capacity:
+    """So many nodes alike."""
+    return Capacity(
+        nodes=[
+            NodeCapacity(name=f"{name}{i + 1}", gpus=8, gpu_type="h200", trials=trials)
+            for i in range(nodes)
+        ],
+        gpus_per_trial=1,
+        engine_start_seconds=20,
+        storage_gigabits_per_node=25,
+        metric_cpus=64,
+    )
+
+
+def site(
+    nodes: Sequence[Node],
+    busy: Sequence[Busy] = (),
+    settings: Settings | None = None,
+    guessed: Sequence[str] = (),
+) -> Site:
+    """What such a plan meets."""
+    gib = jobs.keeper_memory_gib(CHECKPOINT.bytes, converting=False)
+    return Site(nodes, busy, settings or Settings(), gib, guessed)
+
+
+def reviewed(
+    *, nodes: int = 2, trials: int = 8, name: str = "node", dataset: str = "big", datasets: int = 30
+) -> Review:
+    """A review of a plan of such nodes, all of them free, and of one that is not."""
+    place = capacity(nodes, trials, name)
+    made = planner.make(
+        CHECKPOINT.model_copy(update={"path": f"/ckpt/{name}"}),
+        PlanSuite(name=f"suite {name}", digest="d"),
+        PlanEngine(name="vllm", args={}),
+        costs(datasets, dataset),
+        place,
+    )
+    live = [
+        Node(name=n.name, gpus=8, free_gpus=8, gpu_type="h200", cpus=128, memory_gib=1000)
+        for n in place.nodes
+    ]
+    busy = [Busy(name=f"{name}-busy", why="8 of 8 GPUs in use")]
+    planned = [
+        Planned(f"trial-{n.name}", f"sbatch {n.name}", f"echo {n.name}", f"sbatch {n.name} <<'E'")
+        for n in place.nodes
+    ]
+    choice = Choice(place.nodes, 1, "h200")
+    return review(made, place.metric_cpus, choice, site(live, busy), planned)

@@ -1,0 +1,186 @@
+"""The page of a plan: one file that stands alone, whatever names are in it."""
+
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.plans import reviewed
+
+from coordinate_eval.coordinator import page
+from coordinate_eval.coordinator.dry_run import write_page, write_scripts
+from coordinate_eval.coordinator.review import Planned
+from coordinate_eval.errors import UserError
+
+HOSTILE = "</title></svg></script><script>alert(1)</script>\"' onload=x {{ 7*7 }} &amp; \x1b\x00é"
+VOID = {"meta", "br", "hr", "input", "img", "link"}
+CHROMIUM = shutil.which("chromium")
+
+
+class Page(HTMLParser):
+    """Reads a page as a browser would, and fails where tags do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+
+def test_a_page_shows_it_all() -> None:
+    found = Page(page.render(reviewed()))
+    text = " ".join(data for _, data in found.texts)
+    titles = [data for tag, data in found.texts if tag == "title"]
+    for words in ("makespan", "lower bound", "one job each", "node2", "big29", "not used"):
+        assert words in text
+    assert any("big0, items 0–" in title for title in titles)
+    assert any("engine start" in title for title in titles)
+    assert "sbatch node2 <<'E'" in text
+    assert found.tags.count("details") == 2
+
+
+def test_a_page_loads_and_runs_nothing() -> None:
+    text = page.render(reviewed())
+    found = Page(text)
+    assert not {"script", "link", "img", "iframe", "object"} & {*found.tags}
+    assert not {"src", "href", "onload", "onclick"} & found.attributes
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_hostile_names_stay_text() -> None:
+    usual = Page(page.render(reviewed(datasets=20)))
+    text = page.render(reviewed(datasets=20, name=HOSTILE, dataset=HOSTILE))
+    found = Page(text)
+    # Long names don't fit into bars, which is where text of the drawing may be missing.
+    assert [t for t in found.tags if t != "text"] == [t for t in usual.tags if t != "text"]
+    assert found.attributes <= usual.attributes
+    assert text.isascii()
+    assert "\x00" not in text
+    assert "\x1b" not in text
+    assert any("alert(1)" in data and "{{ 7*7 }}" in data for _, data in found.texts)
+
+
+@pytest.mark.parametrize(("nodes", "trials"), [(1, 1), (16, 8), (256, 8)])
+def test_a_page_of_any_size_can_be_sent(nodes: int, trials: int) -> None:
+    text = page.render(reviewed(nodes=nodes, trials=trials))
+    assert len(text) < 5_000_000
+    assert Page(text).tags.count("svg") == 1
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
+def test_a_browser_renders_it(tmp_path: Path) -> None:
+    (tmp_path / "plan.html").write_text(page.render(reviewed(name=HOSTILE[:60])))
+    done = subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
+         f"file://{tmp_path / 'plan.html'}"],
+        capture_output=True, text=True, timeout=240, check=True,
+    )  # fmt: skip
+    found = done.stdout
+    assert found.count("<rect") > 30
+    assert "<script" not in found
+    assert found.rstrip().endswith("</html>")
+
+
+def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "plan.html"
+    write_page(file, reviewed())
+    first = file.read_text()
+    write_page(file, reviewed(trials=4))
+    assert file.read_text() != first
+    other = tmp_path / "suite.yaml"
+    other.write_text("datasets: [a]\n")
+    with pytest.raises(UserError, match="no page of a plan"):
+        write_page(other, reviewed())
+    assert other.read_text() == "datasets: [a]\n"
+    with pytest.raises(UserError, match="cannot be written"):
+        write_page(tmp_path, reviewed())
+    with pytest.raises(UserError, match="cannot be written"):
+        write_page(other / "plan.html", reviewed())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "suite.yaml"]
+
+
+PLANNED = [
+    Planned("ce-a-keep", "sbatch --mem=1M", "#!/bin/bash\necho 1\n", "…"),
+    Planned("../../etc/ä b\n", "sbatch --mem=2M", "#!/bin/bash\necho 2\n", "…"),
+    Planned("ce-a-trial", "2 × python -m x", None, "…"),
+]
+
+
+def test_scripts_are_exact_and_beside_them_the_command(tmp_path: Path) -> None:
+    folder = tmp_path / "scripts"
+    write_scripts(folder, PLANNED)
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "..-..-etc---b-.argv",
+        "..-..-etc---b-.sh",
+        "ce-a-keep.argv",
+        "ce-a-keep.sh",
+        "ce-a-trial.argv",
+        "contents.json",
+    ]
+    assert (folder / "ce-a-keep.sh").read_text() == "#!/bin/bash\necho 1\n"
+    assert (folder / "ce-a-keep.argv").read_text() == "sbatch --mem=1M < ce-a-keep.sh\n"
+    assert (folder / "ce-a-trial.argv").read_text() == "2 × python -m x\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["scripts"]
+
+
+def test_scripts_replace_scripts_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    write_scripts(folder, PLANNED)  # an empty folder will do
+    write_scripts(folder, PLANNED[:1])
+    names = ["ce-a-keep.argv", "ce-a-keep.sh", "contents.json"]
+    assert sorted(p.name for p in folder.iterdir()) == names
+    for spoil in ("notes.txt", "ce-a-keep.sh"):
+        write_scripts(folder, PLANNED[:1])
+        (folder / spoil).write_text("mine")
+        with pytest.raises(UserError, match=spoil):
+            write_scripts(folder, PLANNED)
+        assert (folder / spoil).read_text() == "mine"
+        shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match="not empty"):
+        write_scripts(folder, PLANNED)
+    with pytest.raises(UserError, match="a file"):
+        write_scripts(folder / "thesis.tex", PLANNED)
+    assert [p.name for p in folder.iterdir()] == ["thesis.tex"]
+
+
+def test_scripts_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "scripts"
+    write_scripts(folder, PLANNED[:1])
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    for place in (folder, tmp_path / "other"):
+        with pytest.raises(UserError, match="No space left"):
+            write_scripts(place, PLANNED)
+    assert [p.name for p in tmp_path.iterdir()] == ["scripts"]
+    assert len(list(folder.iterdir())) == 3

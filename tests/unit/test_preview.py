@@ -1,0 +1,220 @@
+"""A plan in a terminal: it fits the window, and says what could go wrong."""
+
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from tests.plans import CHECKPOINT, capacity, costs, reviewed, site
+
+from coordinate_eval.coordinator import gantt, planner, preview
+from coordinate_eval.coordinator.chart import Chart
+from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.coordinator.config import Settings, TrialSettings
+from coordinate_eval.coordinator.gantt import Phase
+from coordinate_eval.coordinator.plan import Cost, PlanEngine, PlanSuite
+from coordinate_eval.coordinator.risks import risks
+from coordinate_eval.coordinator.timeline import Timeline, timeline
+
+
+def shown(drawn: Timeline, width: int, *, height: int = 50, encoding: str = "utf-8") -> list[str]:
+    """The chart's lines on a terminal of this size that has no colours."""
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(
+        file=file,
+        width=width,
+        height=height,
+        force_terminal=True,
+        no_color=True,
+        legacy_windows=False,
+    )
+    with console.capture() as captured:
+        console.print(Chart(drawn, 64))
+    return [_without_styles(line) for line in captured.get().splitlines()]
+
+
+def _without_styles(line: str) -> str:
+    from rich.text import Text
+
+    return Text.from_ansi(line).plain
+
+
+def drawn(nodes: int, trials: int, datasets: int = 30) -> Timeline:
+    made = planner.make(
+        CHECKPOINT,
+        PlanSuite(name="s", digest="d"),
+        PlanEngine(name="vllm", args={}),
+        costs(datasets),
+        capacity(nodes, trials),
+    )
+    return timeline(made, 64)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize(("nodes", "trials"), [(1, 1), (1, 8), (4, 8), (40, 4), (256, 8)])
+def test_the_chart_fits_its_window(width: int, nodes: int, trials: int) -> None:
+    lines = shown(drawn(nodes, trials), width)
+    assert max(map(cell_len, lines)) <= width
+    assert len(lines) < 50
+    rows = [line for line in lines if line.startswith(("node", "metric"))]
+    assert min(map(cell_len, rows)) >= width - 1  # it uses what there is
+    first = next(line for line in lines if line.startswith("node1"))
+    label = first.split(" ")[0]
+    assert label == ("node1-0" if nodes * trials <= 40 else "node1")
+    assert "A big0 " in "\n".join(lines)
+
+
+@given(width=st.integers(20, 300), height=st.integers(5, 100), datasets=st.integers(1, 80))
+@settings(max_examples=40, deadline=None)
+def test_no_line_of_the_chart_wraps(width: int, height: int, datasets: int) -> None:
+    lines = shown(drawn(3, 8, datasets), width, height=height)
+    assert max(map(cell_len, lines)) <= width
+
+
+def test_a_terminal_of_ascii_is_enough() -> None:
+    lines = shown(drawn(2, 4), 80, encoding="ascii")
+    assert "\n".join(lines).isascii()
+    row = next(line for line in lines if line.startswith("node1-0"))
+    assert ":" in row
+    assert ": engine start" in "\n".join(lines)
+
+
+def test_a_row_tells_what_runs() -> None:
+    done = drawn(1, 1, datasets=1)
+    (row,) = gantt.rows(done, 10)
+    ready, end = done.trials[0].ready, done.gpus_end
+    begin = gantt.cells(row, 100, 2 * ready)
+    staged = round(50 * done.trials[0].trial.start_seconds / ready)
+    assert set(begin[: staged - 1]) == {Phase.STAGE}
+    assert set(begin[staged + 1 : 49]) == {Phase.START}
+    assert set(begin[50:]) == {"big0"}
+    late = gantt.cells(row, 100, 2 * end)
+    assert late[-1] is None
+
+
+def test_many_trials_share_rows() -> None:
+    done = drawn(10, 4)
+    assert [r.label for r in gantt.rows(done, 40)][:5] == [
+        "node1-0", "node1-1", "node1-2", "node1-3", "node2-0",
+    ]  # fmt: skip
+    assert [r.label for r in gantt.rows(done, 10)][:2] == ["node1 ×4", "node2 ×4"]
+    grouped = gantt.rows(done, 3)
+    assert [r.label for r in grouped] == ["node1 … node3", "node4 … node6", "node7 … node10"]
+    assert sum(len(r.trials) for r in grouped) == 40
+
+
+@pytest.mark.parametrize(
+    ("end", "most", "step"), [(0.5, 8, 1), (50, 10, 5), (374, 8, 60), (1e6, 5, 259200)]
+)
+def test_an_axis_counts_in_round_times(end: float, most: int, step: int) -> None:
+    assert gantt.tick_seconds(end, most) == step
+    assert end / step <= most
+
+
+def test_moments_as_people_read_them() -> None:
+    assert [gantt.clock(s) for s in (0, 45, 150, 3600, 3900)] == [
+        "0",
+        "45s",
+        "2:30",
+        "1h00",
+        "1h05",
+    ]
+
+
+def test_the_whole_preview_names_nothing_that_moves_the_cursor() -> None:
+    review = reviewed(nodes=2, trials=2, name="n\x1b[2J\n")
+    file = io.StringIO()
+    Console(file=file, width=100).print(preview.render(review))
+    text = file.getvalue()
+    assert "\x1b" not in text
+    assert "one job each" in text
+    assert "lower bound" in text
+
+
+# What could go wrong.
+
+NODES = [
+    Node(name="node1", gpus=8, free_gpus=8, gpu_type="h200", cpus=128, memory_gib=1000),
+]
+
+
+def found(
+    made: list[Cost], nodes: list[Node], busy: list[Busy] | None = None, **more: object
+) -> str:
+    """All risks of a plan on 8 trials of one node, joined."""
+    settings_ = more.pop("settings", Settings())
+    guessed = more.pop("guessed", ())
+    cpus = int(str(more.pop("metric_cpus", 64)))
+    assert isinstance(settings_, Settings)
+    assert isinstance(guessed, tuple)
+    place = capacity(1, 8).model_copy(update={"metric_cpus": cpus})
+    suite, engine = PlanSuite(name="s", digest="d"), PlanEngine(name="vllm", args={})
+    planned = planner.make(CHECKPOINT, suite, engine, made, place)
+    here = site(nodes, busy or [], settings_, guessed)
+    lines = risks(planned, timeline(planned, cpus), here)
+    assert all("\n" not in line for line in lines)
+    return "\n".join(lines)
+
+
+EVEN = [Cost(name=f"d{i}", items=1000, gpu_seconds=100) for i in range(8)]
+
+
+def test_nothing_wrong_says_nothing() -> None:
+    assert found(EVEN, NODES) == ""
+
+
+def test_little_memory() -> None:
+    tight = NODES[0].model_copy(update={"memory_gib": 8 * 16 + 14.75})
+    assert "memory" in found(EVEN, [tight])
+    assert "node1 (0.5 of 142.8 GiB left)" in found(EVEN, [tight])
+
+
+def test_few_gpus_free() -> None:
+    few = NODES[0].model_copy(update={"free_gpus": 3})
+    assert "3 of 8 are free" in found(EVEN, [few])
+    busy = [Busy(name=f"b{i}", why="8 of 8 GPUs in use") for i in range(5)]
+    text = found(EVEN, NODES, busy)
+    assert "b0 (8 of 8 GPUs in use)" in text
+    assert "and 2 more" in text
+
+
+def test_nodes_not_known_yet() -> None:
+    assert "no GPU is free now" in found(EVEN, [])
+
+
+def test_unsure_times_count_where_they_are_long() -> None:
+    wide = EVEN[0].model_copy(update={"spread": 0.7})
+    assert "d0 (12% of the GPU time, within a factor of 2.0)" in found([wide, *EVEN[1:]], NODES)
+    short = Cost(name="short", items=10, gpu_seconds=1, spread=0.7)
+    assert found([short, *EVEN], NODES) == ""
+
+
+def test_a_longest_item_decides() -> None:
+    slow = Cost(name="slow", items=100, gpu_seconds=50, floor_seconds=400)
+    assert "longest item: slow" in found([slow, *EVEN], NODES)
+    assert "6 min 40 s" in found([slow, *EVEN], NODES)
+
+
+def test_what_cannot_be_split_decides() -> None:
+    whole = Cost(name="whole", items=100, gpu_seconds=900, splittable=False)
+    assert "not splittable: whole takes 15 min 00 s" in found([whole, *EVEN], NODES)
+    small = Cost(name="small", items=100, gpu_seconds=20, splittable=False)
+    assert "not splittable" not in found([small, *EVEN], NODES)
+
+
+def test_metrics_that_end_last() -> None:
+    code = Cost(name="code", items=100, gpu_seconds=10, metric_cpu_seconds=9000)
+    assert "metrics: those of code end" in found([code, *EVEN], NODES, metric_cpus=4)
+
+
+def test_a_time_limit_that_is_cut() -> None:
+    cut = Settings(trial=TrialSettings(max_minutes=1, min_minutes=1))
+    text = found(EVEN, NODES, settings=cut)
+    assert "max_minutes cuts it to 60.0 s" in text
+    assert "further rounds" in text
+
+
+def test_datasets_without_a_prior() -> None:
+    assert "guessed: d1, d2 (25% of the GPU time)" in found(EVEN, NODES, guessed=("d1", "d2"))
