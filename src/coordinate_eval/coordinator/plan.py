@@ -114,6 +114,14 @@ class Estimate(Record):
     gpu_hours: float
 
 
+class Size(Record):
+    """What a plan on so many GPUs would come to."""
+
+    nodes: int
+    gpus: int
+    estimate: Estimate
+
+
 class Plan(Record):
     """plan@1, as `--dry-run --json` prints it."""
 
@@ -132,3 +140,4 @@ class Plan(Record):
     trials: list[Trial]
     metric_jobs: list[MetricJob]
     estimate: Estimate
+    what_if: list[Size] = Field(default=[], description="other numbers of GPUs, when asked for")

@@ -60,8 +60,9 @@ class DatasetLine(NamedTuple):
 def review(plan: Plan, choice: Choice, site: Site, submissions: Sequence[Planned]) -> Review:
     """What there is to see of a plan for these nodes."""
     drawn = timeline(plan, site.metric_cpus)
+    used = {node.name for node in plan.nodes}
     place = Place(
-        slots=[node.trials for node in choice.nodes],
+        slots=[node.trials for node in choice.nodes if node.name in used],
         load_seconds=plan.stages[0].seconds,
         engine_start_seconds=plan.trials[0].setup_seconds,
         cores=_cores_per_job(plan, site),

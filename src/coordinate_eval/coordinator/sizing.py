@@ -1,0 +1,105 @@
+"""How many GPUs to take: the plan of each size that is worth a look, and which of them to run.
+
+More nodes end sooner, and each costs the copy of the weights and its engines' starts. Sizes are
+1, 2, 4, … trials of the first node, then 1, 2, 4, … nodes, then all of them.
+"""
+
+from collections.abc import Callable, Iterator
+
+from coordinate_eval.coordinator.plan import Capacity, Plan, Size
+from coordinate_eval.errors import UserError
+
+Draft = Callable[[Capacity], Plan]
+"""The plan for a capacity."""
+
+SAME = 1.01
+"""Times the shortest makespan up to which a plan on fewer GPUs is as good."""
+
+
+def best(draft: Draft, capacity: Capacity) -> Plan:
+    """The plan that ends first, on half the nodes as long as that is as good."""
+    chosen = draft(capacity)
+    enough = SAME * chosen.estimate.makespan_seconds
+    for smaller in _halves(capacity):
+        plan = draft(smaller)
+        if plan.estimate.makespan_seconds > enough:
+            break
+        chosen = plan
+    return chosen
+
+
+def cheapest(draft: Draft, capacity: Capacity, deadline_seconds: float | None) -> Plan:
+    """The plan of the fewest GPU-hours, of those that end by the deadline.
+
+    Raises:
+        UserError: none does; says what is possible.
+    """
+    plans = [draft(size) for size in sizes(capacity)]
+    within = [plan for plan in plans if _in_time(plan, deadline_seconds)]
+    if not within:
+        assert deadline_seconds is not None
+        raise late(min(plans, key=lambda p: p.estimate.makespan_seconds), deadline_seconds)
+    return min(within, key=lambda p: p.estimate.gpu_hours)
+
+
+def choose(draft: Draft, capacity: Capacity, objective: str, deadline: float | None) -> Plan:
+    """The plan to run, by the objective `makespan` or `gpu-hours`; `deadline` in seconds.
+
+    Raises:
+        UserError: nothing ends by the deadline; says what is possible.
+    """
+    if objective == "gpu-hours":
+        return cheapest(draft, capacity, deadline)
+    plan = best(draft, capacity)
+    if not _in_time(plan, deadline):
+        assert deadline is not None
+        raise late(plan, deadline)
+    return plan
+
+
+def curve(draft: Draft, capacity: Capacity) -> list[Size]:
+    """What each size would come to."""
+    return [size_of(draft(smaller)) for smaller in sizes(capacity)]
+
+
+def size_of(plan: Plan) -> Size:
+    """What a plan takes and what it comes to."""
+    return Size(
+        nodes=len(plan.nodes), gpus=sum(t.gpus for t in plan.trials), estimate=plan.estimate
+    )
+
+
+def sizes(capacity: Capacity) -> Iterator[Capacity]:
+    """Capacities from one trial to all, the most spacious nodes first."""
+    nodes = sorted(capacity.nodes, key=lambda n: -n.trials)
+    trials = 1
+    while trials < nodes[0].trials:
+        first = nodes[0].model_copy(update={"trials": trials})
+        yield capacity.model_copy(update={"nodes": [first]})
+        trials *= 2
+    count = 1
+    while count < len(nodes):
+        yield capacity.model_copy(update={"nodes": nodes[:count]})
+        count *= 2
+    yield capacity.model_copy(update={"nodes": nodes})
+
+
+def late(plan: Plan, deadline_seconds: float) -> UserError:
+    """What to say when even this plan misses the deadline."""
+    return UserError(
+        f"nothing ends within {deadline_seconds:g} s: the shortest plan takes "
+        f"{plan.estimate.makespan_seconds:.0f} s on {sum(t.gpus for t in plan.trials)} GPUs of "
+        f"{len(plan.nodes)} nodes; allow more time (--deadline), more GPUs or fewer items"
+    )
+
+
+def _halves(capacity: Capacity) -> Iterator[Capacity]:
+    nodes = sorted(capacity.nodes, key=lambda n: -n.trials)
+    count = len(nodes) // 2
+    while count:
+        yield capacity.model_copy(update={"nodes": nodes[:count]})
+        count //= 2
+
+
+def _in_time(plan: Plan, deadline_seconds: float | None) -> bool:
+    return deadline_seconds is None or plan.estimate.makespan_seconds <= deadline_seconds
