@@ -105,7 +105,8 @@ class Dataset(Record):
     """One dataset of a suite, defaults merged in."""
 
     name: str
-    task: str | None = None
+    group: str | None = Field(default=None, description="what it is about, for people")
+    task: str | None = Field(default=None, description="of the harness; none: planned, not run")
     items: int | None = None
     prior: Prior | None = None
     splittable: bool = True
