@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -42,6 +42,10 @@ class Order:
     config: Path | None = None
     tokenizer: Path | None = None
     run_dir: Path | None = None
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    limit: int | None = None
     wait: bool = False
     dry_run: bool = False
     as_json: bool = False
@@ -50,7 +54,13 @@ class Order:
 def run(order: Order, settings: Settings) -> int:
     """Plan and submit, or show what would be; the exit status."""
     console = Console(stderr=order.as_json, soft_wrap=False)
-    wanted = suite.load(settings.suite)
+    wanted = suite.narrow(
+        suite.load(settings.suite),
+        only=order.only,
+        skip=order.skip,
+        groups=order.groups,
+        limit=order.limit,
+    )
     checkpoint = checkpoints.inspect(
         order.checkpoint, config=order.config, tokenizer=order.tokenizer
     )
@@ -61,6 +71,7 @@ def run(order: Order, settings: Settings) -> int:
                 f"cluster file {settings.cluster} describes a cluster and is none: add --dry-run"
             )
         return _plan_on_file(order, settings, checkpoint, wanted, console)
+    wanted, left_out = (wanted, {}) if order.dry_run else _runnable(wanted)
     identity = run_id(checkpoint, wanted, settings)
     root = (order.run_dir or Path(settings.runs_dir).expanduser() / identity).absolute()
     found = None if order.dry_run else existing(root, checkpoint, wanted, settings)
@@ -68,6 +79,7 @@ def run(order: Order, settings: Settings) -> int:
         return resume(RunDir(root), wait=order.wait, as_json=order.as_json)
     with opened(kind, settings) as cluster:
         prepared, busy = _prepare(order, settings, checkpoint, wanted, cluster, console)
+        prepared = replace(prepared, left_out=left_out)
         exclusive = _exclusive(cluster, settings)
         if exclusive and not settings.slurm.cpu_partition:
             raise UserError(
@@ -91,6 +103,18 @@ def run(order: Order, settings: Settings) -> int:
             raise
     _announce(run_dir, made, submitted, as_json=order.as_json)
     return 0
+
+
+def _runnable(wanted: Suite) -> tuple[Suite, dict[str, str]]:
+    """What of the suite can be run; the rest is named on stderr, with the reason."""
+    kept, left_out = suite.runnable(wanted)
+    by_reason: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        by_reason.setdefault(why, []).append(name)
+    if left_out:
+        said = "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
+        sys.stderr.write(f"left out of suite {wanted.name}: {said}\n")
+    return kept, left_out
 
 
 def resume(run_dir: RunDir, *, wait: bool, as_json: bool) -> int:
@@ -272,7 +296,11 @@ def _show(
     if order.as_json:
         sys.stdout.write(prepared.plan.model_dump_json(by_alias=True, indent=1) + "\n")
         return
-    console.print(preview.render(prepared.plan, [f"not used: {b.name}: {b.why}" for b in busy]))
+    notes = [f"not used: {b.name}: {b.why}" for b in busy]
+    planned = [d.name for d in prepared.suite.datasets if d.task is None]
+    if planned:
+        notes.append(f"planned only, a run leaves them out: {', '.join(planned)}")
+    console.print(preview.render(prepared.plan, notes))
     for job in planned_jobs(order, prepared, kind, exclusive=exclusive):
         console.print()
         if kind == "slurm":
