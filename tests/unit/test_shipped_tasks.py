@@ -133,6 +133,31 @@ def test_svamp(task: str, tmp_path: Path) -> None:
     assert made.score(["144", "1450"], "exact_match,flexible-extract") == 1.0
 
 
+def test_both_parts_of_svamp_are_one_group(tmp_path: Path) -> None:
+    """Tasks of one's own folder win, as where there is no network."""
+    for split, rows in (("test", SVAMP), ("train", SVAMP[:1])):
+        data = tmp_path / f"{split}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        task = {
+            "include": str(SHIPPED / f"svamp_{split}.yaml"),
+            "task": f"svamp_{split}",
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {split: str(data)}},
+        }
+        (tmp_path / f"{split}.yaml").write_text(yaml.safe_dump(task))
+    evaluator = HarnessEvaluator(
+        tokenizer=tiny_model(), include_path=[str(SHIPPED), str(tmp_path)], max_length=50_000
+    )
+    dataset = Dataset(name="svamp", task="svamp")
+    asked: list[Request] = []
+    assert evaluator.build(dataset, asked.append).items == 3
+    said = {"tokens": 1, "finish": "stop", "text": "The answer is 144."}
+    responses = [Response.model_validate(request.model_dump() | said) for request in asked]
+    results = evaluator.finish(dataset, responses, {})
+    assert results.results["svamp"]["exact_match,strict-match"] == pytest.approx(2 / 3)
+    assert results.results["svamp_test"]["exact_match,strict-match"] == 0.5
+
+
 THEOREMS = [
     ("2", "integer", ["2", "2.0", "$2$", "2 ways"], ["3", "2.1", "", "-2"]),
     ("-1.047", "float", ["-1.047", "-1.05 rad", "−1.03"], ["1.047", "-1.2", "none"]),

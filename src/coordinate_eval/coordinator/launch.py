@@ -71,12 +71,12 @@ def run(order: Order, settings: Settings) -> int:
                 f"cluster file {settings.cluster} describes a cluster and is none: add --dry-run"
             )
         return _plan_on_file(order, settings, checkpoint, wanted, console)
-    wanted, left_out = (wanted, {}) if order.dry_run else _runnable(wanted)
     identity = run_id(checkpoint, wanted, settings)
     root = (order.run_dir or Path(settings.runs_dir).expanduser() / identity).absolute()
     found = None if order.dry_run else existing(root, checkpoint, wanted, settings)
     if found is not None:
         return resume(RunDir(root), wait=order.wait, as_json=order.as_json)
+    wanted, left_out = (wanted, {}) if order.dry_run else _runnable(wanted)
     with opened(kind, settings) as cluster:
         prepared, busy = _prepare(order, settings, checkpoint, wanted, cluster, console)
         prepared = replace(prepared, left_out=left_out)
