@@ -282,7 +282,9 @@ def test_every_task_of_the_base_suite_is_there() -> None:
         if dataset.task is not None:
             found = leaves(index, dataset.task)
             assert set(found) <= set(index)
-            assert len(found) == catalogue.TASKS.get(dataset.name, 1), dataset.name
+            # Both tasks of cruxeval have every item, as two requests in the catalogue.
+            shared = len(found) // 2 if dataset.name == "cruxeval" else len(found)
+            assert shared == catalogue.TASKS.get(dataset.name, 1), dataset.name
 
 
 def leaves(index: dict[str, Any], member: Any) -> list[str]:

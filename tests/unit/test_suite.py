@@ -65,6 +65,7 @@ def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
         ("datasets:\n- !!python/object/apply:os.system [echo]\n", 2, ""),
         ("datasets:\n- {name: a, task: t, num_fewshot: many}\n", 2, "num_fewshot"),
         ("datasets:\n- a\n- b\n- a\n", 4, "twice"),
+        ("name: [x]\ndatasets: [a]\n", 1, "name must be a text"),
         ("datasets:\n- {task: t}\n", 2, "needs a name"),
         ("datasets:\n- {name: 3, task: t}\n", 2, "needs a name"),
         ("datasets:\n- [a]\n", 2, "mapping"),

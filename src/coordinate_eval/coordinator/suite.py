@@ -150,7 +150,7 @@ def _named(
         matches = suite_file.matching(pattern, known)
         if not matches:
             what = "group" if option == "--group" else "dataset"
-            listed = f"; groups: {', '.join(groups)}" if groups else ""
+            listed = f" (groups: {', '.join(groups)})" if groups else ""
             raise UserError(f"{option}: {suite_file.unknown(what, pattern, known)}{listed}")
         found.update(matches)
     return found
@@ -180,7 +180,7 @@ def _made(source: Source) -> Suite:
     if not datasets:
         raise UserError(f"suite {source.where}: no dataset is left of what it extends")
     return Suite(
-        name=str(merged.name or Path(source.where).stem),
+        name=merged.name or Path(source.where).stem,
         digest=_digest(merged.include_path, datasets),
         include_path=merged.include_path,
         datasets=datasets,

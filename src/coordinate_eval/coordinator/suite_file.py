@@ -66,7 +66,7 @@ class Source(NamedTuple):
 class Merged(NamedTuple):
     """A suite and all that it extends, as one."""
 
-    name: object
+    name: str | None
     include_path: list[str]
     defaults: Located
     datasets: dict[str, Located]
@@ -125,7 +125,10 @@ def merged(source: Source) -> Merged:
             for name in found:
                 del datasets[name]
         _add(tree, datasets)
-    return Merged(chain[-1][0].get("name"), folders, defaults, datasets)
+    title = chain[-1][0].get("name")
+    if not isinstance(title, str | None):
+        raise wrong(chain[-1][0].at("name"), "name must be a text")
+    return Merged(title, folders, defaults, datasets)
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:

@@ -142,32 +142,28 @@ def _table(described: dict[str, Any]) -> Table:
         ),
         title_justify="left",
     )
-    for column in ("group", "dataset", "harness task", "kind"):
+    for column in ("dataset", "harness task", "kind"):
         table.add_column(column, overflow="fold")
-    for column in ("few-shot", "items", "GPU time", "metric CPU time"):
-        table.add_column(column, justify="right")
+    for column in ("few-shot", "items", "GPU time", "metric CPU"):
+        table.add_column(column, justify="right", no_wrap=True)
     rows = described["datasets"]
     for group in described["groups"]:
-        inside = [row for row in rows if row["group"] == group["group"]]
-        for row in inside:
+        _sum_row(table, group["group"] or "no group", group)
+        for row in (row for row in rows if row["group"] == group["group"]):
             shots = "" if row["num_fewshot"] is None else str(row["num_fewshot"])
             task = escape(row["task"]) if row["task"] else "[yellow]none: planned only"
-            cells = [row["group"] or "", row["name"], task, row["kind"] or "", shots]
-            table.add_row(*cells, *_numbers(row))
+            table.add_row(row["name"], task, row["kind"] or "", shots, *_numbers(row))
         table.add_section()
-        name = group["group"] or "no group"
-        title = f"{name}: {group['datasets']} datasets"
-        table.add_row(title, "", "", "", "", *_numbers(group), style="bold")
-        table.add_section()
-    total = described["total"]
-    table.add_row(
-        f"all: {total['datasets']} datasets", "", "", "", "", *_numbers(total), style="bold"
-    )
+    _sum_row(table, "all", described["total"])
     if any(row["items"] is None for row in rows):
         table.caption = (
             "?: not known before it is built; `coordinate-eval CKPT --dry-run` builds it"
         )
     return table
+
+
+def _sum_row(table: Table, name: str, sums: dict[str, Any]) -> None:
+    table.add_row(f"{name}: {sums['datasets']}", "", "", "", *_numbers(sums), style="bold")
 
 
 def _numbers(row: dict[str, Any]) -> list[str]:

@@ -27,12 +27,11 @@ TASKS = {
     "svamp": 2,
     "math": 7,
     "mgsm": 11,
-    "cruxeval": 2,
     "xcopa": 11,
     "blimp": 67,
     "xnli": 15,
 }
-"""Tasks that a dataset is a group of, one where it is not here. A limit counts for each."""
+"""Tasks that share the items of a dataset, one where it is not here. A limit counts for each."""
 
 
 class Entry(NamedTuple):
