@@ -126,7 +126,9 @@ class Suite(Record):
 
     name: str
     digest: str = Field(description="sha256 of the merged content")
-    include_path: list[str] = Field(default=[], description="absolute folders of tasks, the last wins")
+    include_path: list[str] = Field(
+        default=[], description="absolute folders of tasks, the last wins"
+    )
     datasets: list[Dataset]
 
 
