@@ -60,10 +60,11 @@ def site(
     busy: Sequence[Busy] = (),
     settings: Settings | None = None,
     guessed: Sequence[str] = (),
+    metric_cpus: int = 64,
 ) -> Site:
     """What such a plan meets."""
     gib = jobs.keeper_memory_gib(CHECKPOINT.bytes, converting=False)
-    return Site(nodes, busy, settings or Settings(), gib, guessed)
+    return Site(nodes, busy, settings or Settings(), gib, metric_cpus, guessed)
 
 
 def reviewed(
@@ -88,4 +89,4 @@ def reviewed(
         for n in place.nodes
     ]
     choice = Choice(place.nodes, 1, "h200")
-    return review(made, place.metric_cpus, choice, site(live, busy), planned)
+    return review(made, choice, site(live, busy), planned)

@@ -314,6 +314,28 @@ def test_a_path_with_everything_in_it(user: Workspace, tmp_path: Path) -> None:
     assert not (TASKS / "it-ran").exists()
 
 
+def test_a_dry_run_writes_what_it_shows(user: Workspace, tmp_path: Path) -> None:
+    page, folder = tmp_path / "plan.html", tmp_path / "scripts"
+    shown = user.call(*dry(user, "--html", page, "--scripts", folder)).stdout
+    scripts = sorted(folder.glob("*.sh"))
+    assert [s.stem.rpartition(".")[2].split("-", 1)[1] for s in scripts] == [
+        "keep0-n1",
+        "metric0",
+        "super1",
+        "trial0-n1",
+    ]
+    for script in scripts:
+        assert script.read_text() in shown
+        command = script.with_suffix(".argv").read_text()
+        assert f"--job-name={script.stem}" in command
+    text = page.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "makespan" in text
+    assert "what runs when" in shown
+    words = ("--html", "no page of a plan")
+    refused(user, *dry(user, "--html", user.folder / "given.yaml"), words=words)
+
+
 @pytest.mark.parametrize(
     ("cluster", "suite", "options"),
     [

@@ -154,6 +154,18 @@ def test_what_was_reviewed_is_what_runs(user: User) -> None:
     assert [job.name.rpartition("-")[2] for job in user.cluster.submitted] == ["super1"]
 
 
+def test_reviewed_nodes_are_asked_for_where_jobs_take_whole_ones(
+    user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_exclusive", lambda cluster, settings: True)
+    usual = user.settings.slurm.model_copy(update={"cpu_partition": "cpu"})
+    user.settings = user.settings.model_copy(update={"slurm": usual})
+    planned = user.plan()
+    run = user.submit()
+    shares = json.loads((run / "rounds" / "0.json").read_text())["shares"]
+    assert [s["node"] for s in shares] == [n["name"] for n in planned["nodes"]]
+
+
 def test_a_plan_that_no_planner_would_make_is_run_as_it_is(user: User) -> None:
     planned = user.plan()
     cost = planned["datasets"][0]

@@ -152,7 +152,7 @@ def found(
     place = capacity(1, 8).model_copy(update={"metric_cpus": cpus})
     suite, engine = PlanSuite(name="s", digest="d"), PlanEngine(name="vllm", args={})
     planned = planner.make(CHECKPOINT, suite, engine, made, place)
-    here = site(nodes, busy or [], settings_, guessed)
+    here = site(nodes, busy or [], settings_, guessed, cpus)
     lines = risks(planned, timeline(planned, cpus), here)
     assert all("\n" not in line for line in lines)
     return "\n".join(lines)
@@ -206,7 +206,9 @@ def test_what_cannot_be_split_decides() -> None:
 
 def test_metrics_that_end_last() -> None:
     code = Cost(name="code", items=100, gpu_seconds=10, metric_cpu_seconds=9000)
-    assert "metrics: those of code end" in found([code, *EVEN], NODES, metric_cpus=4)
+    text = found([code, *EVEN], NODES, metric_cpus=4)
+    assert "metrics: those of code end" in text
+    assert "at most 4 of 4 cores; [metrics] cpus allows more" in text
 
 
 def test_a_time_limit_that_is_cut() -> None:

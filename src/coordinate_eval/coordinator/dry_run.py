@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -141,15 +142,16 @@ def _review(
         busy=prepared.busy,
         settings=prepared.settings,
         keeper_gib=keeper_gib(made),
+        metric_cpus=prepared.metric_cpus,
         guessed=prepare.guessed(prepared.suite),
     )
     planned = [_planned(job, prepared, cluster) for job in planned_jobs(prepared, made, run_dir)]
-    return review(prepared.plan, prepared.metric_cpus, prepared.choice, site, planned)
+    return review(prepared.plan, prepared.choice, site, planned)
 
 
 def _planned(job: Job, prepared: Prepared, kind: Literal["slurm", "ray"]) -> Planned:
     if kind == "ray":
-        text = f"{job.count} × {' '.join(job.argv)}"
+        text = f"{job.count} × {shlex.join(job.argv)}"
         return Planned(job.name, text, None, text)
     from coordinate_eval.slurm.scripts import submission
 

@@ -57,21 +57,20 @@ class DatasetLine(NamedTuple):
     shards: int
 
 
-def review(
-    plan: Plan, metric_cpus: int, choice: Choice, site: Site, submissions: Sequence[Planned]
-) -> Review:
+def review(plan: Plan, choice: Choice, site: Site, submissions: Sequence[Planned]) -> Review:
     """What there is to see of a plan for these nodes."""
-    drawn = timeline(plan, metric_cpus)
+    drawn = timeline(plan, site.metric_cpus)
+    used = {node.name for node in plan.nodes}
     place = Place(
-        slots=[node.trials for node in choice.nodes],
+        slots=[node.trials for node in choice.nodes if node.name in used],
         load_seconds=plan.stages[0].seconds,
         engine_start_seconds=plan.trials[0].setup_seconds,
-        cores=_cores_per_job(plan, site, metric_cpus),
+        cores=_cores_per_job(plan, site),
     )
     return Review(
         plan=plan,
         timeline=drawn,
-        metric_cpus=metric_cpus,
+        metric_cpus=site.metric_cpus,
         one_job_each=one_job_each(plan.datasets, place),
         longest_first=one_job_each(longest_first(plan.datasets, place.cores), place),
         risks=risks.risks(plan, drawn, site),
@@ -143,8 +142,8 @@ def dataset_lines(found: Review) -> list[DatasetLine]:
     return [DatasetLine(cost, counts.get(cost.name, 0)) for cost in ordered]
 
 
-def _cores_per_job(plan: Plan, site: Site, metric_cpus: int) -> int:
+def _cores_per_job(plan: Plan, site: Site) -> int:
     """A job's part of its node's free cores, as schedulers hand them out with GPUs."""
     names = {node.name for node in plan.nodes}
     parts = [n.cpus // n.free_gpus for n in site.nodes if n.name in names and n.free_gpus]
-    return max(1, min([metric_cpus, *(part * plan.gpus_per_trial for part in parts)]))
+    return max(1, min([site.metric_cpus, *(part * plan.gpus_per_trial for part in parts)]))

@@ -34,6 +34,7 @@ class Site:
     busy: Sequence[Busy]
     settings: Settings
     keeper_gib: float
+    metric_cpus: int
     guessed: Sequence[str] = field(default=())
     """Datasets of whose cost nothing is known but their requests."""
 
@@ -45,9 +46,9 @@ def risks(plan: Plan, drawn: Timeline, site: Site) -> list[str]:
         *_time_limit(plan, site),
         *_few_gpus(plan, site),
         *_memory(plan, site),
-        *_metric_tail(plan, drawn),
+        *_metric_tail(drawn, site),
         *_deciding_dataset(plan, drawn),
-        *_wide(plan, site),
+        *_wide(plan),
         *_guessed(plan, site),
     ]
 
@@ -103,14 +104,15 @@ def _memory(plan: Plan, site: Site) -> Iterator[str]:
         )
 
 
-def _metric_tail(plan: Plan, drawn: Timeline) -> Iterator[str]:
+def _metric_tail(drawn: Timeline, site: Site) -> Iterator[str]:
     tail = drawn.end - drawn.gpus_end
     if drawn.metrics and tail > TAIL * drawn.end:
         last = max(drawn.metrics, key=lambda bar: bar.end).job
         most = max(step.cores for step in drawn.cores())
         yield (
             f"metrics: those of {last.dataset} end {duration(tail)} after the last response, "
-            f"using at most {most} cores; [metrics] cpus allows more"
+            f"using at most {most} of {site.metric_cpus} cores"
+            + ("; [metrics] cpus allows more" if most == site.metric_cpus else "")
         )
 
 
@@ -137,7 +139,7 @@ def _deciding_dataset(plan: Plan, drawn: Timeline) -> Iterator[str]:
         )
 
 
-def _wide(plan: Plan, site: Site) -> Iterator[str]:
+def _wide(plan: Plan) -> Iterator[str]:
     total = sum(cost.gpu_seconds for cost in plan.datasets)
 
     def carries(cost: Cost) -> bool:

@@ -4,12 +4,13 @@ The rules are those of `replay`; times are seconds from the submission.
 """
 
 import heapq
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from coordinate_eval.coordinator.plan import MetricJob, Plan, Trial
+from coordinate_eval.coordinator.replay import EPSILON
 from coordinate_eval.coordinator.run import Shard
-from coordinate_eval.coordinator.rundir import Span
 
 
 class ShardBar(NamedTuple):
@@ -73,10 +74,13 @@ class Timeline(NamedTuple):
             changes[bar.begin] = changes.get(bar.begin, 0) + bar.job.cpus
             changes[bar.end] = changes.get(bar.end, 0) - bar.job.cpus
         used = 0
-        steps = []
+        steps: list[Step] = []
         for when in sorted(changes):
             used += changes[when]
-            steps.append(Step(when, used))
+            if steps and when - steps[-1].begin <= 2 * EPSILON:  # the same moment
+                steps[-1] = steps[-1]._replace(cores=used)
+            else:
+                steps.append(Step(when, used))
         return steps
 
 
@@ -106,46 +110,41 @@ def _metrics(jobs: list[MetricJob], trials: list[TrialBar], cores: int) -> list[
     """At each moment the first in the list that fits begins."""
     if any(job.cpus > cores for job in jobs):
         raise ValueError(f"a metric job needs more than {cores} cores")
-    arrivals = sorted(_releases(jobs, trials))
-    least = min((job.cpus for job in jobs), default=0)
-    waiting: list[int] = []
+    releases = sorted(_releases(jobs, trials))
+    waiting: dict[int, list[int]] = {}
     running: list[tuple[float, int]] = []
     begins: dict[int, float] = {}
-    next_arrival = 0
-    now = 0.0
+    now, coming = 0.0, 0
     while len(begins) < len(jobs):
-        while next_arrival < len(arrivals) and arrivals[next_arrival][0] <= now:
-            waiting.append(arrivals[next_arrival][1])
-            next_arrival += 1
-        for index in sorted(waiting):
-            if cores < least:
-                break
-            if jobs[index].cpus <= cores:
-                begins[index] = now
-                cores -= jobs[index].cpus
-                heapq.heappush(running, (now + jobs[index].seconds, jobs[index].cpus))
-        waiting = [index for index in waiting if index not in begins]
-        moments = [when for when, _ in arrivals[next_arrival : next_arrival + 1]]
-        moments += [when for when, _ in running[:1]]
-        now = min(moments, default=now)
-        while running and running[0][0] <= now:
+        moments = [when for when, _ in (*releases[coming : coming + 1], *running[:1])]
+        now = max(now, min(moments))
+        while running and running[0][0] <= now + EPSILON:
             cores += heapq.heappop(running)[1]
+        while coming < len(releases) and releases[coming][0] <= now + EPSILON:
+            index = releases[coming][1]
+            heapq.heappush(waiting.setdefault(jobs[index].cpus, []), index)
+            coming += 1
+        while fitting := [w for cpus, w in waiting.items() if w and cpus <= cores]:
+            index = heapq.heappop(min(fitting, key=lambda each: each[0]))
+            begins[index] = now
+            cores -= jobs[index].cpus
+            heapq.heappush(running, (now + jobs[index].seconds, jobs[index].cpus))
     return [MetricBar(job, begins[i], begins[i] + job.seconds) for i, job in enumerate(jobs)]
 
 
 def _releases(jobs: list[MetricJob], trials: list[TrialBar]) -> Iterator[tuple[float, int]]:
     """When every response that a job needs is there, and the job's place in the list."""
-    complete: dict[Span, float] = {}
     by_dataset: dict[str, list[ShardBar]] = {}
     for bar in (bar for trial in trials for bar in trial.shards):
-        complete[bar.shard.span] = bar.complete
         by_dataset.setdefault(bar.shard.dataset, []).append(bar)
+    starts = {}
+    for name, bars in by_dataset.items():
+        bars.sort(key=lambda bar: bar.shard.start)
+        starts[name] = [bar.shard.start for bar in bars]
     for index, job in enumerate(jobs):
-        when = complete.get(Span(job.dataset, job.start, job.stop))
-        if when is None:
-            when = max(
-                bar.complete
-                for bar in by_dataset.get(job.dataset, [])
-                if bar.shard.start < job.stop and job.start < bar.shard.stop
-            )
-        yield when, index
+        begun = starts.get(job.dataset, [])
+        first = max(0, bisect_right(begun, job.start) - 1)
+        needed = by_dataset.get(job.dataset, [])[first : bisect_left(begun, job.stop)]
+        if not needed or needed[-1].shard.stop < job.stop:
+            raise ValueError(f"no shard has {job.dataset} {job.start}-{job.stop}")
+        yield max(bar.complete for bar in needed), index
