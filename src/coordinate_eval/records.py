@@ -105,7 +105,8 @@ class Dataset(Record):
     """One dataset of a suite, defaults merged in."""
 
     name: str
-    task: str | None = None
+    group: str | None = Field(default=None, description="what it is about, for people")
+    task: str | None = Field(default=None, description="of the harness; none: planned, not run")
     items: int | None = None
     prior: Prior | None = None
     splittable: bool = True
@@ -125,7 +126,9 @@ class Suite(Record):
 
     name: str
     digest: str = Field(description="sha256 of the merged content")
-    include_path: list[str] = Field(default=[], description="absolute folders of user tasks")
+    include_path: list[str] = Field(
+        default=[], description="absolute folders of tasks, the last wins"
+    )
     datasets: list[Dataset]
 
 

@@ -138,6 +138,8 @@ def test_an_interrupted_run_leaves_nothing_and_is_resumed(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell that runs the tests in the background lets them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     begun(run)
     os.killpg(driver.pid, signal.SIGINT)

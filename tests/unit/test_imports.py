@@ -55,7 +55,10 @@ def plan_args(workspace: Workspace, suite: str) -> tuple[object, ...]:
     return tiny_model(), "--suite", suite, "--cluster", cluster, "--dry-run", "--json"
 
 
-@pytest.mark.parametrize("args", [["--help"], ["run", "--help"], ["--version"], ["config"]])
+@pytest.mark.parametrize(
+    "args",
+    [["--help"], ["run", "--help"], ["--version"], ["config"], ["suites"], ["suites", "base"]],
+)
 def test_asking_about_the_program_is_light(workspace: Workspace, args: list[str]) -> None:
     packages, output = loaded(workspace, *args)
     assert packages.isdisjoint(HEAVY)

@@ -1,12 +1,19 @@
-"""Suites: defaults, shipped ones, and messages that name the line."""
+"""Suites: defaults, what extends what, parts of them, and messages that name the line."""
 
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinate_eval.coordinator import suite
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors import catalogue
 from coordinate_eval.records import Suite
+
+GROUPS = ["knowledge", "reasoning", "maths", "code", "reading", "language", "alignment"]
+BASE = suite.load("base")
+UNRUNNABLE = ["humaneval_x", "mt_bench", "arena_hard", "vicuna_bench"]
 
 
 def parse(text: str, folder: Path = Path()) -> Suite:
@@ -57,12 +64,50 @@ def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
         ("", 1, "mapping"),
         ("datasets:\n- !!python/object/apply:os.system [echo]\n", 2, ""),
         ("datasets:\n- {name: a, task: t, num_fewshot: many}\n", 2, "num_fewshot"),
+        ("datasets:\n- a\n- b\n- a\n", 4, "twice"),
+        ("name: [x]\ndatasets: [a]\n", 1, "name must be a text"),
+        ("datasets:\n- {task: t}\n", 2, "needs a name"),
+        ("datasets:\n- {name: 3, task: t}\n", 2, "needs a name"),
+        ("datasets:\n- [a]\n", 2, "mapping"),
+        ("datasets:\n- {name: a, task: t, group: a b}\n", 2, "group"),
+        ("datasets:\n- name: a\n  items: 5\n  prior:\n    gpu_seconds: 0\n", 5, "greater than 0"),
+        ("datasets:\n- name: a\n  items: 5\n  prior:\n    cpu_seconds: 3\n", 5, "gpu_seconds"),
+        (
+            "datasets:\n- {name: a, items: 5, prior: {gpu_seconds: 1, cpu_second: 3}}\n",
+            2,
+            "cpu_second",
+        ),
+        (
+            "datasets:\n- {name: a, items: 5, prior: {gpu_seconds: 1, cpu_seconds: -3}}\n",
+            2,
+            "cpu_sec",
+        ),
+        ("datasets:\n- {name: a, items: 5, prior: {gpu_seconds: 1.0e+308}}\n", 2, "1e+12"),
+        (f"datasets:\n- name: a\n  items: 1{'0' * 30}\n  task: t\n", 3, "items is 1e+30"),
+        (f"datasets:\n- name: a\n  items: 1{'0' * 9000}\n  task: t\n", 1, "not YAML"),
+        (f"datasets: {'[' * 9000}\n", 1, ""),
+        ("datasets:\n- {name: a, task: t, repeats: 1000000000000}\n", 2, "repeats"),
+        ("datasets:\n- {name: a, task: t, limit: 0}\n", 2, "limit is 0"),
+        ("defaults: {limit: -1}\ndatasets: [a]\n", 1, "limit is -1"),
+        ("skip: [a]\ndatasets: [b]\n", 1, "needs extends"),
+        ("extends: [base]\n", 1, "one suite"),
+        ("extends: bass\n", 1, "no suite 'bass'"),
+        ("extends: missing.yaml\n", 1, "cannot be read"),
+        ("extends: base\nskip: [gsm8]\n", 2, "did you mean gsm8k"),
+        ("extends: base\nskip: ['*']\n", 0, "no dataset is left"),
+        ("extends: base\ndatasets:\n- gsm8k\n", 3, "gsm8k stands twice, first in base, line "),
+        ("extends: base\ndatasets:\n- {name: GSM8K, limit: 3}\n", 3, "twice"),
+        ("extends: base\ndatasets:\n- {name: gsm8k, limit: x}\n", 3, "limit"),
+        ("extends: base\ndatasets:\n- {name: mine}\n", 3, "needs a task"),
+        ("extends: base\ndatasets: {}\n", 2, "list"),
+        ("extends: base\ndatasets:\n- {name: a, task: t}\n- {name: a, task: u}\n", 4, "twice"),
     ],
 )
 def test_mistakes_name_the_line(text: str, line: int, words: str) -> None:
     with pytest.raises(UserError) as caught:
         parse(text)
-    assert f"my.yaml, line {line}:" in str(caught.value)
+    assert f"my.yaml, line {line}:" in str(caught.value) or not line
+    assert "my.yaml" in str(caught.value)
     assert words in str(caught.value)
 
 
@@ -76,3 +121,186 @@ def test_an_unknown_suite_names_those_there_are() -> None:
         suite.load("nothing-like-this")
     with pytest.raises(UserError, match="cannot be read"):
         suite.load("nothing-like-this.yaml")
+
+
+def test_the_base_suite_has_every_dataset_of_the_catalogue() -> None:
+    base = suite.load("base")
+    assert len(base.datasets) == 63
+    assert {d.name for d in base.datasets} == set(catalogue.entries())
+    assert list(dict.fromkeys(d.group for d in base.datasets)) == GROUPS
+    assert [d.name for d in base.datasets if d.task is None] == UNRUNNABLE
+    for dataset in base.datasets:
+        row = catalogue.entries()[dataset.name]
+        assert (dataset.task or "") == row.task
+        assert dataset.num_fewshot in (None, row.num_fewshot)
+    assert (Path(base.include_path[0]) / "svamp.yaml").is_file()
+
+
+def write(folder: Path, **files: str) -> Path:
+    """A folder of suites; the last one."""
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return folder / f"{name}.yaml"
+
+
+def test_a_suite_extends_another(tmp_path: Path) -> None:
+    (tmp_path / "low").mkdir()
+    (tmp_path / "tasks").mkdir()
+    write(
+        tmp_path / "low",
+        root="extends: base\nskip: ['*']\n"
+        "defaults: {num_fewshot: 1, limit: 9}\n"
+        "datasets:\n- {name: a, task: t, repeats: 2}\n- {name: b, task: t, num_fewshot: 3}\n"
+        "- {name: c, task: t}\n",
+    )
+    top = write(
+        tmp_path,
+        top="extends: low/root.yaml\nskip: c\ninclude_path: tasks\ndefaults: {num_fewshot: 2}\n"
+        "datasets:\n- {name: b, repeats: 5}\n- {name: c, task: other}\n- d\n",
+    )
+    made = suite.load(str(top))
+    assert [(d.name, d.task, d.num_fewshot, d.repeats, d.limit) for d in made.datasets] == [
+        ("a", "t", 2, 2, 9),
+        ("b", "t", 3, 5, 9),
+        ("c", "other", 2, None, 9),
+        ("d", "d", 2, None, 9),
+    ]
+    assert made.name == "top"
+    # The user's own folder is the last, which is the one that wins in the harness.
+    assert made.include_path == [*suite.load("base").include_path, str(tmp_path / "tasks")]
+
+
+def test_a_suite_that_only_extends_means_the_same(tmp_path: Path) -> None:
+    made = suite.load(str(write(tmp_path, mine="extends: base\n")))
+    assert made.digest == suite.load("base").digest
+    fewer = suite.load(str(write(tmp_path, fewer="extends: base\nskip: [blimp, 'longbench_*']\n")))
+    assert len(fewer.datasets) == 57
+    assert fewer.digest == suite.narrow(made, skip=["blimp,longbench_*"]).digest
+
+
+def test_mistakes_in_what_is_extended_name_its_file(tmp_path: Path) -> None:
+    root = "datasets:\n- name: a\n  task: t\n  repeats: 0\n"
+    top = write(tmp_path, root=root, top="extends: root.yaml\ndatasets:\n- {name: a, limit: 3}\n")
+    with pytest.raises(UserError, match=r"root\.yaml, line 4: dataset a: repeats is 0"):
+        suite.load(str(top))
+    write(tmp_path, root=root + "  limit: 0\n")
+    with pytest.raises(UserError, match=r"root\.yaml, line 4"):
+        suite.load(str(top))
+    write(tmp_path, root=root + "- {name: A, task: t}\n")
+    with pytest.raises(UserError, match=r"root\.yaml, line 5: dataset A stands twice"):
+        suite.load(str(top))
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"], ["a", "b", "c"]])
+def test_circles_are_refused(names: list[str], tmp_path: Path) -> None:
+    for name, other in zip(names, [*names[1:], names[0]], strict=True):
+        write(tmp_path, **{name: f"\nextends: {other}.yaml\n"})
+    with pytest.raises(UserError, match=r"round in a circle: a\.yaml → ") as caught:
+        suite.load(str(tmp_path / "a.yaml"))
+    assert f"{names[-1]}.yaml, line 2:" in str(caught.value)
+
+
+def test_parts_of_a_suite() -> None:
+    base = suite.load("base")
+
+    def names(**how: object) -> list[str]:
+        return [d.name for d in suite.narrow(base, **how).datasets]  # type: ignore[arg-type]
+
+    assert names(only=["arc_*", "gsm8k,piqa"]) == ["arc_easy", "arc_challenge", "piqa", "gsm8k"]
+    assert names(groups=["code"], skip=["*_plus", "humaneval_x"]) == [
+        "humaneval",
+        "mbpp",
+        "cruxeval",
+    ]
+    assert names(groups=["co*"], only=["mbpp*"]) == ["mbpp", "mbpp_plus"]
+    assert suite.narrow(base) == base
+    assert suite.narrow(base, groups=GROUPS).digest == base.digest
+    digests = [
+        suite.narrow(base, **how).digest
+        for how in ({}, {"only": ["arc_*"]}, {"skip": ["blimp"]}, {"limit": 5}, {"limit": 6})
+    ]
+    assert len(set(digests)) == 5
+
+
+def test_names_with_commas_can_be_picked() -> None:
+    made = parse(
+        "datasets:\n- {name: 'a,b', task: t}\n- {name: a, task: t}\n- {name: c, task: t}\n"
+    )
+    assert [d.name for d in suite.narrow(made, only=["a,b"]).datasets] == ["a,b"]
+    assert [d.name for d in suite.narrow(made, only=["a, c"]).datasets] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"only": ["gsm9k"]}, ["--only", "'gsm9k'", "gsm8k", "groups: knowledge, reasoning"]),
+        ({"skip": ["ark_*"]}, ["--skip", "'ark_*'", "groups: "]),
+        ({"groups": ["math"]}, ["--group", "'math'", "did you mean maths"]),
+        ({"groups": ["math"]}, ["groups: knowledge, reasoning, maths, code"]),
+        ({"only": [" , "]}, ["--only names nothing"]),
+        ({"only": ["mmlu"], "skip": ["mmlu"]}, ["nothing is left"]),
+        ({"only": ["mmlu"], "groups": ["code"]}, ["nothing is left"]),
+    ],
+)
+def test_unknown_names_are_refused(how: dict[str, list[str]], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        suite.narrow(suite.load("base"), **how)  # type: ignore[arg-type]
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_limit_counts_for_each_task_of_a_dataset() -> None:
+    base = {d.name: d for d in suite.narrow(suite.load("base"), limit=10).datasets}
+    assert all(d.limit == 10 for d in base.values())
+    assert catalogue.items(base["gsm8k"]) == 10
+    assert catalogue.items(base["mmlu"]) == 570
+    made = suite.narrow(
+        parse(
+            "datasets:\n- {name: a, items: 50, prior: \n"
+            "   {gpu_seconds: 100, cpu_seconds: 5, floor_seconds: 7}}\n"
+            "- {name: b, task: t, limit: 3}\n- {name: c, task: t}\n"
+        ),
+        limit=10,
+    )
+    assert [d.limit for d in made.datasets] == [10, 3, 10]
+    prior = made.datasets[0].prior
+    assert prior is not None
+    assert (prior.gpu_seconds, prior.cpu_seconds, prior.floor_seconds) == (20, 1, 7)
+
+
+@given(
+    st.lists(st.sampled_from(["gsm8k", "arc_*", "m*", "*qa*", "blimp"]), max_size=3),
+    st.lists(st.sampled_from(["gsm8k", "mmlu*", "*_plus"]), max_size=3),
+    st.lists(st.sampled_from(["maths", "code", "k*"]), max_size=2),
+    st.integers(1, 10_000) | st.none(),
+)
+def test_narrowing_twice_is_narrowing_once(
+    only: list[str], skip: list[str], groups: list[str], limit: int | None
+) -> None:
+    base = BASE
+    try:
+        once = suite.narrow(base, only=only, skip=skip, groups=groups, limit=limit)
+    except UserError:
+        return
+    kept = [d.name for d in once.datasets]
+    assert kept == [d.name for d in base.datasets if d.name in kept]
+    assert suite.narrow(base, only=kept, limit=limit) == once
+    assert suite.narrow(once, limit=limit) == once
+
+
+def test_what_cannot_be_run_is_named() -> None:
+    base = suite.load("base")
+    kept, left_out = suite.runnable(base)
+    assert list(left_out) == UNRUNNABLE
+    assert "judge" in left_out["mt_bench"]
+    assert len(kept.datasets) == 59
+    assert kept.digest == base.digest
+    with pytest.raises(UserError, match="dataset mt_bench: it has no task"):
+        suite.runnable(suite.narrow(base, only=["mt_bench"]))
+    with pytest.raises(UserError, match="dataset a: it has no task"):
+        suite.runnable(parse("datasets:\n- {name: a, items: 5, prior: {gpu_seconds: 1}}\n"))
+
+
+def test_the_group_of_a_dataset_is_for_people() -> None:
+    one = parse("datasets:\n- {name: a, task: t, group: x}\n")
+    assert one.digest == parse("datasets:\n- {name: a, task: t}\n").digest

@@ -4,7 +4,7 @@ Nothing is written but the cache of requests.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinate_eval.coordinator import checkpoint as checkpoints
@@ -29,6 +29,10 @@ class Order:
     config: Path | None = None
     tokenizer: Path | None = None
     run_dir: Path | None = None
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    limit: int | None = None
     wait: bool = False
     dry_run: bool = False
     as_json: bool = False
@@ -44,6 +48,8 @@ class Asked:
     checkpoint: Checkpoint
     suite: Suite
     plan: PlanFile | None
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Datasets of the suite that cannot be run, and why."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,13 @@ def asked(order: Order, settings: Settings) -> Asked:
     path = order.checkpoint or (Path(plan.checkpoint.path) if plan else None)
     if path is None:
         raise UserError("give a checkpoint CKPT, or --plan FILE of a plan that names one")
-    wanted = suite.load(settings.suite)
+    wanted = suite.narrow(
+        suite.load(settings.suite),
+        only=order.only,
+        skip=order.skip,
+        groups=order.groups,
+        limit=order.limit,
+    )
     checkpoint = checkpoints.inspect(path, config=order.config, tokenizer=order.tokenizer)
     if plan is not None:
         plan_file.check_same(plan, checkpoint, wanted, settings)
@@ -93,13 +105,8 @@ def offer_of_file(described: ClusterFile) -> Offer:
     )
 
 
-def offer_of_cluster(
-    found: tuple[list[Node], list[Busy]], settings: Settings, *, to_run: bool
-) -> Offer:
-    """Of a live cluster. All requests are built, so that a plan shows what will be run.
-
-    A dataset without a task can be shown, but not run: unless `to_run` it is let pass.
-    """
+def offer_of_cluster(found: tuple[list[Node], list[Busy]], settings: Settings) -> Offer:
+    """Of a live cluster. All requests are built, so that a plan shows what will be run."""
     nodes, busy = found
     return Offer(
         nodes,
@@ -107,7 +114,7 @@ def offer_of_cluster(
         engine_start_seconds=settings.trial.engine_start_seconds,
         storage_gigabits_per_node=settings.stage.gigabits_per_node,
         metric_cpus=settings.metrics.cpus,
-        build=lambda dataset: to_run or dataset.task is not None,
+        build=lambda dataset: dataset.task is not None,
         queue=settings.queue,
     )
 
@@ -151,6 +158,7 @@ def prepared(
         nodes=offer.nodes,
         busy=offer.busy,
         reviewed=asked.plan is not None,
+        left_out=asked.left_out,
     )
 
 

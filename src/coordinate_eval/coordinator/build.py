@@ -100,7 +100,7 @@ class Builder:
         return found
 
     def _key(self, dataset: Dataset) -> str:
-        shape = dataset.model_dump(mode="json", exclude={"prior", "items", "splittable"})
+        shape = dataset.model_dump(mode="json", exclude={"group", "prior", "items", "splittable"})
         text = json.dumps([shape, *self._common], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 

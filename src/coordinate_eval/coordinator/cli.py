@@ -119,6 +119,18 @@ def run(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder of the tokenizer of a .pt checkpoint.")
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Datasets to take, by name or pattern: gsm8k,arc_*.")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(help="Datasets to leave away, by name or pattern.")
+    ] = None,
+    group: Annotated[
+        list[str] | None, typer.Option(help="Groups of datasets to take: maths,code.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=10**9, help="At most so many items of each task.")
+    ] = None,
     partition: Annotated[str | None, typer.Option(help="Slurm partition of GPU jobs.")] = None,
     account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
     qos: Annotated[str | None, typer.Option(help="Slurm QOS.")] = None,
@@ -164,6 +176,10 @@ def run(
         config=model_config,
         tokenizer=tokenizer,
         run_dir=run_dir,
+        only=tuple(only or ()),
+        skip=tuple(skip or ()),
+        groups=tuple(group or ()),
+        limit=limit,
         wait=wait,
         dry_run=dry_run,
         as_json=as_json,
@@ -208,6 +224,36 @@ def cancel(run: RunArgument = None, settings_file: SettingsOption = None) -> Non
 
     settings, _ = config.load({}, settings_file)
     inquire.cancel(inquire.find(run, settings))
+
+
+@app.command()
+def suites(
+    suite: Annotated[
+        str | None, typer.Argument(help="A shipped suite's name, or a file.", show_default="all")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Predict for a model of so many parameters: 350m.", show_default="7b"),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Predict for this checkpoint instead.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="Type of the GPUs.")] = "h200",
+    tp: Annotated[int, typer.Option(min=1, max=1024, help="GPUs of one trial.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """List the shipped suites, or the datasets of one and what they take."""
+    from coordinate_eval.coordinator import suite as suite_module
+    from coordinate_eval.coordinator import suite_table
+
+    if suite is None:
+        if model is not None or checkpoint is not None:
+            raise typer.BadParameter("name a suite to predict for", param_hint="SUITE")
+        suite_table.list_shipped(as_json=as_json)
+        return
+    wanted = suite_module.load(suite)
+    name, described = suite_table.model_of(model, checkpoint)
+    suite_table.show(wanted, name, described, gpu, tp, as_json=as_json)
 
 
 @app.command(name="config")

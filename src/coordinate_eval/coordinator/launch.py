@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -19,8 +20,9 @@ from coordinate_eval.coordinator import (
     jobs,
     plan_file,
     report,
+    suite,
 )
-from coordinate_eval.coordinator.arrange import Order
+from coordinate_eval.coordinator.arrange import Asked, Order
 from coordinate_eval.coordinator.cluster import Cluster, State
 from coordinate_eval.coordinator.config import Settings
 from coordinate_eval.coordinator.display import Display
@@ -59,10 +61,9 @@ def run(order: Order, settings: Settings) -> int:
         if asked.plan is not None:
             plan_file.check_run(asked.plan, RunDir(root))
         return resume(RunDir(root), wait=order.wait, as_json=order.as_json)
+    asked = _runnable(asked, anything=order.dry_run)
     with opened(kind, settings) as cluster:
-        offer = arrange.offer_of_cluster(
-            patiently(cluster.nodes), settings, to_run=not order.dry_run
-        )
+        offer = arrange.offer_of_cluster(patiently(cluster.nodes), settings)
         with console.status("building requests") as status:
             prepared = arrange.prepared(
                 asked, settings, offer, lambda name: status.update(f"building requests: {name}")
@@ -92,6 +93,23 @@ def run(order: Order, settings: Settings) -> int:
             raise
     _announce(run_dir, made, submitted, as_json=order.as_json)
     return 0
+
+
+def _runnable(asked: Asked, *, anything: bool) -> Asked:
+    """What of the suite can be run; the rest is named on stderr, with the reason.
+
+    `anything`: a suite of which nothing can be run is left as it is, to be shown.
+    """
+    if anything and not any(d.task for d in asked.suite.datasets):
+        return asked
+    kept, left_out = suite.runnable(asked.suite)
+    by_reason: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        by_reason.setdefault(why, []).append(name)
+    if left_out:
+        said = "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
+        sys.stderr.write(f"left out of suite {asked.suite.name}: {said}\n")
+    return replace(asked, suite=kept, left_out=left_out)
 
 
 def resume(run_dir: RunDir, *, wait: bool, as_json: bool) -> int:

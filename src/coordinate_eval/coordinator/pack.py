@@ -25,6 +25,9 @@ FINE = 0.004
 OVERHEAD_SHARE = 0.01
 """Part of a trial's time that cuts may cost it, beyond the one that it needs."""
 
+WORTH_CUTTING = 4.0
+"""Times its overhead that a dataset takes at least before it is cut."""
+
 LAYERS = (0.14, 0.12, 0.11, 0.10, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04) + (0.02,) * 7
 """Parts of the poured work, shrinking as in guided self-scheduling (Polychronopoulos and Kuck,
 1987): where predictions were wrong, small shards at the end are what trials share out anew."""
@@ -113,11 +116,12 @@ def deal(
     flow = _Flow(len(ready), metric_cpus, early_overhead > 0)
     window = max(sum(_own(costs[p.cost], p) for p in parts) / len(ready), 1e-9)
     ranked = sorted(parts, key=lambda p: flow.rank(costs[p.cost]))
-    fine = [p for p in ranked if _is_fine(costs[p.cost], window)]
+    fine = [p for p in ranked if _is_fine(costs[p.cost], p, window)]
+    coarse = [p for p in ranked if not _is_fine(costs[p.cost], p, window)]
     heavy = [p for p in fine if flow.rank(costs[p.cost])[0] < 0]
     state = _Deal(costs, ready)
     _pour_layers(state, heavy, early_overhead * window, EARLY_LAYERS)
-    _deal_coarse(state, [p for p in ranked if not _is_fine(costs[p.cost], window)], window, flow)
+    _deal_coarse(state, coarse, window, flow)
     rest = [p for p in fine if flow.rank(costs[p.cost])[0] == 0]
     _pour_layers(state, rest, OVERHEAD_SHARE * window, LAYERS)
     return [sorted(q, key=lambda p: flow.order(costs[p.cost], p)) for q in state.queues]
@@ -134,10 +138,14 @@ def _own(cost: Cost, part: Part) -> float:
     return cost.gpu_seconds * (part.stop - part.start) / cost.items
 
 
-def _is_fine(cost: Cost, window: float) -> bool:
-    """Whether the rounding to whole items is lost in the window, or beside a cut's overhead."""
-    short = FINE * window + cost.chunk_overhead_seconds / 20
-    return cost.splittable and cost.gpu_seconds / cost.items <= short
+def _is_fine(cost: Cost, part: Part, window: float) -> bool:
+    """Whether a part can be cut anywhere: the rounding to whole items is lost in the window or
+    beside a cut's overhead, and the part is long beside that overhead.
+    """
+    overhead = cost.chunk_overhead_seconds
+    short = FINE * window + overhead / 20
+    each = cost.gpu_seconds / cost.items
+    return cost.splittable and each <= short and _own(cost, part) >= WORTH_CUTTING * overhead
 
 
 def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow) -> None:
@@ -152,7 +160,7 @@ def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow) ->
             stop = part.stop
             if cost.splittable:
                 each = cost.gpu_seconds / cost.items
-                least = max(each, min(4 * cost.chunk_overhead_seconds, window / 6))
+                least = max(each, min(WORTH_CUTTING * cost.chunk_overhead_seconds, window / 6))
                 size = max(least, min(left / (3 * len(state.loads)), window * share))
                 stop = min(part.stop, start + max(1, int(size / each)))
             piece = Part(part.cost, start, stop)

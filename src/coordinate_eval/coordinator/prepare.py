@@ -1,7 +1,7 @@
 """From what a user gives to everything that a run is made of, nothing written but the cache."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coordinate_eval.coordinator import checkpoint as checkpoints
 from coordinate_eval.coordinator import jobs, plan, planner, select
@@ -50,6 +50,7 @@ class Prepared:
     busy: Sequence[Busy] = ()
     reviewed: bool = False
     """The plan was given, and is to be run as it is."""
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def max_length(checkpoint: Checkpoint, settings: Settings) -> int:
@@ -133,11 +134,11 @@ def costs(
         tell(dataset.name)
         if build(dataset):
             built[dataset.name] = builder.get(dataset)
-        work = _work(dataset, built.get(dataset.name))
-        if work is None:
+        asked = work(dataset, built.get(dataset.name))
+        if asked is None:
             built[dataset.name] = builder.get(dataset)
-            work = catalogue.built_work(dataset, built[dataset.name].index)
-        found.append(cost(dataset, work, checkpoint, choice))
+            asked = catalogue.built_work(dataset, built[dataset.name].index)
+        found.append(cost(dataset, asked, checkpoint, choice))
     return found, built
 
 
@@ -190,8 +191,11 @@ def make_plan(
     )
 
 
-def _work(dataset: Dataset, built: Built | None) -> model.Work | None:
-    """From built requests, from the catalogue, or from the suite's own count of items."""
+def work(dataset: Dataset, built: Built | None) -> model.Work | None:
+    """What a dataset asks of a model; None where nothing is known of it.
+
+    From built requests, from the catalogue, or from the suite's own count of items.
+    """
     if built is not None:
         return catalogue.built_work(dataset, built.index)
     predicted = catalogue.predicted_work(dataset)

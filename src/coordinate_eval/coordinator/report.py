@@ -37,6 +37,7 @@ def collect(run_dir: RunDir, run: Run, why: str = "") -> dict[str, Any]:
         **merged,
         "items": {name: found.items for name, found in scored.items()},
         "missing": missing,
+        "left_out": run.left_out,
         "failures": failures(run_dir) if missing else [],
         "run": run.id,
         "checkpoint": {
@@ -79,6 +80,10 @@ def table(results: dict[str, Any]) -> Table:
     for name, why in results["missing"].items():
         shown.add_row(f"[red]{name}", "[red]missing", "", "", "", end_section=False)
         shown.add_row("", f"[red]{why.splitlines()[-1] if why else ''}", "", "", "")
+    # A run of an earlier version says nothing of it.
+    for name, why in results.get("left_out", {}).items():
+        shown.add_row(f"[yellow]{name}", "[yellow]left out", "", "", "")
+        shown.add_row("", f"[yellow]{why}", "", "", "")
     return shown
 
 

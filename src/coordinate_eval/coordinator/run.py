@@ -57,6 +57,9 @@ class Run(Record):
     staged_bytes: int = Field(description="what the weights take in a node's memory")
     exclusive: bool = Field(description="jobs of the GPU partition take whole nodes")
     asks: list[str] = Field(description="datasets whose metric asks questions")
+    left_out: dict[str, str] = Field(
+        default={}, description="datasets that were asked for and cannot be run, and why"
+    )
     shards: list[Shard] = Field(description="all work, longest first: what trials claim")
 
     def asking(self) -> list[Shard]:

@@ -57,6 +57,8 @@ def existing(root: Path, checkpoint: Checkpoint, suite: Suite, settings: Setting
     ):
         if was[1] != now[1]:
             changed = "it has changed since" if was[0] == now[0] else f"not {now[0]}"
+            if what == "suite" and was[0] == now[0]:
+                changed += ", or another part of it is asked for now"
             raise UserError(
                 f"run directory {root} is of {what} {was[0]}, {changed}: choose another --run-dir"
             )
@@ -152,6 +154,7 @@ def frozen(
         staged_bytes=staged_bytes(prepared.checkpoint),
         exclusive=exclusive,
         asks=[name for name, built in prepared.built.items() if built.index.asks],
+        left_out=prepared.left_out,
         shards=[Shard.model_validate(s.model_dump()) for s in shards],
     )
 

@@ -1,20 +1,24 @@
-"""Suites: YAML in, `Suite` out, with the line of what is wrong."""
+"""Suites: YAML in, `Suite` out, with the line of what is wrong; and parts of suites."""
 
 import hashlib
 import json
 import re
-from importlib import resources
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-import yaml
 from pydantic import ConfigDict, ValidationError
 
+from coordinate_eval.coordinator import suite_file
+from coordinate_eval.coordinator.suite_file import Located, Source, shipped, wrong
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Dataset, Suite
+from coordinate_eval.priors import catalogue
+from coordinate_eval.records import Dataset, Prior, Suite
+
+__all__ = ["load", "narrow", "parse", "runnable", "shipped"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=@,-]{0,99}")
 _DEFAULTS = {
+    "group",
     "num_fewshot",
     "gen_kwargs",
     "limit",
@@ -25,46 +29,25 @@ _DEFAULTS = {
     "think_end_token",
     "metadata",
 }
-_KEYS = {"name", "include_path", "defaults", "datasets"}
+
+# More than anything that can be run, and little enough that no sum of products overflows.
+_RANGES = {
+    "items": (1, 10**9),
+    "limit": (1, 10**9),
+    "repeats": (1, 10**4),
+    "num_fewshot": (0, 10**4),
+}
+_MOST_SECONDS = 1e12
+
+
+class _StrictPrior(Prior):
+    model_config = ConfigDict(extra="forbid")
 
 
 class _StrictDataset(Dataset):
     model_config = ConfigDict(extra="forbid")
 
-
-class _Located(dict[str, Any]):
-    """A mapping that remembers on which line it and each of its keys began."""
-
-    line: int
-    lines: dict[str, int]
-
-
-class _Loader(yaml.SafeLoader):
-    pass
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> _Located:
-    found = _Located()
-    found.line = node.start_mark.line + 1
-    found.lines = {}
-    for key_node, value_node in node.value:
-        key = str(loader.construct_object(key_node, deep=True))
-        if key in found:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{key!r} stands twice", key_node.start_mark
-            )
-        found[key] = loader.construct_object(value_node, deep=True)
-        found.lines[key] = key_node.start_mark.line + 1
-    return found
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def shipped() -> list[str]:
-    """Names of the suites that come with the program."""
-    folder = resources.files("coordinate_eval.evaluators") / "suites"
-    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith("yaml"))
+    prior: _StrictPrior | None = None
 
 
 def load(name: str) -> Suite:
@@ -73,129 +56,183 @@ def load(name: str) -> Suite:
     Raises:
         UserError: there is none, or it is malformed; with file and line.
     """
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml") or _exists(path):
-        try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"suite {name}: cannot be read: {error}") from error
-        return parse(text, where=str(path), folder=path.resolve().parent)
-    if name not in shipped():
-        raise UserError(
-            f"no suite {name!r}: it is neither a file nor one of {', '.join(shipped())}"
-        )
-    resource = resources.files("coordinate_eval.evaluators") / "suites" / f"{name}.yaml"
-    return parse(resource.read_text(), where=name, folder=Path())
+    return _made(suite_file.find(name))
 
 
 def parse(text: str, *, where: str, folder: Path) -> Suite:
-    """A suite's text; `folder` is what its include paths are relative to.
+    """A suite's text; `folder` is what its paths are relative to.
 
     Raises:
         UserError: with `where` and the line.
     """
-    tree = _tree(text, where)
-    _only(tree, _KEYS, where, "a suite")
-    defaults = tree.get("defaults") or _located({}, tree.line)
-    if not isinstance(defaults, _Located):
-        raise _wrong(where, tree.lines["defaults"], "defaults must be a mapping")
-    _only(defaults, _DEFAULTS, where, "defaults")
-    entries = tree.get("datasets")
-    if not isinstance(entries, list) or not entries:
-        raise _wrong(where, tree.lines.get("datasets", tree.line), "datasets must be a list")
-    datasets = [_dataset(entry, defaults, where, tree.lines["datasets"]) for entry in entries]
-    _unique(entries, where)
-    include_path = [str(folder / p) for p in _strings(tree, "include_path", where)]
-    for place in include_path:
-        if not Path(place).is_dir():
-            raise _wrong(where, tree.lines["include_path"], f"no folder {place}")
-    content = [include_path, [d.model_dump(mode="json") for d in datasets]]
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    name = str(tree.get("name") or Path(where).stem)
-    return Suite(name=name, digest=digest, include_path=include_path, datasets=datasets)
+    return _made(Source(text, where, folder, str((folder / where).resolve())))
 
 
-def _tree(text: str, where: str) -> _Located:
+def narrow(
+    suite: Suite,
+    *,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    groups: Sequence[str] = (),
+    limit: int | None = None,
+) -> Suite:
+    """A part of a suite; its digest is that of a file which says just this.
+
+    Datasets stay that are in `only` and in `groups`, where these are given, and not in `skip`:
+    names, shell patterns such as `arc_*`, or several of them with commas between. At most `limit`
+    items of each task of a dataset are evaluated; costs that the suite gives shrink likewise.
+
+    Raises:
+        UserError: a name is unknown, or nothing stays.
+    """
+    names = [d.name for d in suite.datasets]
+    known_groups = list(dict.fromkeys(d.group for d in suite.datasets if d.group))
+    chosen = _named("--only", only, names, known_groups)
+    skipped = _named("--skip", skip, names, known_groups) or set()
+    wanted = _named("--group", groups, known_groups, known_groups)
+    kept = [
+        _limited(d, limit)
+        for d in suite.datasets
+        if (chosen is None or d.name in chosen)
+        and (wanted is None or d.group in wanted)
+        and d.name not in skipped
+    ]
+    if not kept:
+        raise UserError(
+            f"suite {suite.name}: nothing is left of it after --only, --group and --skip"
+        )
+    digest = _digest(suite.include_path, kept)
+    return suite.model_copy(update={"datasets": kept, "digest": digest})
+
+
+def runnable(suite: Suite) -> tuple[Suite, dict[str, str]]:
+    """The datasets of a suite that can be run, and by name why the others cannot.
+
+    The suite keeps its digest: it is still the one that was asked for.
+
+    Raises:
+        UserError: none can be run.
+    """
+    left_out = {d.name: _why_not(d) for d in suite.datasets if d.task is None}
+    kept = [d for d in suite.datasets if d.task is not None]
+    if not kept:
+        name, why = next(iter(left_out.items()))
+        raise UserError(
+            f"suite {suite.name}: nothing of it can be run, such as dataset {name}: {why}; it can "
+            "be planned with --dry-run"
+        )
+    return suite.model_copy(update={"datasets": kept}), left_out
+
+
+def _why_not(dataset: Dataset) -> str:
+    entry = catalogue.find(dataset)
+    if entry is not None and entry.kind == "judge":
+        return "it has no task: another model would have to judge its answers"
+    return "it has no task"
+
+
+def _named(
+    option: str, values: Sequence[str], known: Iterable[str], groups: Sequence[str]
+) -> set[str] | None:
+    """What the values of an option mean, None where it is not given."""
+    if not values:
+        return None
+    known = list(known)
+    patterns: list[str] = []
+    for value in values:
+        # A name may have a comma in it.
+        parts = [value] if value in known else [part.strip() for part in value.split(",")]
+        patterns += [part for part in parts if part]
+    if not patterns:
+        raise UserError(f"{option} names nothing")
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = suite_file.matching(pattern, known)
+        if not matches:
+            what = "group" if option == "--group" else "dataset"
+            listed = f" (groups: {', '.join(groups)})" if groups else ""
+            raise UserError(f"{option}: {suite_file.unknown(what, pattern, known)}{listed}")
+        found.update(matches)
+    return found
+
+
+def _limited(dataset: Dataset, limit: int | None) -> Dataset:
+    if limit is None or (dataset.limit is not None and dataset.limit <= limit):
+        return dataset
+    limited = dataset.model_copy(update={"limit": limit})
+    before, after = catalogue.items(dataset), catalogue.items(limited)
+    if dataset.prior is None or before is None or after is None:
+        return limited
+    share = after / before
+    prior = dataset.prior.model_copy(
+        update={
+            "gpu_seconds": dataset.prior.gpu_seconds * share,
+            "cpu_seconds": dataset.prior.cpu_seconds * share,
+        }
+    )
+    return limited.model_copy(update={"prior": prior})
+
+
+def _made(source: Source) -> Suite:
+    merged = suite_file.merged(source)
+    suite_file.only(merged.defaults, _DEFAULTS, "defaults")
+    datasets = [_dataset(entry, merged.defaults) for entry in merged.datasets.values()]
+    if not datasets:
+        raise UserError(f"suite {source.where}: no dataset is left of what it extends")
+    return Suite(
+        name=merged.name or Path(source.where).stem,
+        digest=_digest(merged.include_path, datasets),
+        include_path=merged.include_path,
+        datasets=datasets,
+    )
+
+
+def _digest(include_path: Sequence[str], datasets: Sequence[Dataset]) -> str:
+    """Of what is evaluated: neither how it is grouped, nor where the program is installed."""
+    home = suite_file.shipped_folder()
+    folders = [
+        f"shipped/{Path(folder).relative_to(home)}" if Path(folder).is_relative_to(home) else folder
+        for folder in include_path
+    ]
+    content = [folders, [d.model_dump(mode="json", exclude={"group"}) for d in datasets]]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _dataset(entry: Located, defaults: Located) -> Dataset:
+    given = entry.over(defaults)
     try:
-        tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise _wrong(where, line, error.problem or "not YAML") from error
-    except yaml.YAMLError as error:
-        raise _wrong(where, 1, f"not YAML: {error}") from error
-    if not isinstance(tree, _Located):
-        raise _wrong(where, 1, "a suite is a mapping with `datasets`")
-    return tree
-
-
-def _dataset(entry: object, defaults: _Located, where: str, line: int) -> Dataset:
-    if isinstance(entry, str):
-        entry = _located({"name": entry, "task": entry}, line)
-    if not isinstance(entry, _Located):
-        raise _wrong(where, line, "each dataset is a mapping with `name` and `task`")
-    try:
-        dataset = _StrictDataset.model_validate({**defaults, **entry})
+        dataset = _StrictDataset.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        key = str(first["loc"][0]) if first["loc"] else ""
-        at = entry.lines.get(key, defaults.lines.get(key, entry.line))
         name = ".".join(str(part) for part in first["loc"])
-        raise _wrong(where, at, f"{name}: {first['msg']}") from error
-    if not _NAME.fullmatch(dataset.name):
-        at = entry.lines.get("name", entry.line)
-        raise _wrong(
-            where, at, f"name {dataset.name!r}: letters, digits and _ . + = @ , - only, please"
-        )
-    for key, least in (("items", 1), ("limit", 1), ("repeats", 1), ("num_fewshot", 0)):
+        raise wrong(given.at(*first["loc"]), f"{name}: {first['msg']}") from error
+    for key in ("name", "group"):
         value = getattr(dataset, key)
-        if value is not None and value < least:
-            at = entry.lines.get(key, defaults.lines.get(key, entry.line))
-            raise _wrong(where, at, f"dataset {dataset.name}: {key} is {value}, at least {least}")
-    if dataset.task is None and (dataset.items is None or dataset.prior is None):
-        raise _wrong(
-            where, entry.line, f"dataset {dataset.name} needs a task, or items and a prior"
+        if value is not None and not _NAME.fullmatch(value):
+            raise wrong(
+                given.at(key),
+                f"{key} {value!r}: letters, digits and _ . + = @ , - only, please",
+            )
+    _in_range(dataset, given)
+    unknown = catalogue.find(dataset) is None
+    if dataset.task is None and unknown and (dataset.items is None or dataset.prior is None):
+        raise wrong(
+            given.place,
+            f"dataset {dataset.name} needs a task, or items and a prior, or a name that the "
+            "catalogue of known datasets has",
         )
     return Dataset.model_validate(dataset.model_dump())
 
 
-def _unique(entries: list[Any], where: str) -> None:
-    seen: dict[str, int] = {}
-    for entry in entries:
-        name = entry if isinstance(entry, str) else entry["name"]
-        line = getattr(entry, "line", 0)
-        # Case-insensitively: names become files, and some shared storage folds case.
-        if name.lower() in seen:
-            raise _wrong(where, line, f"dataset {name} stands twice")
-        seen[name.lower()] = line
-
-
-def _only(tree: _Located, keys: set[str], where: str, what: str) -> None:
-    for key in tree:
-        if key not in keys:
-            known = ", ".join(sorted(keys))
-            raise _wrong(where, tree.lines[key], f"unknown key {key!r} in {what}; known: {known}")
-
-
-def _strings(tree: _Located, key: str, where: str) -> list[str]:
-    value = tree.get(key) or []
-    value = [value] if isinstance(value, str) else value
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise _wrong(where, tree.lines[key], f"{key} must be a list of folders")
-    return value
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # too long, or with a NUL: no path at all
-        return False
-
-
-def _located(value: dict[str, Any], line: int) -> _Located:
-    found = _Located(value)
-    found.line, found.lines = line, {}
-    return found
-
-
-def _wrong(where: str, line: int, what: str) -> UserError:
-    return UserError(f"suite {where}, line {line}: {what}")
+def _in_range(dataset: Dataset, given: Located) -> None:
+    for key, (least, most) in _RANGES.items():
+        value = getattr(dataset, key)
+        if value is not None and not least <= value <= most:
+            limit = f"at least {least}" if value < least else f"at most {most}"
+            raise wrong(given.at(key), f"dataset {dataset.name}: {key} is {value:.9g}, {limit}")
+    for key, seconds in dataset.prior.model_dump().items() if dataset.prior else ():
+        if isinstance(seconds, float) and seconds > _MOST_SECONDS:
+            raise wrong(
+                given.at("prior", key),
+                f"dataset {dataset.name}: {key} is {seconds:g}, at most {_MOST_SECONDS:g}",
+            )

@@ -16,6 +16,23 @@ from coordinate_eval.records import Dataset, DatasetRequests
 UNKNOWN_OUTPUT_SHARE = 0.3
 """Part of its token limit that a generation takes when nothing better is known."""
 
+TASKS = {
+    "mmlu": 57,
+    "mmlu_pro": 14,
+    "cmmlu": 67,
+    "ceval": 52,
+    "agieval": 21,
+    "gaokao_bench": 14,
+    "bbh": 27,
+    "svamp": 2,
+    "math": 7,
+    "mgsm": 11,
+    "xcopa": 11,
+    "blimp": 67,
+    "xnli": 15,
+}
+"""Tasks that share the items of a dataset, one where it is not here. A limit counts for each."""
+
 
 class Entry(NamedTuple):
     """One row: tokens are means a request, seconds are per item."""
@@ -51,22 +68,29 @@ def find(dataset: Dataset) -> Entry | None:
     return next((row for row in rows.values() if row.task and row.task == dataset.task), None)
 
 
+def items(dataset: Dataset) -> int | None:
+    """Items of a dataset after its limit; None where neither it nor the catalogue says."""
+    entry = find(dataset)
+    whole = dataset.items or (entry.items if entry else None)
+    if whole is None or dataset.limit is None:
+        return whole
+    alike = entry is not None and dataset.task in (None, entry.task)
+    return min(whole, dataset.limit * (TASKS.get(entry.dataset, 1) if entry and alike else 1))
+
+
 def predicted_work(dataset: Dataset) -> Work | None:
     """What the catalogue expects of a dataset, None where it has no row."""
-    entry = find(dataset)
-    if entry is None:
+    entry, count = find(dataset), items(dataset)
+    if entry is None or count is None:
         return None
-    items = dataset.items or entry.items
-    if dataset.limit is not None:
-        items = min(items, dataset.limit)
-    requests = items * entry.requests_per_item * (dataset.repeats or 1)
+    requests = count * entry.requests_per_item * (dataset.repeats or 1)
     return Work(
-        items=items,
+        items=count,
         requests=requests,
         prompt_tokens=requests * entry.prompt_tokens,
         output_tokens=requests * entry.output_tokens,
         longest_output_tokens=min(entry.max_output_tokens, 4 * entry.output_tokens),
-        metric_cpu_seconds=items * entry.metric_cpu_seconds,
+        metric_cpu_seconds=count * entry.metric_cpu_seconds,
     )
 
 

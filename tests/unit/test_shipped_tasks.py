@@ -1,0 +1,302 @@
+"""The harness tasks that come with the base suite: right answers score, wrong ones do not.
+
+Their data comes from a hub. Here each task is loaded with a few rows of the same columns in its
+place; TheoremQA and MGSM also with all of their real items, where these are.
+"""
+
+import csv
+import importlib.util
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from tests.tiny import tiny_model
+
+pytest.importorskip("lm_eval")
+
+from coordinate_eval.coordinator import suite
+from coordinate_eval.coordinator.suite_file import shipped_folder
+from coordinate_eval.evaluators.harness import HarnessEvaluator
+from coordinate_eval.evaluators.harness_metrics import program_question
+from coordinate_eval.priors import catalogue
+from coordinate_eval.records import Answer, Dataset, DatasetResults, Request, Response
+
+SHIPPED = shipped_folder() / "tasks"
+_BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data" / "benchmarks"
+BENCHMARKS = Path(os.environ.get("COORDINATE_EVAL_BENCHMARKS", _BESIDE))
+
+Row = dict[str, Any]
+
+
+class Bench:
+    """One shipped task with rows of our own in place of the hub's."""
+
+    def __init__(self, folder: Path, original: Path, rows: list[Row]) -> None:
+        data = folder / "rows.jsonl"
+        data.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        split = "train" if original.stem.endswith("_train") else "test"
+        content = {
+            "include": str(original),
+            "task": "here",
+            "dataset_path": "json",
+            "dataset_name": None,
+            "training_split": None,
+            "dataset_kwargs": {"data_files": {split: str(data)}},
+        }
+        (folder / "here.yaml").write_text(yaml.safe_dump(content))
+        self.evaluator = HarnessEvaluator(
+            tokenizer=tiny_model(), include_path=[str(folder)], max_length=50_000
+        )
+        self.dataset = Dataset(name="here", task="here")
+        self.requests: list[Request] = []
+        self.built = self.evaluator.build(self.dataset, self.requests.append)
+
+    def prompt(self, item: int = 0) -> str:
+        """What the model is asked."""
+        from tests.tiny import tokenizer
+
+        text = tokenizer(tiny_model()).decode(self.requests[item].tokens)
+        assert isinstance(text, str)
+        return text
+
+    def score(self, texts: list[str], metric: str, passes: Callable[[str], bool] = bool) -> float:
+        """The metric where the model says these texts, and programs pass as told."""
+        responses = [
+            Response.model_validate(
+                request.model_dump() | {"text": text, "tokens": 1, "finish": "stop"}
+            )
+            for request, text in zip(self.requests, texts, strict=True)
+        ]
+        asked = self.evaluator.questions(self.dataset, responses)
+        answers = {}
+        for question in asked:
+            passed = passes(question.content)
+            answers[question.id] = Answer(
+                id=question.id, passed=passed, result="passed" if passed else "failed", seconds=0.1
+            )
+        results = self.evaluator.finish(self.dataset, responses, answers)
+        assert isinstance(results, DatasetResults)
+        return float(results.results["here"][metric])
+
+
+def bench(folder: Path, task: str, rows: list[Row]) -> Bench:
+    return Bench(folder, SHIPPED / f"{task}.yaml", rows)
+
+
+def runs(program: str) -> bool:
+    """Whether a program of these tests, which are harmless, passes."""
+    try:
+        exec(program, {})
+    except Exception:
+        return False
+    return True
+
+
+def real(path: str) -> Path:
+    """Real items, if they are on this machine."""
+    if not (BENCHMARKS / path).exists():
+        pytest.skip(f"needs {path} below the folder that COORDINATE_EVAL_BENCHMARKS names")
+    return BENCHMARKS / path
+
+
+def module(name: str) -> ModuleType:
+    """A module beside the shipped tasks, as the harness imports it."""
+    spec = importlib.util.spec_from_file_location(name, SHIPPED / f"{name}.py")
+    assert spec and spec.loader
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+SVAMP = [
+    {"Body": "Ann has 8 nuts. ", "Question": "How many are 18 times as many?", "Answer": "144.0"},
+    {"Body": "Bo had 1450 pins and lost none.", "Question": "How many has he?", "Answer": "1450.0"},
+]
+
+
+@pytest.mark.parametrize("task", ["svamp_test", "svamp_train"])
+def test_svamp(task: str, tmp_path: Path) -> None:
+    made = bench(tmp_path, task, SVAMP)
+    assert made.built.items == 2
+    assert made.prompt().count("The answer is") == 8
+    assert made.prompt().endswith("Q: Ann has 8 nuts. How many are 18 times as many?\nA:")
+    right = [" 8 * 18 = 144. The answer is 144.", " He has them all. The answer is $1,450.00."]
+    for filtered in ("strict-match", "flexible-extract"):
+        assert made.score(right, f"exact_match,{filtered}") == 1.0
+        assert made.score([right[0], " The answer is 1451."], f"exact_match,{filtered}") == 0.5
+    assert made.score(["144", "1450"], "exact_match,strict-match") == 0.0
+    assert made.score(["144", "1450"], "exact_match,flexible-extract") == 1.0
+
+
+def test_both_parts_of_svamp_are_one_group(tmp_path: Path) -> None:
+    """Tasks of one's own folder win, as where there is no network."""
+    for split, rows in (("test", SVAMP), ("train", SVAMP[:1])):
+        data = tmp_path / f"{split}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        task = {
+            "include": str(SHIPPED / f"svamp_{split}.yaml"),
+            "task": f"svamp_{split}",
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {split: str(data)}},
+        }
+        (tmp_path / f"{split}.yaml").write_text(yaml.safe_dump(task))
+    evaluator = HarnessEvaluator(
+        tokenizer=tiny_model(), include_path=[str(SHIPPED), str(tmp_path)], max_length=50_000
+    )
+    dataset = Dataset(name="svamp", task="svamp")
+    asked: list[Request] = []
+    assert evaluator.build(dataset, asked.append).items == 3
+    said = {"tokens": 1, "finish": "stop", "text": "The answer is 144."}
+    responses = [Response.model_validate(request.model_dump() | said) for request in asked]
+    results = evaluator.finish(dataset, responses, {})
+    assert results.results["svamp"]["exact_match,strict-match"] == pytest.approx(2 / 3)
+    assert results.results["svamp_test"]["exact_match,strict-match"] == 0.5
+
+
+THEOREMS = [
+    ("2", "integer", ["2", "2.0", "$2$", "2 ways"], ["3", "2.1", "", "-2"]),
+    ("-1.047", "float", ["-1.047", "-1.05 rad", "−1.03"], ["1.047", "-1.2", "none"]),
+    ("0.0001", "float", ["1e-4", "1.0 \\times 10^{-4}", "1/10000"], ["1", "10^-4 or so"]),
+    ("0.5", "float", ["\\frac{1}{2}", "$1/2$", ".5"], ["1/0", "2/1"]),
+    ("True", "bool", ["True", "yes", "true, since it is"], ["False", "no", "perhaps"]),
+    ("False", "bool", ["False", "No"], ["True"]),
+    ("[0, 5]", "list of integer", ["[0, 5]", "0, 5", "(0,5)"], ["[5, 0]", "[0, 5, 1]", "0"]),
+    ("[0.5, 0.66667]", "list of float", ["[1/2, 2/3]", "{0.51, 0.66}"], ["[0.5]", "[0.5, 0.9]"]),
+    ("(b)", "option", ["(b)", "b", "(B) sin(2x)"], ["(a)", "", "none"]),
+]
+
+
+@pytest.mark.parametrize(("answer", "kind", "right", "wrong"), THEOREMS)
+def test_answers_of_theoremqa(answer: str, kind: str, right: list[str], wrong: list[str]) -> None:
+    is_right = module("theoremqa").is_right
+    for said in right:
+        assert is_right(said, answer, kind), said
+    for said in wrong:
+        assert not is_right(said, answer, kind), said
+
+
+def test_theoremqa(tmp_path: Path) -> None:
+    rows = [
+        {"Question": f"What is question {n}?", "Answer": answer, "Answer_type": kind, "Picture": ""}
+        for n, (answer, kind, *_) in enumerate(THEOREMS)
+    ]
+    made = bench(tmp_path, "theoremqa", rows)
+    assert made.prompt().count("The answer is") == 5
+    assert made.prompt().endswith("Question: What is question 0?\nAnswer:")
+    gold = [f" It is known. The answer is {row['Answer']}." for row in rows]
+    assert made.score(gold, "exact_match,none") == 1.0
+    assert made.score(["no idea"] * len(rows), "exact_match,none") == 0.0
+
+
+def test_all_of_theoremqa(tmp_path: Path) -> None:
+    rows = json.loads(real("theoremqa/theoremqa_test.json").read_text())
+    made = bench(tmp_path, "theoremqa", [row | {"Answer": str(row["Answer"])} for row in rows])
+    assert made.built.items == 800
+    gold = [f" So it is. The answer is {row['Answer']}." for row in rows]
+    assert made.score(gold, "exact_match,none") == 1.0
+    turned = [*gold[1:], gold[0]]
+    assert made.score(turned, "exact_match,none") < 0.2
+
+
+CRUX = [
+    {"code": "def f(n):\n    return [n] * 2", "input": "3", "output": "[3, 3]", "id": "a"},
+    {"code": "def f(s, t):\n    return s + t", "input": "'a', '#'", "output": "'a#'", "id": "b"},
+    {"code": "def f(x):\n    return None", "input": "1", "output": "None", "id": "c"},
+]
+
+
+def test_outputs_of_cruxeval(tmp_path: Path) -> None:
+    made = bench(tmp_path, "cruxeval_o", CRUX)
+    assert made.prompt().endswith("def f(n):\n    return [n] * 2\nassert f(3) ==")
+    assert made.prompt().count("assert f(") == 3
+    assert not made.built.asks
+    assert made.score([" [3,3]", " 'a#'", " None"], "pass@1,none") == 1.0
+    assert made.score([" [3, 3]  # twice", ' "a#"', " None"], "pass@1,none") == 1.0
+    assert made.score([" f(3)", " 'a' + '#'", " __import__('os')"], "pass@1,none") == 0.0
+    assert made.score(["(" * 5000, "", "1 2"], "pass@1,none") == 0.0
+
+
+def test_inputs_of_cruxeval(tmp_path: Path) -> None:
+    made = bench(tmp_path, "cruxeval_i", CRUX)
+    assert made.prompt().endswith("# One call that gives [3, 3]\nassert")
+    assert made.built.asks
+    gold = [f" f({row['input']}) == {row['output']}" for row in CRUX]
+    assert made.score(gold, "pass@1,none", runs) == 1.0
+    others = [" f(1 + 2) == [3, 3]", " f('', 'a#') == 'a#'  # also", " f(7)"]
+    assert made.score(others, "pass@1,none", runs) == 1.0
+    wrong = [" f(4) == [4, 4]", " True or f('a', '#') == 'a#'", " f(1) == None; x = 1"]
+    assert made.score(wrong, "pass@1,none", runs) == 0.0
+    assert program_question("pass", 3.0).timeout_seconds == 3.0
+
+
+def test_gaokao_bench(tmp_path: Path) -> None:
+    rows = [
+        {"question": "1. 下列正确的是\nA. 一\nB. 二\n", "answer": ["B"], "index": 0, "score": 6},
+        {"question": "2. 下列正确的是\nA. 一\nB. 二\n", "answer": ["A"], "index": 1, "score": 6},
+    ]
+    made = bench(tmp_path, "gaokao_bench_chemistry", rows)
+    assert made.prompt().endswith("题目：1. 下列正确的是\nA. 一\nB. 二\n\n解题思路：")
+    assert made.score(["A 不对。\n答案：B", "故选：A。"], "acc,none") == 1.0
+    assert made.score(["答案：A\n再想想。\n答案：B", "B"], "acc,none") == 0.5
+    several = bench(
+        tmp_path, "gaokao_bench_english_cloze", [{"question": "…", "answer": [*"CFAED"]}]
+    )
+    assert several.score(["答案：C F A E D"], "acc,none") == 1.0
+    assert several.score(["答案：36. C 37. F 38. A 39. D 40. E"], "acc,none") == 0.6
+    assert several.score(["答案：CFA"], "acc,none") == 0.6
+    more = bench(tmp_path, "gaokao_bench_physics", [{"question": "…", "answer": ["AC"]}])
+    assert more.score(["答案：C、A"], "acc,none") == 1.0
+    assert more.score(["答案：A"], "acc,none") == 0.0
+
+
+@pytest.mark.parametrize("language", ["en", "zh", "sw"])
+def test_real_items_of_mgsm(language: str, tmp_path: Path) -> None:
+    import lm_eval.tasks
+
+    with real(f"mgsm/mgsm_{language}.tsv").open(newline="") as file:
+        read = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = [
+        {"question": question, "answer": None, "answer_number": int(number.replace(",", ""))}
+        for question, number in read
+    ]
+    name = f"mgsm_native_cot_{language}"
+    folder = Path(lm_eval.tasks.__file__).parent / "mgsm" / "native_cot"
+    assert name in yaml.safe_load((SHIPPED / "mgsm.yaml").read_text())["task"]
+    made = Bench(tmp_path, folder / f"{name}.yaml", rows)
+    assert made.built.items == 250
+    gold = [f" … {row['answer_number']}" for row in rows]
+    assert made.score(gold, "exact_match,flexible-extract") == 1.0
+
+
+def test_every_task_of_the_base_suite_is_there() -> None:
+    from lm_eval.tasks import TaskManager
+
+    base = suite.load("base")
+    index = TaskManager(include_path=base.include_path).task_index
+    for dataset in base.datasets:
+        if dataset.task is not None:
+            found = leaves(index, dataset.task)
+            assert set(found) <= set(index)
+            # Both tasks of cruxeval have every item, as two requests in the catalogue.
+            shared = len(found) // 2 if dataset.name == "cruxeval" else len(found)
+            assert shared == catalogue.TASKS.get(dataset.name, 1), dataset.name
+
+
+def leaves(index: dict[str, Any], member: Any) -> list[str]:
+    """The tasks that a task, a tag or a group consists of."""
+    if isinstance(member, dict):
+        inside = member.get("task")
+        if isinstance(inside, list):
+            return [name for one in inside for name in leaves(index, one)]
+        member = member.get("group") or inside
+    entry = index[member]
+    if entry.kind.name == "TAG":
+        return [name for name, other in index.items() if member in other.tags]
+    if entry.kind.name == "GROUP":
+        return [name for one in entry.cfg["task"] for name in leaves(index, one)]
+    return [member]
