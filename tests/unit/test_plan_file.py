@@ -83,7 +83,7 @@ class User:
 
     def __init__(self, shared: Workspace, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.cluster = FakeCluster()
-        self.folder, self._capsys = folder, capsys
+        self.folder, self.capsys = folder, capsys
         self.file = folder / "plan.json"
         (folder / "long.yaml").write_text(LONG)
         self.settings = Settings(
@@ -98,14 +98,14 @@ class User:
         """A dry run, its document kept in `file`."""
         order = Order(checkpoint=tiny_model(), dry_run=True, as_json=True)
         assert launch.run(order, self.settings) == 0
-        self.file.write_text(self._capsys.readouterr().out)
+        self.file.write_text(self.capsys.readouterr().out)
         tree: dict[str, Any] = json.loads(self.file.read_text())
         return tree
 
     def submit(self, **more: Any) -> Path:
         """The run of the plan in `file`."""
         assert launch.run(Order(plan=self.file, **more), self.settings) == 0
-        return Path(self._capsys.readouterr().out.strip())
+        return Path(self.capsys.readouterr().out.strip())
 
     def refused(self, *words: str, **more: Any) -> None:
         """Nothing is submitted or written, and these words say why."""
@@ -166,6 +166,33 @@ def test_reviewed_nodes_are_asked_for_where_jobs_take_whole_ones(
     assert [s["node"] for s in shares] == [n["name"] for n in planned["nodes"]]
 
 
+def test_what_cannot_be_run_is_in_neither_plan_nor_run(user: User) -> None:
+    suite = user.folder / "long.yaml"
+    more = "- {name: later, items: 500, prior: {gpu_seconds: 900}}\n"
+    suite.write_text(suite.read_text() + more)
+    assert [d["name"] for d in user.plan()["datasets"]] == ["tiny_choice", "tiny_code"]
+    run = user.submit()
+    assert (run / "plan.json").read_text() == user.file.read_text()
+    user.submit()
+    assert len(user.cluster.submitted) == 1
+    planned = json.loads(user.file.read_text())
+    planned["datasets"].append(planned["datasets"][0] | {"name": "later"})
+    shard = planned["trials"][0]["shards"][0]
+    whole = shard | {"dataset": "later", "start": 0, "stop": planned["datasets"][0]["items"]}
+    planned["trials"][0]["shards"].append(whole)
+    user.file.write_text(json.dumps(planned))
+    user.refused("dataset later is none that the suite can run", run_dir=user.folder / "other")
+
+
+def test_a_part_of_a_suite_is_asked_for_again(user: User) -> None:
+    order = Order(checkpoint=tiny_model(), dry_run=True, as_json=True, only=("tiny_code",))
+    assert launch.run(order, user.settings) == 0
+    user.file.write_text(user.capsys.readouterr().out)
+    user.refused("--suite and what narrows it")
+    run = user.submit(only=("tiny_code",))
+    assert (run / "plan.json").read_text() == user.file.read_text()
+
+
 def test_a_plan_that_no_planner_would_make_is_run_as_it_is(user: User) -> None:
     planned = user.plan()
     cost = planned["datasets"][0]
@@ -210,7 +237,7 @@ def test_a_reviewed_plan_can_be_shown_again(user: User) -> None:
     user.plan()
     text = user.file.read_text()
     assert launch.run(Order(plan=user.file, dry_run=True, as_json=True), user.settings) == 0
-    assert user._capsys.readouterr().out == text
+    assert user.capsys.readouterr().out == text
     user.cluster.free = NODES[:1]
     user.refused("n2", dry_run=True)
 

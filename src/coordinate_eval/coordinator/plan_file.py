@@ -123,7 +123,8 @@ def check_same(plan: PlanFile, checkpoint: Checkpoint, suite: Suite, settings: S
     if plan.suite.digest != suite.digest:
         raise UserError(
             f"the plan is of suite {plan.suite.name} {plan.suite.digest[:8]}, not of {suite.name} "
-            f"{suite.digest[:8]}: give --suite as for the dry run, or plan again if it has changed"
+            f"{suite.digest[:8]}: give --suite and what narrows it as for the dry run, or plan "
+            "again if it has changed"
         )
     cores = max((job.cpus for job in plan.metric_jobs), default=1)
     for what, planned, now in (
@@ -157,8 +158,11 @@ def check_items(plan: Plan, costs: Sequence[Cost]) -> None:
     planned = {cost.name: cost.items for cost in plan.datasets}
     built = {cost.name: cost.items for cost in costs}
     for name in sorted(planned.keys() ^ built.keys()):
-        where = "the suite" if name in planned else "the plan"
-        raise UserError(f"dataset {name} is not in {where}: plan again")
+        where = "the suite can run" if name in planned else "the plan has"
+        raise UserError(
+            f"dataset {name} is none that {where}: plan again with --dry-run and without a "
+            "cluster file"
+        )
     for name, items in planned.items():
         if items != built[name]:
             raise UserError(
