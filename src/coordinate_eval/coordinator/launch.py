@@ -61,9 +61,9 @@ def run(order: Order, settings: Settings) -> int:
         if asked.plan is not None:
             plan_file.check_run(asked.plan, RunDir(root))
         return resume(RunDir(root), wait=order.wait, as_json=order.as_json)
-    asked = _runnable(asked, anything=order.dry_run)
     with opened(kind, settings) as cluster:
         offer = arrange.offer_of_cluster(patiently(cluster.nodes), settings)
+        asked = _runnable(asked, anything=order.dry_run)
         with console.status("building requests") as status:
             prepared = arrange.prepared(
                 asked, settings, offer, lambda name: status.update(f"building requests: {name}")
