@@ -39,6 +39,7 @@ class Order:
     html: Path | None = None
     scripts: Path | None = None
     plan: Path | None = None
+    what_if: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Asked:
     plan: PlanFile | None
     left_out: dict[str, str] = field(default_factory=dict)
     """Datasets of the suite that cannot be run, and why."""
+    what_if: bool = False
+    """With what other numbers of GPUs would come to."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,10 @@ def asked(order: Order, settings: Settings) -> Asked:
     Raises:
         UserError: one of them is not there or malformed, or they don't.
     """
-    if (order.html or order.scripts) and not order.dry_run:
-        raise UserError("--html and --scripts show what would be submitted: add --dry-run")
+    if (order.html or order.scripts or order.what_if) and not order.dry_run:
+        raise UserError(
+            "--html, --scripts and --what-if show what would be submitted: add --dry-run"
+        )
     plan = plan_file.read(order.plan) if order.plan else None
     path = order.checkpoint or (Path(plan.checkpoint.path) if plan else None)
     if path is None:
@@ -88,7 +93,7 @@ def asked(order: Order, settings: Settings) -> Asked:
     checkpoint = checkpoints.inspect(path, config=order.config, tokenizer=order.tokenizer)
     if plan is not None:
         plan_file.check_same(plan, checkpoint, wanted, settings)
-    return Asked(checkpoint, wanted, plan)
+    return Asked(checkpoint, wanted, plan, what_if=order.what_if)
 
 
 def offer_of_file(described: ClusterFile) -> Offer:
@@ -144,7 +149,9 @@ def prepared(
             storage_gigabits_per_node=offer.storage_gigabits_per_node,
             metric_cpus=offer.metric_cpus,
         )
-        made = prepare.make_plan(checkpoint, wanted, settings, costs, capacity)
+        made = prepare.make_plan(
+            checkpoint, wanted, settings, costs, capacity, what_if=asked.what_if
+        )
         plan = PlanFile.of(made, metric_cpus=offer.metric_cpus, max_length=length)
     return Prepared(
         checkpoint,

@@ -7,6 +7,7 @@ answer; 130 interrupted.
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,7 +104,18 @@ def run(
     nodes: Annotated[
         str | None, typer.Option(help="At most so many nodes, or their names: gpu[1-4,7].")
     ] = None,
+    max_nodes: Annotated[
+        int | None, typer.Option(help="At most so many nodes, also of those named.")
+    ] = None,
     max_gpus: Annotated[int | None, typer.Option(help="GPUs of all trials together.")] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(help="makespan: end soon; gpu-hours: take few GPUs.", show_default="makespan"),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(help="Refuse what is not predicted to end within it: 900, 15m, 2h."),
+    ] = None,
     engine: Annotated[
         str | None, typer.Option(help="vllm or transformers.", show_default="vllm")
     ] = None,
@@ -146,6 +158,9 @@ def run(
     html: Annotated[
         Path | None, typer.Option(help="With --dry-run: write the plan as one page of HTML.")
     ] = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="With --dry-run: what 1, 2, 4 … nodes would come to.")
+    ] = False,
     scripts: Annotated[
         Path | None, typer.Option(help="With --dry-run: a new folder for the exact scripts.")
     ] = None,
@@ -161,7 +176,10 @@ def run(
         "suite": suite,
         "cluster": cluster,
         "nodes": nodes,
+        "max_nodes": max_nodes,
         "max_gpus": max_gpus,
+        "objective": objective,
+        "deadline_seconds": _seconds("--deadline", deadline),
         "queue": queue,
         "engine.name": engine,
         "engine.args": _json_object("--engine-args", engine_args),
@@ -186,6 +204,7 @@ def run(
         html=html,
         scripts=scripts,
         plan=plan,
+        what_if=what_if,
     )
     raise typer.Exit(launch.run(order, settings))
 
@@ -330,6 +349,15 @@ def _json_object(name: str, text: str | None) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise typer.BadParameter("must be a JSON object", param_hint=name)
     return value
+
+
+def _seconds(name: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if match is None:
+        raise typer.BadParameter("a time such as 900, 15m or 2h", param_hint=name)
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _no_number(constant: str) -> float:

@@ -9,7 +9,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import platformdirs
 from pydantic import ConfigDict, Field, ValidationError
@@ -86,7 +86,14 @@ class Settings(Record):
         description="built requests; on storage that all nodes share",
     )
     nodes: str | None = Field(default=None, description="at most so many nodes, or their names")
+    max_nodes: int | None = Field(default=None, ge=1)
     max_gpus: int | None = Field(default=None, ge=1)
+    objective: Literal["makespan", "gpu-hours"] = Field(
+        default="makespan", description="what a plan makes small: makespan or gpu-hours"
+    )
+    deadline_seconds: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="of the makespan; else refused"
+    )
     queue: bool = Field(default=False, description="wait in the queue when no GPU is free")
     engine: EngineSettings = EngineSettings()
     stage: StageSettings = StageSettings()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coordinate_eval.coordinator import checkpoint as checkpoints
-from coordinate_eval.coordinator import jobs, plan, planner, select
+from coordinate_eval.coordinator import jobs, plan, planner, select, sizing
 from coordinate_eval.coordinator.build import Builder, Built
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.config import Settings
@@ -179,16 +179,35 @@ def guessed(suite: Suite) -> list[str]:
 
 
 def make_plan(
-    checkpoint: Checkpoint, suite: Suite, settings: Settings, found: list[Cost], capacity: Capacity
+    checkpoint: Checkpoint,
+    suite: Suite,
+    settings: Settings,
+    found: list[Cost],
+    capacity: Capacity,
+    *,
+    what_if: bool = False,
 ) -> Plan:
-    """The plan of these costs on this capacity."""
-    return planner.make(
-        checkpoint,
-        plan.PlanSuite(name=suite.name, digest=suite.digest),
-        plan.PlanEngine(name=settings.engine.name, args=settings.engine.args),
-        found,
-        capacity,
-    )
+    """The plan of these costs on as much of this capacity as the objective wants.
+
+    `what_if`: with what other numbers of GPUs would come to.
+
+    Raises:
+        UserError: nothing ends by the deadline.
+    """
+
+    def draft(part: Capacity) -> Plan:
+        return planner.make(
+            checkpoint,
+            plan.PlanSuite(name=suite.name, digest=suite.digest),
+            plan.PlanEngine(name=settings.engine.name, args=settings.engine.args),
+            found,
+            part,
+        )
+
+    chosen = sizing.choose(draft, capacity, settings.objective, settings.deadline_seconds)
+    if what_if:
+        return chosen.model_copy(update={"what_if": sizing.curve(draft, capacity)})
+    return chosen
 
 
 def work(dataset: Dataset, built: Built | None) -> model.Work | None:

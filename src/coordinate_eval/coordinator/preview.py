@@ -17,6 +17,8 @@ def render(review: Review) -> RenderableType:
     parts: list[RenderableType] = [_summary(review)]
     if review.risks:
         parts += [Text(), Text("what could go wrong", style="italic"), _risks(review)]
+    if review.plan.what_if:
+        parts += [Text(), _what_if(review)]
     parts += [Text(), Text("what runs when", style="italic")]
     parts += [Chart(review.timeline, review.metric_cpus)]
     parts += [Text(), _nodes(review), Text(), _datasets(review)]
@@ -39,6 +41,23 @@ def _risks(review: Review) -> Table:
     table.add_column(overflow="fold")
     for risk in review.risks:
         table.add_row("!", Text(plain(risk)))
+    return table
+
+
+def _what_if(review: Review) -> Table:
+    table = Table(title="what if there were", title_justify="left")
+    for column in ("nodes", "GPUs", "makespan", "to bound", "GPU-hours", "idle"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for size in review.plan.what_if:
+        estimate = size.estimate
+        table.add_row(
+            str(size.nodes),
+            str(size.gpus),
+            duration(estimate.makespan_seconds),
+            f"{estimate.makespan_seconds / estimate.lower_bound_seconds:.2f} ×",
+            f"{estimate.gpu_hours:.2f}",
+            f"{estimate.gpu_idle_fraction:.0%}",
+        )
     return table
 
 

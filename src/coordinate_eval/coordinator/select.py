@@ -45,7 +45,8 @@ def choose(
     if not fitting:
         raise UserError(_no_room(named, settings, keeper_gib))
     of_type = max(fitting.values(), key=lambda group: sum(n.trials for n in group))
-    return _limit(of_type, count, settings.max_gpus, gpus_per_trial)
+    most = min((n for n in (count, settings.max_nodes) if n is not None), default=None)
+    return _limit(of_type, most, settings.max_gpus, gpus_per_trial)
 
 
 def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: float) -> int:

@@ -16,13 +16,20 @@ SAME = 1.01
 """Times the shortest makespan up to which a plan on fewer GPUs is as good."""
 
 
+WORTH_GPU_HOURS = 1.0
+"""GPU-hours for which fewer nodes are taken than there are."""
+
+
 def best(draft: Draft, capacity: Capacity) -> Plan:
-    """The plan that ends first, on half the nodes as long as that is as good."""
+    """The plan that ends first; on half the nodes, and half of these, while that ends as soon and
+    saves anything worth the risk of a wrong prediction.
+    """
     chosen = draft(capacity)
     enough = SAME * chosen.estimate.makespan_seconds
     for smaller in _halves(capacity):
         plan = draft(smaller)
-        if plan.estimate.makespan_seconds > enough:
+        saved = chosen.estimate.gpu_hours - plan.estimate.gpu_hours
+        if plan.estimate.makespan_seconds > enough or saved < WORTH_GPU_HOURS:
             break
         chosen = plan
     return chosen
