@@ -150,6 +150,10 @@ def run(
     queue: Annotated[
         bool | None, typer.Option("--queue", help="Wait in the queue when no GPU is free.")
     ] = None,
+    first_signal: Annotated[
+        bool | None,
+        typer.Option("--first-signal", help="A slice of every dataset first: rough scores early."),
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Supervise here, and print the results.")
     ] = False,
@@ -181,6 +185,7 @@ def run(
         "objective": objective,
         "deadline_seconds": _seconds("--deadline", deadline),
         "queue": queue,
+        "first_signal": first_signal,
         "engine.name": engine,
         "engine.args": _json_object("--engine-args", engine_args),
         "slurm.partition": partition,

@@ -95,6 +95,9 @@ class Settings(Record):
         default=None, gt=0, allow_inf_nan=False, description="of the makespan; else refused"
     )
     queue: bool = Field(default=False, description="wait in the queue when no GPU is free")
+    first_signal: bool = Field(
+        default=False, description="a slice of every dataset first, to have rough scores early"
+    )
     engine: EngineSettings = EngineSettings()
     stage: StageSettings = StageSettings()
     trial: TrialSettings = TrialSettings()

@@ -47,8 +47,8 @@ def run_metric(run_dir: RunDir) -> int:
 
 
 def asking(run: Run) -> list[Span]:
-    """Portions of all questions, those of the longest metrics first."""
-    shards = sorted(run.asking(), key=lambda s: -s.metric_cpu_seconds)
+    """Portions of all questions, the first signal's first, then those of the longest metrics."""
+    shards = sorted(run.asking(), key=lambda s: (not s.signal, -s.metric_cpu_seconds))
     return [span for shard in shards for span in run.portions(shard)]
 
 

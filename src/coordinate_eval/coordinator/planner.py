@@ -6,8 +6,9 @@ a few ways of dealing are tried and the one with the earliest last score is take
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from coordinate_eval.coordinator import pack
+from coordinate_eval.coordinator import pack, signal_slice
 from coordinate_eval.coordinator.bound import lower_bound
 from coordinate_eval.coordinator.pack import Part
 from coordinate_eval.coordinator.plan import (
@@ -38,6 +39,20 @@ METRIC_PART = 0.002
 LONG_METRIC_PART = 0.01
 """Part of the bound above which one item's metric is long: plan@1 lets it have more cores."""
 
+SIGNAL_PRICE = 1.02
+"""Times the makespan without a first signal that a plan with one takes at most."""
+
+SIGNAL_SCALES = (1.0, 0.5, 0.25)
+"""How much of a first signal is tried, one after the other, until it costs no more than that."""
+
+
+class _Dealt(NamedTuple):
+    """A way of dealing and what it comes to."""
+
+    trials: list[Trial]
+    jobs: list[MetricJob]
+    outcome: Estimate
+
 
 def make(
     checkpoint: Checkpoint,
@@ -45,8 +60,13 @@ def make(
     engine: PlanEngine,
     costs: Sequence[Cost],
     capacity: Capacity,
+    *,
+    first_signal: bool = False,
 ) -> Plan:
     """The plan of one checkpoint on this capacity.
+
+    `first_signal`: a slice of every dataset first, where the makespan stays within
+    `SIGNAL_PRICE` of that without (see `signal_slice`).
 
     Raises:
         UserError: there is nothing to run, or nothing to run it on.
@@ -59,7 +79,10 @@ def make(
     slots = _slots(capacity)
     ready = [staged + capacity.engine_start_seconds] * len(slots)
     bound = lower_bound(costs, ready, capacity.metric_cpus)
-    trials, jobs, outcome = _best(costs, capacity, slots, staged, bound)
+    best = _best(costs, capacity, slots, staged, bound, [])
+    if first_signal:
+        best = _with_signal(costs, capacity, slots, staged, bound, best)
+    trials, jobs, outcome = best
     used = {trial.node for trial in trials}
     nodes = [n for n in capacity.nodes if n.name in used]
     return Plan(
@@ -140,17 +163,24 @@ def _best(
     slots: list[tuple[NodeCapacity, int]],
     staged: float,
     bound: float,
-) -> tuple[list[Trial], list[MetricJob], Estimate]:
-    """The dealing with the earliest last score; of equals the first tried."""
-    ready = [staged + capacity.engine_start_seconds] * len(slots)
-    parts = [Part(number, 0, cost.items) for number, cost in enumerate(costs)]
-    found: list[tuple[list[Trial], list[MetricJob], Estimate]] = []
+    slices: Sequence[Part],
+) -> _Dealt:
+    """The dealing with the earliest last score, after these slices; of equals the first tried."""
+    first = signal_slice.deal(costs, slices, len(slots))
+    ready = [
+        staged
+        + capacity.engine_start_seconds
+        + sum(pack.seconds(costs[p.cost], p.start, p.stop) for p in queue)
+        for queue in first
+    ]
+    parts = signal_slice.rest(costs, slices)
+    found: list[_Dealt] = []
 
     def consider(queues: list[list[Part]]) -> float:
-        trials = _trials(costs, capacity, slots, queues, staged)
+        trials = _trials(costs, capacity, slots, first, queues, staged)
         jobs = metric_jobs(costs, trials, capacity.metric_cpus, bound)
         outcome = estimate(costs, trials, jobs, capacity.metric_cpus, bound)
-        found.append((trials, jobs, outcome))
+        found.append(_Dealt(trials, jobs, outcome))
         return outcome.makespan_seconds
 
     for overhead in _early_overheads(costs, len(slots), capacity.metric_cpus):
@@ -159,7 +189,28 @@ def _best(
             break
     # The plain way too: it is best where cutting has nothing to give, as on a single trial.
     consider(pack.deal_whole(costs, parts, len(slots)))
-    return min(found, key=lambda f: f[2].makespan_seconds)
+    return min(found, key=lambda f: f.outcome.makespan_seconds)
+
+
+def _with_signal(
+    costs: Sequence[Cost],
+    capacity: Capacity,
+    slots: list[tuple[NodeCapacity, int]],
+    staged: float,
+    bound: float,
+    without: _Dealt,
+) -> _Dealt:
+    """The same with slices of datasets first, as large as they may be; without where they cost
+    too much.
+    """
+    makespan = without.outcome.makespan_seconds
+    window = makespan - staged - capacity.engine_start_seconds
+    for scale in SIGNAL_SCALES:
+        slices = signal_slice.pick(costs, len(slots), window, scale)
+        dealt = _best(costs, capacity, slots, staged, bound, slices)
+        if dealt.outcome.makespan_seconds <= SIGNAL_PRICE * makespan:
+            return dealt
+    return without
 
 
 def _early_overheads(costs: Sequence[Cost], trials: int, cpus: int) -> list[float]:
@@ -173,10 +224,11 @@ def _trials(
     costs: Sequence[Cost],
     capacity: Capacity,
     slots: list[tuple[NodeCapacity, int]],
+    first: list[list[Part]],
     queues: list[list[Part]],
     staged: float,
 ) -> list[Trial]:
-    """Trials with anything to do. Built without checks: there can be 100,000 shards."""
+    """Trials with anything to do, slices first. Built without checks: there can be 100,000 shards."""
     return [
         Trial.model_construct(
             id=f"{node.name}-{index}",
@@ -184,18 +236,22 @@ def _trials(
             gpus=capacity.gpus_per_trial,
             start_seconds=staged,
             setup_seconds=capacity.engine_start_seconds,
-            shards=[_shard(costs[p.cost], p.start, p.stop) for p in queue],
+            shards=[
+                *(_shard(costs[p.cost], p.start, p.stop, signal=True) for p in slices),
+                *(_shard(costs[p.cost], p.start, p.stop) for p in queue),
+            ],
         )
-        for (node, index), queue in zip(slots, queues, strict=True)
-        if queue
+        for (node, index), slices, queue in zip(slots, first, queues, strict=True)
+        if slices or queue
     ]
 
 
-def _shard(cost: Cost, start: int, stop: int) -> Shard:
+def _shard(cost: Cost, start: int, stop: int, *, signal: bool = False) -> Shard:
     return Shard.model_construct(
         dataset=cost.name,
         start=start,
         stop=stop,
         gpu_seconds=pack.seconds(cost, start, stop),
         metric_cpu_seconds=cost.metric_cpu_seconds * (stop - start) / cost.items,
+        signal=signal,
     )

@@ -202,6 +202,7 @@ def make_plan(
             plan.PlanEngine(name=settings.engine.name, args=settings.engine.args),
             found,
             part,
+            first_signal=settings.first_signal,
         )
 
     chosen = sizing.choose(draft, capacity, settings.objective, settings.deadline_seconds)

@@ -27,6 +27,7 @@ class Shard(Record):
     stop: int
     gpu_seconds: float
     metric_cpu_seconds: float
+    signal: bool = Field(default=False, description="part of the first signal: runs first")
 
     @property
     def span(self) -> Span:
@@ -60,7 +61,9 @@ class Run(Record):
     left_out: dict[str, str] = Field(
         default={}, description="datasets that were asked for and cannot be run, and why"
     )
-    shards: list[Shard] = Field(description="all work, longest first: what trials claim")
+    shards: list[Shard] = Field(
+        description="all work, the first signal and then the longest first: what trials claim"
+    )
 
     def asking(self) -> list[Shard]:
         """Shards whose metric asks questions."""

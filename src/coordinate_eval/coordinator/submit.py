@@ -136,7 +136,7 @@ def frozen(
     """The record of a run that is about to be."""
     shards = sorted(
         (shard for trial in prepared.plan.trials for shard in trial.shards),
-        key=lambda s: -s.gpu_seconds,
+        key=lambda s: (not s.signal, -s.gpu_seconds),
     )
     return Run(
         id=identity,

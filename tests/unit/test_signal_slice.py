@@ -1,0 +1,120 @@
+"""The first signal in plans: a slice of every dataset first, and next to nothing for it."""
+
+import itertools
+import random
+
+import pytest
+from benchmarks._instances import CHECKPOINT, Instance, base, random_instance
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinate_eval.coordinator import planner, signal_slice
+from coordinate_eval.coordinator.pack import Part
+from coordinate_eval.coordinator.plan import Cost, Plan, PlanEngine, PlanSuite
+
+COSTS = st.lists(
+    st.builds(
+        Cost,
+        name=st.just("d"),
+        items=st.integers(1, 100_000),
+        gpu_seconds=st.floats(0.01, 5_000),
+        chunk_overhead_seconds=st.one_of(st.just(0.0), st.floats(0, 2)),
+        floor_seconds=st.one_of(st.just(0.0), st.floats(0, 500)),
+        splittable=st.booleans(),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def planned(instance: Instance, *, first_signal: bool) -> Plan:
+    suite, engine = PlanSuite(name="s", digest=""), PlanEngine(name="vllm", args={})
+    return planner.make(CHECKPOINT, suite, engine, *instance, first_signal=first_signal)
+
+
+def check(instance: Instance) -> Plan:
+    """What holds of every plan with a first signal; that plan."""
+    without = planned(instance, first_signal=False)
+    made = planned(instance, first_signal=True)
+    assert made.estimate.makespan_seconds <= 1.02 * without.estimate.makespan_seconds
+    for cost in instance.costs:
+        spans = sorted(
+            (s.start, s.stop) for t in made.trials for s in t.shards if s.dataset == cost.name
+        )
+        assert [stop for _, stop in spans[:-1]] == [start for start, _ in spans[1:]]
+        assert (spans[0][0], spans[-1][1]) == (0, cost.items)
+    for trial in made.trials:
+        first = [shard.signal for shard in trial.shards]
+        assert first == sorted(first, reverse=True)
+    return made
+
+
+def ends(made: Plan) -> dict[str, float]:
+    """When the slices of each dataset are done, floors apart, as a part of the trials' time."""
+    found: dict[str, float] = {}
+    for trial in made.trials:
+        now = 0.0
+        window = made.estimate.makespan_seconds - trial.start_seconds - trial.setup_seconds
+        for shard in trial.shards:
+            now += shard.gpu_seconds
+            if shard.signal:
+                found[shard.dataset] = max(found.get(shard.dataset, 0.0), now / window)
+    return found
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_the_base_suite_has_a_signal_of_every_dataset_by_a_tenth(nodes: int) -> None:
+    instance = base(nodes)
+    made = check(instance)
+    found = ends(made)
+    assert found.keys() == {cost.name for cost in instance.costs}
+    assert max(found.values()) <= 0.1
+    for cost in instance.costs:
+        shards = [s for t in made.trials for s in t.shards if s.dataset == cost.name and s.signal]
+        items = sum(s.stop - s.start for s in shards)
+        assert items >= min(cost.items, 2500, max(4, 0.05 * cost.items))
+        if cost.items >= 5000:  # it is touched everywhere
+            starts = sorted(s.start for s in shards)
+            assert len(starts) >= 4
+            gaps = [b - a for a, b in itertools.pairwise([*starts, cost.items])]
+            assert max(gaps) - min(gaps) <= 1
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_on_random_suites(seed: int) -> None:
+    made = check(random_instance(random.Random(seed), datasets=(5, 100), gpus=(1, 64)))
+    assert max(ends(made).values(), default=0.0) <= 0.1
+
+
+@given(COSTS, st.integers(1, 64), st.floats(0.1, 5_000), st.sampled_from([1.0, 0.5, 0.25]))
+@settings(max_examples=200, deadline=None)
+def test_slices_and_the_rest_are_all_items_once(
+    costs: list[Cost], trials: int, window: float, scale: float
+) -> None:
+    slices = signal_slice.pick(costs, trials, window, scale)
+    dealt = [part for queue in signal_slice.deal(costs, slices, trials) for part in queue]
+    assert sorted(dealt) == slices
+    parts = sorted([*dealt, *signal_slice.rest(costs, slices)])
+    covered: dict[int, list[Part]] = {}
+    for part in parts:
+        assert part.start < part.stop
+        covered.setdefault(part.cost, []).append(part)
+    for number, cost in enumerate(costs):
+        edges = [0, *(part.stop for part in covered[number])]
+        assert edges[:-1] == [part.start for part in covered[number]]
+        assert edges[-1] == cost.items
+        mine = [part for part in slices if part.cost == number]
+        assert cost.splittable or len(covered[number]) == 1
+        assert sum(p.stop - p.start for p in mine) <= max(2500, cost.items if len(mine) == 1 else 0)
+
+
+def test_what_would_not_end_in_time_has_no_slice() -> None:
+    long = Cost(name="whole", items=100, gpu_seconds=50, splittable=False)
+    few = Cost(name="few", items=7, gpu_seconds=50)
+    slow = Cost(name="slow", items=100, gpu_seconds=500)
+    good = Cost(name="good", items=100, gpu_seconds=50)
+    short = Cost(name="short", items=100, gpu_seconds=0.5, splittable=False)
+    parts = signal_slice.pick([long, few, slow, good, short], trials=4, window=100)
+    assert {part.cost for part in parts} == {3, 4}
+    assert Part(4, 0, 100) in parts
