@@ -11,9 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from coordinate_eval.coordinator import files, jobs, launch
+from coordinate_eval.coordinator import files, first_signal, jobs, launch
 from coordinate_eval.coordinator.cluster import STARTED_VARIABLE, Cluster, State, TaskStatus
 from coordinate_eval.coordinator.config import Settings
+from coordinate_eval.coordinator.first_signal import FirstSignal
 from coordinate_eval.coordinator.ledger import Ledger
 from coordinate_eval.coordinator.run import Run, TrialProgress
 from coordinate_eval.coordinator.rundir import RunDir
@@ -61,6 +62,8 @@ def status(run_dir: RunDir, *, as_json: bool) -> None:
     for name, row in shown["datasets"].items():
         table.add_row(name, row["state"], f"{row['shards_done']} of {row['shards']}")
     console.print(table)
+    if shown["first_signal"] is not None:
+        console.print(first_signal.table(shown["first_signal"]))
     jobs_table = Table("job", "id", "state", "node", "reason")
     for task in shown["jobs"]:
         jobs_table.add_row(*(task[k] for k in ("name", "id", "state", "node", "reason")))
@@ -152,12 +155,17 @@ def _status(run_dir: RunDir, run: Run, tasks: list[TaskStatus], note: str) -> di
             "shards": shards,
             "shards_done": shards - missing,
         }
+    overall = _state(run_dir, left, tasks)
+    rough = None
+    if overall != "complete":
+        rough = files.read_record_if_there(run_dir.first_signal, FirstSignal)
     return {
         "run": run.id,
         "dir": str(run_dir.root),
-        "state": _state(run_dir, left, tasks),
+        "state": overall,
         "checkpoint": run.checkpoint.path,
         "datasets": datasets,
+        "first_signal": rough.model_dump(mode="json", by_alias=True) if rough else None,
         "trials": [t.model_dump(mode="json") for t in _trials(run_dir)],
         "jobs": [
             {

@@ -228,7 +228,10 @@ def _trials(
     queues: list[list[Part]],
     staged: float,
 ) -> list[Trial]:
-    """Trials with anything to do, slices first. Built without checks: there can be 100,000 shards."""
+    """Trials with anything to do, slices first.
+
+    Built without checks: there can be 100,000 shards.
+    """
     return [
         Trial.model_construct(
             id=f"{node.name}-{index}",

@@ -39,6 +39,11 @@ class RunDir:
         return self.root / "results.json"
 
     @property
+    def first_signal(self) -> Path:
+        """`FirstSignal`: rough scores from a slice of each dataset."""
+        return self.root / "first-signal.json"
+
+    @property
     def cancelled(self) -> Path:
         """There once the run was cancelled."""
         return self.root / "cancelled"

@@ -1,7 +1,8 @@
 """The scorer: a child of the supervisor in which the harness lives.
 
 `coordinate-eval _score RUN`. For each shard whose responses are published it writes the
-questions of its metric, and for each dataset that has all responses and answers its results.
+questions of its metric, for each dataset whose slice of the first signal is answered its rough
+scores, and for each that has all responses and answers its results.
 It is a process of its own so that a task's own code, or the harness, can fail or hang without
 harm to the supervision. It ends with its parent.
 """
@@ -13,14 +14,15 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator import files, first_signal
+from coordinate_eval.coordinator.first_signal import FirstSignal
 from coordinate_eval.coordinator.ledger import Ledger
 from coordinate_eval.coordinator.metric import asking
 from coordinate_eval.coordinator.run import Run
 from coordinate_eval.coordinator.rundir import RunDir, Span
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.base import Evaluator
-from coordinate_eval.records import Answer, Dataset, Response, Suite
+from coordinate_eval.records import Answer, Dataset, DatasetRequests, Response, Suite
 
 
 def run_scorer(run_dir: RunDir) -> int:
@@ -32,8 +34,9 @@ def run_scorer(run_dir: RunDir) -> int:
         run_dir.model, run.suite, run.settings.engine.name, run.max_length
     )
     while unscored(run_dir, run):
-        worked = [_ask(run_dir, evaluator, run), _finish(run_dir, evaluator, run)]
-        if not any(worked):
+        asked = _ask(run_dir, evaluator, run)
+        scored = _signal(run_dir, evaluator, run) or _finish(run_dir, evaluator, run)
+        if not asked and not scored:
             time.sleep(0.5)
     return 0
 
@@ -86,6 +89,36 @@ def _ask(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
     return False
 
 
+def _signal(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
+    """Estimate one dataset whose slice has everything; False when none has."""
+    slices = first_signal.slices(run)
+    if not slices:
+        return False
+    path = run_dir.first_signal
+    known = files.read_record_if_there(path, FirstSignal) or first_signal.begun(run)
+    for dataset in unscored(run_dir, run):
+        mine = slices.get(dataset.name, [])
+        if known.tried(dataset.name) or Ledger(run_dir, "outputs").undone(mine):
+            continue
+        asked = [p for s in run.asking() if s.span in mine for p in run.portions(s)]
+        if Ledger(run_dir, "answers").undone(asked):
+            continue
+        files.write(run_dir.scoring, dataset.name)
+        # Said first, so that a scorer that this ends does not try it again.
+        began = known.with_dataset(dataset.name, first_signal.UNFINISHED, _age(run))
+        files.write_record(path, began)
+        try:
+            answers = {a.id: a for a in _answers(run_dir, asked)}
+            results = evaluator.finish_part(dataset, _responses(run_dir, mine), answers)
+            index = files.read_record(run_dir.requests_index(dataset.name), DatasetRequests)
+            found: first_signal.Signal | str = first_signal.signal(results, index)
+        except Exception as error:
+            found = _in_words(error)
+        files.write_record(path, began.with_dataset(dataset.name, found, _age(run)))
+        return True
+    return False
+
+
 def _finish(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
     """Score one dataset that has everything; False when none has."""
     spans: dict[str, list[Span]] = {}
@@ -123,5 +156,14 @@ def _answers(run_dir: RunDir, spans: list[Span]) -> Iterator[Answer]:
 
 def _give_up(run_dir: RunDir, dataset: Dataset, error: Exception) -> None:
     """A task's own code may raise anything: the dataset fails, the others go on."""
+    files.write(run_dir.dataset_error(dataset.name), _in_words(error) + "\n")
+
+
+def _in_words(error: Exception) -> str:
     message = str(error) if isinstance(error, CoordinateError) else traceback.format_exc()
-    files.write(run_dir.dataset_error(dataset.name), message.strip() + "\n")
+    return message.strip()
+
+
+def _age(run: Run) -> float:
+    """Seconds since the run was created."""
+    return time.time() - run.created

@@ -2,7 +2,7 @@
 
 `build` runs once, before a GPU is taken. `questions` and `finish` run on CPUs; neither sees a
 model. `finish` is one harness evaluation over recorded responses, in which executing code is a
-look-up among the answers.
+look-up among the answers; `finish_part` the same over some of the items.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -43,6 +43,18 @@ class Evaluator(Protocol):
         self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
     ) -> DatasetResults:
         """Score the whole dataset from all of its responses.
+
+        Raises:
+            RecordError: a response is missing or answers another prompt than the one asked.
+        """
+        ...
+
+    def finish_part(
+        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+    ) -> DatasetResults:
+        """Score some items, of which all responses are given, as if there were no others.
+
+        Leaf tasks of which there is no item are left out, also of their groups' scores.
 
         Raises:
             RecordError: a response is missing or answers another prompt than the one asked.

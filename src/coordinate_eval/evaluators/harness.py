@@ -165,15 +165,42 @@ class HarnessEvaluator:
                     log_samples=False,
                     confirm_run_unsafe_code=True,
                 )
-        if book.missing:
-            raise RecordError(
-                f"dataset {dataset.name!r}: {len(book.missing)} programs of its metric have no "
-                f"answer, such as {min(book.missing)}; run its metric job again"
-            )
+        _check_answered(dataset, book)
         del self._kept[_key(dataset)]
         return dataset_results(
             dataset, top=built.loaded.top, items=built.items, evaluated=evaluated
         )
+
+    def finish_part(
+        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+    ) -> DatasetResults:
+        """Score some items, of which all responses are given, as if there were no others.
+
+        Leaf tasks of which there is no item are left out, also of their groups' scores. The
+        numbers are those of the harness with its `samples` argument and the same prompts.
+
+        Raises:
+            RecordError: a response or an answer is missing, or answers another prompt.
+            UserError: there is no response, or the task's own code fails.
+        """
+        book = AnswerBook(answers)
+        with harness_session():
+            built = self._built(dataset)
+            answered = built.answered(responses, whole=False)
+            if not answered:
+                raise UserError(f"dataset {dataset.name!r}: no item has a response")
+            built.rewind()
+            with built.only(answered) as part, judged_by(book), _own_code(dataset):
+                evaluated = evaluate(
+                    ReplayModel(part.recorded),
+                    part.table,
+                    samples=part.samples,
+                    log_samples=False,
+                    confirm_run_unsafe_code=True,
+                )
+        _check_answered(dataset, book)
+        items = len({ask.item for ask, _ in answered})
+        return dataset_results(dataset, top=built.loaded.top, items=items, evaluated=evaluated)
 
     def _built(self, dataset: Dataset) -> BuiltDataset:
         """The dataset, built once while it is kept; the longest unused go first."""
@@ -193,6 +220,14 @@ class HarnessEvaluator:
 
     def _instances(self) -> int:
         return sum(len(built.asks) for built in self._kept.values())
+
+
+def _check_answered(dataset: Dataset, book: AnswerBook) -> None:
+    if book.missing:
+        raise RecordError(
+            f"dataset {dataset.name!r}: {len(book.missing)} programs of its metric have no "
+            f"answer, such as {min(book.missing)}; run its metric job again"
+        )
 
 
 def _key(dataset: Dataset) -> str:

@@ -1,9 +1,11 @@
 """A dataset with all of its prompts, built whole by the harness, and what was answered to them."""
 
+import copy
 import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,16 @@ class Ask:
 
     def __str__(self) -> str:
         return f"task {self.task!r}, document {self.doc}, request {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some documents of a dataset, as arguments of `evaluate`."""
+
+    table: dict[str, Any]
+    samples: dict[str, list[int]]
+    recorded: dict[int, list[Any]]
+    """What was answered, by the `id()` of an instance."""
 
 
 class BuiltDataset:
@@ -112,6 +124,35 @@ class BuiltDataset:
         python_state, numpy_state = self._random_states
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+
+    @contextmanager
+    def only(self, answered: Sequence[tuple[Ask, list[Any]]]) -> Iterator[Part]:
+        """The dataset with no other documents than these while the block lasts.
+
+        They are numbered anew, each task's from 0, as `evaluate` numbers its `samples`.
+        """
+        documents: dict[str, set[int]] = {}
+        for ask, _ in answered:
+            documents.setdefault(ask.task, set()).add(ask.doc)
+        samples = {task: sorted(docs) for task, docs in documents.items()}
+        places = {task: {doc: n for n, doc in enumerate(docs)} for task, docs in samples.items()}
+        tasks = {name: task for name, task in self.loaded.tasks.items() if name in samples}
+        whole = {name: task.instances for name, task in tasks.items()}
+        instances: dict[str, list[Instance]] = {name: [] for name in tasks}
+        recorded = {}
+        for ask, given in answered:
+            instance = copy.copy(ask.instance)
+            instance.doc_id = places[ask.task][ask.doc]
+            instance.resps, instance.filtered_resps = [], {}
+            instances[ask.task].append(instance)
+            recorded[id(instance)] = given
+        try:
+            for name, task in tasks.items():
+                task._instances = instances[name]
+            yield Part({**self.loaded.table, "tasks": tasks}, samples, recorded)
+        finally:
+            for name, task in tasks.items():
+                task._instances = whole[name]
 
     def answered(
         self, responses: Iterable[Response], *, whole: bool

@@ -1,0 +1,113 @@
+"""A whole run with `--first-signal`: rough scores of its slices, and the same scores at the end."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.runs import TASKS, Workspace, scores
+from tests.tiny import need, tiny_model
+
+from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator.first_signal import Z_95
+from coordinate_eval.coordinator.run import Run
+from coordinate_eval.records import Answer, Response
+
+PRIORS = {
+    "tiny_group": {"gpu_seconds": 5, "chunk_overhead_seconds": 0.1},
+    "tiny_sums": {"gpu_seconds": 5, "chunk_overhead_seconds": 0.1},
+    # Too short to be cut, so it is in the first signal whole.
+    "tiny_code": {"gpu_seconds": 1, "chunk_overhead_seconds": 0.5, "cpu_seconds": 1},
+    # Of long items, so it has none.
+    "tiny_cloze": {"gpu_seconds": 100},
+}
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    need("ray", "ray")
+    made = Workspace(tmp_path_factory.mktemp("user"))
+    made.environ |= {"COORDINATE_EVAL_CLUSTER": "ray", "COORDINATE_EVAL_RAY_GPUS": "2"}
+    return made
+
+
+@pytest.fixture(scope="module")
+def suite(user: Workspace) -> Path:
+    datasets = [{"name": name, "task": name, "prior": prior} for name, prior in PRIORS.items()]
+    path = user.folder / "suite.yaml"
+    path.write_text(yaml.safe_dump({"include_path": [str(TASKS)], "datasets": datasets}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(user: Workspace, suite: Path) -> Path:
+    run = user.folder / "with"
+    user.call("run", tiny_model(), "--suite", suite, "--run-dir", run, "--first-signal", "--json")
+    return run
+
+
+@pytest.fixture
+def signal(finished: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((finished / "first-signal.json").read_text())
+    return found
+
+
+def test_the_scores_are_those_of_a_run_without(
+    user: Workspace, suite: Path, finished: Path
+) -> None:
+    run = user.folder / "without"
+    user.call("run", tiny_model(), "--suite", suite, "--run-dir", run, "--json")
+    assert scores(finished) == scores(run)
+    assert not (run / "first-signal.json").exists()
+
+
+def test_every_slice_is_scored_as_its_responses_are(
+    finished: Path, signal: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coordinate_eval.evaluators.harness import HarnessEvaluator
+
+    monkeypatch.chdir(TASKS)
+    run = files.read_record(finished / "run.json", Run)
+    evaluator = HarnessEvaluator(
+        tokenizer=finished / "model", max_length=run.max_length, include_path=[str(TASKS)]
+    )
+    assert signal["complete"] is False
+    assert signal["pending"] == []
+    assert signal["datasets"].keys() == {"tiny_group", "tiny_sums", "tiny_code"}
+    assert signal["without"].keys() == {"tiny_cloze"}
+    lines = (line for path in finished.glob("answers/*/*.jsonl") for line in path.open())
+    answers = {answer.id: answer for answer in map(Answer.model_validate_json, lines)}
+    for dataset in run.suite.datasets[:3]:
+        spans = [s.span for s in run.shards if s.dataset == dataset.name and s.signal]
+        paths = [finished / "outputs" / dataset.name / f"{span.stem}.jsonl" for span in spans]
+        responses = [Response.model_validate_json(n) for path in paths for n in path.open()]
+        expected = evaluator.finish_part(dataset, responses, answers)
+        found = signal["datasets"][dataset.name]
+        assert found["items"] == expected.items == sum(s.stop - s.start for s in spans)
+        for task, metrics in found["estimates"].items():
+            for metric, interval in metrics.items():
+                assert interval["value"] == expected.results[task][metric]
+                if interval["stderr"] is not None:
+                    width = interval["high"] - interval["low"]
+                    assert width == pytest.approx(2 * Z_95 * interval["stderr"])
+    assert signal["datasets"]["tiny_code"]["items"] == 5
+    assert signal["datasets"]["tiny_sums"]["items"] == 4
+    assert signal["datasets"]["tiny_group"]["of_tasks"] == 2
+
+
+def test_status_shows_it_until_the_results_are_complete(
+    user: Workspace, finished: Path, signal: dict[str, Any], tmp_path: Path
+) -> None:
+    done = json.loads(user.call("status", finished, "--json").stdout)
+    assert done["first_signal"] is None
+    early = Path(shutil.copytree(finished, tmp_path / "early"))
+    (early / "results.json").unlink()
+    for path in early.glob("results/*.json"):
+        path.unlink()
+    shown = json.loads(user.call("status", early, "--json").stdout)
+    assert shown["first_signal"] == signal
+    text = user.call("status", early, COLUMNS="200").stdout
+    assert "first signal" in text
+    assert "4 of 11" in text
