@@ -43,6 +43,16 @@ datasets:
 """Work enough for every GPU there is."""
 
 
+SLICED = f"""\
+include_path: ['{TASKS}']
+datasets:
+- {{name: tiny_choice, task: tiny_choice, prior: {{gpu_seconds: 5}}}}
+- {{name: tiny_code, task: tiny_code, prior: {{gpu_seconds: 1, chunk_overhead_seconds: 1}}}}
+- {{name: tiny_cloze, task: tiny_cloze, prior: {{gpu_seconds: 100}}}}
+"""
+"""Two datasets have a slice, short beside the third."""
+
+
 class FakeCluster:
     """A scheduler that takes what it is given."""
 
@@ -102,6 +112,12 @@ class User:
         tree: dict[str, Any] = json.loads(self.file.read_text())
         return tree
 
+    def wants(self, suite: str, **settings: Any) -> None:
+        """From now on this suite, with these settings."""
+        (self.folder / "other.yaml").write_text(suite)
+        changes = {"suite": str(self.folder / "other.yaml"), **settings}
+        self.settings = self.settings.model_copy(update=changes)
+
     def submit(self, **more: Any) -> Path:
         """The run of the plan in `file`."""
         assert launch.run(Order(plan=self.file, **more), self.settings) == 0
@@ -152,6 +168,18 @@ def test_what_was_reviewed_is_what_runs(user: User) -> None:
         for node in planned["nodes"]
     }
     assert [job.name.rpartition("-")[2] for job in user.cluster.submitted] == ["super1"]
+
+
+def test_the_first_signal_of_a_plan_is_that_of_its_run(user: User) -> None:
+    user.wants(SLICED, first_signal=True, max_gpus=1)
+    plan = user.plan()
+    asked = [shard for trial in plan["trials"] for shard in trial["shards"]]
+    assert {shard["dataset"] for shard in asked if shard["signal"]} == {"tiny_choice", "tiny_code"}
+    run = user.submit()
+    frozen = json.loads((run / "run.json").read_text())["shards"]
+    assert sorted(map(str, frozen)) == sorted(map(str, asked))
+    first = [shard["signal"] for shard in frozen]  # whoever takes free ones takes these first
+    assert first == sorted(first, reverse=True)
 
 
 def test_reviewed_nodes_are_asked_for_where_jobs_take_whole_ones(

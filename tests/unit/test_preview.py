@@ -14,7 +14,9 @@ from coordinate_eval.coordinator.chart import Chart
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.config import Settings, TrialSettings
 from coordinate_eval.coordinator.gantt import Phase
-from coordinate_eval.coordinator.plan import Cost, PlanEngine, PlanSuite
+from coordinate_eval.coordinator.plan import Cost, Plan, PlanEngine, PlanSuite
+from coordinate_eval.coordinator.prepare import Choice
+from coordinate_eval.coordinator.review import review, summary
 from coordinate_eval.coordinator.risks import risks
 from coordinate_eval.coordinator.timeline import Timeline, timeline
 
@@ -149,13 +151,18 @@ def found(
     cpus = int(str(more.pop("metric_cpus", 64)))
     assert isinstance(settings_, Settings)
     assert isinstance(guessed, tuple)
-    place = capacity(1, 8).model_copy(update={"metric_cpus": cpus})
-    suite, engine = PlanSuite(name="s", digest="d"), PlanEngine(name="vllm", args={})
-    planned = planner.make(CHECKPOINT, suite, engine, made, place)
+    planned = plan_of(made, cpus)
     here = site(nodes, busy or [], settings_, guessed, cpus)
     lines = risks(planned, timeline(planned, cpus), here)
     assert all("\n" not in line for line in lines)
     return "\n".join(lines)
+
+
+def plan_of(made: list[Cost], cpus: int, *, first_signal: bool = False) -> Plan:
+    """On one node of eight trials."""
+    place = capacity(1, 8).model_copy(update={"metric_cpus": cpus})
+    suite, engine = PlanSuite(name="s", digest="d"), PlanEngine(name="vllm", args={})
+    return planner.make(CHECKPOINT, suite, engine, made, place, first_signal=first_signal)
 
 
 EVEN = [Cost(name=f"d{i}", items=1000, gpu_seconds=100) for i in range(8)]
@@ -178,6 +185,24 @@ def test_few_gpus_free() -> None:
     text = found(EVEN, NODES, busy)
     assert "b0 (8 of 8 GPUs in use)" in text
     assert "and 2 more" in text
+
+
+def test_a_first_signal_that_is_missing() -> None:
+    wanted = Settings(first_signal=True)
+    text = found(EVEN, NODES, settings=wanted)
+    assert "no first signal" in text
+    assert "first signal" not in found(EVEN, NODES)
+    few = Cost(name="few", items=3, gpu_seconds=100, splittable=False)
+    planned = plan_of([few, *EVEN], 64, first_signal=True)
+    lines = risks(planned, timeline(planned, 64), site(NODES, settings=wanted))
+    assert any(line.startswith("first signal: none of few,") for line in lines)
+
+
+def test_when_the_first_signal_is_there() -> None:
+    planned = plan_of(EVEN, 64, first_signal=True)
+    here = site(NODES, settings=Settings(first_signal=True))
+    made = review(planned, Choice(capacity(1, 8).nodes, 1, "h200"), here, [])
+    assert dict(summary(made))["first signal"] == "of 8 of 8 datasets by 34.5 s"
 
 
 def test_nodes_not_known_yet() -> None:

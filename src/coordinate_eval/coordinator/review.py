@@ -112,7 +112,26 @@ def summary(found: Review) -> list[tuple[str, str]]:
             f"({found.longest_first / makespan:.2f} ×)",
         ),
         ("GPU time", f"{estimate.gpu_hours:.2f} h, {estimate.gpu_idle_fraction:.0%} idle"),
+        *_first_signal(found),
     ]
+
+
+def _first_signal(found: Review) -> list[tuple[str, str]]:
+    """When the responses of slices are there: by a tenth of the trials' time, and in the end."""
+    done: dict[str, float] = {}
+    for bar in (bar for trial in found.timeline.trials for bar in trial.shards):
+        if bar.shard.signal:
+            name = bar.shard.dataset
+            done[name] = max(done.get(name, 0.0), bar.complete)
+    if not done:
+        return []
+    ready = min(trial.ready for trial in found.timeline.trials)
+    tenth = ready + (found.plan.estimate.makespan_seconds - ready) / 10
+    early = sum(1 for when in done.values() if when <= tenth)
+    words = f"of {early} of {len(found.plan.datasets)} datasets by {duration(tenth)}"
+    if early < len(done):
+        words += f", of {len(done)} by {duration(max(done.values()))}"
+    return [("first signal", words)]
 
 
 def node_lines(found: Review) -> list[NodeLine]:

@@ -45,6 +45,7 @@ def risks(plan: Plan, drawn: Timeline, site: Site) -> list[str]:
         *_nodes_unknown(plan, site),
         *_time_limit(plan, site),
         *_few_gpus(plan, site),
+        *_no_signal(plan, site),
         *_memory(plan, site),
         *_metric_tail(drawn, site),
         *_deciding_dataset(plan, drawn),
@@ -82,6 +83,17 @@ def _few_gpus(plan: Plan, site: Site) -> Iterator[str]:
         return
     line = f"few GPUs: {free} of {there} are free on {len(site.nodes)} nodes"
     yield line + (f"; not usable are: {_named(full)}" if full else "")
+
+
+def _no_signal(plan: Plan, site: Site) -> Iterator[str]:
+    if not site.settings.first_signal:
+        return
+    sliced = {shard.dataset for trial in plan.trials for shard in trial.shards if shard.signal}
+    left = [cost.name for cost in plan.datasets if cost.name not in sliced]
+    if not sliced:
+        yield "no first signal: any slice of the datasets would put off the end by more than 2 %"
+    elif left:
+        yield f"first signal: none of {_named(left)}, which take too long or cannot be split"
 
 
 def _memory(plan: Plan, site: Site) -> Iterator[str]:
