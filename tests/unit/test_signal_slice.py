@@ -118,3 +118,10 @@ def test_what_would_not_end_in_time_has_no_slice() -> None:
     parts = signal_slice.pick([long, few, slow, good, short], trials=4, window=100)
     assert {part.cost for part in parts} == {3, 4}
     assert Part(4, 0, 100) in parts
+
+
+def test_slices_may_be_all_there_is_to_run() -> None:
+    instance = base(1)
+    code = Cost(name="c", items=20, gpu_seconds=1, metric_cpu_seconds=1e6, splittable=False)
+    made = check(Instance([code], instance.capacity))
+    assert [shard.signal for trial in made.trials for shard in trial.shards] == [True]

@@ -153,7 +153,7 @@ class Trial:
             yield from self._begin(shard, attempt)
 
     def _shards_in_order(self) -> Iterator[Shard]:
-        """The plan's own for this trial, then the longest free one, until none is left."""
+        """The plan's own for this trial, then free ones in the run's order, until none is left."""
         plan = files.read_record_if_there(self._dir.plan, Plan)
         trials = plan.trials if plan is not None else []
         own = next((t.shards for t in trials if t.id == self._trial), [])
