@@ -14,6 +14,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
+from rich.console import Console
 
 from coordinate_eval.coordinator import first_signal
 from coordinate_eval.errors import RecordError, UserError
@@ -155,12 +156,34 @@ def test_the_whole_scores_the_same_after_a_part() -> None:
         assert ours.whole() == alone
 
 
-def test_leaf_tasks_without_items_are_left_out() -> None:
+def test_leaf_tasks_of_less_than_two_items_are_left_out() -> None:
+    """One has no standard error, and its group would have none either."""
     ours = Scored("tiny_group")
-    found = ours.part({"tiny_choice": [1, 2, 3]})
+    found = ours.part({"tiny_choice": [1, 2, 3], "tiny_short": [5]})
+    assert found.items == 3
     assert found.n_samples == {"tiny_choice": {"original": 12, "effective": 3}}
     assert found.results["tiny_group"]["acc,none"] == found.results["tiny_choice"]["acc,none"]
     assert "acc,none" not in found.results["tiny_group::tiny_inner"]
+
+
+def test_one_item_alone_is_scored_all_the_same() -> None:
+    found = Scored("tiny_choice").part({"tiny_choice": [4]})
+    assert found.results["tiny_choice"]["acc_stderr,none"] == "N/A"
+
+
+def test_the_table_has_a_dataset_s_own_scores() -> None:
+    found = Scored("tiny_group").part({"tiny_choice": [1, 2, 3], "tiny_short": [0, 5]})
+    index = INDEX.model_copy(update={"items": 18})
+    known = first_signal.FirstSignal(run="r", seconds=0, pending=["tiny_group", "late"])
+    known = known.with_dataset("tiny_group", first_signal.signal(found, index), 7.0)
+    console = Console(width=150)
+    with console.capture() as captured:
+        console.print(first_signal.table(known.model_dump(mode="json")))
+    text = captured.get()
+    assert "5 of 18, 2 of 2 tasks" in text
+    assert "tiny_short" not in text
+    assert "late" in text
+    assert known.pending == ["late"]
 
 
 def test_a_limit_does_not_disturb_a_part() -> None:

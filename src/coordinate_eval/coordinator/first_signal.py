@@ -36,9 +36,11 @@ class Interval(Record):
 class Signal(Record):
     """One dataset, as far as its slice tells."""
 
-    items: int = Field(description="in the slice")
+    items: int = Field(description="in the slice, of the tasks below")
     of_items: int
-    tasks: int = Field(description="leaf tasks with items in the slice: those of the estimates")
+    tasks: int = Field(
+        description="leaf tasks with several items in the slice: the others count for nothing"
+    )
     of_tasks: int
     estimates: dict[str, dict[str, Interval]] = Field(description="task or group → metric → value")
 
@@ -117,22 +119,26 @@ def signal(results: DatasetResults, index: DatasetRequests) -> Signal:
 
 
 def table(known: dict[str, Any]) -> Table:
-    """What a `first-signal.json` says, for people."""
+    """What a `first-signal.json` says, for people: a dataset's own scores, where it has any."""
     shown = Table(title="first signal: from some of the items only", title_justify="left")
     shown.add_column("task")
     shown.add_column("metric")
     for column in ("score", "95 % interval", "items"):
         shown.add_column(column, justify="right")
-    for dataset in known["datasets"].values():
+    for name, dataset in known["datasets"].items():
         items = f"{dataset['items']} of {dataset['of_items']}"
-        for task, metrics in dataset["estimates"].items():
-            for number, (name, found) in enumerate(metrics.items()):
+        if dataset["of_tasks"] > 1:
+            items += f", {dataset['tasks']} of {dataset['of_tasks']} tasks"
+        estimates = dataset["estimates"]
+        own = {name: estimates[name]} if name in estimates else estimates
+        for task, metrics in own.items():
+            for number, (metric, found) in enumerate(metrics.items()):
                 between = (
                     "" if found["low"] is None else f"{found['low']:.4f} … {found['high']:.4f}"
                 )
                 shown.add_row(
                     "" if number else task,
-                    name.removesuffix(",none"),
+                    metric.removesuffix(",none"),
                     f"{found['value']:.4f}",
                     between,
                     "" if number else items,

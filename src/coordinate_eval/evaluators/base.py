@@ -54,7 +54,8 @@ class Evaluator(Protocol):
     ) -> DatasetResults:
         """Score some items, of which all responses are given, as if there were no others.
 
-        Leaf tasks of which there is no item are left out, also of their groups' scores.
+        Leaf tasks of which there is no item, or a single one, are left out, also of their groups'
+        scores; where all are, none is.
 
         Raises:
             RecordError: a response is missing or answers another prompt than the one asked.

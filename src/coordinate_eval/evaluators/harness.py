@@ -12,7 +12,7 @@ theirs if the dataset is named like its task; otherwise they are `dataset/leaf`,
 with two settings can be in one suite.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -176,7 +176,8 @@ class HarnessEvaluator:
     ) -> DatasetResults:
         """Score some items, of which all responses are given, as if there were no others.
 
-        Leaf tasks of which there is no item are left out, also of their groups' scores. The
+        Leaf tasks of which there is no item are left out, also of their groups' scores, and
+        those of which there is one: it has no standard error, and its group then had none. The
         numbers are those of the harness with its `samples` argument and the same prompts.
 
         Raises:
@@ -186,7 +187,7 @@ class HarnessEvaluator:
         book = AnswerBook(answers)
         with harness_session():
             built = self._built(dataset)
-            answered = built.answered(responses, whole=False)
+            answered = _of_many(built.answered(responses, whole=False))
             if not answered:
                 raise UserError(f"dataset {dataset.name!r}: no item has a response")
             built.rewind()
@@ -220,6 +221,14 @@ class HarnessEvaluator:
 
     def _instances(self) -> int:
         return sum(len(built.asks) for built in self._kept.values())
+
+
+def _of_many(answered: list[tuple[Ask, list[Any]]]) -> list[tuple[Ask, list[Any]]]:
+    """Those of tasks with several documents; all of them where no task has."""
+    documents = Counter(task for task, _ in {(ask.task, ask.doc) for ask, _ in answered})
+    if max(documents.values(), default=0) < 2:
+        return answered
+    return [(ask, given) for ask, given in answered if documents[ask.task] > 1]
 
 
 def _check_answered(dataset: Dataset, book: AnswerBook) -> None:
