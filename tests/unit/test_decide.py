@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.plans import CHECKPOINT
+
 from coordinate_eval.coordinator import decide as d
 from coordinate_eval.coordinator import jobs
 from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
@@ -18,7 +20,7 @@ from coordinate_eval.coordinator.run import (
     Submitted,
 )
 from coordinate_eval.coordinator.rundir import RunDir, Span
-from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, Suite
+from coordinate_eval.records import Dataset, Suite
 
 DIR = RunDir(Path("/runs/r"))
 SPANS = [Span("a", 0, 5), Span("a", 5, 10), Span("b", 0, 3)]
@@ -33,19 +35,7 @@ def make_run(**changes: Any) -> Run:
         "cluster": "slurm",
         "python": "python",
         "folder": "/",
-        "checkpoint": Checkpoint(
-            path="/c",
-            identity="i",
-            format=CheckpointFormat.SAFETENSORS,
-            weights=[],
-            files=[],
-            bytes=1,
-            parameters=1,
-            dtype="float32",
-            max_length=64,
-            attention_heads=1,
-            kv_bytes_per_token=1,
-        ),
+        "checkpoint": CHECKPOINT,
         "suite": Suite(
             name="s",
             digest="d",

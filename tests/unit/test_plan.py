@@ -10,6 +10,7 @@ import pytest
 from benchmarks._instances import random_instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plans import CHECKPOINT
 from tests.replay import replayed
 
 from coordinate_eval.coordinator import planner, replay
@@ -26,21 +27,7 @@ from coordinate_eval.coordinator.plan import (
 )
 from coordinate_eval.coordinator.run import Shard
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Checkpoint, CheckpointFormat
 
-CHECKPOINT = Checkpoint(
-    path="/ckpt",
-    identity="i",
-    format=CheckpointFormat.SAFETENSORS,
-    weights=[],
-    files=[],
-    bytes=14_000_000_000,
-    parameters=7_000_000_000,
-    dtype="bfloat16",
-    max_length=4096,
-    attention_heads=32,
-    kv_bytes_per_token=1,
-)
 SUITE = PlanSuite(name="s", digest="d")
 ENGINE = PlanEngine(name="vllm", args={})
 
