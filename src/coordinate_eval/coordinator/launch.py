@@ -26,6 +26,7 @@ from coordinate_eval.coordinator.select import NoFreeGpu
 from coordinate_eval.coordinator.submit import create, existing, run_id, submit_supervisor
 from coordinate_eval.coordinator.supervise import Supervisor
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
+from coordinate_eval.priors.learn import Priors
 from coordinate_eval.records import Checkpoint, Suite
 
 SILENCE_SECONDS = 60.0
@@ -216,12 +217,15 @@ def _prepare(
         choice = prepare.queued_choice(checkpoint, settings)
     cache = Path(settings.cache_dir).expanduser()
     builder = Builder(cache, checkpoint, wanted, settings.engine.name, length)
+    on = prepare.conditions(checkpoint, choice, settings.engine)
+    priors = prepare.learned(settings)
+    settings = prepare.with_learned_start(settings, priors, on)
     with console.status("building requests") as status:
         found, built = prepare.costs(
-            checkpoint,
             wanted,
-            choice,
+            on,
             builder,
+            priors,
             build_all=not order.dry_run,
             tell=lambda name: status.update(f"building requests: {name}"),
         )
@@ -245,7 +249,9 @@ def _plan_on_file(
     choice = prepare.choose_nodes(checkpoint, settings, nodes, busy, length)
     cache = Path(settings.cache_dir).expanduser()
     builder = Builder(cache, checkpoint, wanted, settings.engine.name, length)
-    found, _ = prepare.costs(checkpoint, wanted, choice, builder, build_all=False)
+    # What others have run here says nothing of a cluster that is only described.
+    on = prepare.conditions(checkpoint, choice, settings.engine)
+    found, _ = prepare.costs(wanted, on, builder, Priors(), build_all=False)
     capacity = Capacity(
         nodes=choice.nodes,
         gpus_per_trial=choice.tensor_parallel,

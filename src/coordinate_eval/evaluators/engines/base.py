@@ -20,6 +20,9 @@ from coordinate_eval.records import Request, Response
 class Engine(Protocol):
     """One loaded model."""
 
+    at_once: int
+    """Requests that it computes at once, at most; those pulled beyond that wait their turn."""
+
     def run(self, requests: Iterator[Request]) -> Iterator[Response]:
         """Answer every request once, in any order.
 

@@ -40,6 +40,8 @@ class SimulatedEngine:
         UserError: an argument is unknown or not a number that makes sense.
     """
 
+    at_once = 1
+
     def __init__(self, *, args: dict[str, Any]) -> None:
         if unknown := sorted(args.keys() - _DEFAULTS.keys()):
             raise UserError(

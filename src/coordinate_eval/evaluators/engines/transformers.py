@@ -38,15 +38,18 @@ class TransformersEngine:
         EngineError: the model or its tokenizer could not be loaded.
     """
 
+    at_once: int
+    """The size of its batches."""
+
     def __init__(self, model: Path, *, max_length: int, args: dict[str, Any]) -> None:
         if unknown := sorted(args.keys() - {"batch_size", "dtype", "device"}):
             raise UserError(
                 f"unknown engine arguments {', '.join(unknown)}: the transformers engine knows "
                 "batch_size, dtype and device"
             )
-        self._batch_size = args.get("batch_size", 8)
-        if type(self._batch_size) is not int or self._batch_size < 1:
-            raise UserError(f"engine argument batch_size={self._batch_size!r} is not 1 or more")
+        self.at_once = args.get("batch_size", 8)
+        if type(self.at_once) is not int or self.at_once < 1:
+            raise UserError(f"engine argument batch_size={self.at_once!r} is not 1 or more")
         self._torch = common.load("torch", _INSTALL)
         self._transformers = common.load("transformers", _INSTALL)
         self._transformers.utils.logging.disable_progress_bar()
@@ -73,7 +76,7 @@ class TransformersEngine:
         Raises:
             EngineError: the model failed, or a request cannot be answered.
         """
-        while ahead := list(islice(requests, _LOOK_AHEAD * self._batch_size)):
+        while ahead := list(islice(requests, _LOOK_AHEAD * self.at_once)):
             for request in ahead:
                 common.check(
                     request,
@@ -81,7 +84,7 @@ class TransformersEngine:
                     most_scored=self._max_length + 1,  # the last one is never an input
                     vocabulary=self._vocabulary,
                 )
-            for batch in batches(ahead, self._batch_size):
+            for batch in batches(ahead, self.at_once):
                 yield from self._answer(batch)
 
     def close(self) -> None:
