@@ -101,9 +101,10 @@ def write_line(path: Path, line: EngineStarted | ShardDone) -> None:
 
 def read_lines(path: Path) -> Iterator[EngineStarted | ShardDone]:
     """All lines of a trial that can be read; none where it never began."""
-    for line in files.whole_lines(path):
-        with contextlib.suppress(ValueError):
-            yield _LINE.validate_json(line)
+    with contextlib.suppress(OSError):
+        for line in files.whole_lines(path):
+            with contextlib.suppress(ValueError):
+                yield _LINE.validate_json(line)
 
 
 def engine_version(engine: str) -> str:

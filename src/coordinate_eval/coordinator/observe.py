@@ -35,6 +35,7 @@ def publish(run_dir: RunDir, run: Run) -> int:
 def collect(run_dir: RunDir, run: Run) -> list[Seen]:
     """What this run has shown so far."""
     name = f"{run.id}-{run.nonce}"
+    asked = model_of(run.checkpoint, run.tensor_parallel, run_dir.model / "config.json")
     subjects = {d.name: subject(d) for d in run.suite.datasets}
     found: list[Seen] = []
     shards: defaultdict[tuple[str, Conditions], list[ShardDone]] = defaultdict(list)
@@ -43,14 +44,8 @@ def collect(run_dir: RunDir, run: Run) -> list[Seen]:
         started = next((line for line in lines if isinstance(line, EngineStarted)), None)
         if started is None:
             continue
-        on = conditions(
-            run.settings.engine,
-            started.engine_version,
-            f"cpu/{started.processor}" if gpus.name(gpu) == "cpu" else gpu,
-            run.checkpoint,
-            run.tensor_parallel,
-            run_dir.model / "config.json",
-        )
+        gpu = on_processor(gpu, started.processor)
+        on = conditions(run.settings.engine, started.engine_version, gpu, asked)
         found.append(
             TrialSeen(
                 run=name,
@@ -86,28 +81,31 @@ def collect(run_dir: RunDir, run: Run) -> list[Seen]:
     return [*found, *datasets, *metrics]
 
 
-def conditions(
-    engine: EngineSettings,
-    engine_version: str,
-    gpu: str,
-    checkpoint: Checkpoint,
-    tensor_parallel: int,
-    config: Path | None,
-) -> Conditions:
-    """Under what a checkpoint is evaluated; `config` is its `config.json`."""
+def conditions(engine: EngineSettings, version: str, gpu: str, of: model.Model) -> Conditions:
+    """Under what a model is evaluated."""
     return Conditions(
         engine=engine.name,
-        engine_version=engine_version,
+        engine_version=version,
         sequences=_sequences(engine),
         gpu=gpu,
-        model=model.Model(
-            parameters=max(1, checkpoint.parameters),
-            bytes=max(1, checkpoint.bytes),
-            kv_bytes_per_token=checkpoint.kv_bytes_per_token,
-            tensor_parallel=tensor_parallel,
-            dtype=checkpoint.dtype,
-            family=_family(config),
-        ),
+        model=of,
+    )
+
+
+def on_processor(gpu: str, processor: str) -> str:
+    """A GPU type as it is; where it is a CPU, which one."""
+    return f"cpu/{processor}" if gpus.name(gpu) == "cpu" else gpu
+
+
+def model_of(checkpoint: Checkpoint, tensor_parallel: int, config: Path | None) -> model.Model:
+    """What of a checkpoint decides its speed; `config` is its `config.json`."""
+    return model.Model(
+        parameters=max(1, checkpoint.parameters),
+        bytes=max(1, checkpoint.bytes),
+        kv_bytes_per_token=checkpoint.kv_bytes_per_token,
+        tensor_parallel=tensor_parallel,
+        dtype=checkpoint.dtype,
+        family=_family(config),
     )
 
 

@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.select import NoFreeGpu
 from coordinate_eval.coordinator.stage import staged_bytes
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors import catalogue, gpus, model
+from coordinate_eval.priors import catalogue, model
 from coordinate_eval.priors.learn import Priors
 from coordinate_eval.priors.model import Conditions
 from coordinate_eval.priors.observations import subject
@@ -154,12 +154,13 @@ def with_learned_start(settings: Settings, priors: Priors, on: Conditions) -> Se
 
 def conditions(checkpoint: Checkpoint, choice: Choice, engine: EngineSettings) -> Conditions:
     """Under what a run on these nodes would evaluate the checkpoint."""
-    gpu = choice.gpu_type
-    if gpus.name(gpu) == "cpu":
-        gpu = f"cpu/{measure.processor()}"
-    version = measure.engine_version(engine.name)
     config = next((Path(f) for f in checkpoint.files if Path(f).name == "config.json"), None)
-    return observe.conditions(engine, version, gpu, checkpoint, choice.tensor_parallel, config)
+    return observe.conditions(
+        engine,
+        measure.engine_version(engine.name),
+        observe.on_processor(choice.gpu_type, measure.processor()),
+        observe.model_of(checkpoint, choice.tensor_parallel, config),
+    )
 
 
 def cost(
