@@ -33,6 +33,9 @@ from coordinate_eval.priors.observations import (
 HALF_LIFE_DAYS = 60.0
 """After so long an observation counts half: engines, drivers and clusters change."""
 
+OLD = 0.02
+"""What an observation counts however old it is: more than none, where there is no other."""
+
 OTHER_MODEL = 0.1
 """What an observation of another model of the same size counts; of another size less."""
 
@@ -168,7 +171,7 @@ class Priors:
 
     def _age(self, seen: Seen) -> float:
         days = max(0.0, self._now - seen.time) / 86_400
-        return float(0.5 ** (days / HALF_LIFE_DAYS))
+        return max(OLD, 0.5 ** (days / HALF_LIFE_DAYS))
 
     def _model_offset(self, on: Conditions) -> float:
         """How a model does against the fit, over all datasets: a log of seconds."""
