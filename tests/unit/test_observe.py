@@ -11,6 +11,7 @@ from coordinate_eval.coordinator.plan import NodeCapacity
 from coordinate_eval.coordinator.run import NodeShare, Round, Run, Shard
 from coordinate_eval.coordinator.rundir import RunDir
 from coordinate_eval.evaluators.engines.simulated import answer
+from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.learn import Priors
 from coordinate_eval.priors.observations import DatasetSeen, MetricSeen, TrialSeen
 from coordinate_eval.priors.store import Store
@@ -200,7 +201,7 @@ def test_the_next_plan_costs_what_this_run_took(
 def test_a_suites_own_costs_are_certain() -> None:
     given = Dataset.model_validate({"name": "d", "items": 9, "prior": {"gpu_seconds": 5}})
     on = prepare.conditions(CHECKPOINT, CHOICE, EngineSettings())
-    work = prepare.catalogue.guessed_work(given, 9)
+    work = catalogue.guessed_work(given, 9)
     cost = prepare.cost(given, work, on, Priors())
     assert (cost.gpu_seconds, cost.spread) == (5, 0)
 

@@ -9,6 +9,7 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.priors.model import Conditions, Model
 from coordinate_eval.priors.observations import (
     DatasetSeen,
+    Seen,
     Subject,
     TrialSeen,
     dump,
@@ -40,7 +41,7 @@ def started(run: str) -> TrialSeen:
 def test_what_is_put_is_read(tmp_path: Path) -> None:
     store = Store(tmp_path / "not there yet")
     assert store.read() == []
-    all_of_it = [seen("a"), seen("a", "gsm8k"), started("a"), seen("b")]
+    all_of_it: list[Seen] = [seen("a"), seen("a", "gsm8k"), started("a"), seen("b")]
     assert store.put(all_of_it) == 2
     assert sorted(map(dump, store.read())) == sorted(map(dump, all_of_it))
     assert {p.name for p in store.folder.iterdir()} == {"a.jsonl", "b.jsonl"}

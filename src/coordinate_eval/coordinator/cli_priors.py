@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="What finished runs have taught: show, fit, export, import.")
 
-MOST_LEFT_OUT = 10
+MOST_LEFT_OUT = 5
 """Newest runs that are predicted from all others, to see how well that does."""
 
 DEFAULT_GPU, DEFAULT_SIZE = "h100", "7b"

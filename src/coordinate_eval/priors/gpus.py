@@ -1,5 +1,6 @@
 """What a GPU can do at best, from its vendor's data sheet (dense, without sparsity)."""
 
+from functools import cache
 from typing import NamedTuple
 
 
@@ -45,6 +46,7 @@ def known(gpu_type: str) -> bool:
     return name(gpu_type) in _KNOWN
 
 
+@cache
 def name(gpu_type: str) -> str:
     """One name for all spellings of a type: that of the table, else the type in small letters."""
     spelled = gpu_type.lower().replace("-", "_").replace(" ", "_")

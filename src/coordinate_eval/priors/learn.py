@@ -171,7 +171,7 @@ class Priors:
 
     def _age(self, seen: Seen) -> float:
         days = max(0.0, self._now - seen.time) / 86_400
-        return max(OLD, 0.5 ** (days / HALF_LIFE_DAYS))
+        return max(OLD, math.exp2(-days / HALF_LIFE_DAYS))
 
     def _model_offset(self, on: Conditions) -> float:
         """How a model does against the fit, over all datasets: a log of seconds."""
@@ -234,7 +234,7 @@ class Priors:
         return work.model_copy(update=changed)
 
     def _metric_seconds(self, asked: Subject, work: Work, on: Conditions) -> float:
-        guess = work.metric_cpu_seconds / work.items
+        guess = work.metric_cpu_seconds / max(1, work.items)
         weight, total = NOTHING_LEARNED, NOTHING_LEARNED * guess
         for seen in self._metrics.get(asked.task, ()):
             like = _answers_alike(seen.conditions, on) * _settings(seen.subject, asked)

@@ -17,7 +17,7 @@ from coordinate_eval.coordinator import files
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.observations import DatasetSeen, Seen, dump, parse
 
-NEWEST_RUNS = 300
+NEWEST_RUNS = 100
 """Files that are read, the newest first: older ones would hardly count."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=@,-]{0,199}")
