@@ -3,7 +3,7 @@
     python benchmarks/priors.py
 
 Random Llamas of three sizes answer eight datasets of unlike shape with the transformers engine on
-one CPU core, three runs each, the shards in another order each time. What a dataset took is
+one CPU core, two runs each, the datasets in another order each time. What a dataset took is
 shared out, fitted and predicted by the code that does so in a real run. Predicted is a run that
 the prediction has not seen: from the roofline alone, from one other run of the same model, and
 from the runs of the two other sizes. Seconds are of CPU time, which others on the machine disturb
@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.tiny import MAX_LENGTH, VOCABULARY, tiny_model
 
 from coordinate_eval.coordinator import measure, observe
-from coordinate_eval.coordinator.rundir import Span
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors.attribute import Shares
 from coordinate_eval.priors.catalogue import UNKNOWN_OUTPUT_SHARE
@@ -41,8 +40,8 @@ from coordinate_eval.priors.model import Conditions, Model, Work
 from coordinate_eval.priors.observations import DatasetSeen, Subject
 from coordinate_eval.records import EngineSettings, Request, RequestKind
 
-SHARDS = 3
-"""Of each dataset."""
+BATCH = 4
+"""Requests that the transformers engine computes at once; it sorts 16 times as many."""
 
 
 class Size(NamedTuple):
@@ -52,27 +51,27 @@ class Size(NamedTuple):
     layers: int
 
 
-SIZES = (Size(128, 4), Size(256, 6), Size(384, 8))
+SIZES = (Size(128, 4), Size(192, 6), Size(320, 6))
 
 
 class Shape(NamedTuple):
-    """A dataset: how many requests, and the least and most tokens of each."""
+    """A dataset: how many requests, and the least and most tokens of their prompts."""
 
     requests: int
     prompt: tuple[int, int]
-    output: tuple[int, int]
-    """To generate, at most; (0, 0) scores a continuation of four tokens."""
+    output: int
+    """To generate; 0 scores a continuation of four tokens."""
 
 
 SHAPES = {
-    "scored, short": Shape(240, (16, 40), (0, 0)),
-    "scored, choices": Shape(120, (60, 120), (0, 0)),
-    "scored, few-shot": Shape(20, (300, 600), (0, 0)),
-    "scored, long": Shape(8, (800, 1000), (0, 0)),
-    "generated, a word": Shape(64, (50, 150), (1, 6)),
-    "generated, few-shot": Shape(16, (500, 800), (8, 32)),
-    "generated, a line": Shape(40, (100, 200), (16, 48)),
-    "generated, long": Shape(24, (20, 80), (80, 200)),
+    "scored, short": Shape(200, (8, 24), 0),
+    "scored, choices": Shape(120, (30, 60), 0),
+    "scored, few-shot": Shape(32, (150, 250), 0),
+    "scored, long": Shape(16, (400, 600), 0),
+    "generated, a word": Shape(96, (20, 60), 3),
+    "generated, few-shot": Shape(32, (200, 300), 12),
+    "generated, a line": Shape(48, (40, 80), 24),
+    "generated, long": Shape(24, (10, 30), 96),
 }
 
 
@@ -86,10 +85,11 @@ class Run(NamedTuple):
 def main() -> None:
     """Run every size, then predict each run from the others."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each size (default 3)")
+    parser.add_argument("--repeat", type=int, default=2, help="runs of each size (default 2)")
     parser.add_argument("--engine", default="transformers", help="transformers (default) or vllm")
     asked = parser.parse_args()
-    settings = EngineSettings(name=asked.engine, args={})
+    args = {"batch_size": BATCH} if asked.engine == "transformers" else {"max_num_seqs": BATCH}
+    settings = EngineSettings(name=asked.engine, args=args)
     datasets = {name: list(requests(name, random.Random(name))) for name in SHAPES}  # noqa: S311
     runs: list[Run] = []
     for size in SIZES:
@@ -123,7 +123,7 @@ def requests(name: str, dice: random.Random) -> Iterator[Request]:
     """Those of a dataset, the same in every run."""
     shape = SHAPES[name]
     for item in range(shape.requests):
-        generates = shape.output[1] > 0
+        generates = shape.output > 0
         yield Request(
             dataset=name,
             item=item,
@@ -133,7 +133,7 @@ def requests(name: str, dice: random.Random) -> Iterator[Request]:
             kind=RequestKind.GENERATE if generates else RequestKind.LOGLIKELIHOOD,
             tokens=[dice.randrange(3, VOCABULARY) for _ in range(dice.randint(*shape.prompt))],
             continuation=[] if generates else [dice.randrange(3, VOCABULARY) for _ in range(4)],
-            max_tokens=dice.randint(*shape.output),
+            max_tokens=shape.output,
         )
 
 
@@ -172,24 +172,19 @@ def made(size: Size, folder: Path) -> Model:
 def observed(
     engine: engines.Engine, datasets: dict[str, list[Request]], on: Conditions, number: int
 ) -> list[DatasetSeen]:
-    """One run of all datasets, as a trial measures it: shards in an order of this run's own."""
-    spans = [
-        Span(name, len(group) * part // SHARDS, len(group) * (part + 1) // SHARDS)
-        for name, group in datasets.items()
-        for part in range(SHARDS)
-    ]
-    random.Random(number).shuffle(spans)  # noqa: S311
-    shares = Shares(engine.at_once, clock=time.process_time)
+    """One run of all datasets, as a trial measures it, in an order of this run's own."""
+    order = list(datasets)
+    random.Random(number).shuffle(order)  # noqa: S311
+    shares = Shares(time.process_time)
     tallies: defaultdict[str, measure.Tally] = defaultdict(measure.Tally)
 
     def pulled() -> Iterator[Request]:
-        for span in spans:
-            for request in datasets[span.dataset][span.start : span.stop]:
-                shares.pulled((request.dataset, *request.identity()))
-                yield request
+        for request in itertools.chain(*(datasets[name] for name in order)):
+            shares.pulled(request)
+            yield request
 
     for response in engine.run(pulled()):
-        seconds = shares.answered((response.dataset, *response.identity()))
+        seconds = shares.answered(response, engine.computing)
         tallies[response.dataset].add(response, seconds)
     return [
         DatasetSeen(
@@ -198,7 +193,7 @@ def observed(
             conditions=on,
             dataset=name,
             subject=Subject(task=name, settings=""),
-            shards=SHARDS,
+            shards=1,
             items=len(group),
             requests=tallies[name].requests,
             prompt_tokens=prompt_tokens(group),

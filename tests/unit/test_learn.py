@@ -43,7 +43,7 @@ def test_with_nothing_seen_it_is_the_roofline_and_says_so() -> None:
 def test_the_second_checkpoint_of_a_model_is_predicted_from_the_first() -> None:
     assert max(errors(run_of(on()), on())) < 0.03
     first = Priors(run_of(on()), NOW).predict(subject("thinking"), work_of("thinking"), on())
-    assert first.spread <= 0.12
+    assert first.spread <= 0.15
     assert first.observations == 1
 
 

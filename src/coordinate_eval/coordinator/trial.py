@@ -74,7 +74,7 @@ class Trial:
         self._ready: float | None = None
         self._shards = self._responses = 0
         self._pace = 1.0
-        self._shares = Shares(1)
+        self._shares = Shares()
         self._throttle = Throttle(2.0)
 
     def run(self) -> None:
@@ -150,13 +150,13 @@ class Trial:
         measure.write_line(self._dir.observations(self._trial), started)
 
     def _answer(self, engine: engines.Engine) -> None:
-        self._shares = Shares(engine.at_once)
+        self._shares = Shares()
         with _closing(engine.run(self._requests())) as responses:
             for response in responses:
                 if self._ready is None:
                     self._ready = time.time()
                 self._responses += 1
-                self._store(response)
+                self._store(response, self._shares.answered(response, engine.computing))
                 if self._throttle():
                     self.progress("running")
         self._finish_empty()
@@ -211,11 +211,10 @@ class Trial:
         work.tally.items = len({r.item for r in todo})
         work.tally.prompt_tokens = sum(len(r.tokens) + len(r.continuation) for r in todo)
         for request in todo:
-            self._shares.pulled((span.dataset, *request.identity()))
+            self._shares.pulled(request)
             yield request
 
-    def _store(self, response: Response) -> None:
-        seconds = self._shares.answered((response.dataset, *response.identity()))
+    def _store(self, response: Response, seconds: float) -> None:
         for span, work in self._open.get(response.dataset, {}).items():
             if span.start <= response.item < span.stop and response.identity() in work.missing:
                 work.writer.write(response.line())

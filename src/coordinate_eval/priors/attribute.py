@@ -1,68 +1,97 @@
 """Who spent an engine's time, when it works on many requests at once.
 
-An engine answers the requests of several shards in one batch, so the wall time between a shard's
+An engine answers the requests of several shards together, so the wall time between a shard's
 first response and its last is not what the shard cost. The rule here: the time between two
-answers is split evenly among the requests in flight, pulled and not yet answered. Engines pull
-further ahead than they compute, to sort or to have the next one ready; what waits costs nothing.
-So of more than `at_once` in flight only those share that are answered next: they were the ones
-being computed. What all requests get adds up to the time in which any was in flight.
+answers is split among the requests being computed, in proportion to what they have to compute.
+An engine with continuous batching computes whatever is in flight, pulled and not yet answered,
+and what counts is what a step does for each. One that pulls ahead to sort its requests into
+batches says which batch it computes; a batch's time is split by all that there is to do for each,
+and what waits costs nothing. What all requests get adds up to the time in which any was in flight.
 """
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Sequence
+
+from coordinate_eval.priors.model import MAX_SEQUENCES
+from coordinate_eval.records import Key, Request, RequestKind
+
+STEP_TOKENS = 250.0
+"""Tokens of a prompt that take as long to compute as a step takes to read the weights, whatever
+the model: peak FLOP/s over bytes/s of current GPUs (`gpus`), for two bytes a parameter."""
+
+WRITTEN_SHARE = 0.3
+"""Part of its limit that a text is taken to have."""
+
+_Name = tuple[object, ...]
 
 
-class _Ahead:
-    """Time for which it is not yet known who was computed: those answered next."""
+def steps(request: Request) -> float:
+    """Steps in which an engine is done with a request: one a token, one to score."""
+    if request.kind is RequestKind.LOGLIKELIHOOD:
+        return 1.0
+    return max(1.0, WRITTEN_SHARE * request.max_tokens)
 
-    __slots__ = ("left", "number", "share")
 
-    def __init__(self, number: int, share: float, left: int) -> None:
-        self.number, self.share, self.left = number, share, left
+def work(request: Request, together: int) -> float:
+    """What there is to compute for a request, in tokens of a prompt, `together` at once."""
+    prompt = len(request.tokens) + len(request.continuation)
+    if request.kind is RequestKind.LOGLIKELIHOOD:
+        return prompt
+    return prompt + steps(request) * (1 + STEP_TOKENS / together)
 
 
 class Shares:
     """Splits the time of one engine among its requests, as they are pulled and answered.
 
     Args:
-        at_once: requests that the engine computes at once, at most.
         clock: seconds, never going back.
 
-    A response costs a constant time while no more than `at_once` are in flight, and time
-    proportional to `at_once` otherwise.
+    An answer costs a constant time, a batch once the time of a look at each of its requests.
     """
 
-    def __init__(self, at_once: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._at_once, self._clock = at_once, clock
-        self._flight: dict[Hashable, tuple[float, int]] = {}
-        self._even = 0.0  # seconds that a request in flight from the beginning would have by now
-        self._ahead: list[_Ahead] = []
-        self._opened = 0
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._waiting: dict[_Name, Request] = {}  # pulled, and not known to be computed
+        self._computed: dict[_Name, tuple[float, float]] = {}  # weight, and `_unit` at its start
+        self._weights = 0.0  # of all that are computed
+        self._unit = 0.0  # seconds so far of a request of weight 1 that was always computed
+        self._batch: Sequence[Request] | None = None
         self._last = 0.0
 
-    def pulled(self, key: Hashable) -> None:
+    def pulled(self, request: Request) -> None:
         """The engine has taken this request."""
-        if not self._flight:
+        if not self._waiting and not self._computed:
             self._last = self._clock()
-        self._flight[key] = (self._even, self._opened)
+        self._waiting[_name(request)] = request
 
-    def answered(self, key: Hashable) -> float:
-        """The engine has answered this request: its seconds; 0 for one that was not pulled."""
-        if key not in self._flight:
-            return 0.0
+    def answered(self, key: Key, batch: Sequence[Request] | None) -> float:
+        """The engine has answered this request: its seconds; 0 for one that was not pulled.
+
+        `batch` is what the engine computes, None for all that is in flight.
+        """
         now = self._clock()
         passed, self._last = now - self._last, now
-        flight = len(self._flight)
-        if flight <= self._at_once:
-            self._even += passed / flight
-        else:
-            self._ahead.append(_Ahead(self._opened, passed / self._at_once, self._at_once))
-            self._opened += 1
-        even, opened = self._flight.pop(key)
-        seconds = self._even - even
-        for interval in self._ahead:
-            if interval.number >= opened:
-                seconds += interval.share
-                interval.left -= 1
-        self._ahead = [interval for interval in self._ahead if interval.left]
-        return seconds
+        if batch is None:
+            for request in self._waiting.values():
+                self._start(request, work(request, MAX_SEQUENCES) / steps(request))
+            self._waiting.clear()
+        elif batch is not self._batch:
+            for request in batch:
+                if self._waiting.pop(_name(request), None) is not None:
+                    self._start(request, work(request, len(batch)))
+        self._batch = batch
+        if not self._computed:
+            return 0.0
+        self._unit += passed / self._weights
+        weight, began = self._computed.pop(_name(key), (0.0, 0.0))
+        # Counted anew where rounding could have left something of those that are gone.
+        self._weights = self._weights - weight if self._computed else 0.0
+        return weight * (self._unit - began)
+
+    def _start(self, request: Request, weight: float) -> None:
+        self._computed[_name(request)] = (weight, self._unit)
+        self._weights += weight
+
+
+def _name(key: Key) -> _Name:
+    return key.dataset, *key.identity()

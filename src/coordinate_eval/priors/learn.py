@@ -60,12 +60,11 @@ NO_OFFSET = 1.0
 """Observations that count for a model doing as the fit says."""
 
 RUN_SPREAD = 0.1
-"""Standard deviation of log seconds between two runs of the same: one observation is taken to
-have been so far off."""
+"""Standard deviation of log seconds between two runs of the same, before there were two."""
 
 LEAST_SPREAD = 0.05
 
-SPREAD_PER_E_FOLD = 0.1
+SPREAD_PER_E_FOLD = 0.15
 """Standard deviation added for each factor of e between the model's size and the nearest seen."""
 
 RECENT_STARTS = 50
@@ -193,8 +192,7 @@ class Priors:
         ]
         total = sum(w for w, _ in pairs)
         mean = sum(w * r for w, r in pairs) / (total + NOTHING_LEARNED)
-        squares = sum(w * (r - mean) ** 2 for w, r in pairs)
-        variance = (squares + RUN_SPREAD**2) / (total + 1)
+        variance = _variance(pairs, mean)
         learned = total / (total + NOTHING_LEARNED)
         if not found.observations:
             # Whatever was seen elsewhere, what this GPU or engine does is a guess.
@@ -241,6 +239,18 @@ class Priors:
             like *= self._age(seen)
             weight, total = weight + like, total + like * seen.cpu_seconds / seen.items
         return work.items * total / weight
+
+
+def _variance(pairs: Sequence[tuple[float, float]], mean: float) -> float:
+    """Of the next residual, from those seen and their weights: a sample's variance, with one more
+    of `RUN_SPREAD`, and that of the mean on top.
+    """
+    total = sum(w for w, _ in pairs)
+    if not total:
+        return RUN_SPREAD**2
+    count = total**2 / sum(w * w for w, _ in pairs)  # Kish's effective size of a weighted sample
+    sample = sum(w * (r - mean) ** 2 for w, r in pairs) / total
+    return (sample + RUN_SPREAD**2 / count) * (1 + 1 / count)
 
 
 def likeness(seen: Conditions, asked: Conditions) -> float:

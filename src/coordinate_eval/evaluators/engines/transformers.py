@@ -38,8 +38,8 @@ class TransformersEngine:
         EngineError: the model or its tokenizer could not be loaded.
     """
 
-    at_once: int
-    """The size of its batches."""
+    computing: list[Request] | None = None
+    """The batch in hand."""
 
     def __init__(self, model: Path, *, max_length: int, args: dict[str, Any]) -> None:
         if unknown := sorted(args.keys() - {"batch_size", "dtype", "device"}):
@@ -47,9 +47,9 @@ class TransformersEngine:
                 f"unknown engine arguments {', '.join(unknown)}: the transformers engine knows "
                 "batch_size, dtype and device"
             )
-        self.at_once = args.get("batch_size", 8)
-        if type(self.at_once) is not int or self.at_once < 1:
-            raise UserError(f"engine argument batch_size={self.at_once!r} is not 1 or more")
+        self._batch_size = args.get("batch_size", 8)
+        if type(self._batch_size) is not int or self._batch_size < 1:
+            raise UserError(f"engine argument batch_size={self._batch_size!r} is not 1 or more")
         self._torch = common.load("torch", _INSTALL)
         self._transformers = common.load("transformers", _INSTALL)
         self._transformers.utils.logging.disable_progress_bar()
@@ -76,7 +76,7 @@ class TransformersEngine:
         Raises:
             EngineError: the model failed, or a request cannot be answered.
         """
-        while ahead := list(islice(requests, _LOOK_AHEAD * self.at_once)):
+        while ahead := list(islice(requests, _LOOK_AHEAD * self._batch_size)):
             for request in ahead:
                 common.check(
                     request,
@@ -84,7 +84,8 @@ class TransformersEngine:
                     most_scored=self._max_length + 1,  # the last one is never an input
                     vocabulary=self._vocabulary,
                 )
-            for batch in batches(ahead, self.at_once):
+            for batch in batches(ahead, self._batch_size):
+                self.computing = batch
                 yield from self._answer(batch)
 
     def close(self) -> None:
@@ -197,12 +198,11 @@ class TransformersEngine:
 
 
 def batches(requests: list[Request], size: int) -> Iterator[list[Request]]:
-    """Cut requests into batches of one kind and similar length, the longest first."""
+    """Cut requests into batches of one kind, limit and similar length, the longest first."""
     for kind in RequestKind:
         alike = [request for request in requests if request.kind is kind]
-        alike.sort(
-            key=lambda request: len(request.tokens) + len(request.continuation), reverse=True
-        )
+        # A batch of texts takes as long as its longest one.
+        alike.sort(key=lambda r: (r.max_tokens, len(r.tokens) + len(r.continuation)), reverse=True)
         for start in range(0, len(alike), size):
             yield alike[start : start + size]
 

@@ -73,8 +73,8 @@ class VllmEngine:
     most_in_flight: int
     """Requests pulled and not yet answered, at most."""
 
-    at_once: int
-    """The same: nearly all of them are being computed."""
+    computing = None
+    """Nearly all that are in flight."""
 
     steps: int
     """Engine steps so far: a measure of work that no other load on the machine disturbs."""
@@ -107,7 +107,6 @@ class VllmEngine:
         running: int = config.scheduler_config.max_num_seqs
         # A few more wait in the scheduler: where it plans a step ahead, they fill the gaps.
         self.most_in_flight = running + max(1, running // 8)
-        self.at_once = self.most_in_flight
         self.steps = 0
         self._asked = 0
 
