@@ -295,18 +295,21 @@ def _print_fits(rows: list[dict[str, Any]], store: "Store") -> None:
         text = f"nothing was learned yet: no runs in {store.folder}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
         return
-    table = Table("engine", "GPU")
-    for heading in ("runs", "seen", *rows[0]["coefficients"], "±", "error, left out"):
-        table.add_column(heading.replace("_", " "), justify="right")
+    table = Table("")
     for row in rows:
-        error = row["error_left_out"]
-        table.add_row(
-            row["engine"],
-            row["gpu"],
-            str(row["runs"]),
-            str(row["observations"]),
-            *(f"{value:.3g}" for value in row["coefficients"].values()),
-            f"{row['spread']:.0%}",
-            "" if error is None else f"{error:.0%}",
-        )
+        table.add_column(f"{row['engine']} on {row['gpu']}", justify="right")
+    table.add_row("runs", *(str(row["runs"]) for row in rows))
+    table.add_row("observations", *(str(row["observations"]) for row in rows), end_section=True)
+    for name in rows[0]["coefficients"]:
+        values = (f"{row['coefficients'][name]:.3g}" for row in rows)
+        table.add_row(name.replace("_", " "), *values)
+    table.add_section()
+    table.add_row("±", *(f"{row['spread']:.0%}" for row in rows))
+    errors = (row["error_left_out"] for row in rows)
+    table.add_row("error, left out", *("" if e is None else f"{e:.0%}" for e in errors))
     console.print(table)
+    console.print(
+        "Coefficients: of prefill, weights and cache the factor over the GPU's peak, of requests, "
+        "steps and output tokens seconds each.",
+        highlight=False,
+    )

@@ -26,7 +26,7 @@ class EngineStarted(Record):
     kind: Literal["engine"] = "engine"
     time: float
     engine_version: str
-    processor: str = Field(description="model name of the CPU, and cores this trial may use")
+    processor: str = Field(description="model name of the CPU, and its cores")
     start_seconds: float = Field(description="from the process's start, without staging")
 
 
@@ -116,13 +116,10 @@ def engine_version(engine: str) -> str:
 
 
 def processor() -> str:
-    """This machine's CPU, and how many cores this process may use."""
-    model_name = ""
+    """This machine's CPU, and how many cores it has."""
+    name = os.uname().machine
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model_name = line.partition(":")[2].strip()
-                break
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    cores = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
-    return f"{model_name or os.uname().machine}, {cores} cores"
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        models = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+        name = next(models, name).strip()
+    return f"{name}, {os.cpu_count()} cores"

@@ -272,7 +272,7 @@ def likeness(seen: Conditions, asked: Conditions) -> float:
 def errors_left_out(seen: Sequence[Seen], now: float, most_runs: int) -> dict[str, list[float]]:
     """By dataset, predicted / measured − 1 of each of the newest runs, predicted from all others.
 
-    What a model wrote counts as known for a dataset that no other run has.
+    Only of datasets that others have run as well.
     """
     newest: dict[str, float] = {}
     for one in seen:
@@ -282,14 +282,10 @@ def errors_left_out(seen: Sequence[Seen], now: float, most_runs: int) -> dict[st
         priors = Priors((one for one in seen if one.run != run), now)
         for one in seen:
             if one.run == run and isinstance(one, DatasetSeen):
-                errors[one.dataset].append(error_of(priors, one))
+                predicted = priors.predict(one.subject, one.work(), one.conditions)
+                if predicted.observations:
+                    errors[one.dataset].append(predicted.gpu_seconds / one.gpu_seconds - 1)
     return dict(errors)
-
-
-def error_of(priors: Priors, seen: DatasetSeen) -> float:
-    """Predicted / measured − 1 of an observation, by priors that do not know it."""
-    predicted = priors.predict(seen.subject, seen.work(), seen.conditions)
-    return predicted.gpu_seconds / seen.gpu_seconds - 1
 
 
 @lru_cache(maxsize=4096)
