@@ -1,15 +1,18 @@
 """From a trial's shards to the store, to the next plan's costs."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from coordinate_eval.coordinator import files, measure, observe, prepare, trial
+from coordinate_eval.coordinator.cluster import Busy, Job, Node, TaskStatus
 from coordinate_eval.coordinator.config import Layer, Settings, resolve
 from coordinate_eval.coordinator.ledger import Ledger, PartWriter
 from coordinate_eval.coordinator.plan import NodeCapacity
 from coordinate_eval.coordinator.run import NodeShare, Round, Run, Shard
 from coordinate_eval.coordinator.rundir import RunDir
+from coordinate_eval.coordinator.supervise import Supervisor
 from coordinate_eval.evaluators.engines.simulated import answer
 from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.learn import Priors
@@ -21,6 +24,7 @@ from coordinate_eval.records import (
     CheckpointFormat,
     Dataset,
     DatasetRequests,
+    DatasetResults,
     EngineSettings,
     Request,
     RequestKind,
@@ -196,6 +200,45 @@ def test_the_next_plan_costs_what_this_run_took(
     assert cost.gpu_seconds == pytest.approx(seen.gpu_seconds, rel=0.05)
     shipped = prepare.cost(dataset, seen.work(), seen.conditions, Priors())
     assert 0 < cost.spread < shipped.spread
+
+
+class Idle:
+    """A cluster on which nothing runs any more."""
+
+    calls: Mapping[str, int] = {}
+
+    def nodes(self) -> tuple[list[Node], list[Busy]]:
+        return [], []
+
+    def submit(self, job: Job) -> str:
+        raise AssertionError("nothing is left to be done")
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        return []
+
+    def cancel(self, job_ids: list[str]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_run_ends_whether_or_not_it_can_be_learned_from(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, usable: bool
+) -> None:
+    work(run_dir, monkeypatch)
+    run = record(run_dir)
+    store = Path(run.settings.priors_dir)
+    if not usable:
+        store.write_text("no folder")
+    for dataset in run.suite.datasets:
+        scored = DatasetResults(dataset=dataset.name, items=ITEMS, results={})
+        files.write_record(run_dir.dataset_results(dataset.name), scored)
+    told: list[str] = []
+    results = Supervisor(run_dir, Idle(), tell=lambda _, event: told.append(event)).run()
+    assert results is not None
+    assert results["complete"]
+    assert any("nothing is learned" in event for event in told) != usable
+    if usable:
+        assert {s.run for s in Store(store).read()} == {"step-1-abc"}
 
 
 def test_a_suites_own_costs_are_certain() -> None:
