@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.observed import DATASETS, DAY, NOW, on, run_of
 from tests.runs import Workspace
+from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.cli import with_default_command
 from coordinate_eval.priors.observations import TrialSeen, dump
@@ -100,6 +101,19 @@ def test_a_malformed_line_is_refused_and_nothing_imported(user: Workspace) -> No
     assert f"{file}, line {lines + 1}: " in done.stderr
     assert "Traceback" not in done.stderr
     assert not elsewhere.exists()
+
+
+def test_a_plan_on_a_cluster_file_does_not_depend_on_what_others_ran(user: Workspace) -> None:
+    cluster = user.folder / "cluster.yaml"
+    cluster.write_text("nodes: [{name: n1, gpus: 2, gpu_type: h100}]\n")
+    suite = user.folder / "given.yaml"
+    suite.write_text("datasets: [{name: long-text, task: long-text, items: 500}]\n")
+    args = (tiny_model(), "--suite", suite, "--cluster", cluster, "--dry-run", "--json")
+    before = user.call(*args).stdout
+    learn(user)
+    assert user.call(*args).stdout == before
+    (dataset,) = json.loads(before)["datasets"]
+    assert dataset["spread"] == 0.5
 
 
 @pytest.mark.parametrize(
