@@ -91,6 +91,10 @@ class RunDir:
         """`TrialProgress`."""
         return self.root / "trials" / f"{trial}.json"
 
+    def observations(self, trial: str) -> Path:
+        """JSON lines of what a trial measured: `EngineStarted`, then a `ShardDone` each."""
+        return self.root / "observations" / f"{trial}.jsonl"
+
     def supervisor(self, epoch: int) -> Path:
         """Who supervises: the highest epoch does."""
         return self.root / "supervisor" / f"{epoch}.json"

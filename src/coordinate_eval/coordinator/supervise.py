@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from coordinate_eval.coordinator import files, jobs, report
+from coordinate_eval.coordinator import files, jobs, observe, report
 from coordinate_eval.coordinator.cluster import Cluster, State, TaskStatus
 from coordinate_eval.coordinator.decide import (
     Action,
@@ -252,9 +252,17 @@ class Supervisor:
         results = report.collect(self._dir, self._run, action.why)
         results["scheduler_calls"] = dict(self._cluster.calls)
         files.write(self._dir.results, files.pretty(results))
+        self._learn()
         self._tell(facts, "drain")
         self._drain()
         return results
+
+    def _learn(self) -> None:
+        """Keep what the shards took, for the next plan; the run is done with or without that."""
+        try:
+            observe.publish(self._dir, self._run)
+        except Exception as error:
+            self._tell(None, f"nothing is learned from this run: {error}")
 
     def _drain(self) -> None:
         """Wait for keepers to leave; cancel whatever else there is, and them if they stay."""
