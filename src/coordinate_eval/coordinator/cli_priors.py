@@ -28,7 +28,7 @@ app = typer.Typer(help="What finished runs have taught: show, fit, export, impor
 MOST_LEFT_OUT = 5
 """Newest runs that are predicted from all others, to see how well that does."""
 
-DEFAULT_GPU, DEFAULT_SIZE = "h100", "7b"
+DEFAULT_GPU, DEFAULT_SIZE = "h200", "7b"
 """Assumed where nothing was observed and none is named."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([mbt])", re.IGNORECASE)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """The items `start` ≤ i < `stop` of a dataset: what a shard or a metric unit covers."""
+    """The items `start` ≤ i < `stop` of a dataset: what a shard or a portion of one covers."""
 
     dataset: str
     start: int
