@@ -77,14 +77,14 @@ def _ask(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
         files.write(run_dir.scoring, dataset.name)
         try:
             questions = evaluator.questions(dataset, _responses(run_dir, [shard.span]))
-            _write_questions(run_dir, portions, questions)
+            write_questions(run_dir, portions, questions)
         except Exception as error:
             _give_up(run_dir, dataset, error)
         return True
     return False
 
 
-def _write_questions(run_dir: RunDir, portions: list[Span], questions: list[Question]) -> None:
+def write_questions(run_dir: RunDir, portions: list[Span], questions: list[Question]) -> None:
     """Deal questions to portions. What an earlier scorer wrote may be answered already: it stays,
     and the rest goes to the others.
     """
