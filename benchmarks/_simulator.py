@@ -97,13 +97,12 @@ def play_plan(
     where: Cluster,
     *,
     pulling: bool,
-    cores: int | None = None,
 ) -> float:
     """Makespan of a plan, its weights staged once a node.
 
     With `pulling`, trials claim at run time as the program's do: their own shards first, then
     the longest by the plan that nobody has begun. Metrics run as shards land, in the plan's
-    order, on the cores that the plan gives each, or on at most `cores`.
+    order, on the cores that the plan gives each.
     """
     ready = where.load_seconds + where.start_seconds
     own = {trial.id: deque(shard.span for shard in trial.shards) for trial in plan.trials}
@@ -130,10 +129,7 @@ def play_plan(
         ends, done = _run(span, truth[span.dataset], now)
         complete.append((done, span))
         heapq.heapreplace(engines, (ends, number, trial_id))
-    metrics = [
-        Metric(Span(job.dataset, job.start, job.stop), min(job.cpus, cores or job.cpus))
-        for job in plan.metric_jobs
-    ]
+    metrics = [Metric(Span(job.dataset, job.start, job.stop), job.cpus) for job in plan.metric_jobs]
     last = max((when for when, _ in complete), default=ready)
     return max(last, scored(metrics, complete, truth, where.metric_cpus))
 

@@ -32,7 +32,8 @@ from coordinate_eval.coordinator.baseline import Place, longest_first, one_job_e
 from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.prepare import Choice
 from coordinate_eval.priors import catalogue
-from coordinate_eval.records import Checkpoint, CheckpointFormat
+from coordinate_eval.priors.learn import Priors
+from coordinate_eval.records import Checkpoint, CheckpointFormat, EngineSettings
 
 NODES = (1, 4)
 GPUS_PER_NODE = 8
@@ -112,10 +113,11 @@ def computed() -> Table:
 def predicted(choice: Choice) -> list[Cost]:
     """Costs of the base suite as the catalogue and the model of priors have them."""
     found = []
+    on = prepare.conditions(MODEL, choice, EngineSettings())
     for dataset in suite.load("base").datasets:
         work = catalogue.predicted_work(dataset)
         assert work is not None, f"{dataset.name} is not in the catalogue"
-        found.append(prepare.cost(dataset, work, MODEL, choice))
+        found.append(prepare.cost(dataset, work, on, Priors(), built=False))
     return found
 
 

@@ -10,7 +10,7 @@ there are several.
 
 - *plan, pulling*: as trials do at run time, their own shards first and then the longest that
   nobody has begun; metrics run as shards land, on the cores that the plan gives them. *plan, as
-  dealt*: the plan's queues to the end. *A core a metric*: each shard is scored on one core.
+  dealt*: the plan's queues to the end.
 - *one job per dataset*: in the suite's order, the metric holding the GPU.
 - *OpenCompass, size* and *workers* (8 of them, or n for n GPUs): its partitioners with their
   default sizes (`_partitioners.py`), followed by evaluation on CPUs, as it does, or *overlapped*
@@ -205,10 +205,6 @@ def _ways(
     plan = planned(told(costs, sigma), capacity)
     yield OURS, lambda truth: _simulator.play_plan(plan, truth, where, pulling=True)
     yield "plan, as dealt", lambda truth: _simulator.play_plan(plan, truth, where, pulling=False)
-    yield (
-        "plan, pulling, a core a metric",
-        lambda truth: _simulator.play_plan(plan, truth, where, pulling=True, cores=1),
-    )
     yield "one job per dataset", jobs(_partitioners.one_job_per_dataset(costs), "held")
     partitions = {
         "OpenCompass, size": _partitioners.by_size(costs, answers),

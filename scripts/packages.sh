@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Debian packages that the tests use: a real Slurm and a real sandbox. Installs what is missing
-# where it may; says what to run where it may not.
+# Debian packages that the tests use: a real Slurm, a real sandbox, a real browser. Installs what
+# is missing where it may; says what to run where it may not.
 set -euo pipefail
 
 packages=(slurm-wlm slurm-client munge bubblewrap)
+# Ubuntu has Chromium outside its packages only: there the test of a page in a browser is skipped.
+[ -r /etc/debian_version ] && ! grep -qi ubuntu /etc/os-release && packages+=(chromium)
 missing=()
 for package in "${packages[@]}"; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' ||

@@ -84,8 +84,10 @@ def compare(
 
 
 def ended(run: Path) -> dict[str, Any]:
-    """What `results.json` says once it is there, however long engines take to start here."""
+    """What `results.json` says once it is there; engines may take minutes to start here."""
+    end = time.monotonic() + 900
     while not (run / "results.json").exists():
+        assert time.monotonic() < end, f"no results of {run}"
         time.sleep(0.2)
     found: dict[str, Any] = json.loads((run / "results.json").read_text())
     return found

@@ -53,6 +53,7 @@ def last_answer(
 ) -> float:
     """When the last metric job ends: at each moment, the first in the list that fits starts."""
     waiting = []
+    assert all(1 <= job["cpus"] <= cores for job in plan["metric_jobs"])
     for job in plan["metric_jobs"]:
         cost = costs[job["dataset"]]
         share = (job["stop"] - job["start"]) / cost["items"]

@@ -1,14 +1,12 @@
 """Every error this program raises on purpose.
 
-    CoordinateError
-    ├── UserError            exit status 2: the input or the setting is wrong, nothing was started
-    ├── ClusterError         the scheduler said no, in its own words
-    │   ├── ClusterSilent    it did not answer: nothing is known, ask again later (retry)
-    │   └── SubmitRefused    it refused this job; the same job will be refused again
-    ├── EngineError          an engine could not start or gave up
-    └── RecordError          a file of a run directory is not what its name says
-
-`retry` says whether the same call can succeed later without anybody changing anything.
+CoordinateError
+├── UserError            exit status 2: the input or the setting is wrong, nothing was started
+├── ClusterError         the scheduler said no, in its own words
+│   ├── ClusterSilent    it did not answer: nothing is known, ask again later
+│   └── SubmitRefused    it refused this job; the same job will be refused again
+├── EngineError          an engine could not start or gave up
+└── RecordError          a file of a run directory is not what its name says
 """
 
 from typing import ClassVar
@@ -18,7 +16,6 @@ class CoordinateError(Exception):
     """Base of all; its text is one message for a person: what, where, what to do next."""
 
     exit_status: ClassVar[int] = 1
-    retry: ClassVar[bool] = False
 
 
 class UserError(CoordinateError):
@@ -35,7 +32,6 @@ class ClusterSilent(ClusterError):
     """The scheduler did not answer. Nothing may be concluded about jobs or nodes."""
 
     exit_status = 3
-    retry = True
 
 
 class SubmitRefused(ClusterError):

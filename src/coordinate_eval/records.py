@@ -95,10 +95,10 @@ class Answer(Record):
 class Prior(Record):
     """Costs of a whole dataset on one trial, when a suite gives them."""
 
-    gpu_seconds: float = Field(gt=0, allow_inf_nan=False)
-    cpu_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    chunk_overhead_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    floor_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    gpu_seconds: float = Field(ge=1e-6, le=1e9)
+    cpu_seconds: float = Field(default=0.0, ge=0, le=1e12)
+    chunk_overhead_seconds: float = Field(default=0.0, ge=0, le=1e6)
+    floor_seconds: float = Field(default=0.0, ge=0, le=1e9)
 
 
 class Dataset(Record):

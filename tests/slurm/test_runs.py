@@ -1,6 +1,7 @@
 """Whole runs on a real controller: what is killed, lost or refused changes no score."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -78,51 +79,72 @@ def test_a_killed_trial_loses_nothing(workspace: Workspace, expected: dict[str, 
     all_gone(workspace)
 
 
-def test_all_trials_killed_another_round_begins(
-    workspace: Workspace, expected: dict[str, Any]
+@pytest.mark.parametrize(
+    ("job", "trace"),
+    [
+        ("_trial", "rounds/1.json"),  # all of them: another round begins
+        ("_keep", "stage/0-*.json"),  # its weights are the trials' to remove
+        ("_supervise", "supervisor/2.json"),
+        ("_score", "results.json"),
+    ],
+)
+def test_whatever_is_killed_the_scores_are_the_same(
+    workspace: Workspace, expected: dict[str, Any], job: str, trace: str
 ) -> None:
-    run = workspace.submit(
-        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / "round"
-    )
-    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
-    kill(processes("_trial", str(run)))
+    run = begun(workspace, f"killed{job}")
+    kill(until(lambda: processes(job, str(run)), f"a process of {job}"))
     assert scores(run) == expected
-    assert (run / "rounds" / "1.json").exists()
+    assert list(run.glob(trace))
     all_gone(workspace)
 
 
-def test_a_killed_keeper_leaves_its_weights_to_the_trials(
+def begun(workspace: Workspace, name: str, *options: object) -> Path:
+    """A slow run on two GPUs that has some responses."""
+    run = workspace.submit(
+        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / name,
+        *options,
+    )  # fmt: skip
+    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
+    return run
+
+
+def supervisor(run: Path) -> str:
+    """The first supervisor's job id."""
+    (path,) = run.glob("jobs/*super1.json")
+    return str(json.loads(path.read_text())["job_id"])
+
+
+def test_a_supervisor_that_is_warned_hands_over(
     workspace: Workspace, expected: dict[str, Any]
 ) -> None:
-    run = workspace.submit(
-        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / "keeper"
-    )
-    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
-    kill(processes("_keep", str(run)))
+    run = begun(workspace, "warned")
+    subprocess.run(["scancel", "--signal=USR1", "--batch", supervisor(run)], check=True)
     assert scores(run) == expected
+    assert list(run.glob("jobs/*super2.json"))
     all_gone(workspace)
 
 
-def test_a_killed_supervisor_comes_back(workspace: Workspace, expected: dict[str, Any]) -> None:
-    run = workspace.submit(
-        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / "super"
-    )
+def test_a_checkpoint_may_go_once_it_is_staged(
+    workspace: Workspace, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "step-1"
+    shutil.copytree(tiny_model(), checkpoint)
+    done = workspace.call(
+        "run", checkpoint, "--suite", workspace.suite(*TASKS), *SLOW, "--max-gpus", 1,
+        "--run-dir", workspace.folder / "gone",
+    )  # fmt: skip
+    run = Path(done.stdout.rstrip("\n"))
     until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
-    kill(processes("_supervise", str(run)))
+    shutil.rmtree(checkpoint)
     assert scores(run) == expected
-    assert (run / "supervisor" / "2.json").exists()
     all_gone(workspace)
 
 
 def test_a_supervisor_lost_for_good_is_resumed(
     workspace: Workspace, expected: dict[str, Any]
 ) -> None:
-    run = workspace.submit(
-        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / "resumed"
-    )
-    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
-    (job,) = [json.loads(p.read_text())["job_id"] for p in run.glob("jobs/*super1.json")]
-    subprocess.run(["scancel", "--signal=KILL", "--full", job], check=True)
+    run = begun(workspace, "resumed")
+    subprocess.run(["scancel", "--signal=KILL", "--full", supervisor(run)], check=True)
     until(lambda: not any("super1" in line for line in queue()), "its end")
     workspace.call("resume", run)
     assert scores(run) == expected
@@ -132,10 +154,7 @@ def test_a_supervisor_lost_for_good_is_resumed(
 def test_a_cancelled_run_leaves_nothing_and_goes_on_when_asked(
     workspace: Workspace, expected: dict[str, Any]
 ) -> None:
-    run = workspace.submit(
-        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / "cancelled"
-    )
-    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
+    run = begun(workspace, "cancelled")
     workspace.call("cancel", run)
     all_gone(workspace)
     assert "cancelled" in workspace.call("status", run).stdout
@@ -147,10 +166,7 @@ def test_a_cancelled_run_leaves_nothing_and_goes_on_when_asked(
 def test_a_silent_controller_is_waited_for(
     workspace: Workspace, expected: dict[str, Any], slurm_cluster: DevCluster
 ) -> None:
-    run = workspace.submit(
-        workspace.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", workspace.folder / "silent"
-    )
-    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
+    run = begun(workspace, "silent")
     slurm_cluster.stop_controller()
     try:
         log = next(run.glob("logs/*super1*.log"))

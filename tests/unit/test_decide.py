@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.plans import CHECKPOINT
+
 from coordinate_eval.coordinator import decide as d
 from coordinate_eval.coordinator import jobs
 from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
@@ -16,9 +18,10 @@ from coordinate_eval.coordinator.run import (
     Shard,
     StageProgress,
     Submitted,
+    portion_seconds,
 )
 from coordinate_eval.coordinator.rundir import RunDir, Span
-from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, Suite
+from coordinate_eval.records import Dataset, Suite
 
 DIR = RunDir(Path("/runs/r"))
 SPANS = [Span("a", 0, 5), Span("a", 5, 10), Span("b", 0, 3)]
@@ -33,19 +36,7 @@ def make_run(**changes: Any) -> Run:
         "cluster": "slurm",
         "python": "python",
         "folder": "/",
-        "checkpoint": Checkpoint(
-            path="/c",
-            identity="i",
-            format=CheckpointFormat.SAFETENSORS,
-            weights=[],
-            files=[],
-            bytes=1,
-            parameters=1,
-            dtype="float32",
-            max_length=64,
-            attention_heads=1,
-            kv_bytes_per_token=1,
-        ),
+        "checkpoint": CHECKPOINT,
         "suite": Suite(
             name="s",
             digest="d",
@@ -297,7 +288,26 @@ def test_a_metrics_questions_are_answered_by_as_many_cores_as_there_are() -> Non
     assert [p.start for p in portions] == [3, *(p.stop for p in portions[:-1])]
     assert portions[-1].stop == 103
     many = [long.model_copy(update={"metric_cpu_seconds": 1e6, "stop": 100_000})] * 3
-    assert sum(len(make_run(asks=["b"], shards=many).portions(s)) for s in many) <= 2_003
+    huge = make_run(asks=["b"], shards=many, portion_seconds=portion_seconds(3e6))
+    assert sum(len(huge.portions(shard)) for shard in many) <= 2_003
     actions = d.decide(run, DIR, facts(answerable=portions))
     jobs_asked = [a.job for a in actions if isinstance(a, d.Submit) and "metric" in a.job.name]
     assert [job.count for job in jobs_asked] == [run.settings.metrics.cpus]
+
+
+def test_pullers_that_have_left_are_replaced_while_others_still_work() -> None:
+    run = make_run(asks=["b"])
+    first = jobs.metric_name(run, 0)
+    some = [Span("b", n, n + 1) for n in range(6)]
+    known = facts(
+        submitted={**submitted(*KEEP, *TRIAL), **submitted(first)},
+        tasks=tasks(first, State.RUNNING),
+        answerable=some,
+    )
+    (another,) = [
+        a.job
+        for a in d.decide(run, DIR, known)
+        if isinstance(a, d.Submit) and "metric" in a.job.name
+    ]
+    assert (another.name, another.count) == (jobs.metric_name(run, 1), 5)
+    assert submits(d.decide(run, DIR, replace(known, answerable=some[:2]))) == []

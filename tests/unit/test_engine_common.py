@@ -82,6 +82,13 @@ def test_batches_hold_everything_once_and_one_kind_each(
     assert all(len(batch) <= size and len({r.kind for r in batch}) == 1 for batch in cut)
 
 
+def test_a_short_text_does_not_wait_for_a_long_one_in_its_batch() -> None:
+    requests = [
+        change(item=n, kind=RequestKind.GENERATE, max_tokens=500 if n % 2 else 5) for n in range(12)
+    ]
+    assert all(len({r.max_tokens for r in batch}) == 1 for batch in batches(requests, 3))
+
+
 @pytest.mark.parametrize(("engine", "module"), [("vllm", "vllm"), ("transformers", "torch")])
 def test_a_missing_extra_is_the_users_to_install(engine: str, module: str) -> None:
     script = f"""

@@ -166,8 +166,6 @@ def test_metrics_of_a_plan_start_when_their_shards_have_landed() -> None:
     over = 14 + 5 + 40 + 5
     assert play_plan(plan_of(costs, queues, halves), costs, ONE, pulling=False) == over + 10
     assert play_plan(plan_of(costs, queues, once), costs, ONE, pulling=False) == over + 10
-    one_core = play_plan(plan_of(costs, queues, halves), costs, ONE, pulling=False, cores=1)
-    assert one_core == over + 40
 
 
 def test_metrics_take_what_fits_in_the_order_given() -> None:

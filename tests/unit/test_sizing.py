@@ -1,7 +1,8 @@
 """How many GPUs a plan takes."""
 
 import pytest
-from tests.unit.test_plan import CHECKPOINT, ENGINE, SUITE, capacity_of
+from tests.plans import CHECKPOINT
+from tests.unit.test_plan import ENGINE, SUITE, capacity_of
 
 from coordinate_eval.coordinator import planner, sizing
 from coordinate_eval.coordinator.plan import Capacity, Cost, Plan

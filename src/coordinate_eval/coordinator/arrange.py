@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.plan_file import PlanFile
 from coordinate_eval.coordinator.prepare import Choice, Prepared
 from coordinate_eval.coordinator.select import NoFreeGpu
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors.learn import Priors
 from coordinate_eval.records import Checkpoint, Dataset, Suite
 
 
@@ -61,9 +62,11 @@ class Offer:
 
     nodes: list[Node]
     busy: list[Busy]
-    engine_start_seconds: float
+    engine_start_seconds: float | None
+    """What is assumed of it; None for what was learned, or is set."""
     storage_gigabits_per_node: float
     metric_cpus: int
+    priors: Priors
     build: Callable[[Dataset], bool]
     queue: bool
     """Plan for nodes that are not known yet where none is free."""
@@ -105,6 +108,8 @@ def offer_of_file(described: ClusterFile) -> Offer:
         engine_start_seconds=described.engine_start_seconds,
         storage_gigabits_per_node=described.storage_gigabits_per_node,
         metric_cpus=described.cores_for_metrics,
+        # What others have run here says nothing of a cluster that is only described.
+        priors=Priors(),
         build=lambda dataset: False,
         queue=False,
     )
@@ -116,9 +121,10 @@ def offer_of_cluster(found: tuple[list[Node], list[Busy]], settings: Settings) -
     return Offer(
         nodes,
         busy,
-        engine_start_seconds=settings.trial.engine_start_seconds,
+        engine_start_seconds=None,
         storage_gigabits_per_node=settings.stage.gigabits_per_node,
         metric_cpus=settings.metrics.cpus,
+        priors=prepare.learned(settings),
         build=lambda dataset: dataset.task is not None,
         queue=settings.queue,
     )
@@ -137,7 +143,9 @@ def prepared(
     choice = _choice(asked, settings, offer, length)
     cache = Path(settings.cache_dir).expanduser()
     builder = Builder(cache, checkpoint, wanted, settings.engine.name, length)
-    costs, built = prepare.costs(checkpoint, wanted, choice, builder, build=offer.build, tell=tell)
+    on = prepare.conditions(checkpoint, choice, settings.engine)
+    settings = prepare.with_learned_start(settings, offer.priors, on)
+    costs, built = prepare.costs(wanted, on, builder, offer.priors, build=offer.build, tell=tell)
     plan = asked.plan
     if plan is not None:
         plan_file.check_items(plan, costs)
@@ -145,7 +153,9 @@ def prepared(
         capacity = Capacity(
             nodes=choice.nodes,
             gpus_per_trial=choice.tensor_parallel,
-            engine_start_seconds=offer.engine_start_seconds,
+            engine_start_seconds=settings.trial.engine_start_seconds
+            if offer.engine_start_seconds is None
+            else offer.engine_start_seconds,
             storage_gigabits_per_node=offer.storage_gigabits_per_node,
             metric_cpus=offer.metric_cpus,
         )

@@ -17,9 +17,7 @@ the schedule. For a makespan T, a trial that is ready at r has T − r seconds:
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from coordinate_eval.coordinator.plan import Cost
 
@@ -29,46 +27,34 @@ PRECISION = 1e-6
 _EPS = 1e-9
 
 
-class _Windows(NamedTuple):
-    """What trials have of a makespan: (seconds, how many trials), longest first."""
-
-    groups: list[tuple[float, int]]
-
-    @property
-    def longest(self) -> float:
-        return self.groups[0][0] if self.groups else 0.0
-
-
-def lower_bound(costs: Sequence[Cost], ready: Sequence[float], metric_cpus: int) -> float:
-    """Seconds from submission that no plan beats; `ready` is when each trial can begin."""
-    low = _simple(costs, ready, metric_cpus)
-    starts = Counter(ready)
-    if _possible(costs, starts, low):
+def lower_bound(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: int) -> float:
+    """Seconds from submission that no plan beats; `ready` is when all of the trials can begin."""
+    low = _simple(costs, ready, trials, metric_cpus)
+    if _possible(costs, trials, low - ready):
         return low
-    high = low
-    while not _possible(costs, starts, high):
-        high = 2 * high + 1
+    high = 2 * low - ready + 1
+    while not _possible(costs, trials, high - ready):
+        high += high - ready
     while high - low > PRECISION * high:
         middle = (low + high) / 2
-        if _possible(costs, starts, middle):
+        if _possible(costs, trials, middle - ready):
             high = middle
         else:
             low = middle
     return low
 
 
-def _simple(costs: Sequence[Cost], ready: Sequence[float], metric_cpus: int) -> float:
+def _simple(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: int) -> float:
     """What needs no search: the work spread evenly, floors, and metrics after their first."""
-    begin = min(ready)
-    bound = (sum(ready) + sum(c.gpu_seconds for c in costs)) / len(ready)
+    bound = ready + sum(c.gpu_seconds for c in costs) / trials
     firsts = []
     for cost in costs:
-        pieces = min(len(ready), cost.items) if cost.splittable else 1
+        pieces = min(trials, cost.items) if cost.splittable else 1
         atoms = cost.items if cost.splittable else 1
         metric = cost.metric_cpu_seconds / metric_cpus
         least = math.ceil(atoms / pieces) * cost.gpu_seconds / atoms
-        bound = max(bound, begin + max(least, cost.floor_seconds) + metric / atoms)
-        firsts.append((begin + max(cost.gpu_seconds / atoms, cost.floor_seconds), metric))
+        bound = max(bound, ready + max(least, cost.floor_seconds) + metric / atoms)
+        firsts.append((ready + max(cost.gpu_seconds / atoms, cost.floor_seconds), metric))
     following = 0.0
     for first, metric in sorted(firsts, reverse=True):
         following += metric
@@ -76,50 +62,36 @@ def _simple(costs: Sequence[Cost], ready: Sequence[float], metric_cpus: int) -> 
     return bound
 
 
-def _possible(costs: Sequence[Cost], starts: Counter[float], makespan: float) -> bool:
-    """Whether nothing here rules a schedule of this length out."""
-    windows = _Windows(
-        sorted(((makespan - r, n) for r, n in starts.items() if makespan > r), reverse=True)
-    )
-    trials = sum(n for _, n in windows.groups)
-    capacity = sum(seconds * n for seconds, n in windows.groups)
+def _possible(costs: Sequence[Cost], trials: int, window: float) -> bool:
+    """Whether nothing here rules out that each trial needs so many seconds only."""
     needed = 0.0
     for cost in costs:
-        pieces = _trials_needed(cost, windows)
-        if pieces is None:
+        pieces = _trials_needed(cost, window)
+        if pieces > trials:
             return False
         needed += cost.gpu_seconds + (pieces - 1) * cost.chunk_overhead_seconds
-    if needed > capacity * (1 + _EPS):
+    if needed > window * trials * (1 + _EPS):
         return False
     return all(
-        sum(_atoms_over(c, windows.longest / (k + 1)) for c in costs) <= k * trials
-        for k in (1, 2, 3, 4)
+        sum(_atoms_over(c, window / (k + 1)) for c in costs) <= k * trials for k in (1, 2, 3, 4)
     )
 
 
-def _trials_needed(cost: Cost, windows: _Windows) -> int | None:
-    """On how many trials a dataset has to run at least; None where all are too few."""
+def _trials_needed(cost: Cost, window: float) -> float:
+    """On how many trials a dataset has to run at least; infinite where no number is enough."""
     if not cost.splittable:
-        return 1 if cost.gpu_seconds <= windows.longest * (1 + _EPS) else None
+        return 1 if cost.gpu_seconds <= window * (1 + _EPS) else math.inf
     each = cost.gpu_seconds / cost.items
-    left = cost.items - _fitting(windows.longest, each)
-    pieces, first = 1, True
-    for seconds, count in windows.groups:
-        if left <= 0:
-            break
-        fitting = _fitting(seconds - cost.chunk_overhead_seconds, each)
-        if fitting <= 0:
-            return None
-        # The longest window was spent on the piece that pays no overhead.
-        usable = min(count - 1 if first else count, math.ceil(left / fitting))
-        first = False
-        pieces += usable
-        left -= usable * fitting
-    return pieces if left <= 0 else None
+    # The piece with the first item pays no overhead.
+    left = cost.items - _fitting(window, each)
+    if left <= 0:
+        return 1
+    further = _fitting(window - cost.chunk_overhead_seconds, each)
+    return 1 + math.ceil(left / further) if further > 0 else math.inf
 
 
 def _fitting(seconds: float, each: float) -> int:
-    return int(min(max(0.0, seconds) / each * (1 + _EPS), 2.0**62))
+    return int(max(0.0, seconds) / each * (1 + _EPS))
 
 
 def _atoms_over(cost: Cost, seconds: float) -> int:

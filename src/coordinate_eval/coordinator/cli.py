@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinate_eval import __version__
-from coordinate_eval.coordinator import config
+from coordinate_eval.coordinator import cli_priors, config
 from coordinate_eval.coordinator.process import end_with_parent_if_asked
 from coordinate_eval.coordinator.rundir import RunDir
 from coordinate_eval.errors import CoordinateError
@@ -31,6 +31,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
 )
+app.add_typer(cli_priors.app, name="priors")
 
 RunArgument = Annotated[
     str | None, typer.Argument(help="A run's directory or id.", show_default="the latest")
@@ -63,6 +64,7 @@ def main() -> None:
 def with_default_command(args: list[str]) -> list[str]:
     """`CKPT …` as `run CKPT …`."""
     commands = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+    commands |= {group.name for group in app.registered_groups if group.name}
     if not args or args[0] in commands or args[0] in ("--help", "--version"):
         return args
     return ["run", *args]

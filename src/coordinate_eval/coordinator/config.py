@@ -85,6 +85,10 @@ class Settings(Record):
         default_factory=lambda: platformdirs.user_cache_dir("coordinate-eval"),
         description="built requests; on storage that all nodes share",
     )
+    priors_dir: str = Field(
+        default_factory=lambda: str(Path("~/.coordinate-eval/priors").expanduser()),
+        description="what finished runs took; on storage that all nodes share",
+    )
     nodes: str | None = Field(default=None, description="at most so many nodes, or their names")
     max_nodes: int | None = Field(default=None, ge=1)
     max_gpus: int | None = Field(default=None, ge=1)

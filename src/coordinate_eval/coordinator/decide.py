@@ -216,15 +216,16 @@ def _waiting_for_scores(facts: Facts) -> list[Action]:
 
 
 def _metrics(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
-    """One array of pullers while there are unanswered questions."""
+    """An array of pullers when there are questions, others when most of them have left."""
     if not facts.answerable or facts.idle_arrays >= MAX_IDLE_ARRAYS:
         return []
-    arrays = sum(1 for name in facts.submitted if jobs.is_metric(run, name))
-    if arrays and facts.alive(jobs.metric_name(run, arrays - 1)):
+    arrays = [name for name in facts.submitted if jobs.is_metric(run, name)]
+    alive = sum(len(facts.alive(name)) for name in arrays)
+    wanted = min(run.settings.metrics.cpus, len(facts.answerable))
+    if alive >= wanted / 2:
         return []
-    portions = sum(len(run.portions(shard)) for shard in run.asking())
-    count = max(1, min(run.settings.metrics.cpus, portions))
-    return [Submit(jobs.metric_job(run, run_dir, arrays, count))]
+    count = wanted - alive if alive else jobs.pullers(run)
+    return [Submit(jobs.metric_job(run, run_dir, len(arrays), count))]
 
 
 def _release(facts: Facts, node: str) -> list[Action]:

@@ -56,7 +56,7 @@ def summary(run: Run, facts: Facts) -> str:
     running = sum(1 for state in states if state is State.RUNNING)
     pending = sum(1 for state in states if state is State.PENDING)
     trials = f"{running} trials" + (f", {pending} waiting" if pending else "")
-    unanswered = f", {len(facts.answerable)} spans of questions" if facts.answerable else ""
+    unanswered = f", {len(facts.answerable)} portions of questions" if facts.answerable else ""
     return (
         f"{shards - len(facts.undone)} of {shards} shards, "
         f"{datasets - facts.unscored} of {datasets} datasets scored, {trials}{unanswered}"

@@ -86,9 +86,11 @@ def planned_jobs(prepared: Prepared, made: Run, run_dir: RunDir) -> Iterator[Job
         yield jobs.supervisor_job(made, run_dir, 1)
     for share in round_.shares:
         yield from _node_jobs(made, run_dir, share, round_.minutes)
-    if prepared.plan.metric_jobs:
-        count = min(prepared.settings.metrics.cpus, len(prepared.plan.metric_jobs))
-        yield jobs.metric_job(made, run_dir, 0, count)
+    # Which metrics ask questions is known of what was built; of the rest, those that cost anything.
+    asks = made.asks if prepared.built else [job.dataset for job in prepared.plan.metric_jobs]
+    if asks:
+        asking = made.model_copy(update={"asks": asks})
+        yield jobs.metric_job(asking, run_dir, 0, jobs.pullers(asking))
 
 
 def write_page(file: Path, found: Review) -> None:

@@ -54,7 +54,7 @@ def gather(
             *(("outputs", held) for held in outputs.held(undone)),
             *(("answers", held) for held in answers.held(questions)),
         ],
-        answerable=answers.undone(questions),
+        answerable=answers.claimable(questions),
         unscored=len(unscored(run_dir, run)),
         scorable=scorable(run_dir, run, undone),
         idle_rounds=idle_rounds(run_dir, run, rounds, now),

@@ -112,6 +112,16 @@ def whole_lines(path: Path) -> Iterator[bytes]:
         return
 
 
+def lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file that was written whole.
+
+    Raises:
+        OSError: it is not there.
+    """
+    with path.open("rb") as file:
+        yield from file
+
+
 def names(folder: Path) -> set[str]:
     """Names in a folder; none when it is not there yet. A missing name proves nothing."""
     try:

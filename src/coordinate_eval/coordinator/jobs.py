@@ -116,6 +116,12 @@ def node_job(run: Run, run_dir: RunDir, number: int, share: NodeShare, minutes: 
     )
 
 
+def pullers(run: Run) -> int:
+    """How many of them find something to answer at once."""
+    portions = sum(len(run.portions(shard)) for shard in run.asking())
+    return max(1, min(run.settings.metrics.cpus, portions))
+
+
 def metric_job(run: Run, run_dir: RunDir, number: int, count: int) -> Job:
     """An array of pullers, one core each."""
     name = metric_name(run, number)

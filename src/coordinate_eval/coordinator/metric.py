@@ -27,13 +27,17 @@ def run_metric(run_dir: RunDir) -> int:
     run = files.read_record(run_dir.run, Run)
     sandbox = Sandbox.probe(allow_unsafe=run.settings.metrics.allow_unsafe_code)
     ledger = Ledger(run_dir, "answers")
-    owner = f"metric-{os.environ.get(INDEX_VARIABLE, '0')}"
+    index = int(os.environ.get(INDEX_VARIABLE, "0"))
+    owner = f"metric-{index}"
     task = os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
     stop_on_signals()
     idle_since = time.monotonic()
     with contextlib.suppress(Stop):
         while time.monotonic() - idle_since < IDLE_SECONDS:
-            for span in ledger.claimable(asked(run_dir, run)):
+            spans = ledger.claimable(asked(run_dir, run))
+            # Each begins elsewhere, so that they don't all try the first.
+            first = index % len(spans) if spans else 0
+            for span in spans[first:] + spans[:first]:
                 attempt = ledger.claim(span, owner, task)
                 if attempt is not None:
                     _answer(run_dir, ledger, span, attempt, sandbox)
@@ -56,7 +60,9 @@ def asked(run_dir: RunDir, run: Run) -> list[Span]:
     """Those whose questions are written."""
     there: dict[str, set[str]] = {}
     for dataset in run.asks:
-        there[dataset] = files.names(run_dir.questions(Span(dataset, 0, 0)).parent)
+        failed = run_dir.dataset_error(dataset).exists()
+        folder = run_dir.questions(Span(dataset, 0, 0)).parent
+        there[dataset] = set() if failed else files.names(folder)
     return [span for span in asking(run) if f"{span.stem}.jsonl" in there[span.dataset]]
 
 
@@ -68,7 +74,7 @@ def unanswered(run_dir: RunDir, run: Run) -> list[Span]:
 def _answer(run_dir: RunDir, ledger: Ledger, span: Span, attempt: int, sandbox: Sandbox) -> None:
     writer = PartWriter(ledger, span, attempt)
     try:
-        lines = files.whole_lines(run_dir.questions(span))
+        lines = files.lines(run_dir.questions(span))
         questions = {q.id: q for q in (Question.model_validate_json(line) for line in lines)}
         for line in ledger.lines_so_far(span, attempt):
             with contextlib.suppress(ValueError):

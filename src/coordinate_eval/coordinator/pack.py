@@ -19,9 +19,6 @@ from typing import NamedTuple
 
 from coordinate_eval.coordinator.plan import Cost
 
-FINE = 0.004
-"""Part of a trial's time up to which one item is short enough to pour."""
-
 OVERHEAD_SHARE = 0.01
 """Part of a trial's time that cuts may cost it, beyond the one that it needs."""
 
@@ -42,6 +39,17 @@ class Part(NamedTuple):
     cost: int
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of dealing."""
+
+    fine: float = 0.004
+    """Part of a trial's time up to which one item is short enough to pour."""
+    early_overhead: float = 0.0
+    """Part of a trial's time that may go into cutting what metrics wait for; 0 where GPUs decide
+    and metrics need no hurry."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ def deal(
     parts: Sequence[Part],
     ready: Sequence[float],
     metric_cpus: int,
-    early_overhead: float = 0.0,
+    way: Way,
 ) -> list[list[Part]]:
     """Each trial's queue; every item of the parts in exactly one of them.
 
@@ -110,17 +118,16 @@ def deal(
         parts: what is to be dealt.
         ready: seconds at which each trial can begin; one queue is made for each.
         metric_cpus: cores for all metrics together.
-        early_overhead: part of a trial's time that may go into cutting what metrics wait for;
-            0 where GPUs decide and metrics need no hurry.
+        way: see `Way`.
     """
-    flow = _Flow(len(ready), metric_cpus, early_overhead > 0)
+    flow = _Flow(len(ready), metric_cpus, way.early_overhead > 0)
     window = max(sum(_own(costs[p.cost], p) for p in parts) / len(ready), 1e-9)
     ranked = sorted(parts, key=lambda p: flow.rank(costs[p.cost]))
-    fine = [p for p in ranked if _is_fine(costs[p.cost], p, window)]
-    coarse = [p for p in ranked if not _is_fine(costs[p.cost], p, window)]
+    fine = [p for p in ranked if _is_fine(costs[p.cost], p, window, way)]
+    coarse = [p for p in ranked if not _is_fine(costs[p.cost], p, window, way)]
     heavy = [p for p in fine if flow.rank(costs[p.cost])[0] < 0]
     state = _Deal(costs, ready)
-    _pour_layers(state, heavy, early_overhead * window, EARLY_LAYERS)
+    _pour_layers(state, heavy, way.early_overhead * window, EARLY_LAYERS)
     _deal_coarse(state, coarse, window, flow)
     rest = [p for p in fine if flow.rank(costs[p.cost])[0] == 0]
     _pour_layers(state, rest, OVERHEAD_SHARE * window, LAYERS)
@@ -138,12 +145,12 @@ def _own(cost: Cost, part: Part) -> float:
     return cost.gpu_seconds * (part.stop - part.start) / cost.items
 
 
-def _is_fine(cost: Cost, part: Part, window: float) -> bool:
+def _is_fine(cost: Cost, part: Part, window: float, way: Way) -> bool:
     """Whether a part can be cut anywhere: the rounding to whole items is lost in the window or
     beside a cut's overhead, and the part is long beside that overhead.
     """
     overhead = cost.chunk_overhead_seconds
-    short = FINE * window + overhead / 20
+    short = way.fine * window + overhead / 20
     each = cost.gpu_seconds / cost.items
     return cost.splittable and each <= short and _own(cost, part) >= WORTH_CUTTING * overhead
 
@@ -227,7 +234,7 @@ def _pour(state: _Deal, parts: list[Part]) -> None:
     low = _level(state.loads, work)
     overhead = max(state.costs[p.cost].chunk_overhead_seconds for p in parts)
     each = max(state.costs[p.cost].gpu_seconds / state.costs[p.cost].items for p in parts)
-    high = low + 2 * (overhead + each) + 1e-9
+    high = low + max(2 * (overhead + each), 1e-9 * low)
     while _poured(state, parts, high) is None:
         high += high - low
     best = high

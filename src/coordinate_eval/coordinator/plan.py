@@ -12,11 +12,11 @@ class Cost(Record):
     """What a whole dataset costs: seconds on one trial, and of its metric on one core."""
 
     name: str
-    items: int = Field(gt=0)
-    gpu_seconds: float = Field(gt=0, allow_inf_nan=False)
-    metric_cpu_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    chunk_overhead_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    floor_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    items: int = Field(gt=0, le=10**12)
+    gpu_seconds: float = Field(ge=1e-6, le=1e9)
+    metric_cpu_seconds: float = Field(default=0.0, ge=0, le=1e12)
+    chunk_overhead_seconds: float = Field(default=0.0, ge=0, le=1e6)
+    floor_seconds: float = Field(default=0.0, ge=0, le=1e9)
     splittable: bool = True
     spread: float = Field(
         default=0.0,

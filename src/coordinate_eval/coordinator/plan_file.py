@@ -8,6 +8,7 @@ they are the reviewer's business, and change nothing of what runs.
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def contradictions(plan: Plan) -> Iterator[str]:
     ):
         if not names:
             yield f"it has no {what}"
-        for name in {name for name in names if names.count(name) > 1}:
+        for name in (name for name, count in Counter(names).items() if count > 1):
             yield f"{what} {name} stands twice"
     for name in {trial.node for trial in plan.trials} ^ nodes.keys():
         yield f"node {name} has no trial" if name in nodes else f"no node {name}, which has trials"
@@ -86,6 +87,10 @@ def contradictions(plan: Plan) -> Iterator[str]:
         yield f"node {name} has no stage" if name in nodes else f"no node {name}, which has a stage"
     if min(plan.estimate.makespan_seconds, plan.estimate.lower_bound_seconds) <= 0:
         yield "its estimate is of no time at all"
+    for node, count in Counter(trial.node for trial in plan.trials).items():
+        usual = {f"{node}-{index}" for index in range(count)}
+        for name in {trial.id for trial in plan.trials if trial.node == node} - usual:
+            yield f"trial {name} of node {node} is none of {node}-0 to {node}-{count - 1}"
     for trial in plan.trials:
         if trial.gpus != plan.gpus_per_trial or trial.gpus < 1:
             yield f"trial {trial.id} has {trial.gpus} GPUs, of {plan.gpus_per_trial} a trial"
@@ -99,9 +104,13 @@ def contradictions(plan: Plan) -> Iterator[str]:
         yield f"a shard is of dataset {name}, which is not in it"
     for name, cost in costs.items():
         yield from _uncovered(name, cost.items, sorted(spans.get(name, [])))
+        if not cost.splittable and len(spans.get(name, [])) > 1:
+            yield f"dataset {name} can't be split and has {len(spans[name])} shards"
     for job in plan.metric_jobs:
         if job.dataset not in costs or not 0 <= job.start < job.stop <= costs[job.dataset].items:
             yield f"a metric job is of {job.dataset} {job.start}-{job.stop}, which it has not"
+        if job.cpus < 1:
+            yield f"a metric job of {job.dataset} has no core"
 
 
 def check_same(plan: PlanFile, checkpoint: Checkpoint, suite: Suite, settings: Settings) -> None:
@@ -144,6 +153,9 @@ def check_same(plan: PlanFile, checkpoint: Checkpoint, suite: Suite, settings: S
             f"the plan has metric jobs of {cores} cores, metrics.cpus is {settings.metrics.cpus}: "
             "give the same options as for the dry run, or plan again"
         )
+    seconds, deadline = plan.estimate.makespan_seconds, settings.deadline_seconds
+    if deadline is not None and seconds > deadline:
+        raise UserError(f"the plan takes {seconds:.0f} s, --deadline allows {deadline:g} s")
     select.check_limits(
         settings, {node.name for node in plan.nodes}, sum(trial.gpus for trial in plan.trials)
     )

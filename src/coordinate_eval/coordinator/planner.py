@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from coordinate_eval.coordinator import pack, signal_slice
 from coordinate_eval.coordinator.bound import lower_bound
-from coordinate_eval.coordinator.pack import Part
+from coordinate_eval.coordinator.pack import Part, Way
 from coordinate_eval.coordinator.plan import (
     Capacity,
     Cost,
@@ -77,12 +77,15 @@ def make(
         raise UserError("no node can start a trial")
     staged = stage_seconds(checkpoint, capacity)
     slots = _slots(capacity)
-    ready = [staged + capacity.engine_start_seconds] * len(slots)
-    bound = lower_bound(costs, ready, capacity.metric_cpus)
+    ready = staged + capacity.engine_start_seconds
+    bound = lower_bound(costs, ready, len(slots), capacity.metric_cpus)
     best = _best(costs, capacity, slots, staged, bound, [])
     if first_signal:
         best = _with_signal(costs, capacity, slots, staged, bound, best)
     trials, jobs, outcome = best
+    # The bound may be the makespan itself, and sums of floats differ with their order.
+    least = min(bound, outcome.makespan_seconds)
+    outcome = outcome.model_copy(update={"lower_bound_seconds": least})
     used = {trial.node for trial in trials}
     nodes = [n for n in capacity.nodes if n.name in used]
     return Plan(
@@ -132,6 +135,8 @@ def _metric_job(cost: Cost, start: int, stop: int, cpus: int, bound: float) -> M
     """One core an item, as metrics run, and more where an item alone would decide the makespan."""
     work = cost.metric_cpu_seconds * (stop - start) / cost.items
     cores = min(cpus, max(stop - start, math.ceil(work / (LONG_METRIC_PART * bound))))
+    # So many that whole numbers of such jobs fill all cores.
+    cores = cpus // math.ceil(cpus / cores)
     return MetricJob(dataset=cost.name, start=start, stop=stop, cpus=cores, seconds=work / cores)
 
 
@@ -183,8 +188,8 @@ def _best(
         found.append(_Dealt(trials, jobs, outcome))
         return outcome.makespan_seconds
 
-    for overhead in _early_overheads(costs, len(slots), capacity.metric_cpus):
-        queues = pack.deal(costs, parts, ready, capacity.metric_cpus, overhead)
+    for way in _ways(costs, len(slots), capacity.metric_cpus):
+        queues = pack.deal(costs, parts, ready, capacity.metric_cpus, way)
         if consider(queues) <= GOOD_ENOUGH * bound:
             break
     # The plain way too: it is best where cutting has nothing to give, as on a single trial.
@@ -213,11 +218,12 @@ def _with_signal(
     return without
 
 
-def _early_overheads(costs: Sequence[Cost], trials: int, cpus: int) -> list[float]:
-    """What to try to spend on early first responses: nothing where metrics are little work."""
+def _ways(costs: Sequence[Cost], trials: int, cpus: int) -> list[Way]:
+    """Ways of dealing to try: others than the first only where it is not good enough."""
     metrics = sum(c.metric_cpu_seconds for c in costs) / cpus
     gpus = sum(c.gpu_seconds for c in costs) / trials
-    return [0.0, 0.03] if metrics > 0.2 * gpus else [0.0]
+    early = [Way(early_overhead=share) for share in (0.03, 0.1, 0.3)]
+    return [Way(), Way(fine=0.1), *(early if metrics > 0.2 * gpus else [])]
 
 
 def _trials(

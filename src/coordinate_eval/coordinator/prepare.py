@@ -1,10 +1,13 @@
 """From what a user gives to everything that a run is made of, nothing written but the cache."""
 
+import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from coordinate_eval.coordinator import checkpoint as checkpoints
-from coordinate_eval.coordinator import jobs, plan, planner, select, sizing
+from coordinate_eval.coordinator import jobs, measure, observe, plan, planner, select, sizing
 from coordinate_eval.coordinator.build import Builder, Built
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.config import Settings
@@ -12,8 +15,18 @@ from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.select import NoFreeGpu
 from coordinate_eval.coordinator.stage import staged_bytes
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors import catalogue, gpus, model
-from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, Suite
+from coordinate_eval.priors import catalogue, model
+from coordinate_eval.priors.learn import Priors
+from coordinate_eval.priors.model import Conditions
+from coordinate_eval.priors.observations import subject
+from coordinate_eval.priors.store import Store
+from coordinate_eval.records import (
+    Checkpoint,
+    CheckpointFormat,
+    Dataset,
+    EngineSettings,
+    Suite,
+)
 
 QUEUED_TRIALS = 8
 """Trials for which work is cut, and GPUs assumed of a node, when nodes are not known yet."""
@@ -115,15 +128,15 @@ def queued_choice(checkpoint: Checkpoint, settings: Settings) -> Choice:
 
 
 def costs(
-    checkpoint: Checkpoint,
     suite: Suite,
-    choice: Choice,
+    on: Conditions,
     builder: Builder,
+    priors: Priors,
     *,
     build: Callable[[Dataset], bool],
     tell: Callable[[str], None] = lambda name: None,
 ) -> tuple[list[Cost], dict[str, Built]]:
-    """What each dataset costs on these GPUs, and the requests that were built to know it.
+    """What each dataset costs under these conditions, and the requests that were built to know it.
 
     Apart from those that `build` asks for, a dataset is built only where neither the suite nor
     the catalogue says how many items it has.
@@ -138,12 +151,49 @@ def costs(
         if asked is None:
             built[dataset.name] = builder.get(dataset)
             asked = catalogue.built_work(dataset, built[dataset.name].index)
-        found.append(cost(dataset, asked, checkpoint, choice))
+        found.append(cost(dataset, asked, on, priors, built=dataset.name in built))
     return found, built
 
 
-def cost(dataset: Dataset, work: model.Work, checkpoint: Checkpoint, choice: Choice) -> Cost:
-    """A dataset's cost: what the suite gives, else what the model of priors says."""
+def learned(settings: Settings) -> Priors:
+    """What finished runs have shown; nothing where the store cannot be read."""
+    with contextlib.suppress(OSError):
+        seen = Store(Path(settings.priors_dir).expanduser()).read()
+        return Priors(seen, time.time())
+    return Priors()
+
+
+def with_learned_start(settings: Settings, priors: Priors, on: Conditions) -> Settings:
+    """The settings with the engine's start as it was seen, unless the user has set it."""
+    seconds = priors.start_seconds(on)
+    if seconds is None or "engine_start_seconds" in settings.trial.model_fields_set:
+        return settings
+    trial = settings.trial.model_copy(update={"engine_start_seconds": round(seconds, 1)})
+    return settings.model_copy(update={"trial": trial})
+
+
+def conditions(checkpoint: Checkpoint, choice: Choice, engine: EngineSettings) -> Conditions:
+    """Under what a run on these nodes would evaluate the checkpoint."""
+    config = next((Path(f) for f in checkpoint.files if Path(f).name == "config.json"), None)
+    return observe.conditions(
+        engine,
+        measure.engine_version(engine.name),
+        observe.on_processor(choice.gpu_type, measure.processor()),
+        observe.model_of(checkpoint, choice.tensor_parallel, config),
+    )
+
+
+def cost(
+    dataset: Dataset,
+    work: model.Work,
+    on: Conditions,
+    priors: Priors,
+    *,
+    built: bool = True,
+) -> Cost:
+    """A dataset's cost: what the suite gives, else what the priors say; `built` says that the
+    work's prompts were counted.
+    """
     given = dataset.prior
     if given is not None:
         return Cost(
@@ -155,21 +205,16 @@ def cost(dataset: Dataset, work: model.Work, checkpoint: Checkpoint, choice: Cho
             floor_seconds=given.floor_seconds,
             splittable=dataset.splittable,
         )
-    weights = model.Model(
-        parameters=checkpoint.parameters,
-        bytes=checkpoint.bytes,
-        kv_bytes_per_token=checkpoint.kv_bytes_per_token,
-        tensor_parallel=choice.tensor_parallel,
-    )
-    gpu = gpus.lookup(choice.gpu_type)
+    expected = priors.predict(subject(dataset), work, on, built=built)
     return Cost(
         name=dataset.name,
         items=work.items,
-        gpu_seconds=model.gpu_seconds(work, weights, gpu),
-        metric_cpu_seconds=work.metric_cpu_seconds,
+        gpu_seconds=expected.gpu_seconds,
+        metric_cpu_seconds=expected.metric_cpu_seconds,
         chunk_overhead_seconds=model.CHUNK_OVERHEAD_SECONDS,
-        floor_seconds=model.floor_seconds(work, weights, gpu),
+        floor_seconds=expected.floor_seconds,
         splittable=dataset.splittable,
+        spread=expected.spread,
     )
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from functools import cached_property
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -17,6 +16,11 @@ PORTION_SECONDS = 5.0
 
 MOST_PORTIONS = 2000
 """Claims on questions that a run makes at most, roughly: long metrics have longer portions."""
+
+
+def portion_seconds(metric_cpu_seconds: float) -> float:
+    """For metrics of so many seconds on one core in all."""
+    return max(PORTION_SECONDS, metric_cpu_seconds / MOST_PORTIONS)
 
 
 class Shard(Record):
@@ -65,19 +69,18 @@ class Run(Record):
         description="all work, the first signal and then the longest first: what trials claim"
     )
 
+    portion_seconds: float = Field(
+        default=PORTION_SECONDS, description="of a metric, answered under one claim"
+    )
+
     def asking(self) -> list[Shard]:
         """Shards whose metric asks questions."""
         return [shard for shard in self.shards if shard.dataset in self.asks]
 
-    @cached_property
-    def _portion_seconds(self) -> float:
-        seconds = sum(s.metric_cpu_seconds for s in self.asking())
-        return max(PORTION_SECONDS, seconds / MOST_PORTIONS)
-
     def portions(self, shard: Shard) -> list[Span]:
         """A shard in spans small enough that all cores find something to answer."""
         items = shard.stop - shard.start
-        count = max(1, min(items, math.ceil(shard.metric_cpu_seconds / self._portion_seconds)))
+        count = max(1, min(items, math.ceil(shard.metric_cpu_seconds / self.portion_seconds)))
         edges = [shard.start + items * n // count for n in range(count + 1)]
         return [Span(shard.dataset, a, b) for a, b in itertools.pairwise(edges)]
 

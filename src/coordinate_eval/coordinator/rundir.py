@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """The items `start` ≤ i < `stop` of a dataset: what a shard or a metric unit covers."""
+    """The items `start` ≤ i < `stop` of a dataset: what a shard or a portion of one covers."""
 
     dataset: str
     start: int
@@ -95,6 +95,10 @@ class RunDir:
     def trial(self, trial: str) -> Path:
         """`TrialProgress`."""
         return self.root / "trials" / f"{trial}.json"
+
+    def observations(self, trial: str) -> Path:
+        """JSON lines of what a trial measured: `EngineStarted`, then a `ShardDone` each."""
+        return self.root / "observations" / f"{trial}.jsonl"
 
     def supervisor(self, epoch: int) -> Path:
         """Who supervises: the highest epoch does."""

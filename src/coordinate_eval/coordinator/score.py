@@ -1,10 +1,10 @@
 """The scorer: a child of the supervisor in which the harness lives.
 
 `coordinate-eval _score RUN`. For each shard whose responses are published it writes the
-questions of its metric, for each dataset whose slice of the first signal is answered its rough
-scores, and for each that has all responses and answers its results.
-It is a process of its own so that a task's own code, or the harness, can fail or hang without
-harm to the supervision. It ends with its parent.
+questions of its metric, portion by portion, the last one last, for each dataset whose slice of the
+first signal has all responses and answers its rough scores, and for each that has all of them its
+results. It is a process of its own so that a task's own code, or the harness, can fail or hang
+without harm to the supervision. It ends with its parent.
 """
 
 import itertools
@@ -22,7 +22,14 @@ from coordinate_eval.coordinator.run import Run
 from coordinate_eval.coordinator.rundir import RunDir, Span
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.base import Evaluator
-from coordinate_eval.records import Answer, Dataset, DatasetRequests, Response, Suite
+from coordinate_eval.records import (
+    Answer,
+    Dataset,
+    DatasetRequests,
+    Question,
+    Response,
+    Suite,
+)
 
 
 def run_scorer(run_dir: RunDir) -> int:
@@ -70,23 +77,38 @@ def _ask(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
     ledger = Ledger(run_dir, "outputs")
     failed = {d.name for d in run.suite.datasets} - {d.name for d in unscored(run_dir, run)}
     for shard in run.asking():
+        if shard.dataset in failed:
+            continue
         portions = run.portions(shard)
         # The last one is written last.
-        written = run_dir.questions(portions[-1]).exists()
-        if shard.dataset in failed or written or not ledger.done(shard.span):
+        if run_dir.questions(portions[-1]).exists() or not ledger.done(shard.span):
             continue
         dataset = next(d for d in run.suite.datasets if d.name == shard.dataset)
         files.write(run_dir.scoring, dataset.name)
         try:
             questions = evaluator.questions(dataset, _responses(run_dir, [shard.span]))
-            edges = [len(questions) * n // len(portions) for n in range(len(portions) + 1)]
-            for portion, (start, stop) in zip(portions, itertools.pairwise(edges), strict=True):
-                lines = "".join(q.line() for q in questions[start:stop])
-                files.write(run_dir.questions(portion), lines)
+            write_questions(run_dir, portions, questions)
         except Exception as error:
             _give_up(run_dir, dataset, error)
         return True
     return False
+
+
+def write_questions(run_dir: RunDir, portions: list[Span], questions: list[Question]) -> None:
+    """Deal questions to portions. What an earlier scorer wrote may be answered already: it stays,
+    and the rest goes to the others.
+    """
+    written = [portion for portion in portions if run_dir.questions(portion).exists()]
+    asked = {
+        Question.model_validate_json(line).id
+        for portion in written
+        for line in files.lines(run_dir.questions(portion))
+    }
+    left = [question for question in questions if question.id not in asked]
+    missing = [portion for portion in portions if portion not in written]
+    edges = [len(left) * n // len(missing) for n in range(len(missing) + 1)]
+    for portion, (start, stop) in zip(missing, itertools.pairwise(edges), strict=True):
+        files.write(run_dir.questions(portion), "".join(q.line() for q in left[start:stop]))
 
 
 def _signal(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
@@ -144,13 +166,13 @@ def _finish(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
 
 def _responses(run_dir: RunDir, spans: list[Span]) -> Iterator[Response]:
     for span in spans:
-        for line in files.whole_lines(run_dir.published("outputs", span)):
+        for line in files.lines(run_dir.published("outputs", span)):
             yield Response.model_validate_json(line)
 
 
 def _answers(run_dir: RunDir, spans: list[Span]) -> Iterator[Answer]:
     for span in spans:
-        for line in files.whole_lines(run_dir.published("answers", span)):
+        for line in files.lines(run_dir.published("answers", span)):
             yield Answer.model_validate_json(line)
 
 

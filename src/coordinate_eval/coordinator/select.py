@@ -79,7 +79,7 @@ def check_limits(settings: Settings, names: set[str], gpus: int) -> None:
     """Whether nodes of these names and so many GPUs are within the settings.
 
     Raises:
-        UserError: they are more than `--nodes` or `--max-gpus` allows.
+        UserError: they are more than `--nodes`, `--max-nodes` or `--max-gpus` allows.
     """
     count, wanted = _wanted(settings.nodes)
     others = names - wanted if wanted is not None else set()
@@ -87,6 +87,8 @@ def check_limits(settings: Settings, names: set[str], gpus: int) -> None:
         raise UserError(
             f"--nodes {settings.nodes!r} leaves no room for {', '.join(sorted(others or names))}"
         )
+    if settings.max_nodes is not None and len(names) > settings.max_nodes:
+        raise UserError(f"--max-nodes {settings.max_nodes} is less than {len(names)} nodes")
     if settings.max_gpus is not None and gpus > settings.max_gpus:
         raise UserError(f"--max-gpus {settings.max_gpus} is less than {gpus} GPUs")
 

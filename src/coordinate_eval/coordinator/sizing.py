@@ -4,6 +4,7 @@ More nodes end sooner, and each costs the copy of the weights and its engines' s
 1, 2, 4, … trials of the first node, then 1, 2, 4, … nodes, then all of them.
 """
 
+import math
 from collections.abc import Callable, Iterator
 
 from coordinate_eval.coordinator.plan import Capacity, Plan, Size
@@ -20,12 +21,12 @@ WORTH_GPU_HOURS = 1.0
 """GPU-hours for which fewer nodes are taken than there are."""
 
 
-def best(draft: Draft, capacity: Capacity) -> Plan:
-    """The plan that ends first; on half the nodes, and half of these, while that ends as soon and
-    saves anything worth the risk of a wrong prediction.
+def best(draft: Draft, capacity: Capacity, deadline_seconds: float | None = None) -> Plan:
+    """The plan that ends first; on half the nodes, and half of these, while that ends as soon,
+    within the deadline, and saves anything worth the risk of a wrong prediction.
     """
     chosen = draft(capacity)
-    enough = SAME * chosen.estimate.makespan_seconds
+    enough = min(SAME * chosen.estimate.makespan_seconds, deadline_seconds or math.inf)
     for smaller in _halves(capacity):
         plan = draft(smaller)
         saved = chosen.estimate.gpu_hours - plan.estimate.gpu_hours
@@ -46,7 +47,8 @@ def cheapest(draft: Draft, capacity: Capacity, deadline_seconds: float | None) -
     if not within:
         assert deadline_seconds is not None
         raise late(min(plans, key=lambda p: p.estimate.makespan_seconds), deadline_seconds)
-    return min(within, key=lambda p: p.estimate.gpu_hours)
+    chosen = min(within, key=lambda p: p.estimate.gpu_hours)
+    return _fewest_nodes(draft, capacity, chosen, deadline_seconds)
 
 
 def choose(draft: Draft, capacity: Capacity, objective: str, deadline: float | None) -> Plan:
@@ -57,7 +59,7 @@ def choose(draft: Draft, capacity: Capacity, objective: str, deadline: float | N
     """
     if objective == "gpu-hours":
         return cheapest(draft, capacity, deadline)
-    plan = best(draft, capacity)
+    plan = best(draft, capacity, deadline)
     if not _in_time(plan, deadline):
         assert deadline is not None
         raise late(plan, deadline)
@@ -98,6 +100,24 @@ def late(plan: Plan, deadline_seconds: float) -> UserError:
         f"{plan.estimate.makespan_seconds:.0f} s on {sum(t.gpus for t in plan.trials)} GPUs of "
         f"{len(plan.nodes)} nodes; allow more time (--deadline), more GPUs or fewer items"
     )
+
+
+def _fewest_nodes(
+    draft: Draft, capacity: Capacity, chosen: Plan, deadline_seconds: float | None
+) -> Plan:
+    """The plan on the fewest nodes, of those between half as many and these, that is in time."""
+    nodes = sorted(capacity.nodes, key=lambda n: -n.trials)
+    low, high = len(chosen.nodes) // 2, len(chosen.nodes)
+    while high - low > 1:
+        count = (low + high) // 2
+        plan = draft(capacity.model_copy(update={"nodes": nodes[:count]}))
+        if not _in_time(plan, deadline_seconds):
+            low = count
+            continue
+        high = count
+        if plan.estimate.gpu_hours < chosen.estimate.gpu_hours:
+            chosen = plan
+    return chosen
 
 
 def _halves(capacity: Capacity) -> Iterator[Capacity]:

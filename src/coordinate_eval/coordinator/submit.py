@@ -14,7 +14,7 @@ from coordinate_eval.coordinator import files, jobs
 from coordinate_eval.coordinator.cluster import Cluster
 from coordinate_eval.coordinator.config import Settings
 from coordinate_eval.coordinator.prepare import Prepared
-from coordinate_eval.coordinator.run import NodeShare, Round, Run, Shard, Submitted
+from coordinate_eval.coordinator.run import NodeShare, Round, Run, Shard, Submitted, portion_seconds
 from coordinate_eval.coordinator.rundir import RunDir
 from coordinate_eval.coordinator.stage import staged_bytes
 from coordinate_eval.coordinator.supervise import keeper_gib, latest_epoch
@@ -138,6 +138,7 @@ def frozen(
         (shard for trial in prepared.plan.trials for shard in trial.shards),
         key=lambda s: (not s.signal, -s.gpu_seconds),
     )
+    asks = [name for name, built in prepared.built.items() if built.index.asks]
     return Run(
         id=identity,
         nonce=files.token()[:6],
@@ -153,7 +154,10 @@ def frozen(
         max_length=prepared.max_length,
         staged_bytes=staged_bytes(prepared.checkpoint),
         exclusive=exclusive,
-        asks=[name for name, built in prepared.built.items() if built.index.asks],
+        asks=asks,
+        portion_seconds=portion_seconds(
+            sum(shard.metric_cpu_seconds for shard in shards if shard.dataset in asks)
+        ),
         left_out=prepared.left_out,
         shards=[Shard.model_validate(s.model_dump()) for s in shards],
     )

@@ -37,7 +37,6 @@ _RANGES = {
     "repeats": (1, 10**4),
     "num_fewshot": (0, 10**4),
 }
-_MOST_SECONDS = 1e12
 
 
 class _StrictPrior(Prior):
@@ -230,9 +229,3 @@ def _in_range(dataset: Dataset, given: Located) -> None:
         if value is not None and not least <= value <= most:
             limit = f"at least {least}" if value < least else f"at most {most}"
             raise wrong(given.at(key), f"dataset {dataset.name}: {key} is {value:.9g}, {limit}")
-    for key, seconds in dataset.prior.model_dump().items() if dataset.prior else ():
-        if isinstance(seconds, float) and seconds > _MOST_SECONDS:
-            raise wrong(
-                given.at("prior", key),
-                f"dataset {dataset.name}: {key} is {seconds:g}, at most {_MOST_SECONDS:g}",
-            )

@@ -14,8 +14,10 @@ from coordinate_eval.coordinator.prepare import Choice
 from coordinate_eval.coordinator.words import duration
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue, gpus
+from coordinate_eval.priors.learn import Priors
+from coordinate_eval.priors.model import Conditions
 from coordinate_eval.priors.shapes import llama_like, parameter_count
-from coordinate_eval.records import Checkpoint, Dataset, Suite
+from coordinate_eval.records import Checkpoint, Dataset, EngineSettings, Suite
 
 DEFAULT_MODEL = "7b"
 """Predicted for where neither a model nor a checkpoint is named."""
@@ -83,11 +85,13 @@ def show(
 def describe(wanted: Suite, checkpoint: Checkpoint, gpu: str, degree: int) -> dict[str, Any]:
     """A suite as one JSON document: its datasets, and sums by group and over all.
 
-    Seconds are those of one trial, engine start apart; null, and not in the sums, where nothing
-    is known of a dataset before it is built.
+    Seconds are those of one trial, engine start apart, by the shipped priors (`priors show` has
+    what was learned); null, and not in the sums, where nothing is known of a dataset before it is
+    built.
     """
     choice = Choice(nodes=[], tensor_parallel=degree, gpu_type=gpu)
-    rows = [_row(dataset, checkpoint, choice) for dataset in wanted.datasets]
+    on = prepare.conditions(checkpoint, choice, EngineSettings())
+    rows = [_row(dataset, on) for dataset in wanted.datasets]
     names = _groups(wanted) + [None] * any(d.group is None for d in wanted.datasets)
     groups = [{"group": n, **_sums(r for r in rows if r["group"] == n)} for n in names]
     return {
@@ -96,7 +100,7 @@ def describe(wanted: Suite, checkpoint: Checkpoint, gpu: str, degree: int) -> di
         "digest": wanted.digest,
         "model": {"parameters": checkpoint.parameters, "bytes": checkpoint.bytes},
         "gpu": gpu,
-        "gpu_known": gpus.lookup(gpu) is not gpus.UNKNOWN,
+        "gpu_known": gpus.known(gpu),
         "gpus_per_trial": degree,
         "datasets": rows,
         "groups": groups,
@@ -104,10 +108,10 @@ def describe(wanted: Suite, checkpoint: Checkpoint, gpu: str, degree: int) -> di
     }
 
 
-def _row(dataset: Dataset, checkpoint: Checkpoint, choice: Choice) -> dict[str, Any]:
+def _row(dataset: Dataset, on: Conditions) -> dict[str, Any]:
     entry = catalogue.find(dataset)
     asked = prepare.work(dataset, None)
-    cost = None if asked is None else prepare.cost(dataset, asked, checkpoint, choice)
+    cost = None if asked is None else prepare.cost(dataset, asked, on, Priors(), built=False)
     own = entry.num_fewshot if entry else None
     return {
         "group": dataset.group,

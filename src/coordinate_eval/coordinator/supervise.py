@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from coordinate_eval.coordinator import files, jobs, report
+from coordinate_eval.coordinator import files, jobs, observe, report
 from coordinate_eval.coordinator.cluster import Cluster, State, TaskStatus
 from coordinate_eval.coordinator.decide import (
     Action,
@@ -196,7 +196,9 @@ class Supervisor:
         if metric and refusal:
             self._metrics_after = time.time() + MAX_BACKOFF_SECONDS
             return
-        if metric:
+        if metric and not any(
+            jobs.is_metric(self._run, t.name) and t.state is not State.ENDED for t in tasks
+        ):
             self._count_array()
         submitted = Submitted(job=job, job_id=found, refusal=refusal, time=time.time())
         files.write_record(self._dir.job(job.name), submitted)
@@ -222,9 +224,11 @@ class Supervisor:
             self._tell(None, f"waiting for a free GPU: {str(error).splitlines()[0]}")
             return
         left = Ledger(self._dir, "outputs").undone(s.span for s in run.shards)
+        # No more nodes than the plan took: how many was its decision.
+        most = min(len(left), len(rounds[0].shares)) if rounds else len(left)
         shares = [
             NodeShare(node=n.name, gpu_type=n.gpu_type, trials=n.trials, memory_gib=gib)
-            for n in chosen[: max(1, len(left))]
+            for n in chosen[: max(1, most)]
         ]
         seconds = {s.span: s.gpu_seconds for s in run.shards}
         trial = run.settings.trial
@@ -252,9 +256,17 @@ class Supervisor:
         results = report.collect(self._dir, self._run, action.why)
         results["scheduler_calls"] = dict(self._cluster.calls)
         files.write(self._dir.results, files.pretty(results))
+        self._learn()
         self._tell(facts, "drain")
         self._drain()
         return results
+
+    def _learn(self) -> None:
+        """Keep what the shards took, for the next plan; the run is done with or without that."""
+        try:
+            observe.publish(self._dir, self._run)
+        except Exception as error:
+            self._tell(None, f"nothing is learned from this run: {error}")
 
     def _drain(self) -> None:
         """Wait for keepers to leave; cancel whatever else there is, and them if they stay."""

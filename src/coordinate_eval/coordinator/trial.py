@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator import files, measure
 from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
 from coordinate_eval.coordinator.ledger import Ledger, PartWriter
 from coordinate_eval.coordinator.plan import Plan
@@ -23,6 +23,7 @@ from coordinate_eval.coordinator.rundir import RunDir, Span
 from coordinate_eval.coordinator.stage import StagePlace, Throttle
 from coordinate_eval.errors import RecordError
 from coordinate_eval.evaluators.engines import base as engines
+from coordinate_eval.priors.attribute import Shares
 from coordinate_eval.records import DatasetRequests, Request, Response
 
 STAGE_PATIENCE_SECONDS = 120.0
@@ -37,6 +38,7 @@ class _Open:
     attempt: int
     writer: PartWriter
     missing: set[tuple[str, int, int, int, int]]
+    tally: measure.Tally = field(default_factory=measure.Tally)
     began: float = field(default_factory=time.monotonic)
 
 
@@ -72,6 +74,7 @@ class Trial:
         self._ready: float | None = None
         self._shards = self._responses = 0
         self._pace = 1.0
+        self._shares = Shares()
         self._throttle = Throttle(2.0)
 
     def run(self) -> None:
@@ -79,12 +82,15 @@ class Trial:
         free = set(self._ledger.claimable(shard.span for shard in self._run.shards))
         if not any(shard.span in free and self._in_time(shard) for shard in self._run.shards):
             return
+        began = time.monotonic()
         place = StagePlace(self._run.settings.stage.root, self._run.id, self._node)
         with place.hold():
             self.progress("staging")
             settings = self._run.settings.engine
             engines.prepare(settings.name, self._run.tensor_parallel)
+            waiting = time.monotonic()
             self._wait_for_weights(place)
+            began += time.monotonic() - waiting
             self.progress("starting")
             engine = engines.start(
                 settings.name,
@@ -95,6 +101,7 @@ class Trial:
             )
             try:
                 self.progress("running")
+                self._note_start(settings.name, time.monotonic() - began)
                 self._answer(engine)
             except Stop:
                 self._give_back("released")
@@ -133,13 +140,23 @@ class Trial:
                 return
             time.sleep(0.2)
 
+    def _note_start(self, engine: str, seconds: float) -> None:
+        started = measure.EngineStarted(
+            time=time.time(),
+            engine_version=measure.engine_version(engine),
+            processor=measure.processor(),
+            start_seconds=seconds,
+        )
+        measure.write_line(self._dir.observations(self._trial), started)
+
     def _answer(self, engine: engines.Engine) -> None:
+        self._shares = Shares()
         with _closing(engine.run(self._requests())) as responses:
             for response in responses:
                 if self._ready is None:
                     self._ready = time.time()
                 self._responses += 1
-                self._store(response)
+                self._store(response, self._shares.answered(response, engine.computing))
                 if self._throttle():
                     self.progress("running")
         self._finish_empty()
@@ -191,12 +208,17 @@ class Trial:
         todo = [r for r in requests if r.identity() in work.missing]
         if not todo:
             self._publish(work)
-        yield from todo
+        work.tally.items = len({r.item for r in todo})
+        work.tally.prompt_tokens = sum(len(r.tokens) + len(r.continuation) for r in todo)
+        for request in todo:
+            self._shares.pulled(request)
+            yield request
 
-    def _store(self, response: Response) -> None:
+    def _store(self, response: Response, seconds: float) -> None:
         for span, work in self._open.get(response.dataset, {}).items():
             if span.start <= response.item < span.stop and response.identity() in work.missing:
                 work.writer.write(response.line())
+                work.tally.add(response, seconds)
                 work.missing.discard(response.identity())
                 if not work.missing:
                     self._publish(work)
@@ -205,6 +227,7 @@ class Trial:
 
     def _publish(self, work: _Open) -> None:
         work.writer.publish()
+        measure.write_line(self._dir.observations(self._trial), work.tally.done(work.shard.span))
         del self._open[work.shard.dataset][work.shard.span]
         self._shards += 1
         measured = (time.monotonic() - work.began) / max(work.shard.gpu_seconds, 1e-3)

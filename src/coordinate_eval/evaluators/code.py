@@ -53,8 +53,6 @@ _GUEST = Path(__file__).with_name("_guest.py")
 class SandboxError(CoordinateError):
     """The sandbox itself failed; nothing is known about the program, ask again."""
 
-    retry = True
-
 
 class _Stopped(Exception):  # not an error: the caller of `run_many` left
     """The answer is no longer wanted; the program has been ended."""

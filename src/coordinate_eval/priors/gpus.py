@@ -1,5 +1,6 @@
 """What a GPU can do at best, from its vendor's data sheet (dense, without sparsity)."""
 
+from functools import cache
 from typing import NamedTuple
 
 
@@ -31,10 +32,24 @@ _KNOWN: dict[str, Gpu] = {
 }
 
 UNKNOWN = Gpu(3.12e14, 2.04e12)
-"""Rates assumed for a type that is not in the table: an A100's."""
+"""Rates assumed for a type that is not in the table: an A100's. A prediction for it is within
+about 2× of an A100's roofline; the first finished run on the type replaces the guess."""
 
 
 def lookup(gpu_type: str) -> Gpu:
     """The rates of a type as a cluster spells it, such as `nvidia_h100_80gb_hbm3`."""
-    name = gpu_type.lower().replace("-", "_").replace(" ", "_")
-    return next((gpu for known, gpu in _KNOWN.items() if known in name), UNKNOWN)
+    return _KNOWN.get(name(gpu_type), UNKNOWN)
+
+
+def known(gpu_type: str) -> bool:
+    """Whether `lookup` has rates of this type, or assumes some."""
+    return name(gpu_type) in _KNOWN
+
+
+@cache
+def name(gpu_type: str) -> str:
+    """One name for all spellings of a type: that of the table, else the type in small letters."""
+    spelled = gpu_type.lower().replace("-", "_").replace(" ", "_")
+    if spelled.startswith("cpu"):  # a processor's model name follows, which may contain anything
+        return "cpu"
+    return next((known for known in _KNOWN if known in spelled), spelled)

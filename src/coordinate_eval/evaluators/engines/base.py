@@ -9,7 +9,7 @@ generation once its text holds one of `Request.stop`; whether the stop string it
 in the text does not matter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,13 @@ from coordinate_eval.records import Request, Response
 
 class Engine(Protocol):
     """One loaded model."""
+
+    @property
+    def computing(self) -> Sequence[Request] | None:
+        """The batch that it computes, another object for each; None where it computes whatever
+        was pulled and is not yet answered.
+        """
+        ...
 
     def run(self, requests: Iterator[Request]) -> Iterator[Response]:
         """Answer every request once, in any order.

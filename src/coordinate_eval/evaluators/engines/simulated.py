@@ -40,6 +40,9 @@ class SimulatedEngine:
         UserError: an argument is unknown or not a number that makes sense.
     """
 
+    computing: list[Request] | None = None
+    """The one that it pretends to work on."""
+
     def __init__(self, *, args: dict[str, Any]) -> None:
         if unknown := sorted(args.keys() - _DEFAULTS.keys()):
             raise UserError(
@@ -80,9 +83,10 @@ class SimulatedEngine:
                 return
             if self._answered == self._fail_after:
                 raise EngineError(f"simulated failure after {self._answered} responses")
+            self.computing = [flight.pop(shuffle.randrange(len(flight)))]
             time.sleep(self._seconds)
             self._answered += 1
-            yield answer(flight.pop(shuffle.randrange(len(flight))))
+            yield answer(self.computing[0])
 
     def close(self) -> None:
         """Refuse to answer from now on. A second call does nothing."""

@@ -38,6 +38,9 @@ class TransformersEngine:
         EngineError: the model or its tokenizer could not be loaded.
     """
 
+    computing: list[Request] | None = None
+    """The batch in hand."""
+
     def __init__(self, model: Path, *, max_length: int, args: dict[str, Any]) -> None:
         if unknown := sorted(args.keys() - {"batch_size", "dtype", "device"}):
             raise UserError(
@@ -82,6 +85,7 @@ class TransformersEngine:
                     vocabulary=self._vocabulary,
                 )
             for batch in batches(ahead, self._batch_size):
+                self.computing = batch
                 yield from self._answer(batch)
 
     def close(self) -> None:
@@ -194,12 +198,11 @@ class TransformersEngine:
 
 
 def batches(requests: list[Request], size: int) -> Iterator[list[Request]]:
-    """Cut requests into batches of one kind and similar length, the longest first."""
+    """Cut requests into batches of one kind, limit and similar length, the longest first."""
     for kind in RequestKind:
         alike = [request for request in requests if request.kind is kind]
-        alike.sort(
-            key=lambda request: len(request.tokens) + len(request.continuation), reverse=True
-        )
+        # A batch of texts takes as long as its longest one.
+        alike.sort(key=lambda r: (r.max_tokens, len(r.tokens) + len(r.continuation)), reverse=True)
         for start in range(0, len(alike), size):
             yield alike[start : start + size]
 

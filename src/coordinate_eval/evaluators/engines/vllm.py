@@ -73,6 +73,9 @@ class VllmEngine:
     most_in_flight: int
     """Requests pulled and not yet answered, at most."""
 
+    computing = None
+    """Nearly all that are in flight."""
+
     steps: int
     """Engine steps so far: a measure of work that no other load on the machine disturbs."""
 

@@ -1,0 +1,274 @@
+"""Predicted seconds against measured ones: the shipped roofline, and after runs of real models.
+
+    python benchmarks/priors.py
+
+Random Llamas of three sizes answer eight datasets of unlike shape with the transformers engine on
+one CPU core, two runs each, the datasets in another order each time. What a dataset took is
+shared out, fitted and predicted by the code that does so in a real run. Predicted is a run that
+the prediction has not seen: from the roofline alone, from one other run of the same model, and
+from the runs of the two other sizes. Seconds are of CPU time, which others on the machine disturb
+least. What a model will write is not known before its first run: a third of the limit is assumed.
+"""
+
+import argparse
+import importlib
+import itertools
+import math
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.tiny import MAX_LENGTH, VOCABULARY, tiny_model
+
+from coordinate_eval.coordinator import measure, observe
+from coordinate_eval.evaluators.engines import base as engines
+from coordinate_eval.priors.attribute import Shares
+from coordinate_eval.priors.catalogue import UNKNOWN_OUTPUT_SHARE
+from coordinate_eval.priors.learn import Prediction, Priors
+from coordinate_eval.priors.model import Conditions, Model, Work
+from coordinate_eval.priors.observations import DatasetSeen, Subject
+from coordinate_eval.records import EngineSettings, Request, RequestKind
+
+BATCH = 4
+"""Requests that the transformers engine computes at once; it sorts 16 times as many."""
+
+
+class Size(NamedTuple):
+    """A Llama."""
+
+    width: int
+    layers: int
+
+
+SIZES = (Size(128, 4), Size(192, 6), Size(320, 6))
+
+
+class Shape(NamedTuple):
+    """A dataset: how many requests, and the least and most tokens of their prompts."""
+
+    requests: int
+    prompt: tuple[int, int]
+    output: int
+    """To generate; 0 scores a continuation of four tokens."""
+
+
+SHAPES = {
+    "scored, short": Shape(200, (8, 24), 0),
+    "scored, choices": Shape(120, (30, 60), 0),
+    "scored, few-shot": Shape(32, (150, 250), 0),
+    "scored, long": Shape(16, (400, 600), 0),
+    "generated, a word": Shape(96, (20, 60), 3),
+    "generated, few-shot": Shape(32, (200, 300), 12),
+    "generated, a line": Shape(48, (40, 80), 24),
+    "generated, long": Shape(24, (10, 30), 96),
+}
+
+
+class Run(NamedTuple):
+    """What one run of one size has shown."""
+
+    size: Size
+    seen: list[DatasetSeen]
+
+
+def main() -> None:
+    """Run every size, then predict each run from the others."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--repeat", type=int, default=2, help="runs of each size (default 2)")
+    parser.add_argument("--engine", default="transformers", help="transformers (default) or vllm")
+    asked = parser.parse_args()
+    args = {"batch_size": BATCH} if asked.engine == "transformers" else {"max_num_seqs": BATCH}
+    settings = EngineSettings(name=asked.engine, args=args)
+    datasets = {name: list(requests(name, random.Random(name))) for name in SHAPES}  # noqa: S311
+    runs: list[Run] = []
+    for size in SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            model = made(size, Path(folder))
+            on = observe.conditions(
+                settings,
+                measure.engine_version(settings.name),
+                observe.on_processor("cpu", measure.processor()),
+                model,
+            )
+            engine = engines.start(
+                settings.name,
+                Path(folder),
+                tensor_parallel=1,
+                max_length=MAX_LENGTH,
+                args=settings.args,
+            )
+            warm = [group[0] for group in datasets.values()]
+            assert len(list(engine.run(iter(warm)))) == len(warm)
+            for number in range(max(2, asked.repeat)):
+                seen = observed(engine, datasets, on, number)
+                runs.append(Run(size, seen))
+                total = sum(s.gpu_seconds for s in seen)
+                sys.stderr.write(f"{model.parameters / 1e6:.1f}m, run {number}: {total:.1f} s\n")
+            engine.close()
+    show(runs, datasets)
+
+
+def requests(name: str, dice: random.Random) -> Iterator[Request]:
+    """Those of a dataset, the same in every run."""
+    shape = SHAPES[name]
+    for item in range(shape.requests):
+        generates = shape.output > 0
+        yield Request(
+            dataset=name,
+            item=item,
+            task=name,
+            doc=item,
+            prompt_hash="",
+            kind=RequestKind.GENERATE if generates else RequestKind.LOGLIKELIHOOD,
+            tokens=[dice.randrange(3, VOCABULARY) for _ in range(dice.randint(*shape.prompt))],
+            continuation=[] if generates else [dice.randrange(3, VOCABULARY) for _ in range(4)],
+            max_tokens=shape.output,
+        )
+
+
+def made(size: Size, folder: Path) -> Model:
+    """Write a random Llama of this size with the tests' tokenizer; what decides its speed."""
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
+    for file in tiny_model().glob("token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=size.width,
+        intermediate_size=3 * size.width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.width // 64,
+        num_key_value_heads=size.width // 64,
+        max_position_embeddings=MAX_LENGTH,
+        bos_token_id=0,
+        eos_token_id=1,
+        dtype="float32",
+    )
+    torch.manual_seed(7)
+    model = transformers.LlamaForCausalLM(config).to(torch.float32)
+    model.save_pretrained(folder)
+    parameters = sum(p.numel() for p in model.parameters())
+    return Model(
+        parameters=parameters,
+        bytes=4 * parameters,
+        kv_bytes_per_token=2 * size.layers * size.width * 4,
+        tensor_parallel=1,
+        dtype="float32",
+        family=f"Llama-{size.width}-{size.layers}",
+    )
+
+
+def observed(
+    engine: engines.Engine, datasets: dict[str, list[Request]], on: Conditions, number: int
+) -> list[DatasetSeen]:
+    """One run of all datasets, as a trial measures it, in an order of this run's own."""
+    order = list(datasets)
+    random.Random(number).shuffle(order)  # noqa: S311
+    shares = Shares(time.process_time)
+    tallies: defaultdict[str, measure.Tally] = defaultdict(measure.Tally)
+
+    def pulled() -> Iterator[Request]:
+        for request in itertools.chain(*(datasets[name] for name in order)):
+            shares.pulled(request)
+            yield request
+
+    for response in engine.run(pulled()):
+        seconds = shares.answered(response, engine.computing)
+        tallies[response.dataset].add(response, seconds)
+    return [
+        DatasetSeen(
+            run=f"{on.model.parameters}-{number}",
+            time=0.0,
+            conditions=on,
+            dataset=name,
+            subject=Subject(task=name, settings=""),
+            shards=1,
+            items=len(group),
+            requests=tallies[name].requests,
+            prompt_tokens=prompt_tokens(group),
+            output_tokens=tallies[name].output_tokens,
+            scored_tokens=tallies[name].scored_tokens,
+            longest_output_tokens=tallies[name].longest_output_tokens,
+            gpu_seconds=tallies[name].gpu_seconds,
+        )
+        for name, group in datasets.items()
+    ]
+
+
+def prompt_tokens(group: list[Request]) -> int:
+    """Of all prompts, what is scored included."""
+    return sum(len(r.tokens) + len(r.continuation) for r in group)
+
+
+def built(group: list[Request]) -> Work:
+    """What is known of a dataset before it runs."""
+    limits = [r.max_tokens for r in group]
+    return Work(
+        items=len(group),
+        requests=len(group),
+        prompt_tokens=prompt_tokens(group),
+        output_tokens=sum(limits) * UNKNOWN_OUTPUT_SHARE,
+        longest_output_tokens=max(limits),
+    )
+
+
+def show(runs: list[Run], datasets: dict[str, list[Request]]) -> None:
+    """Print the errors of each dataset, and how often the spread held."""
+    works = {name: built(group) for name, group in datasets.items()}
+    shipped: defaultdict[str, list[float]] = defaultdict(list)
+    same: defaultdict[str, list[float]] = defaultdict(list)
+    other: defaultdict[str, list[float]] = defaultdict(list)
+    within: defaultdict[str, list[bool]] = defaultdict(list)
+
+    def predicted(known: list[Run], one: DatasetSeen) -> Prediction:
+        priors = Priors([s for run in known for s in run.seen])
+        return priors.predict(one.subject, works[one.dataset], one.conditions)
+
+    def note(way: str, errors: defaultdict[str, list[float]], known: list[Run], run: Run) -> None:
+        for one in run.seen:
+            found = predicted(known, one)
+            errors[one.dataset].append(abs(found.gpu_seconds / one.gpu_seconds - 1))
+            off = abs(math.log(found.gpu_seconds / one.gpu_seconds))
+            within[way].append(off <= 2 * found.spread)
+
+    for run in runs:
+        for one in run.seen:
+            ratio = predicted([], one).gpu_seconds / one.gpu_seconds
+            shipped[one.dataset].append(max(ratio, 1 / ratio))
+        note("sizes", other, [r for r in runs if r.size != run.size], run)
+    for known, run in itertools.permutations(runs, 2):
+        if known.size == run.size:
+            note("same", same, [known], run)
+    table = Table(title=f"{len(runs)} runs of {len(SIZES)} sizes; medians of absolute errors")
+    table.add_column("dataset")
+    for heading in ("requests", "roofline is off", "after one run", "from other sizes"):
+        table.add_column(heading, justify="right")
+    for name, group in datasets.items():
+        table.add_row(
+            name,
+            str(len(group)),
+            f"{statistics.median(shipped[name]):.1f}×",
+            f"{statistics.median(same[name]):.1%}",
+            f"{statistics.median(other[name]):.1%}",
+            end_section=name == list(datasets)[-1],
+        )
+    middle = [statistics.median(itertools.chain(*each.values())) for each in (shipped, same, other)]
+    table.add_row("all", "", f"{middle[0]:.1f}×", f"{middle[1]:.1%}", f"{middle[2]:.1%}")
+    held = [f"{statistics.mean(within[way]):.0%}" for way in ("same", "sizes")]
+    table.add_row("within 2 of the predicted deviations", "", "", *held)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What a trial measures: how long its engine took to start, and what each shard cost.
+
+It appends them to `observations/<trial>.jsonl` in the run directory. What cannot be written is
+not learned, and nothing else comes of it.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator.rundir import Span
+from coordinate_eval.records import Record, Response
+
+
+class EngineStarted(Record):
+    """The first line of a trial's observations."""
+
+    kind: Literal["engine"] = "engine"
+    time: float
+    engine_version: str
+    processor: str = Field(description="model name of the CPU, and its cores")
+    start_seconds: float = Field(description="from the process's start, without staging")
+
+
+class ShardDone(Record):
+    """What one shard cost; of requests that an earlier attempt had answered it says nothing."""
+
+    kind: Literal["shard"] = "shard"
+    time: float
+    dataset: str
+    start: int
+    stop: int
+    items: int = Field(description="with a request that was answered here")
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    scored_tokens: int
+    longest_output_tokens: int
+    gpu_seconds: float = Field(description="its share of the engine's time, see `attribute`")
+
+
+_LINE: TypeAdapter[EngineStarted | ShardDone] = TypeAdapter(
+    Annotated[EngineStarted | ShardDone, Field(discriminator="kind")]
+)
+
+
+@dataclass
+class Tally:
+    """Adds up what the responses of a shard were and cost."""
+
+    items: int = 0
+    prompt_tokens: int = 0
+    requests: int = 0
+    output_tokens: int = 0
+    scored_tokens: int = 0
+    longest_output_tokens: int = 0
+    gpu_seconds: float = 0.0
+
+    def add(self, response: Response, seconds: float) -> None:
+        """Count a response and its share of the engine's time."""
+        self.requests += 1
+        self.gpu_seconds += seconds
+        if response.finish == "scored":
+            self.scored_tokens += response.tokens
+            return
+        self.output_tokens += response.tokens
+        self.longest_output_tokens = max(self.longest_output_tokens, response.tokens)
+
+    def done(self, span: Span) -> ShardDone:
+        """The line of a shard that is done."""
+        return ShardDone(
+            time=time.time(),
+            dataset=span.dataset,
+            start=span.start,
+            stop=span.stop,
+            items=self.items,
+            requests=self.requests,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            scored_tokens=self.scored_tokens,
+            longest_output_tokens=self.longest_output_tokens,
+            gpu_seconds=self.gpu_seconds,
+        )
+
+
+def write_line(path: Path, line: EngineStarted | ShardDone) -> None:
+    """Append a line; where that fails, nothing is learned from it."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.write(line.model_dump_json() + "\n")
+
+
+def read_lines(path: Path) -> Iterator[EngineStarted | ShardDone]:
+    """All lines of a trial that can be read; none where it never began."""
+    with contextlib.suppress(OSError):
+        for line in files.whole_lines(path):
+            with contextlib.suppress(ValueError):
+                yield _LINE.validate_json(line)
+
+
+def engine_version(engine: str) -> str:
+    """The installed version of an engine; empty where none is."""
+    for package in (engine, f"{engine}-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(package)
+    return ""
+
+
+def processor() -> str:
+    """This machine's CPU, and how many cores it has."""
+    name = os.uname().machine
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        models = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+        name = next(models, name).strip()
+    return f"{name}, {os.cpu_count()} cores"

@@ -1,0 +1,166 @@
+"""What a run has taught: the sums of what its trials measured, kept in the store of priors.
+
+Published at the end of a run, complete or not; a run that is resumed replaces what it said.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator.facts import read_rounds
+from coordinate_eval.coordinator.ledger import Ledger
+from coordinate_eval.coordinator.measure import EngineStarted, ShardDone, read_lines
+from coordinate_eval.coordinator.run import Run
+from coordinate_eval.coordinator.rundir import RunDir
+from coordinate_eval.coordinator.trial import trial_id
+from coordinate_eval.priors import gpus, model
+from coordinate_eval.priors.model import Conditions
+from coordinate_eval.priors.observations import DatasetSeen, MetricSeen, Seen, TrialSeen, subject
+from coordinate_eval.priors.store import Store
+from coordinate_eval.records import Answer, Checkpoint, EngineSettings
+
+
+def publish(run_dir: RunDir, run: Run) -> int:
+    """Put what this run has shown into the store; files written: 1, or 0 for nothing new.
+
+    Raises:
+        OSError: the store cannot be written.
+    """
+    return Store(Path(run.settings.priors_dir).expanduser()).put(collect(run_dir, run))
+
+
+def collect(run_dir: RunDir, run: Run) -> list[Seen]:
+    """What this run has shown so far."""
+    name = f"{run.id}-{run.nonce}"
+    asked = model_of(run.checkpoint, run.tensor_parallel, run_dir.model / "config.json")
+    subjects = {d.name: subject(d) for d in run.suite.datasets}
+    found: list[Seen] = []
+    shards: defaultdict[tuple[str, Conditions], list[ShardDone]] = defaultdict(list)
+    for trial, gpu in _trials(run_dir, run):
+        lines = list(read_lines(run_dir.observations(trial)))
+        started = next((line for line in lines if isinstance(line, EngineStarted)), None)
+        if started is None:
+            continue
+        gpu = on_processor(gpu, started.processor)
+        on = conditions(run.settings.engine, started.engine_version, gpu, asked)
+        found.append(
+            TrialSeen(
+                run=name,
+                time=started.time,
+                conditions=on,
+                trial=trial,
+                start_seconds=started.start_seconds,
+            )
+        )
+        for line in lines:
+            if isinstance(line, ShardDone) and line.dataset in subjects and line.requests:
+                shards[line.dataset, on].append(line)
+    datasets = [
+        DatasetSeen(
+            run=name,
+            time=max(s.time for s in done),
+            conditions=on,
+            dataset=dataset,
+            subject=subjects[dataset],
+            shards=len(done),
+            items=sum(s.items for s in done),
+            requests=sum(s.requests for s in done),
+            prompt_tokens=sum(s.prompt_tokens for s in done),
+            output_tokens=sum(s.output_tokens for s in done),
+            scored_tokens=sum(s.scored_tokens for s in done),
+            longest_output_tokens=max(s.longest_output_tokens for s in done),
+            gpu_seconds=max(1e-6, sum(s.gpu_seconds for s in done)),
+        )
+        for (dataset, on), done in shards.items()
+    ]
+    asking = {seen.dataset: seen for seen in datasets if seen.dataset in run.asks}
+    metrics = [metric for seen in asking.values() for metric in _metric(run_dir, run, seen)]
+    return [*found, *datasets, *metrics]
+
+
+def conditions(engine: EngineSettings, version: str, gpu: str, of: model.Model) -> Conditions:
+    """Under what a model is evaluated."""
+    return Conditions(
+        engine=engine.name,
+        engine_version=version,
+        sequences=_sequences(engine),
+        gpu=gpu,
+        model=of,
+    )
+
+
+def on_processor(gpu: str, processor: str) -> str:
+    """A GPU type as it is; where it is a CPU, which one."""
+    return f"cpu/{processor}" if gpus.name(gpu) == "cpu" else gpu
+
+
+def model_of(checkpoint: Checkpoint, tensor_parallel: int, config: Path | None) -> model.Model:
+    """What of a checkpoint decides its speed; `config` is its `config.json`."""
+    return model.Model(
+        parameters=max(1, checkpoint.parameters),
+        bytes=max(1, checkpoint.bytes),
+        kv_bytes_per_token=checkpoint.kv_bytes_per_token,
+        tensor_parallel=tensor_parallel,
+        dtype=checkpoint.dtype,
+        family=_family(config),
+    )
+
+
+def _metric(run_dir: RunDir, run: Run, of: DatasetSeen) -> Iterator[MetricSeen]:
+    """What the answers so far to a dataset's questions took."""
+    spans = [s.span for s in run.shards if s.dataset == of.dataset]
+    missing = set(Ledger(run_dir, "answers").undone(spans))
+    items, seconds = 0, 0.0
+    for span in spans:
+        if span not in missing:
+            items += span.stop - span.start
+            for line in files.whole_lines(run_dir.published("answers", span)):
+                seconds += Answer.model_validate_json(line).seconds
+    if items:
+        yield MetricSeen(
+            run=of.run,
+            time=of.time,
+            conditions=of.conditions,
+            dataset=of.dataset,
+            subject=of.subject,
+            items=items,
+            cpu_seconds=seconds,
+        )
+
+
+def _trials(run_dir: RunDir, run: Run) -> Iterator[tuple[str, str]]:
+    """Every trial that may have begun, and its type of GPU."""
+    for round_ in read_rounds(run_dir):
+        for share in round_.shares:
+            for index in range(share.trials):
+                yield trial_id(share.node, index, round_.number), share.gpu_type or run.gpu_type
+
+
+def _sequences(engine: EngineSettings) -> int:
+    """Sequences that the engine runs at once, by its arguments or its own default."""
+    name, default = {
+        "vllm": ("max_num_seqs", model.MAX_SEQUENCES),
+        "transformers": ("batch_size", 8),
+        "simulated": ("", 1),
+    }[engine.name]
+    given = engine.args.get(name)
+    return given if isinstance(given, int) and given > 0 else default
+
+
+def _family(config: Path | None) -> str:
+    """Architecture and a digest of all whole numbers in a configuration: layers, widths, heads."""
+    try:
+        tree = json.loads(config.read_text()) if config else {}
+    except (OSError, ValueError):
+        return ""
+    text = tree.get("text_config") or {}
+    sizes = {
+        key: value
+        for key, value in sorted({**tree, **text}.items())
+        if type(value) is int and not key.endswith("_token_id")
+    }
+    name = (tree.get("architectures") or [""])[0]
+    return f"{name}-{hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:8]}"

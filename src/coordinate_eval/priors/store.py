@@ -1,0 +1,105 @@
+"""The store of observations: a folder with one file for every run of all who share it.
+
+A file is `<run>.jsonl`, put there whole by a rename and replaced only by its own run, which may
+have been resumed and then knows more. So any number of runs can end at once without a lock, and
+nothing is ever counted twice. Lines that cannot be read, of a newer version or by another hand,
+are skipped.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from coordinate_eval.coordinator import files
+from coordinate_eval.errors import UserError
+from coordinate_eval.priors.observations import DatasetSeen, Seen, dump, parse
+
+NEWEST_RUNS = 100
+"""Files that are read, the newest first: older ones would hardly count."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=@,-]{0,199}")
+
+
+class Store:
+    """The observations in one folder, which need not be there yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, most: int = NEWEST_RUNS) -> list[Seen]:
+        """All observations of the newest runs; what cannot be read is left out."""
+        return [seen for path in self._newest(most) for seen in _readable(path)]
+
+    def put(self, seen: Iterable[Seen]) -> int:
+        """Write each run's observations as its file, unless a fuller one of it is there; the
+        number of files written.
+
+        Raises:
+            OSError: the folder cannot be written.
+            ValueError: a run's name cannot be that of a file.
+        """
+        runs: dict[str, dict[str, Seen]] = {}
+        for one in seen:
+            runs.setdefault(one.run, {})[dump(one)] = one
+        written = 0
+        for run, lines in sorted(runs.items()):
+            if not _NAME.fullmatch(run):
+                raise ValueError(f"run {run!r}: letters, digits and _ . + = @ , - only, please")
+            path = self.folder / f"{run}.jsonl"
+            # A run's record only grows, so of two versions the fuller one is the later one.
+            if _fullness(lines.values()) > _fullness(_readable(path)):
+                files.write(path, "".join(lines))
+                written += 1
+        return written
+
+    def _newest(self, most: int) -> list[Path]:
+        found = [
+            (files.modified(path), path)
+            for path in (self.folder / name for name in files.names(self.folder))
+            if path.suffix == ".jsonl" and not path.name.startswith(".")
+        ]
+        return [path for _, path in sorted(found, reverse=True)[:most]]
+
+
+def read_file(path: Path) -> list[Seen]:
+    """All observations of an exported file.
+
+    Raises:
+        UserError: it cannot be read, or a line is none; with the line.
+    """
+    found: list[Seen] = []
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                seen = _strictly(line, f"{path}, line {number}")
+                if not _NAME.fullmatch(seen.run):
+                    raise UserError(f"{path}, line {number}: run {seen.run!r} cannot name a file")
+                found.append(seen)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    return found
+
+
+def _strictly(line: bytes, where: str) -> Seen:
+    try:
+        return parse(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{where}: {name + ': ' if name else ''}{first['msg']}") from error
+
+
+def _readable(path: Path) -> Iterator[Seen]:
+    with contextlib.suppress(OSError):
+        for line in files.whole_lines(path):
+            with contextlib.suppress(ValueError):
+                yield parse(line)
+
+
+def _fullness(seen: Iterable[Seen]) -> tuple[int, int]:
+    """Requests and lines."""
+    counts = [one.requests if isinstance(one, DatasetSeen) else 0 for one in seen]
+    return sum(counts), len(counts)

@@ -1,0 +1,128 @@
+"""`coordinate-eval priors`: shown, carried to another machine, and refused with the line."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tests.observed import DATASETS, DAY, NOW, on, run_of
+from tests.runs import Workspace
+from tests.tiny import tiny_model
+
+from coordinate_eval.coordinator.cli import with_default_command
+from coordinate_eval.priors.observations import TrialSeen, dump
+from coordinate_eval.priors.store import Store
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Workspace:
+    made = Workspace(tmp_path)
+    made.environ["COORDINATE_EVAL_ENGINE_NAME"] = "vllm"
+    made.environ["COORDINATE_EVAL_PRIORS_DIR"] = str(tmp_path / "priors")
+    datasets = "".join(
+        f"- {{name: {name}, task: {name}, items: {DATASETS[name][0]}}}\n" for name in DATASETS
+    )
+    (tmp_path / "suite.yaml").write_text(f"datasets:\n{datasets}- {{name: new, task: unheard}}\n")
+    return made
+
+
+def learn(user: Workspace) -> Store:
+    store = Store(user.folder / "priors")
+    days_ago = (NOW - time.time()) / DAY
+    for number in range(3):
+        store.put(run_of(on(), days_ago=days_ago, run=f"run{number}", noise=1 + number / 50))
+    start = TrialSeen(run="start", time=1, conditions=on(), trial="n-0", start_seconds=33.0)
+    store.put([start])
+    return store
+
+
+def test_a_group_of_commands_is_no_checkpoint() -> None:
+    assert with_default_command(["priors", "show"]) == ["priors", "show"]
+    assert with_default_command(["/ckpt"]) == ["run", "/ckpt"]
+
+
+def test_show_says_what_a_suite_would_take(user: Workspace) -> None:
+    learn(user)
+    args = ("priors", "show", "--suite", user.folder / "suite.yaml")
+    shown = json.loads(user.call(*args, "--json").stdout)
+    rows = {row["name"]: row for row in shown["datasets"]}
+    assert rows.keys() == {*DATASETS, "new"}
+    assert rows["new"] == {"name": "new", "observations": 0}
+    assert shown["runs"] == 4
+    assert shown["engine_start_seconds"] == 33.0
+    assert shown["conditions"]["model"]["parameters"] == 7_000_000_000
+    for name in DATASETS:
+        row = rows[name]
+        assert row["observations"] == 3
+        assert row["gpu_seconds"] == pytest.approx(row["measured_gpu_seconds"], rel=0.1)
+        assert 0 < row["spread"] < 1
+        assert row["error_left_out"] < 0.1
+    table = user.call(*args, "--model", "70b", "--gpu", "h200").stdout
+    assert "70b parameters on h200 with vllm" in table
+    assert "not known" in table
+
+
+def test_nothing_learned_is_shown_too(user: Workspace) -> None:
+    shown = json.loads(user.call("priors", "show", "--json").stdout)
+    assert shown["runs"] == 0
+    assert all(row["spread"] == 0.5 for row in shown["datasets"])
+    assert "nothing was learned yet" in user.call("priors", "fit").stdout
+    assert not (user.folder / "priors").exists()
+
+
+def test_fit_shows_coefficients_and_what_they_miss(user: Workspace) -> None:
+    learn(user)
+    (row,) = json.loads(user.call("priors", "fit", "--json").stdout)["fits"]
+    assert (row["engine"], row["gpu"], row["runs"]) == ("vllm", "h100", 3)
+    assert row["coefficients"]["prefill"] > 0
+    assert row["error_left_out"] < 0.1
+    assert "h100" in user.call("priors", "fit").stdout
+
+
+def test_what_is_exported_can_be_imported_any_number_of_times(user: Workspace) -> None:
+    store = learn(user)
+    file = user.folder / "all.jsonl"
+    user.call("priors", "export", file)
+    elsewhere = user.folder / "elsewhere"
+    for said in ("4 runs added", "0 runs added"):
+        done = user.call("priors", "import", file, COORDINATE_EVAL_PRIORS_DIR=str(elsewhere))
+        assert said in done.stderr
+        assert sorted(map(dump, Store(elsewhere).read())) == sorted(map(dump, store.read()))
+
+
+def test_a_malformed_line_is_refused_and_nothing_imported(user: Workspace) -> None:
+    store = learn(user)
+    file = user.folder / "all.jsonl"
+    user.call("priors", "export", file)
+    file.write_text(file.read_text() + '{"kind": "dataset", "run": "x"}\n')
+    elsewhere = user.folder / "elsewhere"
+    lines = len(store.read())
+    done = user.call("priors", "import", file, status=2, COORDINATE_EVAL_PRIORS_DIR=str(elsewhere))
+    assert f"{file}, line {lines + 1}: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not elsewhere.exists()
+
+
+def test_a_plan_on_a_cluster_file_does_not_depend_on_what_others_ran(user: Workspace) -> None:
+    cluster = user.folder / "cluster.yaml"
+    cluster.write_text("nodes: [{name: n1, gpus: 2, gpu_type: h100}]\n")
+    suite = user.folder / "given.yaml"
+    suite.write_text("datasets: [{name: long-text, task: long-text, items: 500}]\n")
+    args = (tiny_model(), "--suite", suite, "--cluster", cluster, "--dry-run", "--json")
+    before = user.call(*args).stdout
+    learn(user)
+    assert user.call(*args).stdout == before
+    (dataset,) = json.loads(before)["datasets"]
+    assert dataset["spread"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("show", "--model", "seven"), "7b or 350m"),
+        (("show", "--model", "7b", "--checkpoint", "x"), "not both"),
+        (("import", "missing.jsonl"), "cannot be read"),
+    ],
+)
+def test_mistakes_are_named(user: Workspace, args: tuple[str, ...], words: str) -> None:
+    assert words in user.call("priors", *args, status=2).stderr

@@ -1,0 +1,272 @@
+"""From a trial's shards to the store, to the next plan's costs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from coordinate_eval.coordinator import files, measure, observe, prepare, trial
+from coordinate_eval.coordinator.cluster import Busy, Job, Node, TaskStatus
+from coordinate_eval.coordinator.config import Layer, Settings, resolve
+from coordinate_eval.coordinator.ledger import Ledger, PartWriter
+from coordinate_eval.coordinator.plan import NodeCapacity
+from coordinate_eval.coordinator.run import NodeShare, Round, Run, Shard
+from coordinate_eval.coordinator.rundir import RunDir
+from coordinate_eval.coordinator.supervise import Supervisor
+from coordinate_eval.evaluators.engines.simulated import answer
+from coordinate_eval.priors import catalogue
+from coordinate_eval.priors.learn import Priors
+from coordinate_eval.priors.observations import DatasetSeen, MetricSeen, TrialSeen
+from coordinate_eval.priors.store import Store
+from coordinate_eval.records import (
+    Answer,
+    Checkpoint,
+    CheckpointFormat,
+    Dataset,
+    DatasetRequests,
+    DatasetResults,
+    EngineSettings,
+    Request,
+    RequestKind,
+    Suite,
+)
+
+CHECKPOINT = Checkpoint(
+    path="/c", identity="i", format=CheckpointFormat.SAFETENSORS, weights=[], files=[],
+    bytes=2_000_000, parameters=1_000_000, dtype="bfloat16", max_length=64, attention_heads=1,
+    kv_bytes_per_token=64,
+)  # fmt: skip
+ITEMS = 6
+CHOICE = prepare.Choice([NodeCapacity(name="n", gpus=1, gpu_type="h100", trials=1)], 1, "h100")
+
+
+def request(dataset: str, item: int, index: int) -> Request:
+    generates = dataset == "text"
+    return Request(
+        dataset=dataset, item=item, task=dataset, doc=item, index=index, prompt_hash="h",
+        kind=RequestKind.GENERATE if generates else RequestKind.LOGLIKELIHOOD,
+        tokens=[1, 2, 3], continuation=[] if generates else [4, 5], max_tokens=8 * generates,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    """A run of a generating and a scoring dataset, of three shards each, on one trial."""
+    made = RunDir(tmp_path / "run")
+    (tmp_path / "memory").mkdir()
+    datasets = [Dataset(name="text", task="text"), Dataset(name="choice", task="choice")]
+    settings = Settings(
+        priors_dir=str(tmp_path / "priors"),
+        engine=EngineSettings(name="simulated", args={"seconds_per_request": 0.001}),
+        stage={"root": str(tmp_path / "memory")},  # type: ignore[arg-type]  # pydantic makes it one
+    )
+    shards = [
+        Shard(dataset=d.name, start=s, stop=s + 2, gpu_seconds=1, metric_cpu_seconds=0)
+        for d in datasets
+        for s in range(0, ITEMS, 2)
+    ]
+    run = Run(
+        id="step-1", nonce="abc", created=0, cluster="slurm", python="python", folder="/",
+        checkpoint=CHECKPOINT, suite=Suite(name="s", digest="d", datasets=datasets),
+        settings=settings, tensor_parallel=1, gpu_type="h100", max_length=64, staged_bytes=1,
+        exclusive=False, asks=["text"], shards=shards,
+    )  # fmt: skip
+    files.write_record(made.run, run)
+    share = NodeShare(node="n", gpu_type="h100", trials=1, memory_gib=1)
+    files.write_record(made.round(0), Round(number=0, created=0, shares=[share], minutes=30))
+    files.write(made.model / "config.json", '{"architectures": ["Llama"], "hidden_size": 64}')
+    for dataset in datasets:
+        lines = [[request(dataset.name, i, c).line() for c in range(2)] for i in range(ITEMS)]
+        offsets = [sum(len(x) for item in lines[:i] for x in item) for i in range(ITEMS + 1)]
+        files.write(made.requests(dataset.name), "".join(x for item in lines for x in item))
+        index = DatasetRequests(
+            dataset=dataset.name, key="k", items=ITEMS, requests=2 * ITEMS, prompt_tokens=0,
+            generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=False,
+            offsets=offsets,
+        )  # fmt: skip
+        files.write_record(made.requests_index(dataset.name), index)
+    return made
+
+
+def record(run_dir: RunDir) -> Run:
+    return files.read_record(run_dir.run, Run)
+
+
+def work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the trial; weights are nothing that the simulated engine needs."""
+    monkeypatch.setattr(trial.Trial, "_wait_for_weights", lambda *_: None)
+    assert trial.run_trial(run_dir, "n", 0, 60) == 0
+
+
+def seen_of(run_dir: RunDir) -> dict[str, DatasetSeen]:
+    seen = observe.collect(run_dir, record(run_dir))
+    return {s.dataset: s for s in seen if isinstance(s, DatasetSeen)}
+
+
+def test_a_trial_measures_what_its_shards_cost(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(run_dir, monkeypatch)
+    seen = seen_of(run_dir)
+    assert seen.keys() == {"text", "choice"}
+    text, choice = seen["text"], seen["choice"]
+    assert (text.shards, text.items, text.requests) == (3, ITEMS, 2 * ITEMS)
+    assert (text.prompt_tokens, choice.prompt_tokens) == (2 * ITEMS * 3, 2 * ITEMS * 5)
+    written = [answer(request("text", i, c)).tokens for i in range(ITEMS) for c in range(2)]
+    assert (text.output_tokens, text.longest_output_tokens) == (sum(written), max(written))
+    assert (choice.output_tokens, choice.scored_tokens) == (0, 2 * ITEMS * 2)
+    for one in seen.values():
+        assert one.gpu_seconds >= 2 * ITEMS * 0.001
+        assert one.run == "step-1-abc"
+        assert one.conditions.gpu == "h100"
+        assert one.conditions.model.family.startswith("Llama-")
+    (started,) = [s for s in observe.collect(run_dir, record(run_dir)) if isinstance(s, TrialSeen)]
+    assert (started.trial, started.start_seconds >= 0) == ("n-0", True)
+
+
+def test_what_an_earlier_attempt_answered_is_not_counted(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    span = record(run_dir).shards[0].span
+    ledger = Ledger(run_dir, "outputs")
+    assert ledger.claim(span, "other", "gone") == 1
+    writer = PartWriter(ledger, span, 1)
+    for choice in range(2):
+        writer.write(answer(request("text", 0, choice)).line())
+    writer.give_back("died")
+    work(run_dir, monkeypatch)
+    text = seen_of(run_dir)["text"]
+    assert (text.shards, text.items, text.requests) == (3, ITEMS - 1, 2 * ITEMS - 2)
+
+
+def test_publishing_twice_leaves_one_record(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = record(run_dir)
+    assert observe.publish(run_dir, run) == 0
+    work(run_dir, monkeypatch)
+    assert observe.publish(run_dir, run) == 1
+    assert observe.publish(run_dir, run) == 0
+    seen = Store(Path(run.settings.priors_dir)).read()
+    assert sorted(s.kind for s in seen) == ["dataset", "dataset", "trial"]
+
+
+def test_torn_lines_of_a_killed_trial_are_left_out(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(run_dir, monkeypatch)
+    path = run_dir.observations("n-0")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:-1], b"{torn\n", lines[-1][:40]]))
+    assert sum(s.shards for s in seen_of(run_dir).values()) == 5
+
+
+def test_a_folder_that_cannot_be_written_does_not_end_a_trial(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_dir.root / "observations").write_text("a file is in the way")
+    work(run_dir, monkeypatch)
+    assert not Ledger(run_dir, "outputs").undone(s.span for s in record(run_dir).shards)
+    assert observe.collect(run_dir, record(run_dir)) == []
+
+
+def test_seconds_of_a_metric_come_from_its_answers(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(run_dir, monkeypatch)
+    ledger = Ledger(run_dir, "answers")
+    for shard in record(run_dir).shards[:2]:
+        assert ledger.claim(shard.span, "me", "task") == 1
+        writer = PartWriter(ledger, shard.span, 1)
+        for number in range(3):
+            done = Answer(id=str(number), passed=True, result="passed", seconds=0.5)
+            writer.write(done.line())
+        writer.publish()
+    found = observe.collect(run_dir, record(run_dir))
+    (metric,) = [s for s in found if isinstance(s, MetricSeen)]
+    assert (metric.dataset, metric.items, metric.cpu_seconds) == ("text", 4, 3.0)
+
+
+def test_the_next_plan_costs_what_this_run_took(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(run_dir, monkeypatch)
+    run = record(run_dir)
+    observe.publish(run_dir, run)
+    priors = prepare.learned(run.settings)
+    seen = seen_of(run_dir)["choice"]
+    dataset = Dataset(name="renamed", task="choice")
+    cost = prepare.cost(dataset, seen.work(), seen.conditions, priors)
+    assert cost.gpu_seconds == pytest.approx(seen.gpu_seconds, rel=0.05)
+    shipped = prepare.cost(dataset, seen.work(), seen.conditions, Priors())
+    assert 0 < cost.spread < shipped.spread
+
+
+class Idle:
+    """A cluster on which nothing runs any more."""
+
+    calls: Mapping[str, int] = {}
+
+    def nodes(self) -> tuple[list[Node], list[Busy]]:
+        return [], []
+
+    def submit(self, job: Job) -> str:
+        raise AssertionError("nothing is left to be done")
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        return []
+
+    def cancel(self, job_ids: list[str]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_run_ends_whether_or_not_it_can_be_learned_from(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, usable: bool
+) -> None:
+    work(run_dir, monkeypatch)
+    run = record(run_dir)
+    store = Path(run.settings.priors_dir)
+    if not usable:
+        store.write_text("no folder")
+    for dataset in run.suite.datasets:
+        scored = DatasetResults(dataset=dataset.name, items=ITEMS, results={})
+        files.write_record(run_dir.dataset_results(dataset.name), scored)
+    told: list[str] = []
+    results = Supervisor(run_dir, Idle(), tell=lambda _, event: told.append(event)).run()
+    assert results is not None
+    assert results["complete"]
+    assert any("nothing is learned" in event for event in told) != usable
+    if usable:
+        assert {s.run for s in Store(store).read()} == {"step-1-abc"}
+
+
+def test_a_suites_own_costs_are_certain() -> None:
+    given = Dataset.model_validate({"name": "d", "items": 9, "prior": {"gpu_seconds": 5}})
+    on = prepare.conditions(CHECKPOINT, CHOICE, EngineSettings())
+    work = catalogue.guessed_work(given, 9)
+    cost = prepare.cost(given, work, on, Priors())
+    assert (cost.gpu_seconds, cost.spread) == (5, 0)
+
+
+def test_a_learned_start_counts_unless_the_user_says_otherwise() -> None:
+    on = prepare.conditions(CHECKPOINT, CHOICE, EngineSettings())
+    started = TrialSeen(run="r", time=0, conditions=on, trial="n-0", start_seconds=77.0)
+    priors = Priors([started], 0)
+    unset, _ = resolve([Layer(source="f", values={"trial.cpus": 2})])
+    assert prepare.with_learned_start(unset, priors, on).trial.engine_start_seconds == 77.0
+    assert prepare.with_learned_start(unset, Priors(), on) == unset
+    chosen, _ = resolve([Layer(source="f", values={"trial.engine_start_seconds": 5})])
+    assert prepare.with_learned_start(chosen, priors, on).trial.engine_start_seconds == 5
+
+
+def test_a_store_that_cannot_be_read_teaches_nothing(tmp_path: Path) -> None:
+    (tmp_path / "priors").write_text("no folder")
+    priors = prepare.learned(Settings(priors_dir=str(tmp_path / "priors")))
+    assert priors.fits == {}
+
+
+def test_processors_are_told_apart() -> None:
+    on = prepare.conditions(CHECKPOINT, prepare.Choice([], 1, "cpu"), EngineSettings())
+    assert on.gpu == f"cpu/{measure.processor()}"
+    assert measure.processor().endswith(" cores")

@@ -1,0 +1,140 @@
+"""The scorer and the first signal: rough scores come first, and whatever they do is no harm."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_decide import make_run
+
+from coordinate_eval.coordinator import files, first_signal, score
+from coordinate_eval.coordinator.run import Run, Shard
+from coordinate_eval.coordinator.rundir import RunDir
+from coordinate_eval.records import Answer, Dataset, DatasetRequests, DatasetResults, Key, Response
+
+SPANS = (("a", 0, 2, True), ("a", 2, 5, False), ("a", 5, 7, True), ("a", 7, 9, False))
+
+
+class FakeEvaluator:
+    """Counts items."""
+
+    def __init__(self, part: Callable[[], None] = lambda: None) -> None:
+        self._part = part
+        self.parts = 0
+
+    def finish_part(
+        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+    ) -> DatasetResults:
+        self.parts += 1
+        self._part()
+        return self.finish(dataset, responses, answers)
+
+    def finish(
+        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+    ) -> DatasetResults:
+        items = len({response.item for response in responses})
+        metrics = {"acc,none": items / 10, "acc_stderr,none": 0.01}
+        return DatasetResults(
+            dataset=dataset.name, items=items, results={"a": metrics}, n_samples={"a": {}}
+        )
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    """A run of datasets `a`, whose responses are all there, and `b`, which has failed."""
+    made = RunDir(tmp_path)
+    shards = [
+        Shard(dataset=d, start=a, stop=b, gpu_seconds=1, metric_cpu_seconds=0, signal=s)
+        for d, a, b, s in SPANS
+    ]
+    files.write_record(made.run, make_run(folder=str(tmp_path), shards=shards))
+    files.write(made.dataset_error("b"), "no\n")
+    index = DatasetRequests(
+        dataset="a", key="", items=9, requests=9, prompt_tokens=0, generate_requests=0,
+        max_output_tokens=0, longest_output_tokens=0, asks=False, versions={"a": "1"}, offsets=[],
+    )  # fmt: skip
+    files.write_record(made.requests_index("a"), index)
+    for shard in shards:
+        publish(made, shard)
+    return made
+
+
+def publish(run_dir: RunDir, shard: Shard) -> None:
+    key = Key(dataset=shard.dataset, item=0, task="a", doc=0, prompt_hash="0").model_dump()
+    lines = [
+        Response(**key | {"item": n, "doc": n}, text="", tokens=1, finish="stop").line()
+        for n in range(shard.start, shard.stop)
+    ]
+    files.write(run_dir.published("outputs", shard.span), "".join(lines))
+
+
+def scored(
+    run_dir: RunDir, evaluator: FakeEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """What the scorer leaves as the first signal when it ends."""
+    monkeypatch.chdir(run_dir.root)
+    monkeypatch.setattr(score, "harness_evaluator", lambda *_: evaluator)
+    assert score.run_scorer(run_dir) == 0
+    assert files.read_record(run_dir.dataset_results("a"), DatasetResults).items == 9
+    found: dict[str, Any] = json.loads(run_dir.first_signal.read_text())
+    assert found["complete"] is False
+    return found
+
+
+def test_the_slice_alone_makes_the_first_signal(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shard in files.read_record(run_dir.run, Run).shards:
+        if not shard.signal:
+            run_dir.published("outputs", shard.span).unlink()
+
+    def everything_else_comes() -> None:
+        assert not run_dir.dataset_results("a").exists()
+        for shard in files.read_record(run_dir.run, Run).shards:
+            publish(run_dir, shard)
+
+    found = scored(run_dir, FakeEvaluator(everything_else_comes), monkeypatch)
+    assert found["datasets"]["a"]["items"] == 4
+    assert found["datasets"]["a"]["of_items"] == 9
+    assert found["datasets"]["a"]["estimates"]["a"]["acc,none"]["value"] == 0.4
+    assert found["without"] == {"b": first_signal.NO_SLICE}
+    assert found["pending"] == []
+
+
+def test_what_cannot_be_scored_in_part_is_named_and_scored_whole(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise ZeroDivisionError("of a corpus")
+
+    evaluator = FakeEvaluator(fails)
+    found = scored(run_dir, evaluator, monkeypatch)
+    assert found["datasets"] == {}
+    assert found["without"]["a"].endswith("ZeroDivisionError: of a corpus")
+    assert evaluator.parts == 1
+
+
+def test_a_scorer_that_a_part_ends_does_not_try_it_again(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crashes() -> None:
+        raise SystemExit(9)
+
+    evaluator = FakeEvaluator(crashes)
+    with pytest.raises(SystemExit):
+        scored(run_dir, evaluator, monkeypatch)
+    found = scored(run_dir, evaluator, monkeypatch)
+    assert found["without"]["a"] == first_signal.UNFINISHED
+    assert evaluator.parts == 1
+
+
+def test_a_run_without_slices_has_no_first_signal(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = files.read_record(run_dir.run, Run)
+    plain = [shard.model_copy(update={"signal": False}) for shard in run.shards]
+    files.write_record(run_dir.run, run.model_copy(update={"shards": plain}))
+    with pytest.raises(FileNotFoundError):
+        scored(run_dir, FakeEvaluator(), monkeypatch)
+    assert run_dir.dataset_results("a").exists()

@@ -1,0 +1,130 @@
+"""The store of observations: whole files, nothing twice, nothing foreign."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from coordinate_eval.errors import UserError
+from coordinate_eval.priors.model import Conditions, Model
+from coordinate_eval.priors.observations import (
+    DatasetSeen,
+    Seen,
+    Subject,
+    TrialSeen,
+    dump,
+    parse,
+    subject,
+)
+from coordinate_eval.priors.store import Store, read_file
+from coordinate_eval.records import Dataset
+
+ON = Conditions(
+    engine="vllm", gpu="h100",
+    model=Model(parameters=7, bytes=14, kv_bytes_per_token=1, tensor_parallel=1),
+)  # fmt: skip
+
+
+def seen(run: str, dataset: str = "arc", requests: int = 10) -> DatasetSeen:
+    return DatasetSeen(
+        run=run, time=5.0, conditions=ON, dataset=dataset,
+        subject=Subject(task=dataset, settings="x"), shards=1, items=5, requests=requests,
+        prompt_tokens=100, output_tokens=0, scored_tokens=3, longest_output_tokens=0,
+        gpu_seconds=2.5,
+    )  # fmt: skip
+
+
+def started(run: str) -> TrialSeen:
+    return TrialSeen(run=run, time=5.0, conditions=ON, trial="n-0", start_seconds=12.0)
+
+
+def test_what_is_put_is_read(tmp_path: Path) -> None:
+    store = Store(tmp_path / "not there yet")
+    assert store.read() == []
+    all_of_it: list[Seen] = [seen("a"), seen("a", "gsm8k"), started("a"), seen("b")]
+    assert store.put(all_of_it) == 2
+    assert sorted(map(dump, store.read())) == sorted(map(dump, all_of_it))
+    assert {p.name for p in store.folder.iterdir()} == {"a.jsonl", "b.jsonl"}
+
+
+def test_a_resumed_run_replaces_what_it_said(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put([seen("a")])
+    assert store.put([seen("a", requests=20), seen("a", "gsm8k")]) == 1
+    assert sorted(s.requests for s in store.read() if isinstance(s, DatasetSeen)) == [10, 20]
+    assert store.put([seen("a")]) == 0
+    assert len(store.read()) == 2
+
+
+def test_torn_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put([seen("a")])
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"kind": "weather"}\nno json\n\n{"kind": "dataset"}\n' + dump(seen("a"))[:50])
+    (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe\n" + dump(seen("b")).encode())
+    (tmp_path / "notes.txt").write_text("hello\n")
+    (tmp_path / ".c.jsonl.tmp").write_text(dump(seen("c")))
+    (tmp_path / "d.jsonl").mkdir()
+    assert sorted(s.run for s in store.read()) == ["a", "b"]
+
+
+def test_only_the_newest_runs_are_read(tmp_path: Path) -> None:
+    import os
+
+    store = Store(tmp_path)
+    for number in range(5):
+        store.put([seen(f"run{number}")])
+        os.utime(tmp_path / f"run{number}.jsonl", (number, number))
+    assert {s.run for s in store.read(2)} == {"run3", "run4"}
+
+
+def test_many_write_at_once(tmp_path: Path) -> None:
+    runs = [f"run{number}" for number in range(16)]
+    threads = [
+        threading.Thread(target=lambda run=run: Store(tmp_path).put([seen(run), started(run)]))
+        for run in [*runs, *runs]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(s.run for s in Store(tmp_path).read()) == sorted([*runs, *runs])
+
+
+def test_an_export_is_refused_with_the_line_that_is_wrong(tmp_path: Path) -> None:
+    good = dump(seen("a"))
+    for number, bad in enumerate(
+        (
+            "no json\n",
+            good.replace('"gpu_seconds":2.5', '"gpu_seconds":-1'),
+            good.replace('"gpu_seconds":2.5', '"gpu_seconds":NaN'),
+            good.replace('"kind":"dataset"', '"kind":"weather"'),
+            good.replace('"run":"a"', '"run":"../../a"'),
+            good[:60],
+        )
+    ):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text(good + bad)
+        with pytest.raises(UserError, match=rf"{number}\.jsonl, line 2"):
+            read_file(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_file(tmp_path / "missing")
+
+
+def test_lines_of_a_newer_version_can_have_more_in_them() -> None:
+    line = dump(seen("a")).replace('"run":"a"', '"run":"a","weather":"fine"')
+    assert parse(line) == seen("a")
+
+
+def test_a_run_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="letters"):
+        Store(tmp_path / "store").put([seen("../x")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_subject_of_a_dataset_is_what_it_asks() -> None:
+    arc = Dataset(name="arc", task="arc_easy", num_fewshot=5)
+    assert subject(arc) == subject(arc.model_copy(update={"name": "my-arc", "limit": 10}))
+    assert subject(arc) != subject(arc.model_copy(update={"num_fewshot": 0}))
+    assert subject(arc) != subject(arc.model_copy(update={"gen_kwargs": {"max_gen_toks": 9}}))
+    assert subject(Dataset(name="x", items=3)).task == "x"
