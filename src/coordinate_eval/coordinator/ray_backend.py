@@ -26,7 +26,7 @@ from coordinate_eval.coordinator.cluster import (
 from coordinate_eval.coordinator.config import RaySettings, TrialSettings
 from coordinate_eval.coordinator.files import token
 from coordinate_eval.coordinator.process import ENDS_WITH_PARENT
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import ClusterError, UserError
 
 OBJECT_STORE_BYTES = 100 << 20
 """Ray's own share of the shared memory in which weights are staged: jobs pass no objects."""
@@ -35,6 +35,10 @@ END_SECONDS = 20.0
 """How long a job that is ended may take to clear up, such as to remove staged weights."""
 
 NODE = "local"
+
+
+STARTS = 3
+"""Times that Ray is started before it is given up."""
 
 
 @dataclass
@@ -62,22 +66,42 @@ class RayCluster:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self._ray, self._trial = ray, trial
         self._gpus, self._gpu_type, self._gpu_memory_gib = _gpus(settings)
-        # It says on stderr at every start that it asks for a token, which it also makes itself.
-        with contextlib.redirect_stderr(io.StringIO()):
-            ray.init(
-                num_cpus=settings.cpus or os.cpu_count() or 1,
-                num_gpus=self._gpus,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-                namespace="coordinate-eval",
-            )
+        self._begin(settings)
         self._start = ray.remote(max_retries=0)(_run)
         self._session = token()
         self._tasks: list[_Task] = []
         self._submitted = 0
+
+    def _begin(self, settings: RaySettings) -> None:
+        """Start Ray, again where it gave up on itself: it waits 15 s for parts of its own, which
+        a busy machine does not always start in time.
+
+        Raises:
+            ClusterError: it does not start.
+        """
+        for attempt in range(STARTS):
+            try:
+                # It says on stderr at every start that it asks for a token, which it also makes.
+                with contextlib.redirect_stderr(io.StringIO()):
+                    self._ray.init(
+                        num_cpus=settings.cpus or os.cpu_count() or 1,
+                        num_gpus=self._gpus,
+                        include_dashboard=False,
+                        object_store_memory=OBJECT_STORE_BYTES,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                        configure_logging=False,
+                        namespace="coordinate-eval",
+                    )
+            except Exception as error:  # Ray raises bare ones
+                self._ray.shutdown()
+                if attempt == STARTS - 1:
+                    raise ClusterError(
+                        f"Ray did not start on this machine: {error} Its logs are in "
+                        "/tmp/ray/session_latest/logs"  # noqa: S108 - where Ray says it is
+                    ) from error
+            else:
+                return
 
     @property
     def calls(self) -> Mapping[str, int]:
