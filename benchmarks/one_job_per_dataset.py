@@ -15,6 +15,9 @@ machine with nodes of four GPUs and engines that sleep instead of computing. Sub
 processes, files and metrics are real, all on this machine, and weigh as many times what they
 would. One job per dataset gets its requests and its metrics' questions for nothing; the time of
 coordinate-eval ends when the harness has scored.
+
+Measured once at 40 times the speed, single runs on two noisy cores: one node 181 s against 98 s,
+ratio 1.85; four nodes 87 s against 78 s, ratio 1.12, where all processes start on the same cores.
 """
 
 import argparse
