@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.observed import DATASETS, NOW, TRUTH, on, run_of, seen, subject, true_seconds, work_of
 
+from coordinate_eval.coordinator.plan import Cost
 from coordinate_eval.priors import fit, gpus, learn, model
 from coordinate_eval.priors.learn import Priors
 from coordinate_eval.priors.model import Conditions
@@ -201,3 +202,14 @@ def test_what_is_left_out_is_predicted_from_the_rest() -> None:
     assert found.keys() == DATASETS.keys()
     assert all(len(each) == 3 for each in found.values())
     assert max(abs(e) for each in found.values() for e in each) < 0.05
+
+
+@pytest.mark.parametrize("off", [1e-9, 1e9])
+def test_whatever_was_measured_a_prediction_is_a_cost(off: float) -> None:
+    strange = [
+        s.model_copy(update={"gpu_seconds": min(max(s.gpu_seconds * off, 1e-6), 9e9)})
+        for s in run_of(on())
+    ]
+    for name in DATASETS:
+        expected = Priors(strange, NOW).predict(subject(name), work_of(name), on())
+        Cost(name=name, items=1, gpu_seconds=expected.gpu_seconds, spread=expected.spread)

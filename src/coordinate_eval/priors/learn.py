@@ -131,7 +131,8 @@ class Priors:
         base = model.gpu_seconds(work, on.model, gpu, on.sequences, found.coefficients)
         correction, spread = self._correction(asked, on, found)
         return Prediction(
-            gpu_seconds=base * math.exp(correction),
+            # Within what a plan takes as a cost.
+            gpu_seconds=min(max(base * math.exp(correction), 1e-6), 1e9),
             spread=spread,
             floor_seconds=model.floor_seconds(work, on.model, gpu, found.coefficients),
             metric_cpu_seconds=self._metric_seconds(asked, work, on),
