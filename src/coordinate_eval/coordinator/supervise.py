@@ -27,6 +27,7 @@ from coordinate_eval.coordinator.decide import (
 )
 from coordinate_eval.coordinator.facts import gather, read_rounds, read_submitted, refresh
 from coordinate_eval.coordinator.ledger import Ledger
+from coordinate_eval.coordinator.plan import Plan
 from coordinate_eval.coordinator.process import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.run import NodeShare, Round, Run, Submitted
 from coordinate_eval.coordinator.rundir import RunDir
@@ -224,8 +225,9 @@ class Supervisor:
             self._tell(None, f"waiting for a free GPU: {str(error).splitlines()[0]}")
             return
         left = Ledger(self._dir, "outputs").undone(s.span for s in run.shards)
-        # No more nodes than the plan took: how many was its decision.
-        most = min(len(left), len(rounds[0].shares)) if rounds else len(left)
+        plan = files.read_record_if_there(self._dir.plan, Plan)
+        # No more nodes than the plan took, if it knew any: how many was its decision.
+        most = min(len(left), len(plan.nodes)) if plan and run.gpu_type else len(left)
         shares = [
             NodeShare(node=n.name, gpu_type=n.gpu_type, trials=n.trials, memory_gib=gib)
             for n in chosen[: max(1, most)]
