@@ -23,6 +23,7 @@ from lm_eval.tasks._index import Entry, Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.evaluators.harness_bootstrap import bootstrapped_here
 from coordinate_eval.evaluators.harness_metrics import asks_code_eval, stand_in
 from coordinate_eval.records import Dataset
 
@@ -148,12 +149,12 @@ def asks_questions(task: Task) -> bool:
 def harness_session() -> Iterator[None]:
     """A block in which the harness may work.
 
-    What it prints goes to stderr, `code_eval` is a look-up, and the global random generators,
-    which it seeds, are put back afterwards.
+    What it prints goes to stderr, `code_eval` is a look-up, it starts no processes, and the global
+    random generators, which it seeds, are put back afterwards.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        with redirect_stdout(sys.stderr), stand_in():
+        with redirect_stdout(sys.stderr), stand_in(), bootstrapped_here():
             yield
     finally:
         random.setstate(python_state)
