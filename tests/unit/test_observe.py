@@ -11,7 +11,7 @@ from coordinate_eval.coordinator.config import Layer, Settings, resolve
 from coordinate_eval.coordinator.ledger import Ledger, PartWriter
 from coordinate_eval.coordinator.plan import NodeCapacity
 from coordinate_eval.coordinator.run import NodeShare, Round, Run, Shard
-from coordinate_eval.coordinator.rundir import RunDir
+from coordinate_eval.coordinator.rundir import RunDir, Span
 from coordinate_eval.coordinator.supervise import Supervisor
 from coordinate_eval.evaluators.engines.simulated import answer
 from coordinate_eval.priors import catalogue
@@ -170,21 +170,37 @@ def test_a_folder_that_cannot_be_written_does_not_end_a_trial(
     assert observe.collect(run_dir, record(run_dir)) == []
 
 
+@pytest.mark.parametrize("portions", [1, 2])
 def test_seconds_of_a_metric_come_from_its_answers(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, portions: int
 ) -> None:
     work(run_dir, monkeypatch)
+    before = record(run_dir)
+    long = [s.model_copy(update={"metric_cpu_seconds": 8.0}) for s in before.shards]
+    update = {"shards": long, "portion_seconds": 8.0 / portions}
+    run = before.model_copy(update=update)
     ledger = Ledger(run_dir, "answers")
-    for shard in record(run_dir).shards[:2]:
-        assert ledger.claim(shard.span, "me", "task") == 1
-        writer = PartWriter(ledger, shard.span, 1)
+    asked = [portion for shard in run.shards[:2] for portion in run.portions(shard)]
+    assert len(asked) == 2 * portions
+
+    def answered(portion: Span) -> None:
+        assert ledger.claim(portion, "me", "task") == 1
+        writer = PartWriter(ledger, portion, 1)
         for number in range(3):
             done = Answer(id=str(number), passed=True, result="passed", seconds=0.5)
             writer.write(done.line())
         writer.publish()
-    found = observe.collect(run_dir, record(run_dir))
-    (metric,) = [s for s in found if isinstance(s, MetricSeen)]
-    assert (metric.dataset, metric.items, metric.cpu_seconds) == ("text", 4, 3.0)
+
+    def metrics() -> list[tuple[int, float]]:
+        found = observe.collect(run_dir, run)
+        return [(s.items, s.cpu_seconds) for s in found if isinstance(s, MetricSeen)]
+
+    for portion in asked[:-1]:
+        answered(portion)
+    # A shard counts when all of it is answered.
+    assert metrics() == [(2, 1.5 * portions)]
+    answered(asked[-1])
+    assert metrics() == [(4, 3.0 * portions)]
 
 
 def test_the_next_plan_costs_what_this_run_took(

@@ -110,14 +110,15 @@ def model_of(checkpoint: Checkpoint, tensor_parallel: int, config: Path | None) 
 
 
 def _metric(run_dir: RunDir, run: Run, of: DatasetSeen) -> Iterator[MetricSeen]:
-    """What the answers so far to a dataset's questions took."""
-    spans = [s.span for s in run.shards if s.dataset == of.dataset]
-    missing = set(Ledger(run_dir, "answers").undone(spans))
+    """What the questions of a dataset's shards took, of those that are answered whole."""
+    ledger = Ledger(run_dir, "answers")
     items, seconds = 0, 0.0
-    for span in spans:
-        if span not in missing:
-            items += span.stop - span.start
-            for line in files.whole_lines(run_dir.published("answers", span)):
+    for shard in run.shards:
+        if shard.dataset != of.dataset or ledger.undone(portions := run.portions(shard)):
+            continue
+        items += shard.stop - shard.start
+        for portion in portions:
+            for line in files.whole_lines(run_dir.published("answers", portion)):
                 seconds += Answer.model_validate_json(line).seconds
     if items:
         yield MetricSeen(
