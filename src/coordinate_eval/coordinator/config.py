@@ -53,6 +53,9 @@ class MetricSettings(_Section):
     cpus: int = Field(default=8, ge=1, description="cores for all metric jobs together")
     memory_gib: float = Field(default=4.0, gt=0, description="per core")
     allow_unsafe_code: bool = Field(default=False, description="run programs without isolation")
+    scoring_minutes: float = Field(
+        default=30.0, gt=0, description="for one dataset, its questions answered; tried twice"
+    )
 
 
 class SupervisorSettings(_Section):

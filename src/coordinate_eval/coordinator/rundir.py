@@ -55,7 +55,7 @@ class RunDir:
 
     @property
     def scoring(self) -> Path:
-        """Name of the dataset that the scorer works on."""
+        """Name of the dataset that the scorer works on; empty while there is none."""
         return self.root / "results" / "scoring"
 
     @property

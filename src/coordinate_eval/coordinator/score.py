@@ -4,7 +4,7 @@
 questions of its metric, portion by portion, the last one last, for each dataset whose slice of the
 first signal has all responses and answers its rough scores, and for each that has all of them its
 results. It is a process of its own so that a task's own code, or the harness, can fail or hang
-without harm to the supervision. It ends with its parent.
+without harm to the supervision (see `scorer`). It ends with its parent.
 """
 
 import itertools
@@ -36,15 +36,18 @@ def run_scorer(run_dir: RunDir) -> int:
     """Score until every dataset has its results or its error; the exit status."""
     run = files.read_record(run_dir.run, Run)
     os.chdir(run.folder)
-    run_dir.scoring.unlink(missing_ok=True)
     evaluator = harness_evaluator(
         run_dir.model, run.suite, run.settings.engine.name, run.max_length
     )
+    idle = False
     while unscored(run_dir, run):
         asked = _ask(run_dir, evaluator, run)
         scored = _signal(run_dir, evaluator, run) or _finish(run_dir, evaluator, run)
         if not asked and not scored:
+            if not idle:
+                files.write(run_dir.scoring, "")
             time.sleep(0.5)
+        idle = not asked and not scored
     return 0
 
 
