@@ -54,7 +54,7 @@ class MetricSettings(_Section):
     memory_gib: float = Field(default=4.0, gt=0, description="per core")
     allow_unsafe_code: bool = Field(default=False, description="run programs without isolation")
     scoring_minutes: float = Field(
-        default=30.0, gt=0, description="for one dataset, its questions answered; tried twice"
+        default=20.0, gt=0, description="for one dataset, its questions answered; tried 3 times"
     )
 
 

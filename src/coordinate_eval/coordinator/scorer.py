@@ -13,7 +13,7 @@ from coordinate_eval.coordinator.run import Run
 from coordinate_eval.coordinator.rundir import RunDir
 from coordinate_eval.coordinator.score import unscored
 
-MAX_ENDS = 2
+MAX_ENDS = 3
 """Times that a dataset may end the scorer before it is given up."""
 
 
@@ -34,7 +34,7 @@ class Scorer:
         return self._child is not None and self._child.poll() is not None
 
     def tend(self, waiting: Collection[str]) -> str:
-        """Start it, end it where it hangs, and give up what has ended it twice.
+        """Start it, end it where it hangs, and give up what has ended it too often.
 
         `waiting` are the datasets with responses or answers still to come. What comes back is
         what the user may want to know; mostly nothing.
@@ -89,7 +89,7 @@ class Scorer:
         return None
 
     def _give_up(self, why: str, waiting: Collection[str]) -> str:
-        """Give up the dataset that ended it twice; where it never got to one, all that wait for
+        """Give up the dataset that ends it too often; where it never got to one, all that wait for
         nothing else.
         """
         name = (self._scoring() or ("", 0))[0]
