@@ -214,4 +214,4 @@ class SlurmSettings(Record):
     constraint: str = ""
     setup: tuple[str, ...] = Field(default=(), description="shell lines before each job")
     extra_args: tuple[str, ...] = Field(default=(), description="more #SBATCH options")
-    timeout_seconds: float = Field(default=60.0, gt=0, description="for one Slurm command")
+    timeout_seconds: float = Field(default=60.0, gt=0, le=1e6, description="for one Slurm command")

@@ -248,6 +248,8 @@ def test_bad_cluster_files(
         (["--engine-args", "{x"], ("--engine-args", "not JSON")),
         (["--engine-args", "[1]"], ("--engine-args", "JSON object")),
         (["--engine-args", '{"a": NaN}'], ("--engine-args", "NaN")),
+        (["--engine-args", '{"a":' * 100_000], ("--engine-args", "not JSON")),
+        (["--engine-args", r'{"a": "\ud800"}', "--json"], ("engine.args in command line",)),
         (["--no-such-option"], ("--no-such-option",)),
     ],
 )

@@ -28,7 +28,7 @@ MOST_GIB, MOST_SECONDS = 1e6, 1e6
 class FileNode(Record):
     """A node as the file gives it."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,252}$")
     gpus: int = Field(ge=0, le=MOST_GPUS, strict=True)
@@ -61,7 +61,7 @@ class FileNode(Record):
 class ClusterFile(Record):
     """The whole file."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     storage_gigabits_per_node: float = Field(default=25.0, ge=1e-3, le=1e6)
     engine_start_seconds: float = Field(default=20.0, ge=0, le=MOST_SECONDS)

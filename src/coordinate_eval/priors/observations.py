@@ -75,7 +75,7 @@ class TrialSeen(_Seen):
     kind: Literal["trial"] = "trial"
     trial: str
     start_seconds: float = Field(
-        ge=0, lt=_MANY, description="from the process's start, without staging"
+        ge=0, le=1e6, description="from the process's start, without staging"
     )
 
 
