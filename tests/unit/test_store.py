@@ -1,5 +1,6 @@
 """The store of observations: whole files, nothing twice, nothing foreign."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -128,3 +129,13 @@ def test_the_subject_of_a_dataset_is_what_it_asks() -> None:
     assert subject(arc) != subject(arc.model_copy(update={"num_fewshot": 0}))
     assert subject(arc) != subject(arc.model_copy(update={"gen_kwargs": {"max_gen_toks": 9}}))
     assert subject(Dataset(name="x", items=3)).task == "x"
+
+
+def test_a_pipe_in_the_store_is_not_waited_for(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put([seen("a")])
+    os.mkfifo(tmp_path / "b.jsonl")
+    (tmp_path / "c.jsonl").mkdir()
+    assert [one.run for one in store.read()] == ["a"]
+    assert store.put([seen("b")]) == 1
+    assert sorted(one.run for one in store.read()) == ["a", "b"]
