@@ -1,6 +1,7 @@
 """`coordinate-eval priors`: shown, carried to another machine, and refused with the line."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 from tests.observed import DATASETS, DAY, NOW, on, run_of
 from tests.runs import Workspace
 from tests.tiny import tiny_model
+from typer.testing import CliRunner
 
-from coordinate_eval.coordinator.cli import with_default_command
+from coordinate_eval.coordinator.cli import app, with_default_command
+from coordinate_eval.errors import CoordinateError
 from coordinate_eval.priors.observations import TrialSeen, dump
 from coordinate_eval.priors.store import Store
 
@@ -116,13 +119,62 @@ def test_a_plan_on_a_cluster_file_does_not_depend_on_what_others_ran(user: Works
     assert dataset["spread"] == 0.5
 
 
+def mistake(user: Workspace, *args: str) -> str:
+    """The one line that a command ends with; nothing is shown."""
+    done = CliRunner().invoke(app, ["priors", *args], env=user.environ)
+    error = done.exception
+    assert isinstance(error, CoordinateError), repr(error)
+    assert error.exit_status == 2
+    assert done.stdout == ""
+    assert "\n" not in str(error)
+    return str(error)
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("show", "--model", "seven"), "7b or 350m"),
+        (("show", "--model", "seven"), "say 350m, 7b"),
+        (("show", "--model", "9" * 400 + "b"), "is no number of parameters"),
+        (("show", "--model", "99999999999999999t"), "is no number of parameters"),
         (("show", "--model", "7b", "--checkpoint", "x"), "not both"),
         (("import", "missing.jsonl"), "cannot be read"),
     ],
 )
 def test_mistakes_are_named(user: Workspace, args: tuple[str, ...], words: str) -> None:
-    assert words in user.call("priors", *args, status=2).stderr
+    assert words in mistake(user, *args)
+
+
+def test_an_export_replaces_nothing_but_an_export(user: Workspace) -> None:
+    learn(user)
+    file = user.folder / "all.jsonl"
+    file.touch()
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["priors", "export", str(file)], env=user.environ)
+        assert done.exit_code == 0, done.output
+    exported = file.read_text()
+    assert exported
+    for precious in ("my notes\n", '{"kind": "dataset"}\n', "\n" + exported):
+        file.write_text(precious)
+        said = mistake(user, "export", str(file))
+        assert f"{file} is there and holds no exported priors" in said
+        assert file.read_text() == precious
+    os.mkfifo(user.folder / "pipe")
+    assert "it is a pipe" in mistake(user, "export", str(user.folder / "pipe"))
+    assert "it is a folder" in mistake(user, "export", str(user.folder))
+
+
+def test_an_import_says_what_a_line_is_and_skips_empty_ones(user: Workspace) -> None:
+    store = learn(user)
+    lines = sorted(map(dump, store.read()))
+    file = user.folder / "more.jsonl"
+    file.write_text("\n" + "\n \n".join(lines) + "\n\n")
+    done = CliRunner().invoke(app, ["priors", "import", str(file)], env=user.environ)
+    assert done.exit_code == 0, done.output
+    assert "0 runs added" in done.stderr
+    assert "4 were there" in done.stderr
+    file.write_text(lines[0] + '\n{"kind": "storage", "run": "x"}\n')
+    said = mistake(user, "import", str(file))
+    assert f"{file}, line 3 is of a newer version" in said
+    assert "storage" in said
+    os.mkfifo(user.folder / "pipe")
+    assert "it is a pipe" in mistake(user, "import", str(user.folder / "pipe"))

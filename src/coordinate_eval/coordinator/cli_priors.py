@@ -1,6 +1,6 @@
 """`coordinate-eval priors`: what was learned from finished runs, shown and carried elsewhere."""
 
-import re
+import os
 import statistics
 import sys
 import time
@@ -31,8 +31,8 @@ MOST_LEFT_OUT = 5
 DEFAULT_GPU, DEFAULT_SIZE = "h200", "7b"
 """Assumed where nothing was observed and none is named."""
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([mbt])", re.IGNORECASE)
-_UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
+LONGEST_LINE = 2**20
+"""Bytes of a line of an export, at most."""
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 _Settings = Annotated[
@@ -129,6 +129,7 @@ def export_(
     from coordinate_eval.priors.observations import dump
 
     settings, _ = config.load({}, settings_file)
+    _check_replaceable(file)
     seen = _read(_store(settings), most=sys.maxsize)
     try:
         files.write(file.absolute(), "".join(sorted(map(dump, seen))))
@@ -154,6 +155,31 @@ def import_(
         raise UserError(f"priors in {store.folder} cannot be written: {error.strerror}") from error
     known = len({s.run for s in seen}) - written
     sys.stderr.write(f"{written} runs added to {store.folder}, {known} were there\n")
+
+
+def _check_replaceable(file: Path) -> None:
+    """Whether nothing is lost by writing an export there.
+
+    Raises:
+        UserError: there is something that `export` has not written.
+    """
+    from coordinate_eval.coordinator import user_files
+    from coordinate_eval.priors.observations import parse
+
+    if not os.path.lexists(file):
+        return
+    user_files.check_regular(file, "file")
+    try:
+        with file.open("rb") as before:
+            line = before.readline(LONGEST_LINE)
+        if line:
+            parse(line)
+    except OSError as error:
+        raise UserError(f"file {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(
+            f"{file} is there and holds no exported priors: name another file, or remove it"
+        ) from error
 
 
 def _store(settings: Settings) -> "Store":
@@ -197,11 +223,9 @@ def _model(size: str, tensor_parallel: int) -> "Model":
     layers grow as the cube root of parameters).
     """
     from coordinate_eval.priors.model import Model
+    from coordinate_eval.priors.shapes import parameter_count
 
-    found = _SIZE.fullmatch(size)
-    if found is None or not float(found[1]):
-        raise UserError(f"--model {size!r}: a number and m, b or t, such as 7b or 350m, please")
-    parameters = int(float(found[1]) * _UNITS[found[2].lower()])
+    parameters = parameter_count(size)
     return Model(
         parameters=parameters,
         bytes=2 * parameters,
