@@ -66,6 +66,8 @@ def nested(depth: int) -> list[object]:
         ({"cache_dir": "~nosuchuser/x"}, "cache_dir"),
         ({"priors_dir": "~nosuchuser/x"}, "priors_dir"),
         ({"engine.args": {"a": "\ud800"}}, "engine.args"),
+        ({"runs_dir": "/x/\udcff"}, "runs_dir"),
+        ({"slurm.account": "a\0"}, "slurm.account"),
         ({"engine.args": {"a": float("nan")}}, "engine.args"),
         ({"engine.args": {"a": datetime.date(2020, 1, 1)}}, "engine.args"),
         ({"engine.args": {"a": nested(900)}}, "nested too deeply"),

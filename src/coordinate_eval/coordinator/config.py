@@ -268,19 +268,22 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
             source = sources.get(name, "the defaults")
             value = getattr(settings, name)
             raise UserError(f"setting {name} in {source}: no home folder for {value}") from error
-    if not _can_be_frozen(settings):
-        source = sources.get("engine.args", "the settings")
-        raise UserError(
-            f"setting engine.args in {source}: it holds what JSON has not (texts that are not "
-            "Unicode, NaN, dates), or is nested too deeply"
-        )
+    for name, value in merged.items():
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"setting {name} in {sources[name]}: it holds a NUL")
+        if not _is_json(value):
+            raise UserError(
+                f"setting {name} in {sources[name]}: it holds what JSON has not (texts that are "
+                "not Unicode, NaN, dates), or is nested too deeply"
+            )
     return settings, sources
 
 
-def _can_be_frozen(settings: Settings) -> bool:
-    """Whether a run reads from its `run.json` what it was given; `engine.args` may be anything."""
+def _is_json(value: object) -> bool:
+    """Whether a run would read from its `run.json` what it was given."""
+    layer = Layer(source="", values={"": value})
     try:
-        return Settings.model_validate_json(settings.model_dump_json()) == settings
+        return Layer.model_validate_json(layer.model_dump_json()) == layer
     except (ValueError, RecursionError):
         return False
 
