@@ -98,6 +98,7 @@ def test_the_users_own_file_need_not_be_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert config.file_layer(Path("/dev/null"), {}).values == {}
     layer = config.file_layer(None, {})
     assert layer.values == {}
     assert layer.source.startswith(str(tmp_path))

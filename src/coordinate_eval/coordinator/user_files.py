@@ -1,6 +1,5 @@
 """Files that a user names: read only if they can be read to their end."""
 
-import os
 import stat
 from pathlib import Path
 
@@ -11,13 +10,12 @@ MOST_BYTES = 64 * 2**20
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file, also of /dev/null; `what` it is for the user, such as "cluster file".
+    """The text of a file; `what` it is for the user, such as "cluster file".
 
     Raises:
         UserError: it is missing, no regular file, larger than `MOST_BYTES`, or not UTF-8.
     """
-    if path != Path(os.devnull):
-        check_regular(path, what)
+    check_regular(path, what)
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
