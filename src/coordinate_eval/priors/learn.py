@@ -109,7 +109,7 @@ class Priors:
         self._metrics: defaultdict[str, list[MetricSeen]] = defaultdict(list)
         self._starts: list[TrialSeen] = []
         self._copies: list[StageSeen] = []
-        self._builds: dict[tuple[str, float], BuildSeen] = {}
+        self._builds: dict[tuple[Subject, float], BuildSeen] = {}
         for one in seen:
             if isinstance(one, DatasetSeen):
                 datasets.append(one)
@@ -119,7 +119,7 @@ class Priors:
                 self._copies.append(one)
             elif isinstance(one, BuildSeen):
                 # Every run that found these requests in the cache tells of the same.
-                self._builds[one.subject.task, one.time] = one
+                self._builds[one.subject, one.time] = one
             else:
                 self._starts.append(one)
         self.fits = self._fit(datasets)

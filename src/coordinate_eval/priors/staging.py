@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from coordinate_eval.priors.observations import StageSeen
 
-GUESS_WEIGHT = 0.2
+GUESS_WEIGHT = 0.05
 """Copies that the configured link counts as."""
 
 SHARED_PRICE = 0.05
