@@ -180,7 +180,9 @@ class DatasetRequests(Record):
     longest_output_tokens: int = Field(description="largest limit of one request")
     asks: bool = Field(description="whether its metric asks questions")
     built: float | None = Field(default=None, description="when")
-    build_cpu_seconds: float | None = Field(default=None, description="of the process that built")
+    build_cpu_seconds: float | None = Field(
+        default=None, description="without what is loaded once for all datasets, and downloads"
+    )
     versions: dict[str, str] = Field(default={}, description="version of each leaf task")
     sources: dict[str, str] = Field(
         default={}, description="local data files it was made from: '<size> <mtime_ns>' by path"

@@ -105,7 +105,7 @@ def test_fit_shows_coefficients_and_what_they_miss(user: Workspace) -> None:
     assert stage["gigabits_per_node"] == pytest.approx(4, rel=0.2)
     shown = user.call("priors", "fit").stdout
     assert "h100" in shown
-    assert "50 copies seen" in shown
+    assert "seen 50 ×" in shown
 
 
 def test_what_is_exported_can_be_imported_any_number_of_times(user: Workspace) -> None:

@@ -361,7 +361,7 @@ def _print_stage(console: Console, stage: dict[str, Any]) -> None:
     if stage["shared"]:
         many = stage["seconds"] * (1 + stage["shared"] * (SOME_NODES - 1))
         words += f", each of {SOME_NODES} at once in {duration(many)}"
-    words += f"; {stage['copies']} copies seen"
+    words += f"; seen {stage['copies']} ×"
     if stage["set_gigabits_per_node"] is not None:
         given = stage["set_gigabits_per_node"]
         words += f"; plans take the {given:g} Gbit/s that are set ([stage] gigabits_per_node)"

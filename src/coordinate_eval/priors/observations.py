@@ -110,7 +110,7 @@ class BuildSeen(_Seen):
     dataset: str
     subject: Subject
     items: int = Field(gt=0, lt=_MANY)
-    cpu_seconds: float = Field(ge=0, lt=_MANY, description="of the process, downloads apart")
+    cpu_seconds: float = Field(ge=0, lt=_MANY, description="see `DatasetRequests`")
 
 
 Seen = DatasetSeen | TrialSeen | MetricSeen | StageSeen | BuildSeen
