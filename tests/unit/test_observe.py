@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.test_stage import checkpoint
 
-from coordinate_eval.coordinator import files, measure, observe, prepare, trial
+from coordinate_eval.coordinator import arrange, files, measure, observe, prepare, trial
 from coordinate_eval.coordinator.cluster import Busy, Job, Node, TaskStatus
 from coordinate_eval.coordinator.config import Layer, Settings, resolve
 from coordinate_eval.coordinator.keep import run_keeper
@@ -301,13 +301,23 @@ def test_the_next_plan_stages_as_this_run_did(staging_run: RunDir) -> None:
         measure.write_line(staging_run.copies(node), copied)
     assert {one.at_once for one in stages_of(staging_run).values()} == {2}
     observe.publish(staging_run, run)
-    on = prepare.conditions(run.checkpoint, CHOICE, EngineSettings())
-    unset, priors = Settings(priors_dir=run.settings.priors_dir), prepare.learned(run.settings)
-    link = prepare.link(unset, priors, on, run.checkpoint)
-    assert link.seconds(run.checkpoint.bytes, 2) == pytest.approx(4, rel=0.2)
-    assert prepare.link(unset, Priors(), on, run.checkpoint) == Link(25.0)
-    chosen, _ = resolve([Layer(source="f", values={"stage.gigabits_per_node": 25})])
-    assert prepare.link(chosen, priors, on, run.checkpoint) == Link(25.0)
+    eight = Node(name="n", gpus=8, free_gpus=8, gpu_type="h100", cpus=64, memory_gib=500)
+    given = Dataset.model_validate({"name": "d", "items": 9, "prior": {"gpu_seconds": 5}})
+    asked = arrange.Asked(run.checkpoint, Suite(name="s", digest="d", datasets=[given]), None)
+
+    def staged(**values: object) -> float:
+        settings, _ = resolve([Layer(source="f", values=values)])
+        offer = arrange.offer_of_cluster(([eight], []), settings)
+        plan = arrange.prepared(asked, settings, offer).plan
+        assert plan.estimate.lower_bound_seconds > plan.stages[0].seconds
+        return plan.stages[0].seconds
+
+    learned = {"priors_dir": run.settings.priors_dir}
+    by_default = Link(25.0).seconds(run.checkpoint.bytes, 1)
+    assert staged(**learned) == pytest.approx(4, rel=0.2)
+    assert staged(priors_dir="/nowhere") == pytest.approx(by_default)
+    # What the user has set is taken, also where it is the default.
+    assert staged(**learned | {"stage.gigabits_per_node": 25}) == pytest.approx(by_default)
 
 
 def test_what_prompts_took_to_build_is_published(run_dir: RunDir) -> None:
