@@ -79,7 +79,7 @@ def test_show_says_what_a_suite_would_take(user: Workspace) -> None:
     assert stage["seconds"] == pytest.approx(28, rel=0.2)
     assert stage["gigabits_per_node"] == pytest.approx(4, rel=0.2)
     plain = user.call(*args, COORDINATE_EVAL_STAGE_GIGABITS_PER_NODE="100").stdout
-    assert "weights from /ckpts reach a node in" in plain
+    assert "weights on /ckpts reach a node's memory in" in plain
     assert "plans take the 100 Gbit/s that are set" in plain
     assert "1 min 17 s" in plain or "77.0 s" in plain
     table = user.call(*args, "--model", "70b", "--gpu", "h200").stdout

@@ -355,8 +355,8 @@ def _print_rows(answer: dict[str, Any]) -> None:
 def _print_stage(console: Console, stage: dict[str, Any]) -> None:
     from coordinate_eval.coordinator.words import duration
 
-    what = "weights converted" if stage["converted"] else "weights"
-    words = f"{what} from {stage['storage']} reach a node in {duration(stage['seconds'])}"
+    what = "weights, converted from .pt," if stage["converted"] else "weights"
+    words = f"{what} on {stage['storage']} reach a node's memory in {duration(stage['seconds'])}"
     words += f" ({stage['gigabits_per_node']:.3g} Gbit/s)"
     if stage["shared"]:
         many = stage["seconds"] * (1 + stage["shared"] * (SOME_NODES - 1))

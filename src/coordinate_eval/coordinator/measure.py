@@ -136,7 +136,7 @@ def read_copies(path: Path) -> Iterator[WeightsCopied]:
 
 def storage_of(path: str) -> str:
     """Where the file system that a checkpoint lies on is mounted: copies from one are alike."""
-    folder = Path(path).absolute()
+    folder = Path(path).resolve()
     while not folder.is_mount() and folder != folder.parent:
         folder = folder.parent
     return str(folder)
