@@ -180,6 +180,7 @@ def prepared(
         plan,
         built,
         metric_cpus=offer.metric_cpus,
+        gigabits_per_node=offer.storage_gigabits_per_node or settings.stage.gigabits_per_node,
         nodes=offer.nodes,
         busy=offer.busy,
         reviewed=asked.plan is not None,

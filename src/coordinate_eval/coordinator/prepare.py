@@ -61,6 +61,8 @@ class Prepared:
     plan: Plan
     built: dict[str, Built]
     metric_cpus: int
+    gigabits_per_node: float
+    """Of a node's storage link, as it is set."""
     nodes: Sequence[Node] = ()
     busy: Sequence[Busy] = ()
     reviewed: bool = False
