@@ -143,6 +143,7 @@ def test_all_is_private_to_the_user(root: Path, source: Checkpoint) -> None:
     seen: list[int] = []
     with place.hold():
         assert place.fill(source, seen.append)
+        assert place.copy_seconds is not None
         assert staged(place, source)
         assert seen[-1] == source.bytes
         assert seen == sorted(seen)
@@ -176,6 +177,9 @@ def test_a_keeper_that_is_killed_leaves_its_weights_to_the_others(
     keeper.kill()
     place = StagePlace(str(root), "run", "node")
     assert staged(place, source)
+    with place.hold():
+        assert place.fill(source, lambda _: None)
+        assert place.copy_seconds is None  # they were there
     assert place.sweep() == []
     trial.leave()
     assert list(root.iterdir()) == []

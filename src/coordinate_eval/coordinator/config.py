@@ -31,7 +31,9 @@ class StageSettings(_Section):
     """Where weights are staged and what that costs."""
 
     root: str = Field(default="/dev/shm", description="a memory file system of each node")  # noqa: S108
-    gigabits_per_node: float = Field(default=25.0, gt=0, description="storage link of one node")
+    gigabits_per_node: float = Field(
+        default=25.0, gt=0, description="storage link of one node; unset: as finished runs had it"
+    )
 
 
 class TrialSettings(_Section):
@@ -39,7 +41,9 @@ class TrialSettings(_Section):
 
     cpus: int = Field(default=4, ge=1)
     memory_gib: float = Field(default=16.0, gt=0, description="host memory, weights apart")
-    engine_start_seconds: float = Field(default=40.0, ge=0)
+    engine_start_seconds: float = Field(
+        default=40.0, ge=0, description="unset: as finished runs had it"
+    )
     max_length: int | None = Field(default=None, ge=8, description="tokens; else the model's")
     tensor_parallel: int | None = Field(default=None, ge=1, description="else what fits")
     time_limit_factor: float = Field(default=4.0, ge=1, description="limit over prediction")

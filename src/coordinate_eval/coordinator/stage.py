@@ -55,6 +55,8 @@ class StagePlace:
         self.folder = self.user_folder / run_id / node
         self._lock_path = self.user_folder / run_id / f"{node}.lock"
         self._lock: int | None = None
+        self.copy_seconds: float | None = None
+        """Of the copy that was made here; None where none was, or the weights were there."""
 
     def ready(self, identity: str) -> bool:
         """Whether all weights of this checkpoint are there."""
@@ -94,6 +96,7 @@ class StagePlace:
                 return False
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(mode=0o700)
+            began = time.monotonic()
             try:
                 _copy_all(source, self.folder, report)
             except OSError as error:
@@ -102,6 +105,7 @@ class StagePlace:
                     f"cannot stage {source.path} into {self.folder}: {error.strerror}; "
                     f"it needs {source.bytes / 2**30:.1f} GiB of the node's memory"
                 ) from error
+            self.copy_seconds = time.monotonic() - began
         return True
 
     def copied_bytes(self) -> int:

@@ -137,6 +137,8 @@ class Trial:
         while not place.ready(self._run.checkpoint.identity):
             abandoned = place.copied_bytes() > 0 or time.monotonic() > give_up
             if abandoned and place.fill(self._run.checkpoint, lambda _: None):
+                copies = self._dir.copies(self._node)
+                measure.note_copy(copies, place.copy_seconds, self._run.checkpoint)
                 return
             time.sleep(0.2)
 
