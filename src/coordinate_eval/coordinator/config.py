@@ -67,7 +67,7 @@ class SupervisorSettings(_Section):
 
     poll_seconds: float = Field(default=5.0, gt=0)
     patience_seconds: float = Field(default=600.0, gt=0, description="for a job to start")
-    minutes: int = Field(default=240, ge=5, description="time limit; it resubmits itself")
+    minutes: int = Field(default=240, ge=15, description="time limit; it resubmits itself")
     memory_gib: float = Field(default=8.0, gt=0)
     cpus: int = Field(default=2, ge=1)
 
