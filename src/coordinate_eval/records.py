@@ -179,6 +179,10 @@ class DatasetRequests(Record):
     max_output_tokens: int = Field(description="sum of the limits of all generating requests")
     longest_output_tokens: int = Field(description="largest limit of one request")
     asks: bool = Field(description="whether its metric asks questions")
+    built: float | None = Field(default=None, description="when")
+    build_cpu_seconds: float | None = Field(
+        default=None, description="without what is loaded once for all datasets, and downloads"
+    )
     versions: dict[str, str] = Field(default={}, description="version of each leaf task")
     sources: dict[str, str] = Field(
         default={}, description="local data files it was made from: '<size> <mtime_ns>' by path"

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from coordinate_eval.coordinator.cli import app, with_default_command
 from coordinate_eval.errors import CoordinateError
-from coordinate_eval.priors.observations import TrialSeen, dump
+from coordinate_eval.priors.observations import BuildSeen, StageSeen, TrialSeen, dump, subject
 from coordinate_eval.priors.store import Store
+from coordinate_eval.records import Dataset
 
 
 @pytest.fixture
@@ -35,7 +36,19 @@ def learn(user: Workspace) -> Store:
     for number in range(3):
         store.put(run_of(on(), days_ago=days_ago, run=f"run{number}", noise=1 + number / 50))
     start = TrialSeen(run="start", time=1, conditions=on(), trial="n-0", start_seconds=33.0)
-    store.put([start])
+    copies = [
+        StageSeen(
+            run="start", time=1, conditions=on(), node=f"n{n}", storage="/ckpts",
+            bytes=14_000_000_000, seconds=28.0, at_once=1, converted=False,
+        )
+        for n in range(50)
+    ]  # fmt: skip
+    name = "long-text"
+    build = BuildSeen(
+        run="start", time=1, conditions=on(), dataset=name,
+        subject=subject(Dataset(name=name, task=name)), items=DATASETS[name][0], cpu_seconds=77.0,
+    )  # fmt: skip
+    store.put([start, *copies, build])
     return store
 
 
@@ -60,6 +73,18 @@ def test_show_says_what_a_suite_would_take(user: Workspace) -> None:
         assert row["gpu_seconds"] == pytest.approx(row["measured_gpu_seconds"], rel=0.1)
         assert 0 < row["spread"] < 1
         assert row["error_left_out"] < 0.1
+    assert rows["long-text"]["build_cpu_seconds"] == pytest.approx(77)
+    assert rows["thinking"]["build_cpu_seconds"] is None
+    stage = shown["stage"]
+    assert (stage["storage"], stage["copies"], stage["set_gigabits_per_node"]) == (
+        "/ckpts", 50, None,
+    )  # fmt: skip
+    assert stage["seconds"] == pytest.approx(28, rel=0.2)
+    assert stage["gigabits_per_node"] == pytest.approx(4, rel=0.2)
+    plain = user.call(*args, COORDINATE_EVAL_STAGE_GIGABITS_PER_NODE="100").stdout
+    assert "weights on /ckpts reach a node's memory in" in plain
+    assert "plans take the 100 Gbit/s that are set" in plain
+    assert "1 min 17 s" in plain or "77.0 s" in plain
     table = user.call(*args, "--model", "70b", "--gpu", "h200").stdout
     assert "70b parameters on h200 with vllm" in table
     assert "not known" in table
@@ -79,7 +104,11 @@ def test_fit_shows_coefficients_and_what_they_miss(user: Workspace) -> None:
     assert (row["engine"], row["gpu"], row["runs"]) == ("vllm", "h100", 3)
     assert row["coefficients"]["prefill"] > 0
     assert row["error_left_out"] < 0.1
-    assert "h100" in user.call("priors", "fit").stdout
+    (stage,) = json.loads(user.call("priors", "fit", "--json").stdout)["stages"]
+    assert stage["gigabits_per_node"] == pytest.approx(4, rel=0.2)
+    shown = user.call("priors", "fit").stdout
+    assert "h100" in shown
+    assert "seen 50 ×" in shown
 
 
 def test_what_is_exported_can_be_imported_any_number_of_times(user: Workspace) -> None:

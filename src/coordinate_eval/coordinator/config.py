@@ -51,7 +51,10 @@ class StageSettings(_Section):
 
     root: str = Field(default="/dev/shm", description="a memory file system of each node")  # noqa: S108
     gigabits_per_node: float = Field(
-        default=25.0, ge=1e-3, le=1e6, description="storage link of one node"
+        default=25.0,
+        ge=1e-3,
+        le=1e6,
+        description="storage link of one node; unset: as finished runs had it",
     )
 
 
@@ -62,7 +65,9 @@ class TrialSettings(_Section):
     memory_gib: float = Field(
         default=16.0, gt=0, le=MOST_GIB, description="host memory, weights apart"
     )
-    engine_start_seconds: float = Field(default=40.0, ge=0, le=MOST_SECONDS)
+    engine_start_seconds: float = Field(
+        default=40.0, ge=0, le=MOST_SECONDS, description="unset: as finished runs had it"
+    )
     max_length: int | None = Field(
         default=None, ge=8, le=10**9, description="tokens; else the model's"
     )
@@ -104,7 +109,7 @@ class SupervisorSettings(_Section):
         default=600.0, gt=0, le=MOST_SECONDS, description="for a job to start"
     )
     minutes: int = Field(
-        default=240, ge=5, le=MOST_MINUTES, description="time limit; it resubmits itself"
+        default=240, ge=15, le=MOST_MINUTES, description="time limit; it resubmits itself"
     )
     memory_gib: float = Field(default=8.0, gt=0, le=MOST_GIB)
     cpus: int = Field(default=2, ge=1, le=MOST_CPUS)

@@ -23,16 +23,19 @@ WORTH_GPU_HOURS = 1.0
 
 def best(draft: Draft, capacity: Capacity, deadline_seconds: float | None = None) -> Plan:
     """The plan that ends first; on half the nodes, and half of these, while that ends as soon,
-    within the deadline, and saves anything worth the risk of a wrong prediction.
+    within the deadline, and saves anything worth the risk of a wrong prediction. Where nodes
+    share a storage, half of them may also end sooner: they have their weights earlier.
     """
     chosen = draft(capacity)
-    enough = min(SAME * chosen.estimate.makespan_seconds, deadline_seconds or math.inf)
+    shortest = chosen.estimate.makespan_seconds
     for smaller in _halves(capacity):
         plan = draft(smaller)
+        seconds = plan.estimate.makespan_seconds
         saved = chosen.estimate.gpu_hours - plan.estimate.gpu_hours
-        if plan.estimate.makespan_seconds > enough or saved < WORTH_GPU_HOURS:
+        as_soon = seconds <= min(SAME * shortest, deadline_seconds or math.inf)
+        if not (as_soon and saved >= WORTH_GPU_HOURS) and seconds * SAME >= shortest:
             break
-        chosen = plan
+        chosen, shortest = plan, min(shortest, seconds)
     return chosen
 
 
