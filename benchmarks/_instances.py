@@ -10,13 +10,14 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tests.plans import CHECKPOINT
+
 from benchmarks import one_job_per_dataset as seven_billion
 from coordinate_eval.coordinator import plan, planner, suite
 from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.prepare import Choice
 from coordinate_eval.priors import catalogue
 
-CHECKPOINT = seven_billion.MODEL
 GPU = "h200"
 GPUS_PER_NODE = 8
 CPUS_PER_GPU = 16

@@ -39,9 +39,10 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.plans import CHECKPOINT
+
 from benchmarks import _partitioners, _simulator
 from benchmarks._instances import (
-    CHECKPOINT,
     Instance,
     answers_per_item,
     base,

@@ -29,15 +29,6 @@ JOBS = ("_keep", "_trial", "_metric", "_score")
 
 
 @pytest.fixture(scope="module")
-def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """One user for all tests of this file: requests are built once. Two GPUs are made up."""
-    need("ray", "ray")
-    made = Workspace(tmp_path_factory.mktemp("user"))
-    made.environ |= {"COORDINATE_EVAL_CLUSTER": "ray", "COORDINATE_EVAL_RAY_GPUS": "2"}
-    return made
-
-
-@pytest.fixture(scope="module")
 def finished(user: Workspace) -> Path:
     """The directory of an undisturbed run."""
     run = user.folder / "undisturbed"
