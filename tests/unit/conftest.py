@@ -1,15 +1,22 @@
-"""Who submits a reviewed plan."""
+"""Who submits a reviewed plan; and no example of hypothesis fails for taking long."""
 
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import HealthCheck
 from tests.reviewer import FakeCluster, Reviewer
 from tests.runs import TASKS
 
 from coordinate_eval.coordinator import launch
 from coordinate_eval.coordinator.config import Settings
+
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
