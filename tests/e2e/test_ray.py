@@ -199,7 +199,7 @@ def test_two_real_engines_agree(user: Workspace) -> None:
         driver = user.start(
             "run", tiny_model(), "--suite", suite, "--engine", engine, "--run-dir", run,
             "--engine-args", json.dumps({"dtype": "float32"} | args),
-            COORDINATE_EVAL_RAY_GPUS="1", VLLM_CPU_KVCACHE_SPACE="1",
+            COORDINATE_EVAL_RAY_GPUS="1", VLLM_CPU_KVCACHE_SPACE="1", OMP_NUM_THREADS="1",
         )  # fmt: skip
         ended(driver, 0, patience=3 * PATIENCE_SECONDS)  # engines start slowly on a busy machine
         found.append(scores(run))
