@@ -24,7 +24,7 @@ from tests.runs import (
 from tests.tiny import need, tiny_model
 
 DATASETS = ("tiny_choice", "tiny_code", "tiny_sums")
-SLOW = ("--engine-args", '{"seconds_per_request": 0.1}')
+SLOW = ("--engine-args", '{"seconds_per_request": 0.2}')
 JOBS = ("_keep", "_trial", "_metric", "_score")
 
 
