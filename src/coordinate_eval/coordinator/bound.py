@@ -13,7 +13,10 @@ the schedule. For a makespan T, a trial that is ready at r has T − r seconds:
 - floors: a dataset's longest item takes `floor_seconds` from the first moment it can begin;
 - metrics: no metric begins before the first response of its dataset can exist, and all metrics
   of datasets that can't begin before some moment follow it, on all cores together. A metric
-  speeds up with cores without limit here, as plan@1 has it.
+  speeds up with cores without limit here, as plan@1 has it;
+- tails: of any datasets, some trial works on the last shard until all of their GPU seconds, spread
+  evenly, are over. What is left of its floor then, if the floor is longer than any shard of the
+  dataset, and the metric of one item at least, of all if it can't be cut, still follow.
 """
 
 import math
@@ -59,7 +62,27 @@ def _simple(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: int) 
     for first, metric in sorted(firsts, reverse=True):
         following += metric
         bound = max(bound, first + following)
-    return bound
+    return max(bound, ready + _before_tails(costs, trials, metric_cpus))
+
+
+def _before_tails(costs: Sequence[Cost], trials: int, metric_cpus: int) -> float:
+    """The GPU seconds of datasets spread evenly, and the shortest tail of these; at most."""
+    work = most = 0.0
+    for tail, seconds in sorted(
+        ((_tail(c, metric_cpus), c.gpu_seconds) for c in costs), reverse=True
+    ):
+        work += seconds
+        most = max(most, work / trials + tail)
+    return most
+
+
+def _tail(cost: Cost, metric_cpus: int) -> float:
+    """What follows the GPU work of any shard of a dataset, at least."""
+    atoms = cost.items if cost.splittable else 1
+    metric = cost.metric_cpu_seconds / metric_cpus / atoms
+    later = cost.gpu_seconds * (1 - 1 / atoms) + cost.chunk_overhead_seconds
+    longest = max(cost.gpu_seconds, later if atoms > 1 else 0.0)
+    return max(0.0, cost.floor_seconds - longest) + metric
 
 
 def _possible(costs: Sequence[Cost], trials: int, window: float) -> bool:

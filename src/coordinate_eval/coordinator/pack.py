@@ -50,6 +50,8 @@ class Way:
     early_overhead: float = 0.0
     """Part of a trial's time that may go into cutting what metrics wait for; 0 where GPUs decide
     and metrics need no hurry."""
+    whole: bool = False
+    """Nothing is cut: best where cutting has nothing to give, as on a single trial."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def deal(
     heavy = [p for p in fine if flow.rank(costs[p.cost])[0] < 0]
     state = _Deal(costs, ready)
     _pour_layers(state, heavy, way.early_overhead * window, EARLY_LAYERS)
-    _deal_coarse(state, coarse, window, flow)
+    _deal_coarse(state, coarse, window, flow, way)
     rest = [p for p in fine if flow.rank(costs[p.cost])[0] == 0]
     _pour_layers(state, rest, OVERHEAD_SHARE * window, LAYERS)
     return [sorted(q, key=lambda p: flow.order(costs[p.cost], p)) for q in state.queues]
@@ -152,10 +154,11 @@ def _is_fine(cost: Cost, part: Part, window: float, way: Way) -> bool:
     overhead = cost.chunk_overhead_seconds
     short = way.fine * window + overhead / 20
     each = cost.gpu_seconds / cost.items
-    return cost.splittable and each <= short and _own(cost, part) >= WORTH_CUTTING * overhead
+    divisible = cost.splittable and not way.whole
+    return divisible and each <= short and _own(cost, part) >= WORTH_CUTTING * overhead
 
 
-def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow) -> None:
+def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow, way: Way) -> None:
     """Longest first, pieces shrinking with what is left (guided self-scheduling)."""
     left = sum(_own(state.costs[p.cost], p) for p in parts)
     share = EARLY_LAYERS[0] if flow.feeds_metrics else LAYERS[0]
@@ -165,7 +168,7 @@ def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow) ->
         start = part.start
         while start < part.stop:
             stop = part.stop
-            if cost.splittable:
+            if cost.splittable and not way.whole:
                 each = cost.gpu_seconds / cost.items
                 least = max(each, min(WORTH_CUTTING * cost.chunk_overhead_seconds, window / 6))
                 size = max(least, min(left / (3 * len(state.loads)), window * share))

@@ -192,7 +192,8 @@ def _best(
         queues = pack.deal(costs, parts, ready, capacity.metric_cpus, way)
         if consider(queues) <= GOOD_ENOUGH * bound:
             break
-    # The plain way too: it is best where cutting has nothing to give, as on a single trial.
+    # Whole datasets too, in the best order and in the plain one, so that no plan is worse.
+    consider(pack.deal(costs, parts, ready, capacity.metric_cpus, Way(whole=True)))
     consider(pack.deal_whole(costs, parts, len(slots)))
     return min(found, key=lambda f: f.outcome.makespan_seconds)
 
