@@ -20,12 +20,15 @@ the schedule. For a makespan T, a trial that is ready at r has T − r seconds:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from coordinate_eval.coordinator.plan import Cost
 
 PRECISION = 1e-6
 """Part of the bound up to which it is found."""
+
+WIDEST = 1.0
+"""Spread that stands for larger ones too: between a third of what is predicted and three times."""
 
 _EPS = 1e-9
 
@@ -45,6 +48,29 @@ def lower_bound(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: i
         else:
             low = middle
     return low
+
+
+def if_wrong(costs: Sequence[Cost]) -> Iterator[list[Cost]]:
+    """Two opposite ways in which all predictions are off by their spread.
+
+    Of the datasets by length every second takes longer and the others less; then the other way
+    round. So what decides the end may decide it no more, and what did not may.
+    """
+    ordered = sorted(costs, key=lambda c: -max(c.gpu_seconds, c.floor_seconds))
+    for first in (0, 1):
+        yield [
+            _times(cost, math.exp(min(cost.spread, WIDEST) * (1 if n % 2 == first else -1)))
+            for n, cost in enumerate(ordered)
+        ]
+
+
+def _times(cost: Cost, factor: float) -> Cost:
+    """A dataset of which a model writes more, or less: its longest item follows."""
+    seconds = {
+        "gpu_seconds": cost.gpu_seconds * factor,
+        "floor_seconds": cost.floor_seconds * factor,
+    }
+    return cost.model_copy(update=seconds)
 
 
 def _simple(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: int) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from coordinate_eval.coordinator import pack, signal_slice
-from coordinate_eval.coordinator.bound import lower_bound
+from coordinate_eval.coordinator.bound import if_wrong, lower_bound
 from coordinate_eval.coordinator.pack import Part, Way
 from coordinate_eval.coordinator.plan import (
     Capacity,
@@ -100,6 +100,15 @@ def make(
         metric_jobs=jobs,
         estimate=outcome,
     )
+
+
+def bounds(checkpoint: Checkpoint, costs: Sequence[Cost], capacity: Capacity) -> list[float]:
+    """Seconds that no plan on this capacity beats: as predicted, and where that is wrong."""
+    ready = stage_seconds(checkpoint, capacity) + capacity.engine_start_seconds
+    trials = sum(node.trials for node in capacity.nodes)
+    return [
+        lower_bound(each, ready, trials, capacity.metric_cpus) for each in (costs, *if_wrong(costs))
+    ]
 
 
 def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:

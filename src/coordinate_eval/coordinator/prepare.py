@@ -250,7 +250,14 @@ def make_plan(
             first_signal=settings.first_signal,
         )
 
-    chosen = sizing.choose(draft, capacity, settings.objective, settings.deadline_seconds)
+    chosen = sizing.choose(
+        draft,
+        lambda part: planner.bounds(checkpoint, found, part),
+        capacity,
+        settings.objective,
+        settings.deadline_seconds,
+        named=select.names_nodes(settings),
+    )
     if what_if:
         return chosen.model_copy(update={"what_if": sizing.curve(draft, capacity)})
     return chosen
