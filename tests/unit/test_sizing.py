@@ -10,6 +10,7 @@ from tests.plans import CHECKPOINT
 from tests.unit.test_plan import ENGINE, SUITE, capacity_of
 
 from coordinate_eval.coordinator import planner, sizing
+from coordinate_eval.coordinator.bound import if_wrong
 from coordinate_eval.coordinator.plan import Capacity, Cost, Plan
 from coordinate_eval.errors import UserError
 
@@ -22,7 +23,8 @@ def draft_of(*costs: Cost) -> sizing.Draft:
 
 
 def bounds_of(*costs: Cost) -> sizing.Bounds:
-    return lambda capacity: planner.bounds(CHECKPOINT, costs, capacity)
+    thinkable = [list(costs), *if_wrong(costs)]
+    return lambda capacity: [planner.least_seconds(CHECKPOINT, c, capacity) for c in thinkable]
 
 
 def best_of(costs: Sequence[Cost], capacity: Capacity, *, deadline: float | None = None) -> Plan:

@@ -1,5 +1,6 @@
 """A cluster written down in a file, to plan on without one."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def load(path: Path) -> ClusterFile:
         UserError: it is missing or malformed; names the field.
     """
     try:
-        tree = yaml.safe_load(path.read_text())
+        # libyaml's, where PyYAML has it: ten times as fast, and a thousand nodes are many lines.
+        tree = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cluster file {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
@@ -96,8 +98,7 @@ def load(path: Path) -> ClusterFile:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UserError(f"cluster file {path}: {where}: {first['msg']}") from error
-    names = [node.name for node in cluster.nodes]
-    for name in names:
-        if names.count(name) > 1:
+    for name, times in Counter(node.name for node in cluster.nodes).items():
+        if times > 1:
             raise UserError(f"cluster file {path}: node {name} stands twice")
     return cluster

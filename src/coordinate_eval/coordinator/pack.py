@@ -249,8 +249,8 @@ def _pour(state: _Deal, parts: list[Part]) -> None:
             best = high = middle
     poured = _poured(state, parts, best)
     assert poured is not None
-    for trial, part in poured:
-        state.give(trial, part)
+    for trial, cost, start, stop in poured:
+        state.give(trial, Part(cost, start, stop))
 
 
 def _level(loads: Sequence[float], work: float) -> float:
@@ -265,29 +265,37 @@ def _level(loads: Sequence[float], work: float) -> float:
     return work
 
 
-def _poured(state: _Deal, parts: Sequence[Part], level: float) -> list[tuple[int, Part]] | None:
-    """The wrap-around filling up to a level; None where the work does not fit below it."""
-    found: list[tuple[int, Part]] = []
+def _poured(
+    state: _Deal, parts: Sequence[Part], level: float
+) -> list[tuple[int, int, int, int]] | None:
+    """The wrap-around filling up to a level, as (trial, cost, start, stop); None where the work
+    does not fit below it.
+
+    This is where planning spends its time: it is done a dozen times a layer.
+    """
+    found: list[tuple[int, int, int, int]] = []
     pending = iter(parts)
-    current = next(pending)
-    start = current.start
-    cost = state.costs[current.cost]
+    number, start, end = next(pending)
+    cost = state.costs[number]
     each, overhead = cost.gpu_seconds / cost.items, cost.chunk_overhead_seconds
     for trial, load in enumerate(state.loads):
         gap = level - load
         while gap > 0:
-            room = int((gap - (overhead if start else 0.0)) / each + 1e-9)
-            if room <= 0:
+            if start:
+                gap -= overhead
+            stop = start + int(gap / each + 1e-9)
+            if stop <= start:
                 break
-            stop = min(current.stop, start + room)
-            found.append((trial, Part(current.cost, start, stop)))
-            gap -= (stop - start) * each + (overhead if start else 0.0)
-            start = stop
-            if start == current.stop:
-                following = next(pending, None)
-                if following is None:
-                    return found
-                current, start = following, following.start
-                cost = state.costs[current.cost]
-                each, overhead = cost.gpu_seconds / cost.items, cost.chunk_overhead_seconds
+            if stop < end:
+                found.append((trial, number, start, stop))
+                start = stop
+                break  # less than an item fits beside it
+            found.append((trial, number, start, end))
+            gap -= (end - start) * each
+            following = next(pending, None)
+            if following is None:
+                return found
+            number, start, end = following
+            cost = state.costs[number]
+            each, overhead = cost.gpu_seconds / cost.items, cost.chunk_overhead_seconds
     return None

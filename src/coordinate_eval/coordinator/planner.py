@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from coordinate_eval.coordinator import pack, signal_slice
-from coordinate_eval.coordinator.bound import if_wrong, lower_bound
+from coordinate_eval.coordinator.bound import lower_bound
 from coordinate_eval.coordinator.pack import Part, Way
 from coordinate_eval.coordinator.plan import (
     Capacity,
@@ -102,13 +102,11 @@ def make(
     )
 
 
-def bounds(checkpoint: Checkpoint, costs: Sequence[Cost], capacity: Capacity) -> list[float]:
-    """Seconds that no plan on this capacity beats: as predicted, and where that is wrong."""
+def least_seconds(checkpoint: Checkpoint, costs: Sequence[Cost], capacity: Capacity) -> float:
+    """Seconds that no plan on this capacity beats."""
     ready = stage_seconds(checkpoint, capacity) + capacity.engine_start_seconds
     trials = sum(node.trials for node in capacity.nodes)
-    return [
-        lower_bound(each, ready, trials, capacity.metric_cpus) for each in (costs, *if_wrong(costs))
-    ]
+    return lower_bound(costs, ready, trials, capacity.metric_cpus)
 
 
 def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:
@@ -244,12 +242,9 @@ def _trials(
     queues: list[list[Part]],
     staged: float,
 ) -> list[Trial]:
-    """Trials with anything to do, slices first.
-
-    Built without checks: there can be 100,000 shards.
-    """
+    """Trials with anything to do, slices first."""
     return [
-        Trial.model_construct(
+        Trial(
             id=f"{node.name}-{index}",
             node=node.name,
             gpus=capacity.gpus_per_trial,
@@ -266,7 +261,7 @@ def _trials(
 
 
 def _shard(cost: Cost, start: int, stop: int, *, signal: bool = False) -> Shard:
-    return Shard.model_construct(
+    return Shard(
         dataset=cost.name,
         start=start,
         stop=stop,

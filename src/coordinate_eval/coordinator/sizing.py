@@ -6,7 +6,7 @@ of them.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from coordinate_eval.coordinator.plan import Capacity, Plan, Size
 from coordinate_eval.errors import UserError
@@ -14,11 +14,14 @@ from coordinate_eval.errors import UserError
 Draft = Callable[[Capacity], Plan]
 """The plan for a capacity."""
 
-Bounds = Callable[[Capacity], Sequence[float]]
-"""Seconds that no plan on a capacity beats: as predicted, and where predictions are wrong."""
+Bounds = Callable[[Capacity], Iterable[float]]
+"""Seconds that no plan on a capacity beats: as predicted first, then if predictions are wrong."""
 
 SAME = 1.001
 """Times the shortest makespan up to which a plan on fewer nodes is as good."""
+
+NEARLY_ALL = 0.95
+"""Part of the nodes from which on all are taken: few left out save nothing worth a risk."""
 
 
 def best(
@@ -30,8 +33,10 @@ def best(
     others could take over is worth its GPUs.
     """
     latest = deadline_seconds or math.inf
-    least = bounds(capacity)
+    least = list(bounds(capacity))
     count = _fewest(capacity, lambda part: _same(bounds(part), least))
+    if count >= NEARLY_ALL * len(capacity.nodes):
+        count = len(capacity.nodes)
     plan = draft(_first(capacity, count))
     if plan.estimate.makespan_seconds <= min(SAME * least[0], latest):
         return plan  # all nodes can't do better
@@ -158,7 +163,7 @@ def _first(capacity: Capacity, count: int) -> Capacity:
     return capacity.model_copy(update={"nodes": nodes[:count]})
 
 
-def _same(seconds: Sequence[float], least: Sequence[float]) -> bool:
+def _same(seconds: Iterable[float], least: Sequence[float]) -> bool:
     return all(a <= SAME * b for a, b in zip(seconds, least, strict=True))
 
 
