@@ -74,12 +74,16 @@ class _Flow:
         density = self.density(cost.metric_cpu_seconds, cost.gpu_seconds)
         return (-density, -self.tail(cost), -cost.spread, -cost.gpu_seconds)
 
-    def order(self, cost: Cost, part: Part) -> tuple[float, float]:
-        """Sorts one trial's shards by what follows their end (Jackson's rule)."""
+    def order(self, cost: Cost, part: Part) -> tuple[float, float, float]:
+        """Sorts one trial's shards by what follows their end (Jackson's rule).
+
+        Where nothing does, or as much, the long and uncertain first: should they take longer, what
+        is left then is certain, and others take it over.
+        """
         own = seconds(cost, part.start, part.stop)
         metric = cost.metric_cpu_seconds * (part.stop - part.start) / cost.items
         follows = max(0.0, cost.floor_seconds - own) + metric / self.metric_cpus
-        return (-self.density(metric, own), -follows)
+        return (-self.density(metric, own), -follows, -cost.spread * own)
 
     def density(self, metric: float, own: float) -> float:
         """Seconds of metrics for one of GPUs, where that is more than one (Johnson's rule)."""
