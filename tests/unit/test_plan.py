@@ -204,6 +204,29 @@ def test_long_tails_begin_first() -> None:
     assert made.estimate.makespan_seconds == pytest.approx(101)
 
 
+def test_the_long_and_uncertain_begin_first_where_nothing_follows() -> None:
+    costs = [
+        Cost(name="sure", items=100, gpu_seconds=30, spread=0.1, splittable=False),
+        Cost(name="unsure", items=100, gpu_seconds=20, spread=1.0, splittable=False),
+        Cost(name="short", items=100, gpu_seconds=1, spread=1.0, splittable=False),
+        Cost(name="tail", items=100, gpu_seconds=5, floor_seconds=100, splittable=False),
+    ]
+    made = make(costs, capacity_of(1))
+    order = [s.dataset for s in made.trials[0].shards]
+    assert order == ["tail", "unsure", "sure", "short"]
+
+
+def test_whole_datasets_in_the_best_order_where_cuts_cost_much() -> None:
+    costs = [
+        Cost(name="a", items=3, gpu_seconds=4, chunk_overhead_seconds=3),
+        Cost(name="b", items=2, gpu_seconds=7, chunk_overhead_seconds=3),
+        Cost(name="c", items=2, gpu_seconds=3, chunk_overhead_seconds=3, floor_seconds=12),
+    ]
+    made = make(costs, capacity_of(1))
+    assert made.trials[0].shards[0].dataset == "c"
+    assert made.estimate.makespan_seconds == pytest.approx(1 + 14)
+
+
 def test_hand_computed_plan() -> None:
     cost = Cost(name="d", items=10, gpu_seconds=20, metric_cpu_seconds=40, chunk_overhead_seconds=1)
     capacity = capacity_of(2, start=5, cpus=4)
