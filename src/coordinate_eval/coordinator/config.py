@@ -89,7 +89,7 @@ class Settings(Record):
         default_factory=lambda: str(Path("~/.coordinate-eval/priors").expanduser()),
         description="what finished runs took; on storage that all nodes share",
     )
-    nodes: str | None = Field(default=None, description="at most so many nodes, or names of those to take")
+    nodes: str | None = Field(default=None, description="at most so many nodes, or those to take")
     max_nodes: int | None = Field(default=None, ge=1)
     max_gpus: int | None = Field(default=None, ge=1)
     objective: Literal["makespan", "gpu-hours"] = Field(
