@@ -64,7 +64,7 @@ def site(
 ) -> Site:
     """What such a plan meets."""
     gib = jobs.keeper_memory_gib(CHECKPOINT.bytes, converting=False)
-    return Site(nodes, busy, settings or Settings(), gib, metric_cpus, guessed)
+    return Site(nodes, busy, settings or Settings(), gib, metric_cpus, 25, guessed)
 
 
 def reviewed(

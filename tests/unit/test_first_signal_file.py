@@ -117,6 +117,8 @@ def reference(task: str, samples: dict[str, list[int]]) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TASKS)
+    # The reference's bootstrap: the same numbers without forks of this process and its threads.
+    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
 
 
 @pytest.mark.parametrize(

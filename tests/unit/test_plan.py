@@ -55,6 +55,7 @@ CAPACITIES = st.builds(
     gpus_per_trial=st.sampled_from([1, 2]),
     engine_start_seconds=st.floats(0, 60),
     storage_gigabits_per_node=st.floats(1, 400),
+    storage_shared=st.one_of(st.just(0.0), st.floats(0, 1)),
     metric_cpus=st.integers(1, 512),
 )
 
@@ -117,9 +118,10 @@ def test_trials_stay_within_nodes(costs: list[Cost], capacity: Capacity) -> None
 
 
 def as_file(capacity: Capacity) -> dict[str, float]:
-    """What `replayed` wants to know of a cluster."""
+    """What `replayed` wants to know of a cluster, of whose storage each node has its part."""
+    others = capacity.storage_shared * (len(capacity.nodes) - 1)
     return {
-        "storage_gigabits_per_node": capacity.storage_gigabits_per_node,
+        "storage_gigabits_per_node": capacity.storage_gigabits_per_node / (1 + others),
         "engine_start_seconds": capacity.engine_start_seconds,
         "metric_cpus": capacity.metric_cpus,
     }
@@ -166,6 +168,8 @@ def round_robin(made: Plan, capacity: Capacity) -> float:
 @given(COSTS, CAPACITIES, st.integers(1, 8))
 @settings(max_examples=100, deadline=None)
 def test_another_node_does_no_harm(costs: list[Cost], capacity: Capacity, trials: int) -> None:
+    # Unless it takes a part of the storage that the others read from.
+    capacity = capacity.model_copy(update={"storage_shared": 0.0})
     another = NodeCapacity(name="more", gpus=8, gpu_type="h200", trials=trials)
     larger = capacity.model_copy(update={"nodes": [*capacity.nodes, another]})
     before, after = make(costs, capacity).estimate, make(costs, larger).estimate

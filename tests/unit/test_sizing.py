@@ -94,6 +94,18 @@ def test_random_suites_end_as_soon_with_fewer_gpu_hours() -> None:
     assert statistics.mean(hours) <= 0.9
 
 
+def test_fewer_nodes_are_taken_where_a_storage_that_all_share_makes_them_sooner() -> None:
+    work = WORK.model_copy(update={"gpu_seconds": 1_000})
+    # 14 GB take 112 s on a lone node, and four times that on each of four.
+    slow = FOUR.model_copy(update={"storage_gigabits_per_node": 1.0, "storage_shared": 1.0})
+    everything, plan = draft_of(work)(slow), best_of([work], slow)
+    assert len(plan.nodes) == 1
+    assert plan.stages[0].seconds == pytest.approx(112)
+    assert plan.estimate.makespan_seconds < everything.estimate.makespan_seconds
+    assert everything.stages[0].seconds == pytest.approx(4 * 112)
+    assert everything.estimate.lower_bound_seconds > 4 * 112
+
+
 def test_few_gpu_hours_and_in_time() -> None:
     draft, bounds = draft_of(WORK), bounds_of(WORK)
     alone = sizing.cheapest(draft, FOUR, None)

@@ -351,7 +351,7 @@ def _json_object(name: str, text: str | None) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text, parse_constant=_no_number)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"not JSON: {error}", param_hint=name) from error
     if not isinstance(value, dict):
         raise typer.BadParameter("must be a JSON object", param_hint=name)

@@ -5,10 +5,12 @@ import time
 from rich.console import Console
 from rich.status import Status
 
-from coordinate_eval.coordinator import jobs
+from coordinate_eval.coordinator import files, first_signal, jobs
 from coordinate_eval.coordinator.cluster import State
 from coordinate_eval.coordinator.decide import Facts
+from coordinate_eval.coordinator.first_signal import FirstSignal
 from coordinate_eval.coordinator.run import Run
+from coordinate_eval.coordinator.rundir import RunDir
 
 QUIET_SECONDS = 30.0
 """Off a terminal, a line that says nothing new is left out for so long."""
@@ -17,8 +19,9 @@ QUIET_SECONDS = 30.0
 class Display:
     """Shows the facts of a supervision as they come."""
 
-    def __init__(self, run: Run, console: Console) -> None:
-        self._run, self._console = run, console
+    def __init__(self, run_dir: RunDir, run: Run, console: Console) -> None:
+        self._dir, self._run, self._console = run_dir, run, console
+        self._signal_due = bool(first_signal.slices(run))
         self._status: Status | None = None
         self._last = ""
         self._when = 0.0
@@ -40,12 +43,22 @@ class Display:
                 self._console.print(event, style="yellow", markup=False, highlight=False)
                 self._last = event
             return
+        self._show_signal()
         line = "leaving the nodes" if event == "drain" else summary(self._run, facts)
         if self._status is not None:
             self._status.update(line)
         elif line != self._last or time.monotonic() - self._when > QUIET_SECONDS:
             self._console.print(line, highlight=False)
             self._last, self._when = line, time.monotonic()
+
+    def _show_signal(self) -> None:
+        """Rough scores, once all there are."""
+        if not self._signal_due:
+            return
+        known = files.read_record_if_there(self._dir.first_signal, FirstSignal)
+        if known is not None and not known.pending:
+            self._signal_due = False
+            self._console.print(first_signal.table(known.model_dump(mode="json")))
 
 
 def summary(run: Run, facts: Facts) -> str:

@@ -145,7 +145,7 @@ def supervise(
     console = Console(stderr=True)
     console.print(f"run {made.id}: {run_dir.root}", markup=False, highlight=False, soft_wrap=True)
     try:
-        with Display(made, console) as display:
+        with Display(run_dir, made, console) as display:
             results = Supervisor(run_dir, cluster, strict=strict, tell=display.tell).run()
     except KeyboardInterrupt:
         again = f"coordinate-eval resume {shlex.quote(str(run_dir.root))}"

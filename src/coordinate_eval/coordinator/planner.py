@@ -28,6 +28,7 @@ from coordinate_eval.coordinator.plan import (
 from coordinate_eval.coordinator.replay import estimate
 from coordinate_eval.coordinator.run import Shard
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors.staging import Link
 from coordinate_eval.records import Checkpoint
 
 GOOD_ENOUGH = 1.01
@@ -110,8 +111,12 @@ def least_seconds(checkpoint: Checkpoint, costs: Sequence[Cost], capacity: Capac
 
 
 def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:
-    """How long the copy of the weights to one node takes; all nodes copy at once."""
-    return checkpoint.bytes * 8 / (capacity.storage_gigabits_per_node * 1e9)
+    """How long the copy of the weights to one node takes; all nodes copy at once.
+
+    The bound takes it as given too: it is of plans that stage all of these nodes.
+    """
+    link = Link(capacity.storage_gigabits_per_node, capacity.storage_shared)
+    return link.seconds(checkpoint.bytes, len(capacity.nodes))
 
 
 def metric_jobs(

@@ -61,9 +61,12 @@ def review(plan: Plan, choice: Choice, site: Site, submissions: Sequence[Planned
     """What there is to see of a plan for these nodes."""
     drawn = timeline(plan, site.metric_cpus)
     used = {node.name for node in plan.nodes}
+    staged = plan.stages[0].seconds
     place = Place(
         slots=[node.trials for node in choice.nodes if node.name in used],
-        load_seconds=plan.stages[0].seconds,
+        load_seconds=staged,
+        # A copy may be slower than the link; jobs that load beside each other then fill it.
+        link_seconds=min(staged, plan.checkpoint.bytes * 8 / (site.gigabits_per_node * 1e9)),
         engine_start_seconds=plan.trials[0].setup_seconds,
         cores=_cores_per_job(plan, site),
     )

@@ -36,6 +36,8 @@ class Site:
     settings: Settings
     keeper_gib: float
     metric_cpus: int
+    gigabits_per_node: float
+    """Of a node's storage link, as it is set."""
     guessed: Sequence[str] = field(default=())
     """Datasets of whose cost nothing is known but their requests."""
 

@@ -55,7 +55,7 @@ class RunDir:
 
     @property
     def scoring(self) -> Path:
-        """Name of the dataset that the scorer works on."""
+        """Name of the dataset that the scorer works on; empty while there is none."""
         return self.root / "results" / "scoring"
 
     @property
@@ -87,6 +87,10 @@ class RunDir:
     def stage(self, round_number: int, node: str) -> Path:
         """`StageProgress` of a keeper."""
         return self.root / "stage" / f"{round_number}-{node}.json"
+
+    def copies(self, node: str) -> Path:
+        """JSON lines of `WeightsCopied`: each whole copy of the weights to this node."""
+        return self.root / "stage" / f"{node}.jsonl"
 
     def released(self, round_number: int, node: str) -> Path:
         """There once no trial of that round needs the node's weights any more."""

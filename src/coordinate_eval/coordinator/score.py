@@ -4,7 +4,7 @@
 questions of its metric, portion by portion, the last one last, for each dataset whose slice of the
 first signal has all responses and answers its rough scores, and for each that has all of them its
 results. It is a process of its own so that a task's own code, or the harness, can fail or hang
-without harm to the supervision. It ends with its parent.
+without harm to the supervision (see `scorer`). It ends with its parent.
 """
 
 import itertools
@@ -36,15 +36,18 @@ def run_scorer(run_dir: RunDir) -> int:
     """Score until every dataset has its results or its error; the exit status."""
     run = files.read_record(run_dir.run, Run)
     os.chdir(run.folder)
-    run_dir.scoring.unlink(missing_ok=True)
     evaluator = harness_evaluator(
         run_dir.model, run.suite, run.settings.engine.name, run.max_length
     )
+    idle = False
     while unscored(run_dir, run):
         asked = _ask(run_dir, evaluator, run)
         scored = _signal(run_dir, evaluator, run) or _finish(run_dir, evaluator, run)
         if not asked and not scored:
+            if not idle:
+                files.write(run_dir.scoring, "")
             time.sleep(0.5)
+        idle = not asked and not scored
     return 0
 
 
@@ -95,20 +98,20 @@ def _ask(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
 
 
 def write_questions(run_dir: RunDir, portions: list[Span], questions: list[Question]) -> None:
-    """Deal questions to portions. What an earlier scorer wrote may be answered already: it stays,
-    and the rest goes to the others.
+    """Deal questions to portions, always in the same way: what another scorer has written may be
+    answered already, and stays. Where that one was asked other questions, its share is added to
+    the last portion.
     """
-    written = [portion for portion in portions if run_dir.questions(portion).exists()]
-    asked = {
-        Question.model_validate_json(line).id
-        for portion in written
-        for line in files.lines(run_dir.questions(portion))
-    }
-    left = [question for question in questions if question.id not in asked]
-    missing = [portion for portion in portions if portion not in written]
-    edges = [len(left) * n // len(missing) for n in range(len(missing) + 1)]
-    for portion, (start, stop) in zip(missing, itertools.pairwise(edges), strict=True):
-        files.write(run_dir.questions(portion), "".join(q.line() for q in left[start:stop]))
+    ordered = sorted(questions, key=lambda question: question.id)
+    edges = [len(ordered) * n // len(portions) for n in range(len(portions) + 1)]
+    added: list[Question] = []
+    for portion, (start, stop) in zip(portions, itertools.pairwise(edges), strict=True):
+        path, mine = run_dir.questions(portion), ordered[start:stop]
+        if portion == portions[-1]:
+            mine += added
+        if not files.create(path, "".join(question.line() for question in mine)):
+            there = {Question.model_validate_json(line).id for line in files.lines(path)}
+            added += [question for question in mine if question.id not in there]
 
 
 def _signal(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:

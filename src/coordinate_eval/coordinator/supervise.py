@@ -6,9 +6,7 @@ at once the one with the higher epoch goes on and the other leaves.
 
 import contextlib
 import os
-import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -28,10 +26,9 @@ from coordinate_eval.coordinator.decide import (
 from coordinate_eval.coordinator.facts import gather, read_rounds, read_submitted, refresh
 from coordinate_eval.coordinator.ledger import Ledger
 from coordinate_eval.coordinator.plan import Plan
-from coordinate_eval.coordinator.process import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.run import NodeShare, Round, Run, Submitted
 from coordinate_eval.coordinator.rundir import RunDir
-from coordinate_eval.coordinator.score import unscored
+from coordinate_eval.coordinator.scorer import Scorer
 from coordinate_eval.coordinator.select import choose
 from coordinate_eval.errors import (
     ClusterError,
@@ -53,9 +50,6 @@ HANDOVER_SECONDS = 300.0
 
 LOCAL_POLL_SECONDS = 0.5
 """Longest time between polls of this machine's own cluster, which cost nobody anything."""
-
-MAX_CRASHES = 2
-"""Times that a dataset may crash the scorer before it is given up."""
 
 MAX_FAULTS = 20
 """Errors in a row, of files or of an answering scheduler, before the supervisor gives up."""
@@ -97,8 +91,7 @@ class Supervisor:
         self._strict = strict
         self._tell = tell
         self._handover = time.time() + minutes * 60 - HANDOVER_SECONDS
-        self._scorer: subprocess.Popen[bytes] | None = None
-        self._crashes: Counter[str] = Counter()
+        self._scorer = Scorer(run_dir, self._run)
         self._metrics_after = 0.0
         self._idle_arrays = 0
         self._answered = -1
@@ -114,7 +107,7 @@ class Supervisor:
         except Superseded:
             return None
         finally:
-            self._end_scorer()
+            self._scorer.end()
 
     def leave_soon(self) -> None:
         """Hand over at the next opportunity, as before the time limit; for a signal handler."""
@@ -124,7 +117,7 @@ class Supervisor:
         poll_seconds = self._run.settings.supervisor.poll_seconds
         if self._run.cluster == "ray":
             poll_seconds = min(poll_seconds, LOCAL_POLL_SECONDS)
-        faults = 0
+        faults = silences = 0
         while True:
             self._check_epoch()
             try:
@@ -137,17 +130,22 @@ class Supervisor:
                     if isinstance(action, Finish):
                         return self._finish(action, facts)
                     self._act(action, tasks)
-                self._tend_scorer(facts)
-                faults = 0
+                event = self._scorer.tend({span.dataset for span in facts.undone})
+                if event:
+                    self._tell(None, event)
+                faults = silences = 0
             except (ClusterError, OSError, RecordError) as error:
                 if isinstance(error, SubmitRefused) and self._strict:
                     raise
                 # A silent scheduler is waited for; what is wrong with files may pass, or not.
-                faults += not isinstance(error, ClusterSilent)
+                silent = isinstance(error, ClusterSilent)
+                faults, silences = faults + (not silent), silences + silent
                 if faults > MAX_FAULTS:
                     raise
                 self._tell(None, _in_words(error))
-            self._wait(min(MAX_BACKOFF_SECONDS, poll_seconds * 2**faults), poll_seconds)
+            failures = faults + silences
+            seconds = min(MAX_BACKOFF_SECONDS, poll_seconds * 2 ** min(failures, 16))
+            self._wait(seconds, poll_seconds, watch=not failures)
 
     def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
         """What to do. Before anything that rests on something not being there, look again."""
@@ -249,7 +247,7 @@ class Supervisor:
 
     def _finish(self, action: Finish, facts: Facts) -> dict[str, Any]:
         """Let go of all nodes, write the results, and see that every job has ended."""
-        self._end_scorer()
+        self._scorer.end()
         for round_ in read_rounds(self._dir):
             for share in round_.shares:
                 released = self._dir.released(round_.number, share.node)
@@ -294,52 +292,11 @@ class Supervisor:
                     cancelled |= leaving
             time.sleep(min(1.0, self._run.settings.supervisor.poll_seconds))
 
-    def _tend_scorer(self, facts: Facts) -> None:
-        """Have a scorer while anything is unscored: it loads the harness while engines start."""
-        if self._scorer is not None and self._scorer.poll() is not None:
-            if self._scorer.returncode:
-                self._note_crash(facts)
-            self._scorer = None
-        if self._scorer is not None or not unscored(self._dir, self._run):
-            return
-        self._dir.logs.mkdir(exist_ok=True)
-        argv = [self._run.python, "-m", "coordinate_eval", "_score", str(self._dir.root)]
-        with (self._dir.logs / "score.log").open("ab") as log:
-            self._scorer = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | ENDS_WITH_PARENT,
-            )
-
-    def _note_crash(self, facts: Facts) -> None:
-        """Give up the dataset that ended the scorer twice; where it never got to one, all that
-        wait for nothing else.
-        """
-        name = self._dir.scoring.read_text() if self._dir.scoring.exists() else ""
-        self._crashes[name] += 1
-        if self._crashes[name] < MAX_CRASHES:
-            return
-        waiting = {span.dataset for span in facts.undone}
-        lost = [name] if name else [d.name for d in unscored(self._dir, self._run)]
-        tail = report.log_tail(self._dir, "score")
-        for dataset in lost:
-            if dataset == name or dataset not in waiting:
-                files.write(self._dir.dataset_error(dataset), f"the scorer crashed:\n{tail}\n")
-
-    def _end_scorer(self) -> None:
-        if self._scorer is not None:
-            self._scorer.terminate()
-            self._scorer.wait()
-            self._scorer = None
-
-    def _wait(self, seconds: float, poll_seconds: float) -> None:
-        """Sleep, but not past the end of the scorer, nor a wish to leave."""
+    def _wait(self, seconds: float, poll_seconds: float, *, watch: bool) -> None:
+        """Sleep, but not past a wish to leave, nor, with `watch`, the end of the scorer."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            ended = self._scorer is not None and self._scorer.poll() is not None
-            if ended or self._handover == 0.0:
+            if (watch and self._scorer.ended) or self._handover == 0.0:
                 return
             time.sleep(min(0.2, poll_seconds))
 

@@ -23,6 +23,7 @@ from lm_eval.tasks._index import Entry, Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.evaluators.harness_bootstrap import bootstrapped_here
 from coordinate_eval.evaluators.harness_metrics import asks_code_eval, stand_in
 from coordinate_eval.records import Dataset
 
@@ -64,6 +65,19 @@ class TaskLoader:
         self._seed = seed
         self._managers: dict[tuple[bool, str], TaskManager] = {}
 
+    def begin(self, dataset: Dataset) -> None:
+        """Read the index that the dataset's task is found in, unless it was read already.
+
+        Raises:
+            UserError: a folder is missing, or the index cannot be read.
+        """
+        for folder in self._include_path:
+            if not Path(folder).is_dir():
+                raise UserError(f"include_path {folder} is not a folder")
+        name = dataset.task or dataset.name
+        with _explained(dataset, name):
+            self._manager(name, dataset.metadata)
+
     def load(self, dataset: Dataset) -> LoadedTasks:
         """Load the dataset's tasks with its options in their configuration.
 
@@ -72,10 +86,8 @@ class TaskLoader:
         Raises:
             UserError: the task is unknown or cannot be loaded.
         """
+        self.begin(dataset)
         name = dataset.task or dataset.name
-        for folder in self._include_path:
-            if not Path(folder).is_dir():
-                raise UserError(f"include_path {folder} is not a folder")
         random.seed(DEFAULT_RANDOM_SEED)
         np.random.seed(self._seed)  # what tasks draw from
         with _explained(dataset, name):
@@ -148,12 +160,12 @@ def asks_questions(task: Task) -> bool:
 def harness_session() -> Iterator[None]:
     """A block in which the harness may work.
 
-    What it prints goes to stderr, `code_eval` is a look-up, and the global random generators,
-    which it seeds, are put back afterwards.
+    What it prints goes to stderr, `code_eval` is a look-up, it starts no processes, and the global
+    random generators, which it seeds, are put back afterwards.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        with redirect_stdout(sys.stderr), stand_in():
+        with redirect_stdout(sys.stderr), stand_in(), bootstrapped_here():
             yield
     finally:
         random.setstate(python_state)

@@ -1,0 +1,52 @@
+"""What a waiting person is told, and how often."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+from tests.unit.test_decide import SPANS, facts, make_run
+
+from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator.display import Display
+from coordinate_eval.coordinator.first_signal import FirstSignal, Interval, Signal
+from coordinate_eval.coordinator.run import Shard
+from coordinate_eval.coordinator.rundir import RunDir
+
+ROUGH = Signal(
+    items=4, of_items=40, tasks=1, of_tasks=1,
+    estimates={"a": {"acc,none": Interval(value=0.25, stderr=0.1, low=0.05, high=0.45)}},
+)  # fmt: skip
+
+
+def test_off_a_terminal_nothing_is_said_twice(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    with Display(RunDir(tmp_path), make_run(), Console(file=shown)) as display:
+        for _ in range(3):
+            display.tell(facts(), "")
+        display.tell(None, "the scheduler does not answer")
+        display.tell(None, "the scheduler does not answer")
+        display.tell(facts(undone=SPANS[1:]), "")
+    lines = shown.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith(f"0 of {len(SPANS)} shards")
+    assert lines[2].startswith(f"1 of {len(SPANS)} shards")
+
+
+def test_the_first_signal_is_shown_once_when_all_of_it_is_there(tmp_path: Path) -> None:
+    shards = [
+        Shard(dataset="a", start=0, stop=4, gpu_seconds=1, metric_cpu_seconds=0, signal=True),
+        Shard(dataset="a", start=4, stop=40, gpu_seconds=9, metric_cpu_seconds=0),
+    ]
+    shown, run_dir = io.StringIO(), RunDir(tmp_path)
+    with Display(run_dir, make_run(shards=shards), Console(file=shown, width=100)) as display:
+        display.tell(facts(), "")
+        known = FirstSignal(run="r", seconds=0, pending=["a"])
+        files.write_record(run_dir.first_signal, known)
+        display.tell(facts(), "")
+        assert "first signal" not in shown.getvalue()
+        files.write_record(run_dir.first_signal, known.with_dataset("a", ROUGH, 7.0))
+        display.tell(facts(), "")
+        display.tell(facts(), "")
+    assert shown.getvalue().count("first signal") == 1
+    assert "0.0500 … 0.4500" in shown.getvalue()
+    assert "4 of 40" in shown.getvalue()

@@ -1,0 +1,86 @@
+"""A scorer that crashes or hangs is started again, and costs the run one dataset at most."""
+
+from pathlib import Path
+
+import pytest
+from tests.runs import until
+from tests.unit.test_decide import make_run
+
+from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator.config import Settings
+from coordinate_eval.coordinator.rundir import RunDir
+from coordinate_eval.coordinator.scorer import Scorer
+
+CRASHES = "echo at it; exit 3"
+HANGS = "exec sleep 1000"
+"""Longer than any test: it is ended."""
+
+
+def scorer(folder: Path, *does: str, minutes: float = 1e-4) -> tuple[RunDir, Scorer]:
+    """One whose child is a fake: the script given, in the run's directory."""
+    run_dir = RunDir(folder)
+    python = folder / "fake-python"
+    python.write_text("\n".join(["#!/bin/sh", 'cd "$4" || exit', "mkdir -p results", *does]))
+    python.chmod(0o755)
+    settings = Settings.model_validate({"metrics": {"scoring_minutes": minutes}})
+    run = make_run(folder=str(folder), settings=settings, python=str(python))
+    files.write_record(run_dir.run, run)
+    return run_dir, Scorer(run_dir, run)
+
+
+def tend_until_given_up(
+    run_dir: RunDir, held: Scorer, name: str, waiting: set[str], begins: bool = True
+) -> list[str]:
+    said: list[str] = []
+
+    def given_up() -> bool:
+        if not begins or held.ended or run_dir.scoring.exists():
+            said.append(held.tend(waiting))
+        return run_dir.dataset_error(name).exists()
+
+    try:
+        held.tend(waiting)
+        until(given_up, f"{name} given up")
+    finally:
+        held.end()
+    return [event for event in said if event]
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [(CRASHES, "the scorer crashed"), (HANGS, "scoring did not end within 0.0001 minutes")],
+)
+def test_the_dataset_that_ends_it_thrice_is_given_up(tmp_path: Path, does: str, why: str) -> None:
+    run_dir, held = scorer(tmp_path, "printf b > results/scoring", does)
+    said = tend_until_given_up(run_dir, held, "b", waiting=set())
+    assert said == [f"{why}, at b; trying again"] * 2 + [f"{why}, at b"]
+    assert run_dir.dataset_error("b").read_text().startswith(why)
+    assert not run_dir.dataset_error("a").exists()
+
+
+@pytest.mark.parametrize("does", [CRASHES, HANGS])
+def test_one_that_never_begins_loses_what_waits_for_it_alone(tmp_path: Path, does: str) -> None:
+    run_dir, held = scorer(tmp_path, does)
+    tend_until_given_up(run_dir, held, "b", waiting={"a"}, begins=False)
+    assert not run_dir.dataset_error("a").exists()
+
+
+def test_one_that_waits_for_responses_is_left_alone(tmp_path: Path) -> None:
+    run_dir, held = scorer(tmp_path, ": > results/scoring", "touch results/there", HANGS)
+    try:
+        assert held.tend({"a", "b"}) == ""
+        until((run_dir.root / "results" / "there").exists, "the scorer")
+        for _ in range(20):
+            assert held.tend({"a", "b"}) == ""
+        assert not held.ended
+    finally:
+        held.end()
+
+
+def test_with_everything_scored_there_is_none(tmp_path: Path) -> None:
+    run_dir, held = scorer(tmp_path, "touch results/started", HANGS)
+    for name in ("a", "b"):
+        files.write(run_dir.dataset_error(name), "no\n")
+    assert held.tend(set()) == ""
+    held.end()
+    assert not (run_dir.root / "results" / "started").exists()
