@@ -126,18 +126,23 @@ def told(costs: Sequence[Cost], sigma: float) -> list[Cost]:
     return [cost.model_copy(update={"spread": sigma}) for cost in costs]
 
 
-def drawn(rng: random.Random, costs: Sequence[Cost], sigma: float) -> list[Cost]:
+def told_apart(rng: random.Random, costs: Sequence[Cost]) -> list[Cost]:
+    """The same priors, every second or so of them unsure (σ = 1) and the others not (0.1)."""
+    return [cost.model_copy(update={"spread": rng.choice((0.1, 1.0))}) for cost in costs]
+
+
+def drawn(rng: random.Random, costs: Sequence[Cost]) -> list[Cost]:
     """What the datasets might really cost: priors times lognormal factors with median 1.
 
-    One factor is drawn for a dataset's GPU time and floor, which both follow the length of what
-    a model writes, and another for its metric.
+    One factor, with the spread of the prior, is drawn for a dataset's GPU time and floor, which
+    both follow the length of what a model writes, and another for its metric.
     """
     return [
         cost.model_copy(
             update={
-                "gpu_seconds": cost.gpu_seconds * (written := rng.lognormvariate(0, sigma)),
+                "gpu_seconds": cost.gpu_seconds * (written := rng.lognormvariate(0, cost.spread)),
                 "floor_seconds": cost.floor_seconds * written,
-                "metric_cpu_seconds": cost.metric_cpu_seconds * rng.lognormvariate(0, sigma),
+                "metric_cpu_seconds": cost.metric_cpu_seconds * rng.lognormvariate(0, cost.spread),
             }
         )
         for cost in costs

@@ -76,6 +76,12 @@ def test_node_lists(text: str, names: list[str]) -> None:
     assert select.expand(text) == names
 
 
+def test_naming_nodes_is_not_counting_them() -> None:
+    assert select.names_nodes(Settings(nodes="n[1-4],m"))
+    assert not select.names_nodes(Settings(nodes="4"))
+    assert not select.names_nodes(Settings())
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

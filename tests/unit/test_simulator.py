@@ -273,5 +273,5 @@ def test_instances_are_the_same_from_the_same_seed() -> None:
     assert one == other
     assert sum(n.gpus for n in _instances.random_capacity(random.Random(1), 64).nodes) <= 64
     assert len(_instances.random_costs(random.Random(1), 7)) == 7
-    drawn = _instances.drawn(random.Random(1), one.costs, 0.0)
+    drawn = _instances.drawn(random.Random(1), _instances.told(one.costs, 0.0))
     assert [c.gpu_seconds for c in drawn] == [c.gpu_seconds for c in one.costs]

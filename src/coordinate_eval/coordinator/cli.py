@@ -104,7 +104,7 @@ def run(
         typer.Option(help="slurm, ray, or with --dry-run a cluster file.", show_default="auto"),
     ] = None,
     nodes: Annotated[
-        str | None, typer.Option(help="At most so many nodes, or their names: gpu[1-4,7].")
+        str | None, typer.Option(help="At most so many nodes, or those to take: gpu[1-4,7].")
     ] = None,
     max_nodes: Annotated[
         int | None, typer.Option(help="At most so many nodes, also of those named.")

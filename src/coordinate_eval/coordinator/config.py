@@ -149,7 +149,7 @@ class Settings(Record):
         default_factory=lambda: _in_home("priors"),
         description="what finished runs took; on storage that all nodes share",
     )
-    nodes: str | None = Field(default=None, description="at most so many nodes, or their names")
+    nodes: str | None = Field(default=None, description="at most so many nodes, or those to take")
     max_nodes: int | None = Field(default=None, ge=1)
     max_gpus: int | None = Field(default=None, ge=1)
     objective: Literal["makespan", "gpu-hours"] = Field(

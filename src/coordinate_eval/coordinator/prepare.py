@@ -2,12 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinate_eval.coordinator import checkpoint as checkpoints
 from coordinate_eval.coordinator import jobs, measure, observe, plan, planner, select, sizing
+from coordinate_eval.coordinator.bound import if_wrong
 from coordinate_eval.coordinator.build import Builder, Built
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.config import Settings
@@ -285,7 +286,19 @@ def make_plan(
             first_signal=settings.first_signal,
         )
 
-    chosen = sizing.choose(draft, capacity, settings.objective, settings.deadline_seconds)
+    thinkable = [found, *if_wrong(found)]
+
+    def bounds(part: Capacity) -> Iterator[float]:
+        return (planner.least_seconds(checkpoint, each, part) for each in thinkable)
+
+    chosen = sizing.choose(
+        draft,
+        bounds,
+        capacity,
+        settings.objective,
+        settings.deadline_seconds,
+        named=select.names_nodes(settings),
+    )
     if what_if:
         return chosen.model_copy(update={"what_if": sizing.curve(draft, capacity)})
     return chosen

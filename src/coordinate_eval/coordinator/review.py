@@ -10,7 +10,7 @@ from coordinate_eval.coordinator.cluster import Busy
 from coordinate_eval.coordinator.plan import Cost, Plan
 from coordinate_eval.coordinator.prepare import Choice
 from coordinate_eval.coordinator.risks import Site
-from coordinate_eval.coordinator.timeline import Timeline, timeline
+from coordinate_eval.coordinator.timeline import Timeline, TrialBar, timeline
 from coordinate_eval.coordinator.words import duration, plain, size
 
 
@@ -139,9 +139,12 @@ def _first_signal(found: Review) -> list[tuple[str, str]]:
 
 def node_lines(found: Review) -> list[NodeLine]:
     """The nodes in the plan's order."""
+    by_node: dict[str, list[TrialBar]] = {}
+    for bar in found.timeline.trials:
+        by_node.setdefault(bar.trial.node, []).append(bar)
     lines = []
     for node in found.plan.nodes:
-        bars = [bar for bar in found.timeline.trials if bar.trial.node == node.name]
+        bars = by_node[node.name]
         lines.append(
             NodeLine(
                 name=plain(node.name),

@@ -79,6 +79,11 @@ def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy])
         raise UserError(f"--nodes {_short(str(wanted))}: no node with GPUs is named {shown}{more}")
 
 
+def names_nodes(settings: Settings) -> bool:
+    """Whether `--nodes` names nodes instead of counting them."""
+    return _wanted(settings.nodes)[1] is not None
+
+
 def check_limits(settings: Settings, names: set[str], gpus: int) -> None:
     """Whether nodes of these names and so many GPUs are within the settings.
 
