@@ -214,7 +214,7 @@ def test_a_task_without_items(user: Workspace, tmp_path: Path) -> None:
         ('nodes: [{name: "a\\n", gpus: 1}]', ("nodes.0.name",)),
         ('nodes: [{name: "a\\u202eb", gpus: 1}]', ("nodes.0.name",)),
         ("nodes: [{name: a, gpus: 1}]\nnodes: []", ("line 2", "'nodes' stands twice")),
-        ("[" * 5000, ("is not YAML",)),
+        ("[" * 1_000_000, ("is not YAML", "nested too deeply")),
         ("nodes: [\0]", ("is not YAML", "characters")),
         ("nodes: {", ("is not YAML", "line ")),
         ("- a", ("must be a mapping",)),

@@ -29,6 +29,9 @@ MOST_GPUS, MOST_NODES, MOST_CPUS = 1024, 10_000, 100_000
 MOST_GIB, MOST_SECONDS = 1e6, 1e6
 """Likewise of memory and of an engine's start."""
 
+MOST_LEVELS = 20
+"""Lists and mappings within each other."""
+
 
 class FileNode(Record):
     """A node as the file gives it."""
@@ -127,12 +130,23 @@ class _Loader(_SafeLoader):
 def _tree(path: Path) -> object:
     text = user_files.read_text(path, "cluster file")
     try:
+        if _too_deep(text):
+            raise ValueError("it is nested too deeply")
         return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         why = f"line {line}: {error.problem}"
-    except RecursionError:
-        why = "it is nested too deeply"
     except (yaml.YAMLError, ValueError) as error:  # also numbers and dates that there are not
         why = " ".join(str(error).split())
     raise UserError(f"cluster file {path} is not YAML: {why}")
+
+
+def _too_deep(text: str) -> bool:
+    """Whether a document holds more levels than a cluster has; libyaml would overrun its stack."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_LEVELS:
+            return True
+    return False
