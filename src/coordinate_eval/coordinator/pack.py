@@ -13,6 +13,7 @@ Datasets come in the order of what must follow their GPU work: a long item, a lo
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -50,6 +51,9 @@ class Way:
     early_overhead: float = 0.0
     """Part of a trial's time that may go into cutting what metrics wait for; 0 where GPUs decide
     and metrics need no hurry."""
+    apart: float = float("inf")
+    """Part of a trial's time above which a longest item keeps its dataset apart: a trial begins
+    with one of these, and none is cut finer than its item takes."""
     whole: bool = False
     """Nothing is cut: best where cutting has nothing to give, as on a single trial."""
 
@@ -129,10 +133,13 @@ def deal(
     flow = _Flow(len(ready), metric_cpus, way.early_overhead > 0)
     window = max(sum(_own(costs[p.cost], p) for p in parts) / len(ready), 1e-9)
     ranked = sorted(parts, key=lambda p: flow.rank(costs[p.cost]))
+    apart = [p for p in ranked if costs[p.cost].floor_seconds > way.apart * window]
+    ranked = [p for p in ranked if costs[p.cost].floor_seconds <= way.apart * window]
     fine = [p for p in ranked if _is_fine(costs[p.cost], p, window, way)]
     coarse = [p for p in ranked if not _is_fine(costs[p.cost], p, window, way)]
     heavy = [p for p in fine if flow.rank(costs[p.cost])[0] < 0]
     state = _Deal(costs, ready)
+    _deal_apart(state, apart)
     _pour_layers(state, heavy, way.early_overhead * window, EARLY_LAYERS)
     _deal_coarse(state, coarse, window, flow, way)
     rest = [p for p in fine if flow.rank(costs[p.cost])[0] == 0]
@@ -162,6 +169,38 @@ def _is_fine(cost: Cost, part: Part, window: float, way: Way) -> bool:
     return divisible and each <= short and _own(cost, part) >= WORTH_CUTTING * overhead
 
 
+def _deal_apart(state: _Deal, parts: list[Part]) -> None:
+    """As few pieces of each as end with its longest item, or as there are trials for: a piece
+    begun behind another one ends that much later, however short it is.
+    """
+    if not parts:
+        return
+    costs = [state.costs[p.cost] for p in parts]
+    own = [_own(cost, part) for cost, part in zip(costs, parts, strict=True)]
+
+    def counts(level: float) -> list[int]:
+        return [
+            min(p.stop - p.start, math.ceil(work / max(level, c.floor_seconds)))
+            if c.splittable
+            else 1
+            for c, p, work in zip(costs, parts, own, strict=True)
+        ]
+
+    low, high = 0.0, max(own)
+    for _ in range(30 if sum(counts(low)) > len(state.loads) else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(counts(middle)) > len(state.loads) else (low, middle)
+    level = high if low else 0.0
+    pieces = [
+        Part(part.cost, start, stop)
+        for part, count in zip(parts, counts(level), strict=True)
+        for start, stop in itertools.pairwise(
+            part.start + (part.stop - part.start) * n // count for n in range(count + 1)
+        )
+    ]
+    _to_the_freest(state, sorted(pieces, key=lambda p: -state.costs[p.cost].floor_seconds))
+
+
 def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow, way: Way) -> None:
     """Longest first, pieces shrinking with what is left (guided self-scheduling)."""
     left = sum(_own(state.costs[p.cost], p) for p in parts)
@@ -182,9 +221,14 @@ def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow, wa
             pieces.append((own + flow.tail(cost), piece))
             left -= own
             start = stop
+    _to_the_freest(state, [piece for _, piece in sorted(pieces, key=lambda p: -p[0])])
+
+
+def _to_the_freest(state: _Deal, pieces: Sequence[Part]) -> None:
+    """One after the other to the trial that is free first."""
     heap = [(load, trial) for trial, load in enumerate(state.loads)]
     heapq.heapify(heap)
-    for _, piece in sorted(pieces, key=lambda p: -p[0]):
+    for piece in pieces:
         _, trial = heapq.heappop(heap)
         state.give(trial, piece)
         heapq.heappush(heap, (state.loads[trial], trial))

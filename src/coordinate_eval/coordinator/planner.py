@@ -236,7 +236,9 @@ def _ways(costs: Sequence[Cost], trials: int, cpus: int) -> list[Way]:
     metrics = sum(c.metric_cpu_seconds for c in costs) / cpus
     gpus = sum(c.gpu_seconds for c in costs) / trials
     early = [Way(early_overhead=share) for share in (0.03, 0.1, 0.3)]
-    return [Way(), Way(fine=0.1), *(early if metrics > 0.2 * gpus else [])]
+    longest = max(c.floor_seconds for c in costs)
+    apart = [Way(apart=share) for share in (1.0, 0.3) if longest > share * gpus]
+    return [Way(), Way(fine=0.1), *apart, *(early if metrics > 0.2 * gpus else [])]
 
 
 def _trials(
