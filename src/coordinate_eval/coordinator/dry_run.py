@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.review import Planned, Review, review
 from coordinate_eval.coordinator.risks import Site
 from coordinate_eval.coordinator.run import NodeShare, Run
 from coordinate_eval.coordinator.rundir import RunDir
-from coordinate_eval.coordinator.submit import first_round, frozen
+from coordinate_eval.coordinator.submit import first_round, frozen, with_asks
 from coordinate_eval.coordinator.supervise import keeper_gib
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.records import Record
@@ -87,9 +87,10 @@ def planned_jobs(prepared: Prepared, made: Run, run_dir: RunDir) -> Iterator[Job
     for share in round_.shares:
         yield from _node_jobs(made, run_dir, share, round_.minutes)
     # Which metrics ask questions is known of what was built; of the rest, those that cost anything.
-    asks = made.asks if prepared.built else [job.dataset for job in prepared.plan.metric_jobs]
+    costly = dict.fromkeys(job.dataset for job in prepared.plan.metric_jobs)
+    asks = made.asks if prepared.built else list(costly)
     if asks:
-        asking = made.model_copy(update={"asks": asks})
+        asking = with_asks(made, asks)
         yield jobs.metric_job(asking, run_dir, 0, jobs.pullers(asking))
 
 
