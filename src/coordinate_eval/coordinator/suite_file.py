@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from coordinate_eval.coordinator import user_files
 from coordinate_eval.errors import UserError
 
 _KEYS = {"name", "extends", "include_path", "defaults", "skip", "datasets"}
@@ -99,11 +100,9 @@ def find(name: str, folder: Path = Path()) -> Source:
             )
         path = shipped_folder() / f"{name}.yaml"
         return Source(path.read_text(), name, path.parent, str(path))
-    try:
-        real = path.resolve()
-        return Source(path.read_text(), str(path), real.parent, str(real))
-    except (OSError, ValueError) as error:
-        raise UserError(f"suite {name}: cannot be read: {error}") from error
+    text = user_files.read_text(path, "suite")
+    real = path.resolve()
+    return Source(text, str(path), real.parent, str(real))
 
 
 def merged(source: Source) -> Merged:
