@@ -53,3 +53,71 @@ def test_long_metrics_have_no_more_portions_than_a_run_would(
     prior = {"gpu_seconds": 1e6, "cpu_seconds": 1e12}
     assert "metric0" in dry(dataset={"name": "a", "items": 100_000, "prior": prior})
     assert MOST_PORTIONS <= found[0] < 2 * MOST_PORTIONS
+
+
+def everything(folder: Path) -> dict[str, str]:
+    """Files and links below a folder, and where they lead or what they say."""
+    return {
+        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else ""
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
+
+
+@pytest.mark.parametrize(
+    ("html", "scripts", "words"),
+    [
+        ("plan.html", "notes", "not empty"),
+        ("notes/thesis.tex", "new", "no page of a plan"),
+        ("new", "new", "in each other's place"),
+        ("new/plan.html", "new", "in each other's place"),
+        ("new", "new/scripts", "in each other's place"),
+        ("link", "new", "in each other's place"),
+        ("plan.html", ".", "working directory"),
+        ("plan.html", "circle", "cannot be written"),
+        ("notes", "new", "cannot be written: it is a folder"),
+    ],
+)
+def test_where_one_cannot_go_none_is_written(
+    place: Path, html: str, scripts: str, words: str
+) -> None:
+    (place / "notes").mkdir()
+    (place / "notes" / "thesis.tex").write_text("mine")
+    (place / "link").symlink_to("new")
+    (place / "circle").symlink_to("circle")
+    before = everything(place)
+    with pytest.raises(UserError, match=words):
+        dry("--html", html, "--scripts", scripts)
+    assert everything(place) == before
+
+
+@pytest.mark.parametrize("target", ["earlier", "empty", "missing"])
+def test_scripts_go_where_a_link_leads(place: Path, target: str) -> None:
+    (place / "empty").mkdir()
+    (place / "link").symlink_to(target)
+    if target == "earlier":
+        dry("--scripts", target)
+        before = everything(place)
+        assert any(name.endswith(".sh") for name in before)
+    dry("--scripts", "link")
+    assert {path.name for path in place.iterdir()} == {"empty", "link", target}
+    assert (place / "link").readlink() == Path(target)
+    assert (place / target / "contents.json").is_file()
+    assert len(list((place / target).glob("*.sh"))) == 4
+
+
+def test_a_page_goes_where_a_link_leads(place: Path) -> None:
+    (place / "link").symlink_to("plan.html")
+    for _ in range(2):
+        dry("--html", "link")
+        assert everything(place) == {"link": "plan.html", "plan.html": ""}
+
+
+def test_files_without_an_end_are_not_opened(place: Path) -> None:
+    os.mkfifo(place / "pipe")
+    for option in ("--html", "--suite", "--plan"):
+        with pytest.raises(UserError, match="pipe"):
+            dry(option, "pipe")
+    with pytest.raises(UserError, match="no page of a plan"):
+        dry("--html", "/dev/full")
+    assert everything(place) == {"pipe": ""}
