@@ -69,8 +69,14 @@ class Builder:
         if found is None:
             # On a cache that several machines share the lock may not hold; building twice is
             # only slow, since both end with the same two files.
-            with FileLock(self._cache / f"{key}.lock"):
-                found = _usable(requests, index) or self._build(dataset, key, requests, index)
+            lock = self._cache / f"{key}.lock"
+            with FileLock(lock):
+                try:
+                    found = _usable(requests, index) or self._build(dataset, key, requests, index)
+                except BaseException:
+                    # Nothing may be left, and whoever waits for it builds at worst beside another.
+                    lock.unlink(missing_ok=True)
+                    raise
         return Built(requests, found)
 
     def _build(self, dataset: Dataset, key: str, requests: Path, index: Path) -> DatasetRequests:
