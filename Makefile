@@ -15,7 +15,7 @@ demo: $(READY)
 
 test: $(READY)
 	bash scripts/packages.sh
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -10,13 +10,14 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tests.plans import CHECKPOINT
+
 from benchmarks import one_job_per_dataset as seven_billion
 from coordinate_eval.coordinator import plan, planner, suite
 from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.prepare import Choice
 from coordinate_eval.priors import catalogue
 
-CHECKPOINT = seven_billion.MODEL
 GPU = "h200"
 GPUS_PER_NODE = 8
 CPUS_PER_GPU = 16
@@ -125,18 +126,23 @@ def told(costs: Sequence[Cost], sigma: float) -> list[Cost]:
     return [cost.model_copy(update={"spread": sigma}) for cost in costs]
 
 
-def drawn(rng: random.Random, costs: Sequence[Cost], sigma: float) -> list[Cost]:
+def told_apart(rng: random.Random, costs: Sequence[Cost]) -> list[Cost]:
+    """The same priors, every second or so of them unsure (σ = 1) and the others not (0.1)."""
+    return [cost.model_copy(update={"spread": rng.choice((0.1, 1.0))}) for cost in costs]
+
+
+def drawn(rng: random.Random, costs: Sequence[Cost]) -> list[Cost]:
     """What the datasets might really cost: priors times lognormal factors with median 1.
 
-    One factor is drawn for a dataset's GPU time and floor, which both follow the length of what
-    a model writes, and another for its metric.
+    One factor, with the spread of the prior, is drawn for a dataset's GPU time and floor, which
+    both follow the length of what a model writes, and another for its metric.
     """
     return [
         cost.model_copy(
             update={
-                "gpu_seconds": cost.gpu_seconds * (written := rng.lognormvariate(0, sigma)),
+                "gpu_seconds": cost.gpu_seconds * (written := rng.lognormvariate(0, cost.spread)),
                 "floor_seconds": cost.floor_seconds * written,
-                "metric_cpu_seconds": cost.metric_cpu_seconds * rng.lognormvariate(0, sigma),
+                "metric_cpu_seconds": cost.metric_cpu_seconds * rng.lognormvariate(0, cost.spread),
             }
         )
         for cost in costs

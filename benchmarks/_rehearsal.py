@@ -6,7 +6,6 @@ its own for a dataset is `python -m benchmarks._rehearsal ORDER`, ORDER being JS
 """
 
 import fcntl
-import importlib.util
 import json
 import math
 import os
@@ -20,10 +19,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import yaml
+from tests.dev_cluster import slurm_dev
 from tests.reference import ended
 from tests.runs import Workspace
 from tests.tiny import tiny_model
@@ -109,7 +108,7 @@ class Order(NamedTuple):
 def impossible() -> str:
     """Why nothing can be measured here; empty if it can."""
     if os.geteuid() != 0 or shutil.which("slurmctld") is None:
-        return f"it needs Slurm, as root: {_slurm_dev().INSTALL}"
+        return f"it needs Slurm, as root: {slurm_dev().INSTALL}"
     return ""
 
 
@@ -227,26 +226,14 @@ def job(order: Order) -> None:
 @contextmanager
 def _cluster(folder: Path) -> Iterator[None]:
     """A Slurm of four nodes in `folder`, with SLURM_CONF set while it is up."""
-    slurm_dev = _slurm_dev()
-    cluster = slurm_dev.DevCluster(folder, slurm_dev.Shape(gpus=GPUS_PER_NODE))
+    script = slurm_dev()
+    cluster = script.DevCluster(folder, script.Shape(gpus=GPUS_PER_NODE))
     try:
         cluster.up()
         os.environ["SLURM_CONF"] = str(cluster.conf)
         yield
     finally:
         cluster.down()
-
-
-def _slurm_dev() -> ModuleType:
-    """scripts/slurm_dev.py, which is no part of a package."""
-    path = _ROOT / "scripts" / "slurm_dev.py"
-    spec = importlib.util.spec_from_file_location("slurm_dev", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["slurm_dev"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _await_empty_queue() -> None:

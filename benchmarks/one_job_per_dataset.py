@@ -29,6 +29,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.plans import CHECKPOINT
+
 from benchmarks import _rehearsal
 from coordinate_eval.coordinator import plan, planner, prepare, suite
 from coordinate_eval.coordinator.baseline import Place, longest_first, one_job_each
@@ -36,7 +38,7 @@ from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.prepare import Choice
 from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.learn import Priors
-from coordinate_eval.records import Checkpoint, CheckpointFormat, EngineSettings
+from coordinate_eval.records import EngineSettings
 
 NODES = (1, 4)
 GPUS_PER_NODE = 8
@@ -48,20 +50,7 @@ STORAGE_GIGABITS = 25.0
 ENGINE_START_SECONDS = 20.0
 """From weights at hand to the first request; what a cluster file assumes of vLLM."""
 
-MODEL = Checkpoint(
-    path="7B",
-    identity="",
-    format=CheckpointFormat.SAFETENSORS,
-    weights=[],
-    files=[],
-    bytes=14_000_000_000,
-    parameters=7_000_000_000,
-    dtype="bfloat16",
-    max_length=4096,
-    attention_heads=32,
-    kv_bytes_per_token=32 * 2 * 4096 * 2,  # layers, keys and values, width, bytes
-)
-LOAD_SECONDS = MODEL.bytes * 8 / (STORAGE_GIGABITS * 1e9)
+LOAD_SECONDS = CHECKPOINT.bytes * 8 / (STORAGE_GIGABITS * 1e9)
 
 
 def main() -> None:
@@ -118,7 +107,7 @@ def computed() -> Table:
 def predicted(choice: Choice) -> list[Cost]:
     """Costs of the base suite as the catalogue and the model of priors have them."""
     found = []
-    on = prepare.conditions(MODEL, choice, EngineSettings())
+    on = prepare.conditions(CHECKPOINT, choice, EngineSettings())
     for dataset in suite.load("base").datasets:
         work = catalogue.predicted_work(dataset)
         assert work is not None, f"{dataset.name} is not in the catalogue"
@@ -144,7 +133,7 @@ def _plan(costs: list[Cost], nodes: int, metric_cpus: int) -> Plan:
         metric_cpus=metric_cpus,
     )
     name = plan.PlanSuite(name="base", digest="")
-    return planner.make(MODEL, name, plan.PlanEngine(name="vllm", args={}), costs, capacity)
+    return planner.make(CHECKPOINT, name, plan.PlanEngine(name="vllm", args={}), costs, capacity)
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -25,6 +25,9 @@ of all draws of all suites, below 1 in the first of these tables where a way bea
 simulator a metric has one core an item at most, the bound lets it have all (as plan@1 does): the
 few suites in which one item's metric outlasts everything else are far above it in every way. The
 last table is about plans alone: their estimate over their own lower bound.
+
+A table is about what knowing one's uncertainty is worth: every second dataset, by chance, is off
+with σ = 1 and the others with 0.1; a plan that is told which begins the long and uncertain first.
 """
 
 import argparse
@@ -39,9 +42,10 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.plans import CHECKPOINT
+
 from benchmarks import _partitioners, _simulator
 from benchmarks._instances import (
-    CHECKPOINT,
     Instance,
     answers_per_item,
     base,
@@ -49,6 +53,7 @@ from benchmarks._instances import (
     planned,
     random_instance,
     told,
+    told_apart,
 )
 from coordinate_eval.coordinator.plan import Cost
 
@@ -77,6 +82,7 @@ def main() -> None:
     for sigma in SIGMAS:
         console.print(base_table(sigma, answers, 2 * given.draws))
     console.print(*random_tables(given.suites, given.draws))
+    console.print(spreads_table(given.suites, 10 * given.draws))
     console.print(estimates_table(given.plans))
 
 
@@ -145,6 +151,48 @@ def _short(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
+def spreads_table(suites: int, draws: int) -> Table:
+    """Plans that know how sure each prediction is, and plans that don't, on the same draws."""
+    table = Table(
+        title="σ = 1 or 0.1: times as long as the bound, median (mean)", title_justify="left"
+    )
+    table.add_column("")
+    found: dict[str, list[Seconds]] = {}
+    for nodes in NODES[:3]:
+        found[f"base, {nodes * 8} GPUs"] = [_told_and_not(base(nodes), draws, f"base {nodes}")]
+    found[f"{suites} random suites"] = [
+        _told_and_not(random_instance(random.Random(seed)), max(1, draws // 5), seed)  # noqa: S311
+        for seed in (f"suite {number}" for number in range(suites))
+    ]
+    for name in found:
+        table.add_column(name, justify="right")
+    for way in ("not told", "told"):
+        cells = []
+        for played in found.values():
+            all_ = [ratio for each in played for ratio in ratios(each, way, BOUND)]
+            cells.append(f"{statistics.median(all_):.3f} ({statistics.mean(all_):.3f})")
+        table.add_row(f"plan, {way}", *cells)
+    return table
+
+
+def _told_and_not(instance: Instance, draws: int, seed: str) -> Seconds:
+    rng = random.Random(f"{seed} spreads")  # noqa: S311
+    costs = told_apart(rng, instance.costs)
+    where = _simulator.cluster(instance.capacity, CHECKPOINT.bytes)
+    plans = {
+        "not told": planned(told(costs, 0.0), instance.capacity),
+        "told": planned(costs, instance.capacity),
+    }
+    found: Seconds = {way: [] for way in (BOUND, *plans)}
+    for _ in range(draws):
+        true = drawn(rng, costs)
+        found[BOUND].append(_simulator.bound(true, where))
+        truth = {cost.name: cost for cost in true}
+        for way, plan in plans.items():
+            found[way].append(_simulator.play_plan(plan, truth, where, pulling=True))
+    return found
+
+
 def estimates_table(plans: int) -> Table:
     """How far plans are from their lower bounds by their own account."""
     table = Table(title="Plans: estimated makespan / lower bound", title_justify="left")
@@ -187,7 +235,7 @@ def seconds(
     found: Seconds = {way: [] for way in (BOUND, *ways)}
     rng = random.Random(f"{seed} {sigma}")  # noqa: S311
     for _ in range(draws if sigma else 1):
-        true = drawn(rng, costs, sigma)
+        true = drawn(rng, told(costs, sigma))
         truth = {cost.name: cost for cost in true}
         found[BOUND].append(_simulator.bound(true, where))
         for way, play in ways.items():

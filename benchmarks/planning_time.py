@@ -31,7 +31,9 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._instances import CHECKPOINT, GPUS_PER_NODE, base, planned, random_costs
+from tests.plans import CHECKPOINT
+
+from benchmarks._instances import GPUS_PER_NODE, base, planned, random_costs
 from coordinate_eval.coordinator.plan import Cost
 
 SIZES = ((63, 8), (63, 256), (125, 1_000), (250, 4_000), (500, 8_000))

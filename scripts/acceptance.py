@@ -102,7 +102,7 @@ class Program:
         self._checkpoint, self._suite = checkpoint, suite
         del self._user.environ["COORDINATE_EVAL_STAGE_ROOT"]  # the default is to be seen at work
         self._user.environ |= {
-            "COORDINATE_EVAL_BENCHMARKS": str(data),
+            "BENCHMARKS_FOLDER": str(data),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -223,7 +223,7 @@ def write_suite(folder: Path, limit: int) -> Path:
 def accept(report: Report, given: argparse.Namespace, folder: Path) -> None:
     """All steps, on a cluster that is up."""
     data = given.data.resolve() / "benchmarks"
-    os.environ["COORDINATE_EVAL_BENCHMARKS"] = str(data)
+    os.environ["BENCHMARKS_FOLDER"] = str(data)
     checkpoint = given.checkpoint or reference.roomy(tiny_model(), folder / "tiny", CONTEXT)
     program = Program(folder, checkpoint.resolve(), write_suite(folder, given.limit), data)
     expected = lm_eval(report, checkpoint.resolve(), given.limit, folder)

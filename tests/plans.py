@@ -1,4 +1,4 @@
-"""Plans and reviews of them, made up for tests of what people see."""
+"""Plans and reviews of them, made up for tests of what people see, and for benchmarks."""
 
 from collections.abc import Sequence
 
@@ -22,8 +22,9 @@ CHECKPOINT = Checkpoint(
     dtype="bfloat16",
     max_length=4096,
     attention_heads=32,
-    kv_bytes_per_token=1,
+    kv_bytes_per_token=32 * 2 * 4096 * 2,  # layers, keys and values, width, bytes
 )
+"""Of 7B parameters in bfloat16."""
 
 
 def costs(count: int, name: str = "big") -> list[Cost]:
@@ -64,7 +65,7 @@ def site(
 ) -> Site:
     """What such a plan meets."""
     gib = jobs.keeper_memory_gib(CHECKPOINT.bytes, converting=False)
-    return Site(nodes, busy, settings or Settings(), gib, metric_cpus, guessed)
+    return Site(nodes, busy, settings or Settings(), gib, metric_cpus, 25, guessed)
 
 
 def reviewed(

@@ -97,7 +97,7 @@ def until(holds: Callable[[], T], what: str) -> T:
         value = holds()
         if value:
             return value
-        time.sleep(0.05)
+        time.sleep(0.2)  # what is asked may be a scheduler, or all processes
     raise AssertionError(f"not in {PATIENCE_SECONDS:g} s: {what}")
 
 

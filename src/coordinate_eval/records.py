@@ -179,6 +179,10 @@ class DatasetRequests(Record):
     max_output_tokens: int = Field(description="sum of the limits of all generating requests")
     longest_output_tokens: int = Field(description="largest limit of one request")
     asks: bool = Field(description="whether its metric asks questions")
+    built: float | None = Field(default=None, description="when")
+    build_cpu_seconds: float | None = Field(
+        default=None, description="without what is loaded once for all datasets, and downloads"
+    )
     versions: dict[str, str] = Field(default={}, description="version of each leaf task")
     sources: dict[str, str] = Field(
         default={}, description="local data files it was made from: '<size> <mtime_ns>' by path"
@@ -214,4 +218,4 @@ class SlurmSettings(Record):
     constraint: str = ""
     setup: tuple[str, ...] = Field(default=(), description="shell lines before each job")
     extra_args: tuple[str, ...] = Field(default=(), description="more #SBATCH options")
-    timeout_seconds: float = Field(default=60.0, gt=0, description="for one Slurm command")
+    timeout_seconds: float = Field(default=60.0, gt=0, le=1e6, description="for one Slurm command")

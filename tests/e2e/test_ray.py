@@ -24,17 +24,8 @@ from tests.runs import (
 from tests.tiny import need, tiny_model
 
 DATASETS = ("tiny_choice", "tiny_code", "tiny_sums")
-SLOW = ("--engine-args", '{"seconds_per_request": 0.1}')
+SLOW = ("--engine-args", '{"seconds_per_request": 0.2}')
 JOBS = ("_keep", "_trial", "_metric", "_score")
-
-
-@pytest.fixture(scope="module")
-def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """One user for all tests of this file: requests are built once. Two GPUs are made up."""
-    need("ray", "ray")
-    made = Workspace(tmp_path_factory.mktemp("user"))
-    made.environ |= {"COORDINATE_EVAL_CLUSTER": "ray", "COORDINATE_EVAL_RAY_GPUS": "2"}
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +199,7 @@ def test_two_real_engines_agree(user: Workspace) -> None:
         driver = user.start(
             "run", tiny_model(), "--suite", suite, "--engine", engine, "--run-dir", run,
             "--engine-args", json.dumps({"dtype": "float32"} | args),
-            COORDINATE_EVAL_RAY_GPUS="1", VLLM_CPU_KVCACHE_SPACE="1",
+            COORDINATE_EVAL_RAY_GPUS="1", VLLM_CPU_KVCACHE_SPACE="1", OMP_NUM_THREADS="1",
         )  # fmt: skip
         ended(driver, 0, patience=3 * PATIENCE_SECONDS)  # engines start slowly on a busy machine
         found.append(scores(run))

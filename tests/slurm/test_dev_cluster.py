@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import SCRIPT, DevCluster, short_folder
+from tests.dev_cluster import SCRIPT, DevCluster
+from tests.slurm.conftest import short_folder
 
 
 def slurm_dev(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:

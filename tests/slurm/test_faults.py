@@ -4,7 +4,6 @@
 in the run's directory, so a slow machine meets the same ones.
 """
 
-import json
 import os
 import random
 import subprocess
@@ -12,9 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coordinate_eval.records import Response
 from tests.runs import Workspace, processes, published, scores, until
 from tests.slurm.conftest import DevCluster
 from tests.slurm.test_runs import SLOW, TASKS, all_gone, queue
@@ -78,14 +79,25 @@ class Faults:
         return "restart the controller"
 
 
+@pytest.fixture(scope="module")
+def user(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="module")
+def expected(user: Workspace) -> dict[str, Any]:
+    """Scores of an undisturbed run."""
+    return scores(user.submit(user.suite(*TASKS), "--max-gpus", 4))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-def test_faults_change_no_score(slurm_cluster: DevCluster, tmp_path: Path, seed: int) -> None:
+def test_faults_change_no_score(
+    slurm_cluster: DevCluster, user: Workspace, expected: dict[str, Any], seed: int
+) -> None:
     dice = random.Random(seed)
-    user = Workspace(tmp_path)
-    expected = scores(user.submit(user.suite(*TASKS), "--max-gpus", 4))
     run = user.submit(
         user.suite(*TASKS), *SLOW, "--max-gpus", dice.choice([1, 2, 3, 6]),
-        "--run-dir", tmp_path / "run",
+        "--run-dir", user.folder / f"run {seed}",
     )  # fmt: skip
     faults = Faults(slurm_cluster, run, dice)
     due = happened(run)
@@ -97,9 +109,9 @@ def test_faults_change_no_score(slurm_cluster: DevCluster, tmp_path: Path, seed:
         faults.one()
     assert scores(run) == expected, faults.done
     answered = Counter(
-        tuple(line[part] for part in ("task", "doc", "index", "repeat", "window"))
+        Response.model_validate_json(line).identity()
         for path in published(run)
-        for line in map(json.loads, path.read_text().splitlines())
+        for line in path.read_text().splitlines()
     )
     assert set(answered.values()) == {1}
     all_gone(user)

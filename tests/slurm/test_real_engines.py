@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests import reference
+from tests.dev_cluster import DevCluster
 from tests.runs import TASKS, Workspace, until
-from tests.slurm.conftest import DevCluster
 from tests.tiny import need, tiny_model
 
 DATASETS = ("tiny_group", "tiny_mutual", "tiny_written", "tiny_cloze", "tiny_prose", "tiny_code")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, kill, processes, published, results, scores, until
-from tests.slurm.conftest import DevCluster
 from tests.tiny import tiny_model
 
 TASKS = ("tiny_choice", "tiny_cloze", "tiny_code", "tiny_sums")

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,12 @@ from tests.runs import PATIENCE_SECONDS, TASKS
 from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator import checkpoint as checkpoints
+from coordinate_eval.coordinator import prepare
 from coordinate_eval.coordinator.build import Builder, Built
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Checkpoint, Dataset, Request, Suite
+from coordinate_eval.priors.learn import Priors
+from coordinate_eval.priors.observations import BuildSeen, subject
+from coordinate_eval.records import Checkpoint, Dataset, EngineSettings, Request, Suite
 
 MAX_LENGTH = 512
 
@@ -52,10 +56,11 @@ class Home:
 
     def get(self) -> Built:
         """The requests as a new command would find or build them."""
-        suite = Suite(name="s", digest="d", include_path=[str(self.tasks)], datasets=[self.dataset])
-        return Builder(self.cache, self.inspect(), suite, self.engine, self.max_length).get(
-            self.dataset
-        )
+        builder = Builder(self.cache, self.inspect(), self.suite(), self.engine, self.max_length)
+        return builder.get(self.dataset)
+
+    def suite(self) -> Suite:
+        return Suite(name="s", digest="d", include_path=[str(self.tasks)], datasets=[self.dataset])
 
     def inspect(self) -> Checkpoint:
         return checkpoints.inspect(self.model)
@@ -113,6 +118,42 @@ def test_two_who_build_at_once_and_one_who_comes_later(home: Home) -> None:
     key, loaded = build_apart(home).communicate(timeout=PATIENCE_SECONDS)[0].split()
     assert (key, loaded) == (keys[0], "False")  # the harness was not even imported
     assert [path.read_bytes() for path in home.entries()] == before
+
+
+def test_what_building_took_lies_with_what_was_built(home: Home) -> None:
+    builder = Builder(home.cache, home.inspect(), home.suite(), home.engine, home.max_length)
+    assert builder.find(home.dataset) is None
+    began = time.time()
+    made = builder.get(home.dataset)
+    assert made.index.built is not None
+    assert made.index.built >= began
+    assert made.index.build_cpu_seconds is not None
+    assert made.index.build_cpu_seconds > 0
+    assert builder.find(home.dataset) == made  # from the cache, with the same figures
+
+
+def test_it_is_said_what_is_built_and_how_long_it_may_take(home: Home) -> None:
+    told: list[str] = []
+
+    def costs(priors: Priors) -> None:
+        builder = Builder(home.cache, home.inspect(), home.suite(), home.engine, home.max_length)
+        on = prepare.conditions(home.inspect(), prepare.Choice([], 1, "h100"), EngineSettings())
+        prepare.costs(
+            home.suite(), on, builder, priors, build=lambda dataset: True, tell=told.append
+        )
+
+    home.dataset = home.dataset.model_copy(update={"items": 10})
+    costs(Priors())
+    costs(Priors())  # from the cache
+    assert told == ["cloze, 1 of 1"]
+    edit_task(home)
+    on = prepare.conditions(home.inspect(), prepare.Choice([], 1, "h100"), EngineSettings())
+    seen = BuildSeen(
+        run="r", time=0, conditions=on, dataset="c", subject=subject(home.dataset), items=20,
+        cpu_seconds=100.0,
+    )  # fmt: skip
+    costs(Priors([seen]))
+    assert told[1:] == ["cloze, 1 of 1, about 50.0 s left"]
 
 
 def test_the_next_checkpoint_of_a_model_builds_nothing(home: Home) -> None:
@@ -193,7 +234,8 @@ def test_torn_entries_are_built_again(home: Home, tear: Callable[[Built], None])
     content = built.requests.read_bytes()
     tear(built)
     again = home.get()
-    assert again.index == built.index
+    took = {"built": built.index.built, "build_cpu_seconds": built.index.build_cpu_seconds}
+    assert again.index.model_copy(update=took) == built.index
     assert again.requests.read_bytes() == content
 
 

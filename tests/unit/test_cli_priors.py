@@ -1,6 +1,7 @@
 """`coordinate-eval priors`: shown, carried to another machine, and refused with the line."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -8,10 +9,13 @@ import pytest
 from tests.observed import DATASETS, DAY, NOW, on, run_of
 from tests.runs import Workspace
 from tests.tiny import tiny_model
+from typer.testing import CliRunner
 
-from coordinate_eval.coordinator.cli import with_default_command
-from coordinate_eval.priors.observations import TrialSeen, dump
+from coordinate_eval.coordinator.cli import app, with_default_command
+from coordinate_eval.errors import CoordinateError
+from coordinate_eval.priors.observations import BuildSeen, StageSeen, TrialSeen, dump, subject
 from coordinate_eval.priors.store import Store
+from coordinate_eval.records import Dataset
 
 
 @pytest.fixture
@@ -32,7 +36,19 @@ def learn(user: Workspace) -> Store:
     for number in range(3):
         store.put(run_of(on(), days_ago=days_ago, run=f"run{number}", noise=1 + number / 50))
     start = TrialSeen(run="start", time=1, conditions=on(), trial="n-0", start_seconds=33.0)
-    store.put([start])
+    copies = [
+        StageSeen(
+            run="start", time=1, conditions=on(), node=f"n{n}", storage="/ckpts",
+            bytes=14_000_000_000, seconds=28.0, at_once=1, converted=False,
+        )
+        for n in range(50)
+    ]  # fmt: skip
+    name = "long-text"
+    build = BuildSeen(
+        run="start", time=1, conditions=on(), dataset=name,
+        subject=subject(Dataset(name=name, task=name)), items=DATASETS[name][0], cpu_seconds=77.0,
+    )  # fmt: skip
+    store.put([start, *copies, build])
     return store
 
 
@@ -57,6 +73,18 @@ def test_show_says_what_a_suite_would_take(user: Workspace) -> None:
         assert row["gpu_seconds"] == pytest.approx(row["measured_gpu_seconds"], rel=0.1)
         assert 0 < row["spread"] < 1
         assert row["error_left_out"] < 0.1
+    assert rows["long-text"]["build_cpu_seconds"] == pytest.approx(77)
+    assert rows["thinking"]["build_cpu_seconds"] is None
+    stage = shown["stage"]
+    assert (stage["storage"], stage["copies"], stage["set_gigabits_per_node"]) == (
+        "/ckpts", 50, None,
+    )  # fmt: skip
+    assert stage["seconds"] == pytest.approx(28, rel=0.2)
+    assert stage["gigabits_per_node"] == pytest.approx(4, rel=0.2)
+    plain = user.call(*args, COORDINATE_EVAL_STAGE_GIGABITS_PER_NODE="100").stdout
+    assert "weights on /ckpts reach a node's memory in" in plain
+    assert "plans take the 100 Gbit/s that are set" in plain
+    assert "1 min 17 s" in plain or "77.0 s" in plain
     table = user.call(*args, "--model", "70b", "--gpu", "h200").stdout
     assert "70b parameters on h200 with vllm" in table
     assert "not known" in table
@@ -76,7 +104,11 @@ def test_fit_shows_coefficients_and_what_they_miss(user: Workspace) -> None:
     assert (row["engine"], row["gpu"], row["runs"]) == ("vllm", "h100", 3)
     assert row["coefficients"]["prefill"] > 0
     assert row["error_left_out"] < 0.1
-    assert "h100" in user.call("priors", "fit").stdout
+    (stage,) = json.loads(user.call("priors", "fit", "--json").stdout)["stages"]
+    assert stage["gigabits_per_node"] == pytest.approx(4, rel=0.2)
+    shown = user.call("priors", "fit").stdout
+    assert "h100" in shown
+    assert "seen 50 ×" in shown
 
 
 def test_what_is_exported_can_be_imported_any_number_of_times(user: Workspace) -> None:
@@ -116,13 +148,62 @@ def test_a_plan_on_a_cluster_file_does_not_depend_on_what_others_ran(user: Works
     assert dataset["spread"] == 0.5
 
 
+def mistake(user: Workspace, *args: str) -> str:
+    """The one line that a command ends with; nothing is shown."""
+    done = CliRunner().invoke(app, ["priors", *args], env=user.environ)
+    error = done.exception
+    assert isinstance(error, CoordinateError), repr(error)
+    assert error.exit_status == 2
+    assert done.stdout == ""
+    assert "\n" not in str(error)
+    return str(error)
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("show", "--model", "seven"), "7b or 350m"),
+        (("show", "--model", "seven"), "say 350m, 7b"),
+        (("show", "--model", "9" * 400 + "b"), "is no number of parameters"),
+        (("show", "--model", "99999999999999999t"), "is no number of parameters"),
         (("show", "--model", "7b", "--checkpoint", "x"), "not both"),
         (("import", "missing.jsonl"), "cannot be read"),
     ],
 )
 def test_mistakes_are_named(user: Workspace, args: tuple[str, ...], words: str) -> None:
-    assert words in user.call("priors", *args, status=2).stderr
+    assert words in mistake(user, *args)
+
+
+def test_an_export_replaces_nothing_but_an_export(user: Workspace) -> None:
+    learn(user)
+    file = user.folder / "all.jsonl"
+    file.touch()
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["priors", "export", str(file)], env=user.environ)
+        assert done.exit_code == 0, done.output
+    exported = file.read_text()
+    assert exported
+    for precious in ("my notes\n", '{"kind": "dataset"}\n', "\n" + exported):
+        file.write_text(precious)
+        said = mistake(user, "export", str(file))
+        assert f"{file} is there and holds no exported priors" in said
+        assert file.read_text() == precious
+    os.mkfifo(user.folder / "pipe")
+    assert "it is a pipe" in mistake(user, "export", str(user.folder / "pipe"))
+    assert "it is a folder" in mistake(user, "export", str(user.folder))
+
+
+def test_an_import_says_what_a_line_is_and_skips_empty_ones(user: Workspace) -> None:
+    store = learn(user)
+    lines = sorted(map(dump, store.read()))
+    file = user.folder / "more.jsonl"
+    file.write_text("\n" + "\n \n".join(lines) + "\n\n")
+    done = CliRunner().invoke(app, ["priors", "import", str(file)], env=user.environ)
+    assert done.exit_code == 0, done.output
+    assert "0 runs added" in done.stderr
+    assert "4 were there" in done.stderr
+    file.write_text(lines[0] + '\n{"kind": "storage", "run": "x"}\n')
+    said = mistake(user, "import", str(file))
+    assert f"{file}, line 3 is of a newer version" in said
+    assert "storage" in said
+    os.mkfifo(user.folder / "pipe")
+    assert "it is a pipe" in mistake(user, "import", str(user.folder / "pipe"))

@@ -1,5 +1,7 @@
 """Settings: what wins, and where it says it came from."""
 
+import datetime
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,14 @@ def test_later_layers_win(tmp_path: Path) -> None:
     assert "supervisor.poll_seconds" not in sources
 
 
+def nested(depth: int) -> list[object]:
+    """A list in a list, and so on."""
+    inner: list[object] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -48,6 +58,19 @@ def test_later_layers_win(tmp_path: Path) -> None:
         ({"max_gpus": 0}, "max_gpus"),
         ({"engine.name": "gpt"}, "engine.name"),
         ({"supervisor.poll_seconds": -1}, "poll_seconds"),
+        ({"supervisor.memory_gib": 1e308}, "supervisor.memory_gib"),
+        ({"metrics.memory_gib": 1e308}, "metrics.memory_gib"),
+        ({"trial.time_limit_factor": 1e308}, "trial.time_limit_factor"),
+        ({"stage.gigabits_per_node": 1e-300}, "stage.gigabits_per_node"),
+        ({"runs_dir": "~nosuchuser/x"}, "no home folder for ~nosuchuser/x"),
+        ({"cache_dir": "~nosuchuser/x"}, "cache_dir"),
+        ({"priors_dir": "~nosuchuser/x"}, "priors_dir"),
+        ({"engine.args": {"a": "\ud800"}}, "engine.args"),
+        ({"runs_dir": "/x/\udcff"}, "runs_dir"),
+        ({"slurm.account": "a\0"}, "slurm.account"),
+        ({"engine.args": {"a": float("nan")}}, "engine.args"),
+        ({"engine.args": {"a": datetime.date(2020, 1, 1)}}, "engine.args"),
+        ({"engine.args": {"a": nested(900)}}, "nested too deeply"),
     ],
 )
 def test_mistakes_name_setting_and_source(values: dict[str, object], words: str) -> None:
@@ -63,6 +86,51 @@ def test_a_file_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("suite = \n")
     with pytest.raises(UserError, match=r"bad\.toml"):
         config.file_layer(tmp_path / "bad.toml", {})
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 3000)
+    with pytest.raises(UserError, match=r"deep\.toml cannot be read: .*deeply"):
+        config.file_layer(tmp_path / "deep.toml", {})
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe cannot be read: it is a pipe"):
+        config.file_layer(None, {"COORDINATE_EVAL_CONFIG": str(tmp_path / "pipe")})
+
+
+def test_the_users_own_file_need_not_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert config.file_layer(Path("/dev/null"), {}).values == {}
+    layer = config.file_layer(None, {})
+    assert layer.values == {}
+    assert layer.source.startswith(str(tmp_path))
+
+
+def test_no_home_is_said_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(self: Path) -> Path:
+        if str(self).startswith("~"):
+            raise RuntimeError("Could not determine home directory.")
+        return self
+
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    with pytest.raises(UserError, match="runs_dir in the defaults: no home folder"):
+        config.resolve([])
+    places = {name: f"/x/{name}" for name in ("runs_dir", "cache_dir", "priors_dir")}
+    settings, _ = config.resolve([Layer(source="f", values=places)])
+    assert settings.runs_dir == "/x/runs_dir"
+
+
+def test_a_mistyped_variable_is_refused_and_the_programs_own_are_not() -> None:
+    with pytest.raises(UserError) as caught:
+        config.environment_layer({"COORDINATE_EVAL_SLURM_PARTITON": "x"})
+    assert "did you mean COORDINATE_EVAL_SLURM_PARTITION?" in str(caught.value)
+    own = ("CONFIG", "INDEX", "TASK", "STARTED", "ENDS_WITH_PARENT")
+    environ = {f"COORDINATE_EVAL_{name}": "1" for name in own} | {"HOME": "/"}
+    assert config.environment_layer(environ).values == {}
+
+
+def test_a_deep_table_in_a_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COORDINATE_EVAL_ENGINE_ARGS", "[" * 100_000)
+    with pytest.raises(UserError, match=r"engine\.args in environment"):
+        config.load({})
 
 
 def test_every_setting_has_a_name_and_can_be_frozen() -> None:

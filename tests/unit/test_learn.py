@@ -7,13 +7,30 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.observed import DATASETS, NOW, TRUTH, on, run_of, seen, subject, true_seconds, work_of
+from tests.observed import (
+    DATASETS,
+    DAY,
+    NOW,
+    TRUTH,
+    on,
+    run_of,
+    seen,
+    subject,
+    true_seconds,
+    work_of,
+)
 
 from coordinate_eval.coordinator.plan import Cost
 from coordinate_eval.priors import fit, gpus, learn, model
 from coordinate_eval.priors.learn import Priors
 from coordinate_eval.priors.model import Conditions
-from coordinate_eval.priors.observations import DatasetSeen, MetricSeen, TrialSeen
+from coordinate_eval.priors.observations import (
+    BuildSeen,
+    DatasetSeen,
+    MetricSeen,
+    StageSeen,
+    TrialSeen,
+)
 
 
 def errors(observed: Sequence[DatasetSeen], conditions: Conditions) -> list[float]:
@@ -194,6 +211,74 @@ def test_starts_and_metrics_are_learned() -> None:
     work = work_of("short-text").model_copy(update={"metric_cpu_seconds": 10.0})
     predicted = priors.predict(subject("short-text"), work, on())
     assert predicted.metric_cpu_seconds == pytest.approx(3000, rel=0.05)
+
+
+def copied(seconds: float, *, days_ago: float = 0.0, **values: object) -> StageSeen:
+    """A lone copy of the weights of `on()`."""
+    given = {"storage": "/ckpts", "converted": False, "bytes": on().model.bytes, **values}
+    when = NOW - days_ago * DAY
+    return StageSeen.model_validate(
+        {"run": "r", "time": when, "conditions": on(), "node": "n", "seconds": seconds}
+        | {"at_once": 1, **given}
+    )
+
+
+def staged(*seen: StageSeen, billions: float = 7.0, converted: bool = False) -> float:
+    """Seconds that a plan would take for a lone copy."""
+    asked = on(billions)
+    link = Priors(seen, NOW).link(asked, "/ckpts", converted=converted, gigabits=25.0)
+    return link.seconds(asked.model.bytes, 1)
+
+
+def test_copies_are_learned() -> None:
+    assert staged() == pytest.approx(14 * 8 / 25)
+    assert staged(*[copied(60.0)] * 3) == pytest.approx(60, rel=0.1)
+    # In proportion for a model not much larger.
+    assert staged(*[copied(60.0)] * 3, billions=14.0) == pytest.approx(120, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        {"days_ago": 6 * learn.HALF_LIFE_DAYS},
+        {"storage": "/home"},
+        {"converted": True},
+        {"bytes": 2_000_000, "seconds": 300.0 / 7000},
+        {"conditions": on(gpu="a100")},
+    ],
+)
+def test_copies_that_are_more_like_it_count_more(unlike: dict[str, object]) -> None:
+    others = [copied(**({"seconds": 300.0} | unlike))] * 4  # type: ignore[arg-type]
+    assert staged(*others, *[copied(30.0)] * 4) == pytest.approx(30, rel=0.6)
+
+
+def test_a_tiny_checkpoint_says_little_of_a_large_one() -> None:
+    # It took its second to begin, at two million bytes a second.
+    assert staged(copied(1.0, bytes=2_000_000)) < 2 * staged()
+
+
+def built(items: int, seconds: float, *, when: float = NOW, settings: str = "as is") -> BuildSeen:
+    return BuildSeen(
+        run="r", time=when, conditions=on(), dataset="d", subject=subject("mmlu", settings),
+        items=items, cpu_seconds=seconds,
+    )  # fmt: skip
+
+
+def test_what_prompts_take_to_build_is_learned_by_the_item() -> None:
+    asked = subject("mmlu")
+    assert Priors([], NOW).build_seconds(asked, 100) is None
+    priors = Priors([built(1000, 20.0), built(1000, 500.0, settings="5 shots")], NOW)
+    assert Priors([built(1000, 20.0)], NOW).build_seconds(asked, 2000) == pytest.approx(40)
+    assert 20 < (priors.build_seconds(asked, 1000) or 0) < 200
+    assert priors.build_seconds(subject("other"), 1000) is None
+    # Ten items that took a second are no measure of ten thousand: it was loading.
+    assert Priors([built(10, 1.0)], NOW).build_seconds(asked, 10_000) is None
+
+
+def test_one_build_that_many_runs_tell_of_counts_once() -> None:
+    cached = [built(1000, 90.0).model_copy(update={"run": str(n)}) for n in range(20)]
+    priors = Priors([*cached, built(1000, 10.0, when=NOW - 1)], NOW)
+    assert priors.build_seconds(subject("mmlu"), 1000) == pytest.approx(50, rel=0.01)
 
 
 def test_what_is_left_out_is_predicted_from_the_rest() -> None:

@@ -1,22 +1,34 @@
 """From a trial's shards to the store, to the next plan's costs."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.unit.test_stage import checkpoint
 
-from coordinate_eval.coordinator import files, measure, observe, prepare, trial
+from coordinate_eval.coordinator import arrange, files, measure, observe, prepare, trial
 from coordinate_eval.coordinator.cluster import Busy, Job, Node, TaskStatus
 from coordinate_eval.coordinator.config import Layer, Settings, resolve
+from coordinate_eval.coordinator.keep import run_keeper
 from coordinate_eval.coordinator.ledger import Ledger, PartWriter
 from coordinate_eval.coordinator.plan import NodeCapacity
 from coordinate_eval.coordinator.run import NodeShare, Round, Run, Shard
 from coordinate_eval.coordinator.rundir import RunDir, Span
+from coordinate_eval.coordinator.stage import StagePlace
 from coordinate_eval.coordinator.supervise import Supervisor
+from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines.simulated import answer
 from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.learn import Priors
-from coordinate_eval.priors.observations import DatasetSeen, MetricSeen, TrialSeen
+from coordinate_eval.priors.observations import (
+    BuildSeen,
+    DatasetSeen,
+    MetricSeen,
+    StageSeen,
+    TrialSeen,
+)
+from coordinate_eval.priors.staging import Link
 from coordinate_eval.priors.store import Store
 from coordinate_eval.records import (
     Answer,
@@ -201,6 +213,120 @@ def test_seconds_of_a_metric_come_from_its_answers(
     assert metrics() == [(2, 1.5 * portions)]
     answered(asked[-1])
     assert metrics() == [(4, 3.0 * portions)]
+
+
+@pytest.fixture
+def staging_run(run_dir: RunDir, tmp_path: Path) -> RunDir:
+    """The same run, of a checkpoint that is there, on two nodes that nobody needs any more."""
+    source = checkpoint(tmp_path / "step 1")
+    files.write_record(
+        run_dir.run, record(run_dir).model_copy(update={"checkpoint": source, "staged_bytes": 1})
+    )
+    share = NodeShare(node="n", gpu_type="h100", trials=1, memory_gib=1)
+    shares = [share, share.model_copy(update={"node": "m"})]
+    files.write_record(run_dir.round(0), Round(number=0, created=0, shares=shares, minutes=30))
+    for node in "nm":
+        files.write(run_dir.released(0, node), "")
+    return run_dir
+
+
+def stages_of(run_dir: RunDir) -> dict[str, StageSeen]:
+    seen = observe.collect(run_dir, record(run_dir))
+    return {s.node: s for s in seen if isinstance(s, StageSeen)}
+
+
+def place_of(run_dir: RunDir, node: str) -> StagePlace:
+    run = record(run_dir)
+    return StagePlace(run.settings.stage.root, run.id, node)
+
+
+def test_keepers_measure_their_copies(staging_run: RunDir) -> None:
+    for node in "nm":
+        assert run_keeper(staging_run, node, 0, 30) == 0
+    seen = stages_of(staging_run)
+    assert seen.keys() == {"n", "m"}
+    run = record(staging_run)
+    for one in seen.values():
+        assert one.bytes == run.checkpoint.bytes
+        assert one.at_once == pytest.approx(1, abs=0.5)  # one after the other
+        assert one.storage == measure.storage_of(run.checkpoint.path)
+        assert (one.converted, one.run, one.conditions.gpu) == (False, "step-1-abc", "h100")
+
+
+def test_weights_that_were_there_already_teach_nothing(staging_run: RunDir) -> None:
+    place = place_of(staging_run, "n")
+    with place.hold():
+        assert place.fill(record(staging_run).checkpoint, lambda _: None)
+        assert run_keeper(staging_run, "n", 0, 30) == 0
+    assert stages_of(staging_run) == {}
+
+
+def test_a_copy_that_fails_teaches_nothing(staging_run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "step 1" / "model.safetensors").unlink()
+    with pytest.raises(UserError):
+        run_keeper(staging_run, "n", 0, 30)
+    assert stages_of(staging_run) == {}
+
+
+def test_a_trial_in_a_keepers_place_measures_its_copy(
+    staging_run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "STAGE_PATIENCE_SECONDS", 0.0)
+    assert trial.run_trial(staging_run, "n", 0, 60) == 0
+    assert stages_of(staging_run).keys() == {"n"}
+
+
+def test_torn_lines_about_copies_are_left_out(staging_run: RunDir) -> None:
+    assert run_keeper(staging_run, "n", 0, 30) == 0
+    path = staging_run.copies("n")
+    good = path.read_bytes()
+    bad = [b"{torn\n", good.replace(b'"seconds":', b'"seconds":-'), good[:30]]
+    path.write_bytes(b"".join([good, *bad]))
+    assert len(observe.collect(staging_run, record(staging_run))) == 1
+
+
+def test_how_many_copied_at_once_is_a_mean_over_time() -> None:
+    assert observe.at_once([]) == []
+    assert observe.at_once([(0, 10)]) == [1]
+    assert observe.at_once([(0, 10), (0, 10), (0, 10)]) == [3, 3, 3]
+    assert observe.at_once([(0, 10), (10, 20)]) == [1, 1]
+    assert observe.at_once([(0, 10), (5, 10), (8, 28)]) == [1.7, 2.4, 1.2]
+
+
+def test_the_next_plan_stages_as_this_run_did(staging_run: RunDir) -> None:
+    run = record(staging_run)
+    storage = measure.storage_of(run.checkpoint.path)
+    copied = measure.WeightsCopied(time=time.time(), seconds=4.0, storage=storage)
+    for node in "nm":
+        measure.write_line(staging_run.copies(node), copied)
+    assert {one.at_once for one in stages_of(staging_run).values()} == {2}
+    observe.publish(staging_run, run)
+    eight = Node(name="n", gpus=8, free_gpus=8, gpu_type="h100", cpus=64, memory_gib=500)
+    given = Dataset.model_validate({"name": "d", "items": 9, "prior": {"gpu_seconds": 5}})
+    asked = arrange.Asked(run.checkpoint, Suite(name="s", digest="d", datasets=[given]), None)
+
+    def staged(**values: object) -> float:
+        settings, _ = resolve([Layer(source="f", values=values)])
+        offer = arrange.offer_of_cluster(([eight], []), settings)
+        plan = arrange.prepared(asked, settings, offer).plan
+        assert plan.estimate.lower_bound_seconds > plan.stages[0].seconds
+        return plan.stages[0].seconds
+
+    learned = {"priors_dir": run.settings.priors_dir}
+    by_default = Link(25.0).seconds(run.checkpoint.bytes, 1)
+    assert staged(**learned) == pytest.approx(4, rel=0.2)
+    assert staged(priors_dir="/nowhere") == pytest.approx(by_default)
+    # What the user has set is taken, also where it is the default.
+    assert staged(**learned | {"stage.gigabits_per_node": 25}) == pytest.approx(by_default)
+
+
+def test_what_prompts_took_to_build_is_published(run_dir: RunDir) -> None:
+    path = run_dir.requests_index("text")
+    index = files.read_record(path, DatasetRequests)
+    took = {"built": 50.0, "build_cpu_seconds": 3.0}
+    files.write_record(path, index.model_copy(update=took))
+    (seen,) = [s for s in observe.collect(run_dir, record(run_dir)) if isinstance(s, BuildSeen)]
+    assert (seen.dataset, seen.items, seen.time, seen.cpu_seconds) == ("text", ITEMS, 50.0, 3.0)
 
 
 def test_the_next_plan_costs_what_this_run_took(

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from coordinate_eval.coordinator import files, score
 from coordinate_eval.coordinator.rundir import RunDir, Span
 from coordinate_eval.records import Question, QuestionKind
@@ -28,7 +30,29 @@ def test_every_question_is_in_one_portion(tmp_path: Path) -> None:
 
 def test_what_a_killed_scorer_wrote_stays_and_nothing_is_left_out(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    files.write(run_dir.questions(PORTIONS[0]), question("a").line() + question("b").line())
-    # A task's own code may give them in another order the next time.
+    files.write(run_dir.questions(PORTIONS[0]), question("a").line() + question("x").line())
+    # A task's own code may give them in another order the next time, or others.
     score.write_questions(run_dir, PORTIONS, [question(name) for name in "fedcba"])
-    assert written(run_dir) == [["a", "b"], ["f", "e"], ["d", "c"]]
+    assert written(run_dir) == [["a", "x"], ["c", "d"], ["e", "f", "b"]]
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_two_scorers_at_once_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """The second one works while the first is held up before its next portion."""
+    run_dir = RunDir(tmp_path)
+    questions = [question(name) for name in "fedcba"]
+    create = files.create
+    created: list[Path] = []
+
+    def held_up(path: Path, text: str) -> bool:
+        if len(created) == first:
+            monkeypatch.setattr(files, "create", create)
+            score.write_questions(run_dir, PORTIONS, questions[::-1])
+        created.append(path)
+        return create(path, text)
+
+    monkeypatch.setattr(files, "create", held_up)
+    score.write_questions(run_dir, PORTIONS, questions)
+    assert written(run_dir) == [["a", "b"], ["c", "d"], ["e", "f"]]

@@ -74,3 +74,45 @@ def test_too_little_memory_is_not_called_busy() -> None:
 )
 def test_node_lists(text: str, names: list[str]) -> None:
     assert select.expand(text) == names
+
+
+def test_naming_nodes_is_not_counting_them() -> None:
+    assert select.names_nodes(Settings(nodes="n[1-4],m"))
+    assert not select.names_nodes(Settings(nodes="4"))
+    assert not select.names_nodes(Settings())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("n[3-1]", "3-1 counts backwards"),
+        ("n[1,-2]", "cannot read '-2'"),
+        ("gpu[1-99999999999]", "'1-99999999999' has too many digits"),
+        ("gpu[1-999999999]", "more than 100,000 nodes"),
+        ("a[1-99999],b[1-2]", "more than 100,000 nodes"),
+        ("r[1-99999]n[1-99999]", "more than 100,000 nodes"),
+        ("[0-9]" * 1000, "more than 100,000 nodes"),
+        ("n[" + "9" * 5000 + "]", "too many digits"),
+    ],
+)
+def test_node_lists_that_are_refused(text: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        select.expand(text)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_long_lists_are_read_at_once() -> None:
+    assert len(select.expand(",".join(f"n{i}" for i in range(90_000)))) == 90_000
+    assert select.expand("n" + "[1]" * 2000) == ["n" + "1" * 2000]
+    assert select.expand("[" * 50_000) == ["[" * 50_000]
+
+
+def test_a_number_of_nodes_that_no_cluster_has() -> None:
+    with pytest.raises(UserError, match="more than any cluster has"):
+        chosen([node("n1")], nodes="9" * 5000)
+
+
+def test_of_many_names_that_are_not_there_some_are_said() -> None:
+    with pytest.raises(UserError, match=r"is named n00, n01, .*, n19 or 78 others"):
+        select.check_names("n[00-99]", [node("n98"), node("n99")], [])

@@ -28,7 +28,7 @@ from coordinate_eval.records import Answer, Dataset, DatasetResults, Request, Re
 
 SHIPPED = shipped_folder() / "tasks"
 _BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data" / "benchmarks"
-BENCHMARKS = Path(os.environ.get("COORDINATE_EVAL_BENCHMARKS", _BESIDE))
+BENCHMARKS = Path(os.environ.get("BENCHMARKS_FOLDER", _BESIDE))
 
 Row = dict[str, Any]
 
@@ -100,7 +100,7 @@ def runs(program: str) -> bool:
 def real(path: str) -> Path:
     """Real items, if they are on this machine."""
     if not (BENCHMARKS / path).exists():
-        pytest.skip(f"needs {path} below the folder that COORDINATE_EVAL_BENCHMARKS names")
+        pytest.skip(f"needs {path} below the folder that BENCHMARKS_FOLDER names")
     return BENCHMARKS / path
 
 

@@ -4,9 +4,10 @@ import itertools
 import random
 
 import pytest
-from benchmarks._instances import CHECKPOINT, Instance, base, random_instance
+from benchmarks._instances import Instance, base, random_instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plans import CHECKPOINT
 
 from coordinate_eval.coordinator import planner, signal_slice
 from coordinate_eval.coordinator.pack import Part

@@ -5,6 +5,7 @@ import random
 import pytest
 from benchmarks import _instances, _partitioners
 from benchmarks._simulator import Cluster, Metric, bound, cluster, play_jobs, play_plan, scored
+from tests.plans import CHECKPOINT
 
 from coordinate_eval.coordinator.plan import (
     Cost,
@@ -211,7 +212,7 @@ def test_bounds() -> None:
 def test_agrees_with_the_plans_own_replay(seed: int) -> None:
     costs, capacity = _instances.random_instance(random.Random(seed), (1, 20), (1, 40))
     plan = _instances.planned(costs, capacity)
-    where = cluster(capacity, _instances.CHECKPOINT.bytes)
+    where = cluster(capacity, CHECKPOINT.bytes)
     static = play_plan(plan, {c.name: c for c in costs}, where, pulling=False)
     if all(job.cpus <= job.stop - job.start for job in plan.metric_jobs):
         assert static == pytest.approx(plan.estimate.makespan_seconds)
@@ -272,5 +273,5 @@ def test_instances_are_the_same_from_the_same_seed() -> None:
     assert one == other
     assert sum(n.gpus for n in _instances.random_capacity(random.Random(1), 64).nodes) <= 64
     assert len(_instances.random_costs(random.Random(1), 7)) == 7
-    drawn = _instances.drawn(random.Random(1), one.costs, 0.0)
+    drawn = _instances.drawn(random.Random(1), _instances.told(one.costs, 0.0))
     assert [c.gpu_seconds for c in drawn] == [c.gpu_seconds for c in one.costs]

@@ -1,10 +1,16 @@
 """How many GPUs a plan takes."""
 
+import random
+import statistics
+from collections.abc import Sequence
+
 import pytest
+from benchmarks._instances import random_instance
 from tests.plans import CHECKPOINT
 from tests.unit.test_plan import ENGINE, SUITE, capacity_of
 
 from coordinate_eval.coordinator import planner, sizing
+from coordinate_eval.coordinator.bound import if_wrong
 from coordinate_eval.coordinator.plan import Capacity, Cost, Plan
 from coordinate_eval.errors import UserError
 
@@ -16,32 +22,92 @@ def draft_of(*costs: Cost) -> sizing.Draft:
     return draft
 
 
+def bounds_of(*costs: Cost) -> sizing.Bounds:
+    thinkable = [list(costs), *if_wrong(costs)]
+    return lambda capacity: [planner.least_seconds(CHECKPOINT, c, capacity) for c in thinkable]
+
+
+def best_of(costs: Sequence[Cost], capacity: Capacity, *, deadline: float | None = None) -> Plan:
+    return sizing.best(draft_of(*costs), bounds_of(*costs), capacity, deadline)
+
+
 WORK = Cost(name="work", items=100_000, gpu_seconds=100_000)
 LONG_ITEM = Cost(name="long", items=64, gpu_seconds=60, floor_seconds=2_000)
 FOUR = capacity_of(8, 8, 8, 8, start=60)
 
 
 def test_all_nodes_are_taken_while_they_shorten_the_plan() -> None:
-    plan = sizing.best(draft_of(WORK), FOUR)
-    assert len(plan.nodes) == 4
+    assert len(best_of([WORK], FOUR).nodes) == 4
 
 
 def test_nodes_that_shorten_nothing_are_left_to_others() -> None:
-    draft = draft_of(WORK.model_copy(update={"gpu_seconds": 9_000}), LONG_ITEM)
+    costs = [WORK.model_copy(update={"gpu_seconds": 9_000}), LONG_ITEM]
     slow_start = FOUR.model_copy(update={"engine_start_seconds": 600})
-    everything, plan = draft(slow_start), sizing.best(draft, slow_start)
+    everything, plan = draft_of(*costs)(slow_start), best_of(costs, slow_start)
     assert len(plan.nodes) == 1
-    assert plan.estimate.makespan_seconds <= 1.01 * everything.estimate.makespan_seconds
+    assert plan.estimate.makespan_seconds <= 1.001 * everything.estimate.makespan_seconds
     assert plan.estimate.gpu_hours <= everything.estimate.gpu_hours - 1
 
 
-def test_a_short_run_keeps_its_nodes() -> None:
+def test_one_node_where_each_dataset_has_a_trial_there() -> None:
+    whole = [
+        Cost(name=f"d{n}", items=100, gpu_seconds=100 * n, splittable=False, spread=0.5)
+        for n in range(1, 6)
+    ]
+    plan = best_of(whole, capacity_of(*[8] * 32, start=60))
+    assert len(plan.nodes) == 1
+    assert plan.estimate.makespan_seconds == plan.estimate.lower_bound_seconds
+
+
+def test_a_node_that_may_be_needed_is_kept() -> None:
+    """One node is enough by the predictions; not where the rest takes longer than predicted."""
+    costs = [
+        Cost(name="long", items=1, gpu_seconds=1_000, splittable=False),
+        Cost(name="rest", items=100_000, gpu_seconds=6_500),
+    ]
+    two = capacity_of(8, 8)
+    assert len(best_of(costs, two).nodes) == 1
+    unsure = [cost.model_copy(update={"spread": 0.5}) for cost in costs]
+    assert len(best_of(unsure, two).nodes) == 2
+
+
+def test_a_short_run_keeps_nodes_that_shorten_it() -> None:
     short = [Cost(name=f"d{n}", items=10, gpu_seconds=1) for n in range(40)]
-    assert len(sizing.best(draft_of(*short), FOUR).nodes) == 4
+    assert len(best_of(short, FOUR).nodes) == 4
+
+
+def test_nodes_that_are_named_are_taken() -> None:
+    tiny = Cost(name="d", items=10, gpu_seconds=0.1)
+    draft, bounds = draft_of(tiny), bounds_of(tiny)
+    assert len(sizing.choose(draft, bounds, FOUR, "makespan", None).nodes) == 1
+    assert len(sizing.choose(draft, bounds, FOUR, "makespan", None, named=True).nodes) == 4
+
+
+def test_random_suites_end_as_soon_with_fewer_gpu_hours() -> None:
+    hours = []
+    for seed in range(24):
+        instance = random_instance(random.Random(f"size {seed}"), (2, 60), (8, 128))
+        everything = draft_of(*instance.costs)(instance.capacity).estimate
+        plan = best_of(instance.costs, instance.capacity).estimate
+        assert plan.makespan_seconds <= 1.001 * everything.makespan_seconds, seed
+        hours.append(plan.gpu_hours / everything.gpu_hours)
+    assert statistics.mean(hours) <= 0.9
+
+
+def test_fewer_nodes_are_taken_where_a_storage_that_all_share_makes_them_sooner() -> None:
+    work = WORK.model_copy(update={"gpu_seconds": 1_000})
+    # 14 GB take 112 s on a lone node, and four times that on each of four.
+    slow = FOUR.model_copy(update={"storage_gigabits_per_node": 1.0, "storage_shared": 1.0})
+    everything, plan = draft_of(work)(slow), best_of([work], slow)
+    assert len(plan.nodes) == 1
+    assert plan.stages[0].seconds == pytest.approx(112)
+    assert plan.estimate.makespan_seconds < everything.estimate.makespan_seconds
+    assert everything.stages[0].seconds == pytest.approx(4 * 112)
+    assert everything.estimate.lower_bound_seconds > 4 * 112
 
 
 def test_few_gpu_hours_and_in_time() -> None:
-    draft = draft_of(WORK)
+    draft, bounds = draft_of(WORK), bounds_of(WORK)
     alone = sizing.cheapest(draft, FOUR, None)
     assert sum(t.gpus for t in alone.trials) == 1
     soon = sizing.cheapest(draft, FOUR, 7_000)
@@ -51,7 +117,7 @@ def test_few_gpu_hours_and_in_time() -> None:
         with pytest.raises(
             UserError, match=r"nothing ends within 1000 s: .* on 32 GPUs of 4 nodes"
         ):
-            sizing.choose(draft, FOUR, objective, 1_000)
+            sizing.choose(draft, bounds, FOUR, objective, 1_000)
 
 
 def test_the_curve_falls() -> None:

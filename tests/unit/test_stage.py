@@ -1,5 +1,7 @@
 """Staged weights: copied once, used by many, taken away by the last, whoever is killed."""
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -141,6 +143,7 @@ def test_all_is_private_to_the_user(root: Path, source: Checkpoint) -> None:
     seen: list[int] = []
     with place.hold():
         assert place.fill(source, seen.append)
+        assert place.copy_seconds is not None
         assert staged(place, source)
         assert seen[-1] == source.bytes
         assert seen == sorted(seen)
@@ -174,6 +177,9 @@ def test_a_keeper_that_is_killed_leaves_its_weights_to_the_others(
     keeper.kill()
     place = StagePlace(str(root), "run", "node")
     assert staged(place, source)
+    with place.hold():
+        assert place.fill(source, lambda _: None)
+        assert place.copy_seconds is None  # they were there
     assert place.sweep() == []
     trial.leave()
     assert list(root.iterdir()) == []
@@ -202,6 +208,47 @@ def test_sweeping_takes_what_the_killed_left_and_nothing_in_use(
         worker.kill()
     assert len(mine.sweep()) == 2
     assert list(root.iterdir()) == []
+
+
+def test_sweeping_follows_no_link_and_trusts_no_folder_of_others(
+    root: Path, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    (project / "uv").mkdir(parents=True)
+    (project / "uv" / "main.py").write_text("work of years")
+    (project / "uv.lock").write_text("")
+    place = StagePlace(str(root), "run", "node")
+    place.user_folder.mkdir(mode=0o700)
+    (place.user_folder / "run-2").symlink_to(project)
+    assert place.sweep() == []
+    (place.user_folder / "run-2").unlink()
+    project.rename(place.user_folder / "run-2")
+    place.user_folder.chmod(0o777)
+    assert place.sweep() == []
+    assert (place.user_folder / "run-2" / "uv" / "main.py").read_text() == "work of years"
+
+
+def test_a_sweeper_that_comes_late_leaves_the_next_ones_weights(
+    root: Path, source: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, mine = StagePlace(str(root), "other", "n"), StagePlace(str(root), "mine", "n")
+    leaving, coming = contextlib.ExitStack(), contextlib.ExitStack()
+    leaving.enter_context(other.hold())
+    real = fcntl.flock
+
+    def flock(lock: int, how: int) -> None:
+        if how & fcntl.LOCK_EX:  # the sweeper has opened the lock, and is held up
+            monkeypatch.setattr(fcntl, "flock", real)
+            leaving.close()
+            coming.enter_context(other.hold())
+            assert other.fill(source, lambda _: None)
+        real(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with coming:
+        assert mine.sweep() == []
+        assert other.ready(source.identity)
+    assert not other.folder.exists()
 
 
 def test_nodes_that_share_a_root_do_not_meet(root: Path, source: Checkpoint) -> None:

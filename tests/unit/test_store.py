@@ -1,5 +1,6 @@
 """The store of observations: whole files, nothing twice, nothing foreign."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.model import Conditions, Model
 from coordinate_eval.priors.observations import (
+    BuildSeen,
     DatasetSeen,
     Seen,
+    StageSeen,
     Subject,
     TrialSeen,
     dump,
@@ -38,10 +41,26 @@ def started(run: str) -> TrialSeen:
     return TrialSeen(run=run, time=5.0, conditions=ON, trial="n-0", start_seconds=12.0)
 
 
+def staged(run: str) -> StageSeen:
+    return StageSeen(
+        run=run, time=5.0, conditions=ON, node="n", storage="/ckpts", bytes=14, seconds=2.0,
+        at_once=1.5, converted=True,
+    )  # fmt: skip
+
+
+def built(run: str) -> BuildSeen:
+    return BuildSeen(
+        run=run, time=1.0, conditions=ON, dataset="arc", subject=Subject(task="arc", settings="x"),
+        items=5, cpu_seconds=0.5,
+    )  # fmt: skip
+
+
 def test_what_is_put_is_read(tmp_path: Path) -> None:
     store = Store(tmp_path / "not there yet")
     assert store.read() == []
-    all_of_it: list[Seen] = [seen("a"), seen("a", "gsm8k"), started("a"), seen("b")]
+    all_of_it: list[Seen] = [
+        seen("a"), seen("a", "gsm8k"), started("a"), staged("a"), built("a"), seen("b")
+    ]  # fmt: skip
     assert store.put(all_of_it) == 2
     assert sorted(map(dump, store.read())) == sorted(map(dump, all_of_it))
     assert {p.name for p in store.folder.iterdir()} == {"a.jsonl", "b.jsonl"}
@@ -66,6 +85,29 @@ def test_torn_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
     (tmp_path / ".c.jsonl.tmp").write_text(dump(seen("c")))
     (tmp_path / "d.jsonl").mkdir()
     assert sorted(s.run for s in store.read()) == ["a", "b"]
+
+
+def test_a_file_of_a_run_that_measured_less_is_read_and_can_be_added_to(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put([seen("a"), started("a")])
+    before = store.read()
+    assert sorted(s.kind for s in before) == ["dataset", "trial"]
+    assert store.put([*before, staged("a"), built("a")]) == 1
+    assert len(store.read()) == 4
+
+
+def test_copies_and_builds_that_cannot_be_are_skipped(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put([staged("a"), built("a")])
+    bad = [
+        dump(staged("a")).replace('"seconds":2.0', '"seconds":0'),
+        dump(staged("a")).replace('"seconds":2.0', '"seconds":NaN'),
+        dump(staged("a")).replace('"at_once":1.5', '"at_once":0'),
+        dump(staged("a")).replace('"bytes":14,"seconds"', '"bytes":0,"seconds"'),
+        dump(built("a")).replace('"items":5', '"items":0'),
+    ]
+    (tmp_path / "b.jsonl").write_text("".join(bad))
+    assert sorted(map(dump, store.read())) == sorted([dump(staged("a")), dump(built("a"))])
 
 
 def test_only_the_newest_runs_are_read(tmp_path: Path) -> None:
@@ -128,3 +170,13 @@ def test_the_subject_of_a_dataset_is_what_it_asks() -> None:
     assert subject(arc) != subject(arc.model_copy(update={"num_fewshot": 0}))
     assert subject(arc) != subject(arc.model_copy(update={"gen_kwargs": {"max_gen_toks": 9}}))
     assert subject(Dataset(name="x", items=3)).task == "x"
+
+
+def test_a_pipe_in_the_store_is_not_waited_for(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put([seen("a")])
+    os.mkfifo(tmp_path / "b.jsonl")
+    (tmp_path / "c.jsonl").mkdir()
+    assert [one.run for one in store.read()] == ["a"]
+    assert store.put([seen("b")]) == 1
+    assert sorted(one.run for one in store.read()) == ["a", "b"]

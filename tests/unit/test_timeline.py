@@ -1,5 +1,7 @@
 """When what of a plan happens, and what one job per dataset would have taken."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from tests.unit.test_plan import CAPACITIES, COSTS, make
@@ -113,6 +115,11 @@ def test_one_job_each_by_hand() -> None:
     # c (30) and b (30) first, loaded at 8: both end at 39; a ends at 39 + 4 + 1 + 10.
     assert [c.name for c in longest_first(costs, 4)] == ["b", "c", "a"]
     assert one_job_each(longest_first(costs, 4), one_node) == pytest.approx(54)
+    # A load that fills half of the link: two take no longer than one. a and b end at 15 and 35,
+    # c ends at 15 + 4 + 1 + 30.
+    wide = replace(one_node, link_seconds=2)
+    assert one_job_each(costs, wide) == pytest.approx(50)
+    assert one_job_each(costs, replace(one_node, link_seconds=4)) == pytest.approx(54)
     # Nodes of their own: nobody shares a link.
     apart = Place(slots=[1, 1, 1], load_seconds=4, engine_start_seconds=1, cores=4)
     assert one_job_each(costs, apart) == pytest.approx(35)

@@ -19,6 +19,7 @@ from coordinate_eval.coordinator.prepare import Choice, Prepared
 from coordinate_eval.coordinator.select import NoFreeGpu
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.learn import Priors
+from coordinate_eval.priors.staging import Link
 from coordinate_eval.records import Checkpoint, Dataset, Suite
 
 
@@ -64,7 +65,8 @@ class Offer:
     busy: list[Busy]
     engine_start_seconds: float | None
     """What is assumed of it; None for what was learned, or is set."""
-    storage_gigabits_per_node: float
+    storage_gigabits_per_node: float | None
+    """The same of the link to its storage."""
     metric_cpus: int
     priors: Priors
     build: Callable[[Dataset], bool]
@@ -122,7 +124,7 @@ def offer_of_cluster(found: tuple[list[Node], list[Busy]], settings: Settings) -
         nodes,
         busy,
         engine_start_seconds=None,
-        storage_gigabits_per_node=settings.stage.gigabits_per_node,
+        storage_gigabits_per_node=None,
         metric_cpus=settings.metrics.cpus,
         priors=prepare.learned(settings),
         build=lambda dataset: dataset.task is not None,
@@ -150,13 +152,19 @@ def prepared(
     if plan is not None:
         plan_file.check_items(plan, costs)
     else:
+        link = (
+            prepare.link(settings, offer.priors, on, checkpoint)
+            if offer.storage_gigabits_per_node is None
+            else Link(offer.storage_gigabits_per_node)
+        )
         capacity = Capacity(
             nodes=choice.nodes,
             gpus_per_trial=choice.tensor_parallel,
             engine_start_seconds=settings.trial.engine_start_seconds
             if offer.engine_start_seconds is None
             else offer.engine_start_seconds,
-            storage_gigabits_per_node=offer.storage_gigabits_per_node,
+            storage_gigabits_per_node=link.gigabits_per_node,
+            storage_shared=link.shared,
             metric_cpus=offer.metric_cpus,
         )
         made = prepare.make_plan(
@@ -172,6 +180,7 @@ def prepared(
         plan,
         built,
         metric_cpus=offer.metric_cpus,
+        gigabits_per_node=offer.storage_gigabits_per_node or settings.stage.gigabits_per_node,
         nodes=offer.nodes,
         busy=offer.busy,
         reviewed=asked.plan is not None,

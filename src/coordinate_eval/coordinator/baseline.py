@@ -21,11 +21,19 @@ class Place:
     load_seconds: float
     engine_start_seconds: float
     cores: int
+    link_seconds: float | None = None
+    """For which a load fills its node's link; None: all of its time. Others fit in beside it."""
+
+    def slowed(self, loads: int) -> float:
+        """How many times as long a load takes while there are so many on its node."""
+        if self.link_seconds is None or not self.load_seconds:
+            return loads
+        return max(1.0, loads * self.link_seconds / self.load_seconds)
 
 
 @dataclass
 class _Loading:
-    """A job that loads: seconds that it still needs the whole link of its node for."""
+    """A job that loads: seconds that it still needs if it is alone on its node."""
 
     node: int
     left: float
@@ -49,10 +57,10 @@ def one_job_each(costs: Sequence[Cost], place: Place) -> float:
             free[node] -= 1
             loads[node] += 1
             loading.append(_Loading(node, place.load_seconds, waiting.pop()))
-        events = [now + job.left * loads[job.node] for job in loading]
+        events = [now + job.left * place.slowed(loads[job.node]) for job in loading]
         then = min([*events, *(when for when, _ in ends[:1])])
         for job in loading:
-            job.left -= (then - now) / loads[job.node]
+            job.left -= (then - now) / place.slowed(loads[job.node])
         now = then
         for job in [job for job in loading if job.left < 1e-9]:
             loading.remove(job)

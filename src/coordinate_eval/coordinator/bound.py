@@ -13,16 +13,22 @@ the schedule. For a makespan T, a trial that is ready at r has T − r seconds:
 - floors: a dataset's longest item takes `floor_seconds` from the first moment it can begin;
 - metrics: no metric begins before the first response of its dataset can exist, and all metrics
   of datasets that can't begin before some moment follow it, on all cores together. A metric
-  speeds up with cores without limit here, as plan@1 has it.
+  speeds up with cores without limit here, as plan@1 has it;
+- tails: of any datasets, some trial works on the last shard until all of their GPU seconds, spread
+  evenly, are over. What is left of its floor then, if the floor is longer than any shard of the
+  dataset, and the metric of one item at least, of all if it can't be cut, still follow.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from coordinate_eval.coordinator.plan import Cost
 
 PRECISION = 1e-6
 """Part of the bound up to which it is found."""
+
+WIDEST = 1.0
+"""Spread that stands for larger ones too: between a third of what is predicted and three times."""
 
 _EPS = 1e-9
 
@@ -44,6 +50,29 @@ def lower_bound(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: i
     return low
 
 
+def if_wrong(costs: Sequence[Cost]) -> Iterator[list[Cost]]:
+    """Two opposite ways in which all predictions are off by their spread.
+
+    Of the datasets by length every second takes longer and the others less; then the other way
+    round. So what decides the end may decide it no more, and what did not may.
+    """
+    ordered = sorted(costs, key=lambda c: -max(c.gpu_seconds, c.floor_seconds))
+    for first in (0, 1):
+        yield [
+            _times(cost, math.exp(min(cost.spread, WIDEST) * (1 if n % 2 == first else -1)))
+            for n, cost in enumerate(ordered)
+        ]
+
+
+def _times(cost: Cost, factor: float) -> Cost:
+    """A dataset of which a model writes more, or less: its longest item follows."""
+    seconds = {
+        "gpu_seconds": cost.gpu_seconds * factor,
+        "floor_seconds": cost.floor_seconds * factor,
+    }
+    return cost.model_copy(update=seconds)
+
+
 def _simple(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: int) -> float:
     """What needs no search: the work spread evenly, floors, and metrics after their first."""
     bound = ready + sum(c.gpu_seconds for c in costs) / trials
@@ -59,7 +88,27 @@ def _simple(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: int) 
     for first, metric in sorted(firsts, reverse=True):
         following += metric
         bound = max(bound, first + following)
-    return bound
+    return max(bound, ready + _before_tails(costs, trials, metric_cpus))
+
+
+def _before_tails(costs: Sequence[Cost], trials: int, metric_cpus: int) -> float:
+    """The GPU seconds of datasets spread evenly, and the shortest tail of these; at most."""
+    work = most = 0.0
+    for tail, seconds in sorted(
+        ((_tail(c, metric_cpus), c.gpu_seconds) for c in costs), reverse=True
+    ):
+        work += seconds
+        most = max(most, work / trials + tail)
+    return most
+
+
+def _tail(cost: Cost, metric_cpus: int) -> float:
+    """What follows the GPU work of any shard of a dataset, at least."""
+    atoms = cost.items if cost.splittable else 1
+    metric = cost.metric_cpu_seconds / metric_cpus / atoms
+    later = cost.gpu_seconds * (1 - 1 / atoms) + cost.chunk_overhead_seconds
+    longest = max(cost.gpu_seconds, later if atoms > 1 else 0.0)
+    return max(0.0, cost.floor_seconds - longest) + metric
 
 
 def _possible(costs: Sequence[Cost], trials: int, window: float) -> bool:

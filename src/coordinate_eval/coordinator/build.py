@@ -7,6 +7,7 @@ of the harness. Data files that a task reads from this machine are checked on ev
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -62,22 +63,29 @@ class Builder:
                 f"dataset {dataset.name} of suite {self._suite.name} has no task: "
                 "it can be planned with --dry-run, not run"
             )
+        found = self.find(dataset)
+        if found is not None:
+            return found
         key = self._key(dataset)
-        requests, index = self._cache / f"{key}.jsonl", self._cache / f"{key}.json"
+        requests, index = self._paths(key)
         self._cache.mkdir(parents=True, exist_ok=True)
+        # On a cache that several machines share the lock may not hold; building twice is only
+        # slow, since both end with the same requests.
+        lock = self._cache / f"{key}.lock"
+        with FileLock(lock):
+            try:
+                made = _usable(requests, index) or self._build(dataset, key, requests, index)
+            except BaseException:
+                # Nothing may be left, and whoever waits for it builds at worst beside another.
+                lock.unlink(missing_ok=True)
+                raise
+        return Built(requests, made)
+
+    def find(self, dataset: Dataset) -> Built | None:
+        """The dataset's requests if they are in the cache."""
+        requests, index = self._paths(self._key(dataset))
         found = _usable(requests, index)
-        if found is None:
-            # On a cache that several machines share the lock may not hold; building twice is
-            # only slow, since both end with the same two files.
-            lock = self._cache / f"{key}.lock"
-            with FileLock(lock):
-                try:
-                    found = _usable(requests, index) or self._build(dataset, key, requests, index)
-                except BaseException:
-                    # Nothing may be left, and whoever waits for it builds at worst beside another.
-                    lock.unlink(missing_ok=True)
-                    raise
-        return Built(requests, found)
+        return Built(requests, found) if found else None
 
     def _build(self, dataset: Dataset, key: str, requests: Path, index: Path) -> DatasetRequests:
         if self._evaluator is None:
@@ -101,9 +109,14 @@ class Builder:
             part.replace(requests)
         finally:
             part.unlink(missing_ok=True)
-        found = built.model_copy(update={"key": key, "offsets": offsets})
+        more = {"key": key, "offsets": offsets, "built": time.time()}
+        found = built.model_copy(update=more)
         files.write_record(index, found)
         return found
+
+    def _paths(self, key: str) -> tuple[Path, Path]:
+        """Requests and their description, of a key."""
+        return self._cache / f"{key}.jsonl", self._cache / f"{key}.json"
 
     def _key(self, dataset: Dataset) -> str:
         shape = dataset.model_dump(mode="json", exclude={"group", "prior", "items", "splittable"})

@@ -116,7 +116,7 @@ def run(
         typer.Option(help="slurm, ray, or with --dry-run a cluster file.", show_default="auto"),
     ] = None,
     nodes: Annotated[
-        str | None, typer.Option(help="At most so many nodes, or their names: gpu[1-4,7].")
+        str | None, typer.Option(help="At most so many nodes, or those to take: gpu[1-4,7].")
     ] = None,
     max_nodes: Annotated[
         int | None, typer.Option(help="At most so many nodes, also of those named.")
@@ -363,7 +363,7 @@ def _json_object(name: str, text: str | None) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text, parse_constant=_no_number)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"not JSON: {error}", param_hint=name) from error
     if not isinstance(value, dict):
         raise typer.BadParameter("must be a JSON object", param_hint=name)

@@ -1,12 +1,12 @@
 """`coordinate-eval priors`: what was learned from finished runs, shown and carried elsewhere."""
 
-import re
+import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -19,7 +19,7 @@ from coordinate_eval.errors import UserError
 if TYPE_CHECKING:
     from coordinate_eval.priors.learn import Priors
     from coordinate_eval.priors.model import Conditions, Model, Work
-    from coordinate_eval.priors.observations import Seen
+    from coordinate_eval.priors.observations import Seen, StageSeen
     from coordinate_eval.priors.store import Store
     from coordinate_eval.records import Dataset
 
@@ -31,8 +31,19 @@ MOST_LEFT_OUT = 5
 DEFAULT_GPU, DEFAULT_SIZE = "h200", "7b"
 """Assumed where nothing was observed and none is named."""
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([mbt])", re.IGNORECASE)
-_UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
+LONGEST_LINE = 2**20
+"""Bytes of a line of an export, at most."""
+
+SOME_NODES = 8
+"""For how many nodes it is said what becomes of a storage that they share."""
+
+
+class _Source(NamedTuple):
+    """What tells copies of weights apart."""
+
+    storage: str
+    converted: bool
+
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 _Settings = Annotated[
@@ -79,6 +90,7 @@ def show(
         "runs": len({one.run for one in seen}),
         "conditions": on.model_dump(),
         "engine_start_seconds": priors.start_seconds(on),
+        "stage": _stage(settings, seen, priors, on, _source(seen, checkpoint)),
         "datasets": rows,
     }
     if as_json:
@@ -98,8 +110,8 @@ def fit(as_json: _Json = False, settings_file: _Settings = None) -> None:
     settings, _ = config.load({}, settings_file)
     store, now = _store(settings), time.time()
     seen = _read(store)
-    rows = []
-    for (engine, gpu), found in sorted(Priors(seen, now).fits.items()):
+    priors, rows = Priors(seen, now), []
+    for (engine, gpu), found in sorted(priors.fits.items()):
         here = [s for s in seen if of_conditions(s.conditions) == (engine, gpu)]
         runs = {s.run for s in here if isinstance(s, DatasetSeen)}
         left_out = errors_left_out(here, now, MOST_LEFT_OUT) if len(runs) > 1 else {}
@@ -113,10 +125,13 @@ def fit(as_json: _Json = False, settings_file: _Settings = None) -> None:
             "error_left_out": _median([abs(e) for each in left_out.values() for e in each]),
         }
         rows.append(row)
+    newest = {_source_of(s): s.conditions for s in sorted(_copies(seen), key=lambda s: s.time)}
+    stages = [_stage(settings, seen, priors, on, source) for source, on in sorted(newest.items())]
     if as_json:
-        sys.stdout.write(files.pretty({"store": str(store.folder), "fits": rows}))
+        answer = {"store": str(store.folder), "fits": rows, "stages": stages}
+        sys.stdout.write(files.pretty(answer))
     else:
-        _print_fits(rows, store)
+        _print_fits(rows, stages, store)
 
 
 @app.command(name="export")
@@ -129,6 +144,7 @@ def export_(
     from coordinate_eval.priors.observations import dump
 
     settings, _ = config.load({}, settings_file)
+    _check_replaceable(file)
     seen = _read(_store(settings), most=sys.maxsize)
     try:
         files.write(file.absolute(), "".join(sorted(map(dump, seen))))
@@ -154,6 +170,31 @@ def import_(
         raise UserError(f"priors in {store.folder} cannot be written: {error.strerror}") from error
     known = len({s.run for s in seen}) - written
     sys.stderr.write(f"{written} runs added to {store.folder}, {known} were there\n")
+
+
+def _check_replaceable(file: Path) -> None:
+    """Whether nothing is lost by writing an export there.
+
+    Raises:
+        UserError: there is something that `export` has not written.
+    """
+    from coordinate_eval.coordinator import user_files
+    from coordinate_eval.priors.observations import parse
+
+    if not os.path.lexists(file):
+        return
+    user_files.check_regular(file, "file")
+    try:
+        with file.open("rb") as before:
+            line = before.readline(LONGEST_LINE)
+        if line:
+            parse(line)
+    except OSError as error:
+        raise UserError(f"file {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(
+            f"{file} is there and holds no exported priors: name another file, or remove it"
+        ) from error
 
 
 def _store(settings: Settings) -> "Store":
@@ -197,11 +238,9 @@ def _model(size: str, tensor_parallel: int) -> "Model":
     layers grow as the cube root of parameters).
     """
     from coordinate_eval.priors.model import Model
+    from coordinate_eval.priors.shapes import parameter_count
 
-    found = _SIZE.fullmatch(size)
-    if found is None or not float(found[1]):
-        raise UserError(f"--model {size!r}: a number and m, b or t, such as 7b or 350m, please")
-    parameters = int(float(found[1]) * _UNITS[found[2].lower()])
+    parameters = parameter_count(size)
     return Model(
         parameters=parameters,
         bytes=2 * parameters,
@@ -233,9 +272,53 @@ def _row(
         "spread": expected.spread,
         "floor_seconds": expected.floor_seconds,
         "metric_cpu_seconds": expected.metric_cpu_seconds,
+        "build_cpu_seconds": priors.build_seconds(asked, work.items),
         "observations": expected.observations,
         "measured_gpu_seconds": None if measured is None else measured * work.items,
         "error_left_out": _median([abs(e) for e in errors.get(dataset.name, [])]),
+    }
+
+
+def _copies(seen: "Sequence[Seen]") -> "list[StageSeen]":
+    from coordinate_eval.priors.observations import StageSeen
+
+    return [s for s in seen if isinstance(s, StageSeen)]
+
+
+def _source_of(copy: "StageSeen") -> _Source:
+    return _Source(copy.storage, copy.converted)
+
+
+def _source(seen: "Sequence[Seen]", checkpoint: Path | None) -> _Source:
+    """Of this checkpoint, or of the newest copy that was seen."""
+    from coordinate_eval.coordinator import checkpoint as checkpoints
+    from coordinate_eval.coordinator import measure
+    from coordinate_eval.records import CheckpointFormat
+
+    if checkpoint is not None:
+        found = checkpoints.inspect(checkpoint)
+        return _Source(measure.storage_of(found.path), found.format is CheckpointFormat.TORCH)
+    newest = max(_copies(seen), key=lambda s: s.time, default=None)
+    return _source_of(newest) if newest else _Source("", converted=False)
+
+
+def _stage(
+    settings: Settings,
+    seen: "Sequence[Seen]",
+    priors: "Priors",
+    on: "Conditions",
+    source: _Source,
+) -> dict[str, Any]:
+    """What is known of copies of such a checkpoint into the memory of nodes."""
+    gigabits = settings.stage.gigabits_per_node
+    link = priors.link(on, source.storage, converted=source.converted, gigabits=gigabits)
+    given = "gigabits_per_node" in settings.stage.model_fields_set
+    return {
+        **source._asdict(),
+        **link._asdict(),
+        "seconds": link.seconds(on.model.bytes, 1),
+        "copies": sum(1 for copy in _copies(seen) if _source_of(copy) == source),
+        "set_gigabits_per_node": gigabits if given else None,
     }
 
 
@@ -273,11 +356,14 @@ def _print_rows(answer: dict[str, Any]) -> None:
     )
     if start is not None:
         console.print(f"engine starts in {duration(start)}", markup=False, highlight=False)
+    if answer["stage"]["copies"]:
+        _print_stage(console, answer["stage"])
     table = Table("dataset")
-    for heading in ("predicted", "±", "measured", "seen", "error, left out"):
+    for heading in ("predicted", "±", "measured", "seen", "error, left out", "prompts"):
         table.add_column(heading, justify="right")
     for row in answer["datasets"]:
         measured, error = row.get("measured_gpu_seconds"), row.get("error_left_out")
+        prompts = row.get("build_cpu_seconds")
         table.add_row(
             row["name"],
             duration(row["gpu_seconds"]) if "gpu_seconds" in row else "not known",
@@ -285,15 +371,36 @@ def _print_rows(answer: dict[str, Any]) -> None:
             "" if measured is None else duration(measured),
             str(row["observations"]),
             "" if error is None else f"{error:.0%}",
+            "" if prompts is None else duration(prompts),
         )
     console.print(table)
 
 
-def _print_fits(rows: list[dict[str, Any]], store: "Store") -> None:
+def _print_stage(console: Console, stage: dict[str, Any]) -> None:
+    from coordinate_eval.coordinator.words import duration
+
+    what = "weights, converted from .pt," if stage["converted"] else "weights"
+    words = f"{what} on {stage['storage']} reach a node's memory in {duration(stage['seconds'])}"
+    words += f" ({stage['gigabits_per_node']:.3g} Gbit/s)"
+    if stage["shared"]:
+        many = stage["seconds"] * (1 + stage["shared"] * (SOME_NODES - 1))
+        words += f", each of {SOME_NODES} at once in {duration(many)}"
+    words += f"; seen {stage['copies']} ×"
+    if stage["set_gigabits_per_node"] is not None:
+        given = stage["set_gigabits_per_node"]
+        words += f"; plans take the {given:g} Gbit/s that are set ([stage] gigabits_per_node)"
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_fits(rows: list[dict[str, Any]], stages: list[dict[str, Any]], store: "Store") -> None:
     console = Console()
-    if not rows:
+    for stage in stages:
+        _print_stage(console, stage)
+    if not rows and not stages:
         text = f"nothing was learned yet: no runs in {store.folder}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return
+    if not rows:
         return
     table = Table("")
     for row in rows:

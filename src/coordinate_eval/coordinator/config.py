@@ -4,6 +4,7 @@ The environment variable of `[slurm] partition` is `COORDINATE_EVAL_SLURM_PARTIT
 tables are given as JSON. What a run is submitted with is frozen in its `run.json`.
 """
 
+import difflib
 import json
 import os
 import tomllib
@@ -14,11 +15,29 @@ from typing import Any, Literal
 import platformdirs
 from pydantic import ConfigDict, Field, ValidationError
 
+from coordinate_eval.coordinator import cluster, process, user_files
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import EngineSettings, Record, SlurmSettings
 
 PREFIX = "COORDINATE_EVAL_"
 FILE_VARIABLE = "COORDINATE_EVAL_CONFIG"
+
+MOST_CPUS, MOST_GPUS, MOST_GIB = 100_000, 1024, 1e6
+"""Of one job: more than any node has."""
+
+MOST_MINUTES, MOST_SECONDS = 1_000_000, 1e6
+"""Two years, and twelve days."""
+
+_OWN_VARIABLES = {
+    FILE_VARIABLE,
+    cluster.INDEX_VARIABLE,
+    cluster.TASK_VARIABLE,
+    cluster.STARTED_VARIABLE,
+    *process.ENDS_WITH_PARENT,
+}
+"""Variables of this program that are no settings."""
+
+_FOLDERS = ("runs_dir", "cache_dir", "priors_dir")
 
 
 class _Section(Record):
@@ -31,48 +50,86 @@ class StageSettings(_Section):
     """Where weights are staged and what that costs."""
 
     root: str = Field(default="/dev/shm", description="a memory file system of each node")  # noqa: S108
-    gigabits_per_node: float = Field(default=25.0, gt=0, description="storage link of one node")
+    gigabits_per_node: float = Field(
+        default=25.0,
+        ge=1e-3,
+        le=1e6,
+        description="storage link of one node; unset: as finished runs had it",
+    )
 
 
 class TrialSettings(_Section):
     """What one trial asks for, GPUs apart."""
 
-    cpus: int = Field(default=4, ge=1)
-    memory_gib: float = Field(default=16.0, gt=0, description="host memory, weights apart")
-    engine_start_seconds: float = Field(default=40.0, ge=0)
-    max_length: int | None = Field(default=None, ge=8, description="tokens; else the model's")
-    tensor_parallel: int | None = Field(default=None, ge=1, description="else what fits")
-    time_limit_factor: float = Field(default=4.0, ge=1, description="limit over prediction")
-    min_minutes: int = Field(default=15, ge=1, description="shortest time limit asked for")
-    max_minutes: int = Field(default=720, ge=1, description="longest time limit asked for")
+    cpus: int = Field(default=4, ge=1, le=MOST_CPUS)
+    memory_gib: float = Field(
+        default=16.0, gt=0, le=MOST_GIB, description="host memory, weights apart"
+    )
+    engine_start_seconds: float = Field(
+        default=40.0, ge=0, le=MOST_SECONDS, description="unset: as finished runs had it"
+    )
+    max_length: int | None = Field(
+        default=None, ge=8, le=10**9, description="tokens; else the model's"
+    )
+    tensor_parallel: int | None = Field(
+        default=None, ge=1, le=MOST_GPUS, description="else what fits"
+    )
+    time_limit_factor: float = Field(
+        default=4.0, ge=1, le=1000, description="limit over prediction"
+    )
+    min_minutes: int = Field(
+        default=15, ge=1, le=MOST_MINUTES, description="shortest time limit asked for"
+    )
+    max_minutes: int = Field(
+        default=720, ge=1, le=MOST_MINUTES, description="longest time limit asked for"
+    )
 
 
 class MetricSettings(_Section):
     """How questions of metrics are answered."""
 
-    cpus: int = Field(default=8, ge=1, description="cores for all metric jobs together")
-    memory_gib: float = Field(default=4.0, gt=0, description="per core")
+    cpus: int = Field(
+        default=8, ge=1, le=MOST_CPUS, description="cores for all metric jobs together"
+    )
+    memory_gib: float = Field(default=4.0, gt=0, le=MOST_GIB, description="per core")
     allow_unsafe_code: bool = Field(default=False, description="run programs without isolation")
     scoring_minutes: float = Field(
-        default=20.0, gt=0, description="for one dataset, its questions answered; tried 3 times"
+        default=20.0,
+        gt=0,
+        le=MOST_MINUTES,
+        description="for one dataset, its questions answered; tried 3 times",
     )
 
 
 class SupervisorSettings(_Section):
     """How a run is watched."""
 
-    poll_seconds: float = Field(default=5.0, gt=0)
-    patience_seconds: float = Field(default=600.0, gt=0, description="for a job to start")
-    minutes: int = Field(default=240, ge=5, description="time limit; it resubmits itself")
-    memory_gib: float = Field(default=8.0, gt=0)
-    cpus: int = Field(default=2, ge=1)
+    poll_seconds: float = Field(default=5.0, gt=0, le=MOST_SECONDS)
+    patience_seconds: float = Field(
+        default=600.0, gt=0, le=MOST_SECONDS, description="for a job to start"
+    )
+    minutes: int = Field(
+        default=240, ge=15, le=MOST_MINUTES, description="time limit; it resubmits itself"
+    )
+    memory_gib: float = Field(default=8.0, gt=0, le=MOST_GIB)
+    cpus: int = Field(default=2, ge=1, le=MOST_CPUS)
 
 
 class RaySettings(_Section):
     """The embedded cluster of this machine."""
 
-    gpus: int | None = Field(default=None, ge=1, description="else those found; one without any")
-    cpus: int | None = Field(default=None, ge=1, description="else this machine's")
+    gpus: int | None = Field(
+        default=None, ge=1, le=MOST_GPUS, description="else those found; one without any"
+    )
+    cpus: int | None = Field(default=None, ge=1, le=MOST_CPUS, description="else this machine's")
+
+
+def _in_home(folder: str) -> str:
+    """A folder of the user's own, with its `~` where nothing says where that is."""
+    try:
+        return str(Path("~/.coordinate-eval", folder).expanduser())
+    except RuntimeError:
+        return f"~/.coordinate-eval/{folder}"
 
 
 class Settings(Record):
@@ -81,7 +138,7 @@ class Settings(Record):
     suite: str = Field(default="base", description="name of a shipped suite, or a file")
     cluster: str = Field(default="auto", description="auto, slurm, ray, or a cluster file")
     runs_dir: str = Field(
-        default_factory=lambda: str(Path("~/.coordinate-eval/runs").expanduser()),
+        default_factory=lambda: _in_home("runs"),
         description="run directories; on storage that all nodes share",
     )
     cache_dir: str = Field(
@@ -89,10 +146,10 @@ class Settings(Record):
         description="built requests; on storage that all nodes share",
     )
     priors_dir: str = Field(
-        default_factory=lambda: str(Path("~/.coordinate-eval/priors").expanduser()),
+        default_factory=lambda: _in_home("priors"),
         description="what finished runs took; on storage that all nodes share",
     )
-    nodes: str | None = Field(default=None, description="at most so many nodes, or their names")
+    nodes: str | None = Field(default=None, description="at most so many nodes, or those to take")
     max_nodes: int | None = Field(default=None, ge=1)
     max_gpus: int | None = Field(default=None, ge=1)
     objective: Literal["makespan", "gpu-hours"] = Field(
@@ -153,24 +210,36 @@ def file_layer(path: Path | None, environ: Mapping[str, str]) -> Layer:
     """
     asked = path or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
     file = asked or Path(platformdirs.user_config_dir("coordinate-eval")) / "config.toml"
-    try:
-        tree = tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        if asked:
-            raise UserError(f"settings file {file} does not exist") from None
+    if str(file) == os.devnull:  # a usual way to say: none
         return Layer(source=str(file), values={})
-    except (OSError, ValueError) as error:
+    try:
+        tree = tomllib.loads(user_files.read_text(file, "settings file"))
+    except UserError as error:
+        if not asked and isinstance(error.__cause__, FileNotFoundError):
+            return Layer(source=str(file), values={})
+        raise
+    except ValueError as error:
         raise UserError(f"settings file {file} cannot be read: {error}") from error
+    except RecursionError:
+        raise UserError(f"settings file {file} cannot be read: it is nested too deeply") from None
     return Layer(source=str(file), values=flatten(tree))
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Settings from environment variables."""
+    """Settings from environment variables.
+
+    Raises:
+        UserError: there is one of this program's prefix that it does not know.
+    """
+    settings = {PREFIX + name.replace(".", "_").upper(): name for name in names()}
     values: dict[str, Any] = {}
-    for name in names():
-        variable = PREFIX + name.replace(".", "_").upper()
-        if variable in environ:
-            values[name] = _from_text(name, environ[variable])
+    for variable in sorted(v for v in environ if v.startswith(PREFIX)):
+        if variable in settings:
+            values[settings[variable]] = _from_text(settings[variable], environ[variable])
+        elif variable not in _OWN_VARIABLES:
+            near = difflib.get_close_matches(variable, settings, n=1)
+            hint = f"did you mean {near[0]}?" if near else "unset it"
+            raise UserError(f"the environment has {variable}, which is no setting: {hint}")
     return Layer(source="environment", values=values)
 
 
@@ -193,12 +262,37 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
             merged[name] = value
             sources[name] = layer.source
     try:
-        return Settings.model_validate(_nest(merged)), sources
+        settings = Settings.model_validate(_nest(merged))
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         source = sources.get(name, "the settings")
         raise UserError(f"setting {name} in {source}: {first['msg']}") from error
+    for name in _FOLDERS:
+        try:
+            Path(getattr(settings, name)).expanduser()
+        except RuntimeError as error:
+            source = sources.get(name, "the defaults")
+            value = getattr(settings, name)
+            raise UserError(f"setting {name} in {source}: no home folder for {value}") from error
+    for name, value in merged.items():
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"setting {name} in {sources[name]}: it holds a NUL")
+        if not _is_json(value):
+            raise UserError(
+                f"setting {name} in {sources[name]}: it holds what JSON has not (texts that are "
+                "not Unicode, NaN, dates), or is nested too deeply"
+            )
+    return settings, sources
+
+
+def _is_json(value: object) -> bool:
+    """Whether a run would read from its `run.json` what it was given."""
+    layer = Layer(source="", values={"": value})
+    try:
+        return Layer.model_validate_json(layer.model_dump_json()) == layer
+    except (ValueError, RecursionError):
+        return False
 
 
 def load(flags: Mapping[str, Any], file: Path | None = None) -> tuple[Settings, dict[str, str]]:
@@ -230,7 +324,7 @@ def _from_text(name: str, text: str) -> Any:  # noqa: ANN401 - any JSON value
         return text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -160,6 +160,7 @@ def _review(
         settings=prepared.settings,
         keeper_gib=keeper_gib(made),
         metric_cpus=prepared.metric_cpus,
+        gigabits_per_node=prepared.gigabits_per_node,
         guessed=prepare.guessed(prepared.suite),
     )
     planned = [_planned(job, prepared, cluster) for job in planned_jobs(prepared, made, run_dir)]

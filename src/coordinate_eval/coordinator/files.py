@@ -54,7 +54,7 @@ def publish(part: Path, path: Path) -> bool:
         os.link(part, path)
         won = True
     except FileExistsError:
-        won = part.stat().st_ino == path.stat().st_ino
+        won = _inode(part) == _inode(path)
     except FileNotFoundError:
         # Whoever won has taken the parts of all others away.
         if not path.exists():
@@ -63,6 +63,14 @@ def publish(part: Path, path: Path) -> bool:
     part.unlink(missing_ok=True)
     _sync_folder(path.parent)
     return won
+
+
+def _inode(path: Path) -> int:
+    """0 where there is none: whoever won takes the parts of all others away, at any moment."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
 
 
 def read_record(path: Path, kind: type[RecordT]) -> RecordT:

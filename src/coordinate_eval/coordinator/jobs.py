@@ -118,7 +118,7 @@ def node_job(run: Run, run_dir: RunDir, number: int, share: NodeShare, minutes: 
 
 def pullers(run: Run) -> int:
     """How many of them find something to answer at once."""
-    portions = sum(len(run.portions(shard)) for shard in run.asking())
+    portions = sum(run.portion_count(shard) for shard in run.asking())
     return max(1, min(run.settings.metrics.cpus, portions))
 
 

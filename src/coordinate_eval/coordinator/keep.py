@@ -8,7 +8,7 @@ node, a signal comes, or its time limit is near; then it lets go of the weights.
 import contextlib
 import time
 
-from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator import files, measure
 from coordinate_eval.coordinator.process import MARGIN_SECONDS, Stop, stop_on_signals
 from coordinate_eval.coordinator.run import Run, StageProgress
 from coordinate_eval.coordinator.rundir import RunDir
@@ -50,6 +50,7 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
                 while not place.fill(run.checkpoint, report):
                     time.sleep(WATCH_SECONDS)
                 say("ready", total)
+                measure.note_copy(run_dir.copies(node), place.copy_seconds, run.checkpoint)
                 while not leave() and time.time() < deadline:
                     time.sleep(WATCH_SECONDS)
     except Exception as error:

@@ -1,7 +1,9 @@
-"""What a trial measures: how long its engine took to start, and what each shard cost.
+"""What is measured while a run goes on.
 
-It appends them to `observations/<trial>.jsonl` in the run directory. What cannot be written is
-not learned, and nothing else comes of it.
+A trial appends how long its engine took to start, and what each shard cost, to
+`observations/<trial>.jsonl` in the run directory; whoever has copied the weights to a node, how
+long that took, to `stage/<node>.jsonl`. What cannot be written is not learned, and nothing else
+comes of it.
 """
 
 import contextlib
@@ -17,7 +19,7 @@ from pydantic import Field, TypeAdapter
 
 from coordinate_eval.coordinator import files
 from coordinate_eval.coordinator.rundir import Span
-from coordinate_eval.records import Record, Response
+from coordinate_eval.records import Checkpoint, Record, Response
 
 
 class EngineStarted(Record):
@@ -45,6 +47,14 @@ class ShardDone(Record):
     scored_tokens: int
     longest_output_tokens: int
     gpu_seconds: float = Field(description="its share of the engine's time, see `attribute`")
+
+
+class WeightsCopied(Record):
+    """One copy of the weights into a node's memory, from its first byte to its last."""
+
+    time: float = Field(ge=0, lt=1e11, description="of its end")
+    seconds: float = Field(ge=1e-3, lt=1e9, description="no less, to be told from its end")
+    storage: str = Field(description="see `storage_of`")
 
 
 _LINE: TypeAdapter[EngineStarted | ShardDone] = TypeAdapter(
@@ -91,7 +101,7 @@ class Tally:
         )
 
 
-def write_line(path: Path, line: EngineStarted | ShardDone) -> None:
+def write_line(path: Path, line: EngineStarted | ShardDone | WeightsCopied) -> None:
     """Append a line; where that fails, nothing is learned from it."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
@@ -105,6 +115,31 @@ def read_lines(path: Path) -> Iterator[EngineStarted | ShardDone]:
         for line in files.whole_lines(path):
             with contextlib.suppress(ValueError):
                 yield _LINE.validate_json(line)
+
+
+def note_copy(path: Path, seconds: float | None, checkpoint: Checkpoint) -> None:
+    """Append a copy of a checkpoint's weights that was made just now, unless it took None."""
+    if seconds is not None:
+        with contextlib.suppress(OSError):
+            storage = storage_of(checkpoint.path)
+            copied = WeightsCopied(time=time.time(), seconds=max(1e-3, seconds), storage=storage)
+            write_line(path, copied)
+
+
+def read_copies(path: Path) -> Iterator[WeightsCopied]:
+    """All copies to a node that can be read; none where none was made."""
+    with contextlib.suppress(OSError):
+        for line in files.whole_lines(path):
+            with contextlib.suppress(ValueError):
+                yield WeightsCopied.model_validate_json(line)
+
+
+def storage_of(path: str) -> str:
+    """Where the file system that a checkpoint lies on is mounted: copies from one are alike."""
+    folder = Path(path).resolve()
+    while not folder.is_mount() and folder != folder.parent:
+        folder = folder.parent
+    return str(folder)
 
 
 def engine_version(engine: str) -> str:

@@ -6,21 +6,40 @@ Published at the end of a run, complete or not; a run that is resumed replaces w
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coordinate_eval.coordinator import files
 from coordinate_eval.coordinator.facts import read_rounds
 from coordinate_eval.coordinator.ledger import Ledger
-from coordinate_eval.coordinator.measure import EngineStarted, ShardDone, read_lines
+from coordinate_eval.coordinator.measure import (
+    EngineStarted,
+    ShardDone,
+    read_copies,
+    read_lines,
+)
 from coordinate_eval.coordinator.run import Run
 from coordinate_eval.coordinator.rundir import RunDir
 from coordinate_eval.coordinator.trial import trial_id
 from coordinate_eval.priors import gpus, model
 from coordinate_eval.priors.model import Conditions
-from coordinate_eval.priors.observations import DatasetSeen, MetricSeen, Seen, TrialSeen, subject
+from coordinate_eval.priors.observations import (
+    BuildSeen,
+    DatasetSeen,
+    MetricSeen,
+    Seen,
+    StageSeen,
+    TrialSeen,
+    subject,
+)
 from coordinate_eval.priors.store import Store
-from coordinate_eval.records import Answer, Checkpoint, EngineSettings
+from coordinate_eval.records import (
+    Answer,
+    Checkpoint,
+    CheckpointFormat,
+    DatasetRequests,
+    EngineSettings,
+)
 
 
 def publish(run_dir: RunDir, run: Run) -> int:
@@ -78,7 +97,8 @@ def collect(run_dir: RunDir, run: Run) -> list[Seen]:
     ]
     asking = {seen.dataset: seen for seen in datasets if seen.dataset in run.asks}
     metrics = [metric for seen in asking.values() for metric in _metric(run_dir, run, seen)]
-    return [*found, *datasets, *metrics]
+    stages = _stages(run_dir, run, name, asked)
+    return [*found, *datasets, *metrics, *stages, *_builds(run_dir, run, name, asked)]
 
 
 def conditions(engine: EngineSettings, version: str, gpu: str, of: model.Model) -> Conditions:
@@ -129,6 +149,59 @@ def _metric(run_dir: RunDir, run: Run, of: DatasetSeen) -> Iterator[MetricSeen]:
             subject=of.subject,
             items=items,
             cpu_seconds=seconds,
+        )
+
+
+def _stages(run_dir: RunDir, run: Run, name: str, asked: model.Model) -> list[StageSeen]:
+    """Every whole copy of the weights; a node that had them already made none."""
+    nodes = {
+        share.node: share.gpu_type or run.gpu_type
+        for round_ in read_rounds(run_dir)
+        for share in round_.shares
+    }
+    copies = [(node, copy) for node in nodes for copy in read_copies(run_dir.copies(node))]
+    together = at_once([(copy.time - copy.seconds, copy.time) for _, copy in copies])
+    return [
+        StageSeen(
+            run=name,
+            time=copy.time,
+            # Weights are copied before there is an engine: its version is not known here.
+            conditions=conditions(run.settings.engine, "", nodes[node], asked),
+            node=node,
+            storage=copy.storage,
+            bytes=max(1, run.checkpoint.bytes),
+            seconds=copy.seconds,
+            at_once=others,
+            converted=run.checkpoint.format is CheckpointFormat.TORCH,
+        )
+        for (node, copy), others in zip(copies, together, strict=True)
+    ]
+
+
+def at_once(spans: Sequence[tuple[float, float]]) -> list[float]:
+    """For each span from one time to a later one, how many there were during it: the mean over
+    its time, itself one of them.
+    """
+    return [
+        sum(max(0.0, min(stop, end) - max(start, begin)) for begin, end in spans) / (stop - start)
+        for start, stop in spans
+    ]
+
+
+def _builds(run_dir: RunDir, run: Run, name: str, asked: model.Model) -> Iterator[BuildSeen]:
+    """What building the requests took when they were built, which may be before this run."""
+    for dataset in run.suite.datasets:
+        found = files.read_record_if_there(run_dir.requests_index(dataset.name), DatasetRequests)
+        if found is None or found.built is None or found.build_cpu_seconds is None:
+            continue
+        yield BuildSeen(
+            run=name,
+            time=found.built,
+            conditions=conditions(run.settings.engine, "", run.gpu_type, asked),
+            dataset=dataset.name,
+            subject=subject(dataset),
+            items=found.items,
+            cpu_seconds=found.build_cpu_seconds,
         )
 
 

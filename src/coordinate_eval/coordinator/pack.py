@@ -50,6 +50,8 @@ class Way:
     early_overhead: float = 0.0
     """Part of a trial's time that may go into cutting what metrics wait for; 0 where GPUs decide
     and metrics need no hurry."""
+    whole: bool = False
+    """Nothing is cut: best where cutting has nothing to give, as on a single trial."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,16 @@ class _Flow:
         density = self.density(cost.metric_cpu_seconds, cost.gpu_seconds)
         return (-density, -self.tail(cost), -cost.spread, -cost.gpu_seconds)
 
-    def order(self, cost: Cost, part: Part) -> tuple[float, float]:
-        """Sorts one trial's shards by what follows their end (Jackson's rule)."""
+    def order(self, cost: Cost, part: Part) -> tuple[float, float, float]:
+        """Sorts one trial's shards by what follows their end (Jackson's rule).
+
+        Where nothing does, or as much, the long and uncertain first: should they take longer, what
+        is left then is certain, and others take it over.
+        """
         own = seconds(cost, part.start, part.stop)
         metric = cost.metric_cpu_seconds * (part.stop - part.start) / cost.items
         follows = max(0.0, cost.floor_seconds - own) + metric / self.metric_cpus
-        return (-self.density(metric, own), -follows)
+        return (-self.density(metric, own), -follows, -cost.spread * own)
 
     def density(self, metric: float, own: float) -> float:
         """Seconds of metrics for one of GPUs, where that is more than one (Johnson's rule)."""
@@ -128,7 +134,7 @@ def deal(
     heavy = [p for p in fine if flow.rank(costs[p.cost])[0] < 0]
     state = _Deal(costs, ready)
     _pour_layers(state, heavy, way.early_overhead * window, EARLY_LAYERS)
-    _deal_coarse(state, coarse, window, flow)
+    _deal_coarse(state, coarse, window, flow, way)
     rest = [p for p in fine if flow.rank(costs[p.cost])[0] == 0]
     _pour_layers(state, rest, OVERHEAD_SHARE * window, LAYERS)
     return [sorted(q, key=lambda p: flow.order(costs[p.cost], p)) for q in state.queues]
@@ -152,10 +158,11 @@ def _is_fine(cost: Cost, part: Part, window: float, way: Way) -> bool:
     overhead = cost.chunk_overhead_seconds
     short = way.fine * window + overhead / 20
     each = cost.gpu_seconds / cost.items
-    return cost.splittable and each <= short and _own(cost, part) >= WORTH_CUTTING * overhead
+    divisible = cost.splittable and not way.whole
+    return divisible and each <= short and _own(cost, part) >= WORTH_CUTTING * overhead
 
 
-def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow) -> None:
+def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow, way: Way) -> None:
     """Longest first, pieces shrinking with what is left (guided self-scheduling)."""
     left = sum(_own(state.costs[p.cost], p) for p in parts)
     share = EARLY_LAYERS[0] if flow.feeds_metrics else LAYERS[0]
@@ -165,7 +172,7 @@ def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow) ->
         start = part.start
         while start < part.stop:
             stop = part.stop
-            if cost.splittable:
+            if cost.splittable and not way.whole:
                 each = cost.gpu_seconds / cost.items
                 least = max(each, min(WORTH_CUTTING * cost.chunk_overhead_seconds, window / 6))
                 size = max(least, min(left / (3 * len(state.loads)), window * share))
@@ -246,8 +253,8 @@ def _pour(state: _Deal, parts: list[Part]) -> None:
             best = high = middle
     poured = _poured(state, parts, best)
     assert poured is not None
-    for trial, part in poured:
-        state.give(trial, part)
+    for trial, cost, start, stop in poured:
+        state.give(trial, Part(cost, start, stop))
 
 
 def _level(loads: Sequence[float], work: float) -> float:
@@ -262,29 +269,37 @@ def _level(loads: Sequence[float], work: float) -> float:
     return work
 
 
-def _poured(state: _Deal, parts: Sequence[Part], level: float) -> list[tuple[int, Part]] | None:
-    """The wrap-around filling up to a level; None where the work does not fit below it."""
-    found: list[tuple[int, Part]] = []
+def _poured(
+    state: _Deal, parts: Sequence[Part], level: float
+) -> list[tuple[int, int, int, int]] | None:
+    """The wrap-around filling up to a level, as (trial, cost, start, stop); None where the work
+    does not fit below it.
+
+    This is where planning spends its time: it is done a dozen times a layer.
+    """
+    found: list[tuple[int, int, int, int]] = []
     pending = iter(parts)
-    current = next(pending)
-    start = current.start
-    cost = state.costs[current.cost]
+    number, start, end = next(pending)
+    cost = state.costs[number]
     each, overhead = cost.gpu_seconds / cost.items, cost.chunk_overhead_seconds
     for trial, load in enumerate(state.loads):
         gap = level - load
         while gap > 0:
-            room = int((gap - (overhead if start else 0.0)) / each + 1e-9)
-            if room <= 0:
+            if start:
+                gap -= overhead
+            stop = start + int(gap / each + 1e-9)
+            if stop <= start:
                 break
-            stop = min(current.stop, start + room)
-            found.append((trial, Part(current.cost, start, stop)))
-            gap -= (stop - start) * each + (overhead if start else 0.0)
-            start = stop
-            if start == current.stop:
-                following = next(pending, None)
-                if following is None:
-                    return found
-                current, start = following, following.start
-                cost = state.costs[current.cost]
-                each, overhead = cost.gpu_seconds / cost.items, cost.chunk_overhead_seconds
+            if stop < end:
+                found.append((trial, number, start, stop))
+                start = stop
+                break  # less than an item fits beside it
+            found.append((trial, number, start, end))
+            gap -= (end - start) * each
+            following = next(pending, None)
+            if following is None:
+                return found
+            number, start, end = following
+            cost = state.costs[number]
+            each, overhead = cost.gpu_seconds / cost.items, cost.chunk_overhead_seconds
     return None

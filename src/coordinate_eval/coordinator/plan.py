@@ -41,7 +41,10 @@ class Capacity(Record):
     nodes: list[NodeCapacity]
     gpus_per_trial: int
     engine_start_seconds: float
-    storage_gigabits_per_node: float
+    storage_gigabits_per_node: float = Field(gt=0, description="of a node that copies alone")
+    storage_shared: float = Field(
+        default=0.0, ge=0, le=1, description="part of its time that other nodes multiply: `Link`"
+    )
     metric_cpus: int
 
 

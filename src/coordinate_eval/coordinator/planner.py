@@ -28,6 +28,7 @@ from coordinate_eval.coordinator.plan import (
 from coordinate_eval.coordinator.replay import estimate
 from coordinate_eval.coordinator.run import Shard
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors.staging import Link
 from coordinate_eval.records import Checkpoint
 
 GOOD_ENOUGH = 1.01
@@ -102,9 +103,20 @@ def make(
     )
 
 
+def least_seconds(checkpoint: Checkpoint, costs: Sequence[Cost], capacity: Capacity) -> float:
+    """Seconds that no plan on this capacity beats."""
+    ready = stage_seconds(checkpoint, capacity) + capacity.engine_start_seconds
+    trials = sum(node.trials for node in capacity.nodes)
+    return lower_bound(costs, ready, trials, capacity.metric_cpus)
+
+
 def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:
-    """How long the copy of the weights to one node takes; all nodes copy at once."""
-    return checkpoint.bytes * 8 / (capacity.storage_gigabits_per_node * 1e9)
+    """How long the copy of the weights to one node takes; all nodes copy at once.
+
+    The bound takes it as given too: it is of plans that stage all of these nodes.
+    """
+    link = Link(capacity.storage_gigabits_per_node, capacity.storage_shared)
+    return link.seconds(checkpoint.bytes, len(capacity.nodes))
 
 
 def metric_jobs(
@@ -192,7 +204,8 @@ def _best(
         queues = pack.deal(costs, parts, ready, capacity.metric_cpus, way)
         if consider(queues) <= GOOD_ENOUGH * bound:
             break
-    # The plain way too: it is best where cutting has nothing to give, as on a single trial.
+    # Whole datasets too, in the best order and in the plain one, so that no plan is worse.
+    consider(pack.deal(costs, parts, ready, capacity.metric_cpus, Way(whole=True)))
     consider(pack.deal_whole(costs, parts, len(slots)))
     return min(found, key=lambda f: f.outcome.makespan_seconds)
 
@@ -234,12 +247,9 @@ def _trials(
     queues: list[list[Part]],
     staged: float,
 ) -> list[Trial]:
-    """Trials with anything to do, slices first.
-
-    Built without checks: there can be 100,000 shards.
-    """
+    """Trials with anything to do, slices first."""
     return [
-        Trial.model_construct(
+        Trial(
             id=f"{node.name}-{index}",
             node=node.name,
             gpus=capacity.gpus_per_trial,
@@ -256,7 +266,7 @@ def _trials(
 
 
 def _shard(cost: Cost, start: int, stop: int, *, signal: bool = False) -> Shard:
-    return Shard.model_construct(
+    return Shard(
         dataset=cost.name,
         start=start,
         stop=stop,

@@ -2,23 +2,26 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinate_eval.coordinator import checkpoint as checkpoints
 from coordinate_eval.coordinator import jobs, measure, observe, plan, planner, select, sizing
+from coordinate_eval.coordinator.bound import if_wrong
 from coordinate_eval.coordinator.build import Builder, Built
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.config import Settings
 from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.select import NoFreeGpu
 from coordinate_eval.coordinator.stage import staged_bytes
+from coordinate_eval.coordinator.words import duration
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue, model
 from coordinate_eval.priors.learn import Priors
 from coordinate_eval.priors.model import Conditions
 from coordinate_eval.priors.observations import subject
+from coordinate_eval.priors.staging import Link
 from coordinate_eval.priors.store import Store
 from coordinate_eval.records import (
     Checkpoint,
@@ -59,6 +62,8 @@ class Prepared:
     plan: Plan
     built: dict[str, Built]
     metric_cpus: int
+    gigabits_per_node: float
+    """Of a node's storage link, as it is set."""
     nodes: Sequence[Node] = ()
     busy: Sequence[Busy] = ()
     reviewed: bool = False
@@ -139,12 +144,18 @@ def costs(
     """What each dataset costs under these conditions, and the requests that were built to know it.
 
     Apart from those that `build` asks for, a dataset is built only where neither the suite nor
-    the catalogue says how many items it has.
+    the catalogue says how many items it has. `tell` hears which is built, and how long it and
+    those after it will take as far as that is known.
     """
     found: list[Cost] = []
     built: dict[str, Built] = {}
+    missing = [d for d in suite.datasets if build(d) and builder.find(d) is None]
     for dataset in suite.datasets:
-        tell(dataset.name)
+        if dataset in missing:
+            number = missing.index(dataset)
+            left = _seconds_to_build(missing[number:], priors)
+            words = f", about {duration(left)} left" if left else ""
+            tell(f"{dataset.name}, {number + 1} of {len(missing)}{words}")
         if build(dataset):
             built[dataset.name] = builder.get(dataset)
         asked = work(dataset, built.get(dataset.name))
@@ -153,6 +164,16 @@ def costs(
             asked = catalogue.built_work(dataset, built[dataset.name].index)
         found.append(cost(dataset, asked, on, priors, built=dataset.name in built))
     return found, built
+
+
+def _seconds_to_build(datasets: Sequence[Dataset], priors: Priors) -> float:
+    """CPU seconds to build the requests of these datasets, without those never built before."""
+    found = [(dataset, work(dataset, None)) for dataset in datasets]
+    return sum(
+        priors.build_seconds(subject(dataset), asked.items) or 0.0
+        for dataset, asked in found
+        if asked is not None
+    )
 
 
 def learned(settings: Settings) -> Priors:
@@ -170,6 +191,21 @@ def with_learned_start(settings: Settings, priors: Priors, on: Conditions) -> Se
         return settings
     trial = settings.trial.model_copy(update={"engine_start_seconds": round(seconds, 1)})
     return settings.model_copy(update={"trial": trial})
+
+
+def link(settings: Settings, priors: Priors, on: Conditions, checkpoint: Checkpoint) -> Link:
+    """What the weights reach nodes at: as the user has set it, else as it was seen, else as the
+    settings have it.
+    """
+    gigabits = settings.stage.gigabits_per_node
+    if "gigabits_per_node" in settings.stage.model_fields_set:
+        return Link(gigabits)
+    return priors.link(
+        on,
+        measure.storage_of(checkpoint.path),
+        converted=checkpoint.format is CheckpointFormat.TORCH,
+        gigabits=gigabits,
+    )
 
 
 def conditions(checkpoint: Checkpoint, choice: Choice, engine: EngineSettings) -> Conditions:
@@ -250,7 +286,19 @@ def make_plan(
             first_signal=settings.first_signal,
         )
 
-    chosen = sizing.choose(draft, capacity, settings.objective, settings.deadline_seconds)
+    thinkable = [found, *if_wrong(found)]
+
+    def bounds(part: Capacity) -> Iterator[float]:
+        return (planner.least_seconds(checkpoint, each, part) for each in thinkable)
+
+    chosen = sizing.choose(
+        draft,
+        bounds,
+        capacity,
+        settings.objective,
+        settings.deadline_seconds,
+        named=select.names_nodes(settings),
+    )
     if what_if:
         return chosen.model_copy(update={"what_if": sizing.curve(draft, capacity)})
     return chosen

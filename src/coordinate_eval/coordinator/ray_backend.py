@@ -36,6 +36,7 @@ END_SECONDS = 20.0
 
 NODE = "local"
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 STARTS = 3
 """Times that Ray is started before it is given up."""
@@ -84,6 +85,7 @@ class RayCluster:
                 # It says on stderr at every start that it asks for a token, which it also makes.
                 with contextlib.redirect_stderr(io.StringIO()):
                     self._ray.init(
+                        address="local",  # one of our own, whatever RAY_ADDRESS says
                         num_cpus=settings.cpus or os.cpu_count() or 1,
                         num_gpus=self._gpus,
                         include_dashboard=False,
@@ -224,9 +226,13 @@ def _state(task: _Task, ended: bool) -> State:
 
 
 def _gpus(settings: RaySettings) -> tuple[int, str, float]:
-    """How many GPUs to hand out, their type, their memory in GiB."""
+    """How many GPUs to hand out, their type, their memory in GiB, 0 for unknown.
+
+    Raises:
+        UserError: there are fewer than are asked for.
+    """
     try:
-        answer = subprocess.run(
+        found = subprocess.run(
             ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
@@ -234,8 +240,22 @@ def _gpus(settings: RaySettings) -> tuple[int, str, float]:
             timeout=30,
         ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
-        answer = []
-    if not answer:
+        found = []
+    if not found:
+        # It hides nothing here, and Ray would take it for a count.
+        os.environ.pop(_VISIBLE, None)
         return settings.gpus or 1, "cpu", 0.0
-    name, _, memory = answer[0].rpartition(",")
-    return settings.gpus or len(answer), name.strip().replace(" ", "_"), float(memory) / 1024
+    count = len(found)
+    if _VISIBLE in os.environ:
+        count = sum(1 for name in os.environ[_VISIBLE].split(",") if name.strip() not in ("", "-1"))
+    if count < (settings.gpus or 1):
+        hidden = f" ({_VISIBLE}={os.environ[_VISIBLE]!r})" if _VISIBLE in os.environ else ""
+        raise UserError(
+            f"{settings.gpus or 1} GPUs are asked for, and {count} of this machine's {len(found)} "
+            f"can be used{hidden}: ask for fewer, or show more"
+        )
+    name, _, memory = found[0].rpartition(",")
+    gib = 0.0
+    with contextlib.suppress(ValueError):  # "[N/A]" where GPU and host share it
+        gib = float(memory) / 1024
+    return settings.gpus or count, name.strip().replace(" ", "_"), gib

@@ -10,7 +10,7 @@ from coordinate_eval.coordinator.cluster import Busy
 from coordinate_eval.coordinator.plan import Cost, Plan
 from coordinate_eval.coordinator.prepare import Choice
 from coordinate_eval.coordinator.risks import Site
-from coordinate_eval.coordinator.timeline import Timeline, timeline
+from coordinate_eval.coordinator.timeline import Timeline, TrialBar, timeline
 from coordinate_eval.coordinator.words import duration, plain, size
 
 
@@ -61,9 +61,12 @@ def review(plan: Plan, choice: Choice, site: Site, submissions: Sequence[Planned
     """What there is to see of a plan for these nodes."""
     drawn = timeline(plan, site.metric_cpus)
     used = {node.name for node in plan.nodes}
+    staged = plan.stages[0].seconds
     place = Place(
         slots=[node.trials for node in choice.nodes if node.name in used],
-        load_seconds=plan.stages[0].seconds,
+        load_seconds=staged,
+        # A copy may be slower than the link; jobs that load beside each other then fill it.
+        link_seconds=min(staged, plan.checkpoint.bytes * 8 / (site.gigabits_per_node * 1e9)),
         engine_start_seconds=plan.trials[0].setup_seconds,
         cores=_cores_per_job(plan, site),
     )
@@ -136,9 +139,12 @@ def _first_signal(found: Review) -> list[tuple[str, str]]:
 
 def node_lines(found: Review) -> list[NodeLine]:
     """The nodes in the plan's order."""
+    by_node: dict[str, list[TrialBar]] = {}
+    for bar in found.timeline.trials:
+        by_node.setdefault(bar.trial.node, []).append(bar)
     lines = []
     for node in found.plan.nodes:
-        bars = [bar for bar in found.timeline.trials if bar.trial.node == node.name]
+        bars = by_node[node.name]
         lines.append(
             NodeLine(
                 name=plain(node.name),

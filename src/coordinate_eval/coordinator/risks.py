@@ -1,6 +1,7 @@
 """What could go wrong with a plan, one line each, with names and numbers. Pure."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -35,6 +36,8 @@ class Site:
     settings: Settings
     keeper_gib: float
     metric_cpus: int
+    gigabits_per_node: float
+    """Of a node's storage link, as it is set."""
     guessed: Sequence[str] = field(default=())
     """Datasets of whose cost nothing is known but their requests."""
 
@@ -98,13 +101,13 @@ def _no_signal(plan: Plan, site: Site) -> Iterator[str]:
 
 def _memory(plan: Plan, site: Site) -> Iterator[str]:
     live = {node.name: node for node in site.nodes}
+    running = Counter(trial.node for trial in plan.trials)
     tight = []
     for planned in plan.nodes:
         node = live.get(planned.name)
         if node is None:
             continue
-        trials = sum(1 for trial in plan.trials if trial.node == node.name)
-        asked = site.keeper_gib + trials * site.settings.trial.memory_gib
+        asked = site.keeper_gib + running[node.name] * site.settings.trial.memory_gib
         left = node.memory_gib - asked
         if left < HEADROOM * asked:
             tight.append((left, f"{node.name} ({left:.1f} of {node.memory_gib:.1f} GiB left)"))

@@ -77,10 +77,14 @@ class Run(Record):
         """Shards whose metric asks questions."""
         return [shard for shard in self.shards if shard.dataset in self.asks]
 
+    def portion_count(self, shard: Shard) -> int:
+        """In how many portions a shard's questions are answered."""
+        wanted = math.ceil(shard.metric_cpu_seconds / self.portion_seconds)
+        return max(1, min(shard.stop - shard.start, wanted))
+
     def portions(self, shard: Shard) -> list[Span]:
         """A shard in spans small enough that all cores find something to answer."""
-        items = shard.stop - shard.start
-        count = max(1, min(items, math.ceil(shard.metric_cpu_seconds / self.portion_seconds)))
+        items, count = shard.stop - shard.start, self.portion_count(shard)
         edges = [shard.start + items * n // count for n in range(count + 1)]
         return [Span(shard.dataset, a, b) for a, b in itertools.pairwise(edges)]
 

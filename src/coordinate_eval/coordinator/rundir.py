@@ -88,6 +88,10 @@ class RunDir:
         """`StageProgress` of a keeper."""
         return self.root / "stage" / f"{round_number}-{node}.json"
 
+    def copies(self, node: str) -> Path:
+        """JSON lines of `WeightsCopied`: each whole copy of the weights to this node."""
+        return self.root / "stage" / f"{node}.jsonl"
+
     def released(self, round_number: int, node: str) -> Path:
         """There once no trial of that round needs the node's weights any more."""
         return self.root / "stage" / f"{round_number}-{node}.released"

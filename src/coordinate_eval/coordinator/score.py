@@ -98,20 +98,20 @@ def _ask(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
 
 
 def write_questions(run_dir: RunDir, portions: list[Span], questions: list[Question]) -> None:
-    """Deal questions to portions. What an earlier scorer wrote may be answered already: it stays,
-    and the rest goes to the others.
+    """Deal questions to portions, always in the same way: what another scorer has written may be
+    answered already, and stays. Where that one was asked other questions, its share is added to
+    the last portion.
     """
-    written = [portion for portion in portions if run_dir.questions(portion).exists()]
-    asked = {
-        Question.model_validate_json(line).id
-        for portion in written
-        for line in files.lines(run_dir.questions(portion))
-    }
-    left = [question for question in questions if question.id not in asked]
-    missing = [portion for portion in portions if portion not in written]
-    edges = [len(left) * n // len(missing) for n in range(len(missing) + 1)]
-    for portion, (start, stop) in zip(missing, itertools.pairwise(edges), strict=True):
-        files.write(run_dir.questions(portion), "".join(q.line() for q in left[start:stop]))
+    ordered = sorted(questions, key=lambda question: question.id)
+    edges = [len(ordered) * n // len(portions) for n in range(len(portions) + 1)]
+    added: list[Question] = []
+    for portion, (start, stop) in zip(portions, itertools.pairwise(edges), strict=True):
+        path, mine = run_dir.questions(portion), ordered[start:stop]
+        if portion == portions[-1]:
+            mine += added
+        if not files.create(path, "".join(question.line() for question in mine)):
+            there = {Question.model_validate_json(line).id for line in files.lines(path)}
+            added += [question for question in mine if question.id not in there]
 
 
 def _signal(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:

@@ -11,6 +11,10 @@ from coordinate_eval.errors import UserError
 KEEPER_CPUS = 1
 """Cores that the keeper takes on each node."""
 
+MOST_NAMES, MOST_DIGITS = 100_000, 9
+"""Of a list of nodes, and of a number in it: more than any cluster has."""
+
+_PARTS = re.compile(r"(?:\[[^\[\]]*\]|[^,])+")
 _BRACKETS = re.compile(r"\[([0-9,\-]+)\]")
 
 
@@ -70,9 +74,14 @@ def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy])
         raise UserError(f"--nodes {wanted!r} names no node")
     unknown = names - {n.name for n in nodes} - {b.name for b in busy}
     if unknown:
-        raise UserError(
-            f"--nodes {wanted!r}: no node with GPUs is named {', '.join(sorted(unknown))}"
-        )
+        shown = ", ".join(sorted(unknown)[:20])
+        more = f" or {len(unknown) - 20} others" if len(unknown) > 20 else ""
+        raise UserError(f"--nodes {_short(str(wanted))}: no node with GPUs is named {shown}{more}")
+
+
+def names_nodes(settings: Settings) -> bool:
+    """Whether `--nodes` names nodes instead of counting them."""
+    return _wanted(settings.nodes)[1] is not None
 
 
 def check_limits(settings: Settings, names: set[str], gpus: int) -> None:
@@ -97,35 +106,54 @@ def expand(names: str) -> list[str]:
     """Node names from Slurm's list syntax, such as `gpu[1-3,07],login`.
 
     Raises:
-        UserError: it is malformed.
+        UserError: it is malformed, or means more than `MOST_NAMES`.
     """
-    found = []
-    for part in re.split(r",(?![^\[]*\])", names):
-        match = _BRACKETS.search(part)
-        if match is None:
-            found.append(part.strip())
-            continue
-        for piece in match[1].split(","):
-            first, _, last = piece.partition("-")
-            if not first.isdigit() or (last and not last.isdigit()):
-                raise UserError(f"--nodes {names!r}: cannot read {part!r}")
-            numbers = range(int(first), int(last or first) + 1)
-            if not numbers:
-                raise UserError(f"--nodes {names!r}: {piece} counts backwards")
-            for number in numbers:
-                filled = f"{part[: match.start()]}{number:0{len(first)}d}{part[match.end() :]}"
-                found += expand(filled)
+    found: list[str] = []
+    for part in _PARTS.findall(names):
+        # Texts at even places, and between them what stood in brackets.
+        made = [""]
+        for place, piece in enumerate(_BRACKETS.split(part.strip())):
+            pieces = _numbers(piece, names) if place % 2 else [piece]
+            if len(made) * len(pieces) + len(found) > MOST_NAMES:
+                raise UserError(f"--nodes {_short(names)}: more than {MOST_NAMES:,} nodes")
+            made = [before + text for before in made for text in pieces]
+        found += made
     return [name for name in found if name]
+
+
+def _numbers(pieces: str, names: str) -> list[str]:
+    """What stands in brackets, such as `1-3,07`; `names` is the whole list."""
+    found: list[str] = []
+    for piece in pieces.split(","):
+        first, _, last = piece.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise UserError(f"--nodes {_short(names)}: cannot read {_short(piece)}")
+        if max(len(first), len(last)) > MOST_DIGITS:
+            raise UserError(f"--nodes {_short(names)}: {_short(piece)} has too many digits")
+        numbers = range(int(first), int(last or first) + 1)
+        if not numbers:
+            raise UserError(f"--nodes {_short(names)}: {piece} counts backwards")
+        if len(found) + len(numbers) > MOST_NAMES:
+            raise UserError(f"--nodes {_short(names)}: more than {MOST_NAMES:,} nodes")
+        found += [f"{number:0{len(first)}d}" for number in numbers]
+    return found
 
 
 def _wanted(nodes: str | None) -> tuple[int | None, set[str] | None]:
     if nodes is None:
         return None, None
     if nodes.isdecimal():
+        if len(nodes) > MOST_DIGITS:
+            raise UserError(f"--nodes {_short(nodes)} is more than any cluster has")
         if int(nodes) < 1:
             raise UserError("--nodes must be at least 1")
         return int(nodes), None
     return None, set(expand(nodes))
+
+
+def _short(text: str) -> str:
+    """A text in quotes, its end left away if it is long."""
+    return repr(text if len(text) <= 100 else text[:99] + "…")
 
 
 def _limit(

@@ -1,11 +1,12 @@
 """How many GPUs to take: the plan of each size that is worth a look, and which of them to run.
 
-More nodes end sooner, and each costs the copy of the weights and its engines' starts. Sizes are
-1, 2, 4, … trials of the first node, then 1, 2, 4, … nodes, then all of them.
+More nodes end sooner, up to what the suite itself takes, and each costs the copy of the weights and
+its engines' starts. Sizes are 1, 2, 4, … trials of the first node, then 1, 2, 4, … nodes, then all
+of them.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from coordinate_eval.coordinator.plan import Capacity, Plan, Size
 from coordinate_eval.errors import UserError
@@ -13,27 +14,41 @@ from coordinate_eval.errors import UserError
 Draft = Callable[[Capacity], Plan]
 """The plan for a capacity."""
 
-SAME = 1.01
-"""Times the shortest makespan up to which a plan on fewer GPUs is as good."""
+Bounds = Callable[[Capacity], Iterable[float]]
+"""Seconds that no plan on a capacity beats: as predicted first, then if predictions are wrong."""
+
+SAME = 1.001
+"""Times the shortest makespan up to which a plan on fewer nodes is as good."""
+
+NEARLY_ALL = 0.95
+"""Part of the nodes from which on all are taken: few left out save nothing worth a risk."""
 
 
-WORTH_GPU_HOURS = 1.0
-"""GPU-hours for which fewer nodes are taken than there are."""
+def best(
+    draft: Draft, bounds: Bounds, capacity: Capacity, deadline_seconds: float | None = None
+) -> Plan:
+    """The plan that ends first; of those that end as soon, that on the fewest nodes.
 
-
-def best(draft: Draft, capacity: Capacity, deadline_seconds: float | None = None) -> Plan:
-    """The plan that ends first; on half the nodes, and half of these, while that ends as soon,
-    within the deadline, and saves anything worth the risk of a wrong prediction.
+    Fewer nodes are taken only where they end as soon also if predictions are wrong (`bounds`): what
+    others could take over is worth its GPUs.
     """
-    chosen = draft(capacity)
-    enough = min(SAME * chosen.estimate.makespan_seconds, deadline_seconds or math.inf)
-    for smaller in _halves(capacity):
-        plan = draft(smaller)
-        saved = chosen.estimate.gpu_hours - plan.estimate.gpu_hours
-        if plan.estimate.makespan_seconds > enough or saved < WORTH_GPU_HOURS:
-            break
-        chosen = plan
-    return chosen
+    latest = deadline_seconds or math.inf
+    capacity = _soonest(bounds, capacity)
+    least = list(bounds(capacity))
+    count = _fewest(capacity, lambda part: _same(bounds(part), least))
+    if count >= NEARLY_ALL * len(capacity.nodes):
+        count = len(capacity.nodes)
+    plan = draft(_first(capacity, count))
+    if plan.estimate.makespan_seconds <= min(SAME * least[0], latest):
+        return plan  # all nodes can't do better
+    everything = plan if count == len(capacity.nodes) else draft(capacity)
+    enough = min(SAME * everything.estimate.makespan_seconds, latest)
+    while count < len(capacity.nodes):
+        if plan.estimate.makespan_seconds <= enough:
+            return plan
+        count = min(2 * count, len(capacity.nodes))
+        plan = draft(_first(capacity, count))
+    return everything
 
 
 def cheapest(draft: Draft, capacity: Capacity, deadline_seconds: float | None) -> Plan:
@@ -51,15 +66,25 @@ def cheapest(draft: Draft, capacity: Capacity, deadline_seconds: float | None) -
     return _fewest_nodes(draft, capacity, chosen, deadline_seconds)
 
 
-def choose(draft: Draft, capacity: Capacity, objective: str, deadline: float | None) -> Plan:
+def choose(
+    draft: Draft,
+    bounds: Bounds,
+    capacity: Capacity,
+    objective: str,
+    deadline: float | None,
+    *,
+    named: bool = False,
+) -> Plan:
     """The plan to run, by the objective `makespan` or `gpu-hours`; `deadline` in seconds.
+
+    `named`: the user has named the nodes; for the makespan all of them are taken.
 
     Raises:
         UserError: nothing ends by the deadline; says what is possible.
     """
     if objective == "gpu-hours":
         return cheapest(draft, capacity, deadline)
-    plan = best(draft, capacity, deadline)
+    plan = draft(capacity) if named else best(draft, bounds, capacity, deadline)
     if not _in_time(plan, deadline):
         assert deadline is not None
         raise late(plan, deadline)
@@ -88,7 +113,7 @@ def sizes(capacity: Capacity) -> Iterator[Capacity]:
         trials *= 2
     count = 1
     while count < len(nodes):
-        yield capacity.model_copy(update={"nodes": nodes[:count]})
+        yield _first(capacity, count)
         count *= 2
     yield capacity.model_copy(update={"nodes": nodes})
 
@@ -106,11 +131,10 @@ def _fewest_nodes(
     draft: Draft, capacity: Capacity, chosen: Plan, deadline_seconds: float | None
 ) -> Plan:
     """The plan on the fewest nodes, of those between half as many and these, that is in time."""
-    nodes = sorted(capacity.nodes, key=lambda n: -n.trials)
     low, high = len(chosen.nodes) // 2, len(chosen.nodes)
     while high - low > 1:
         count = (low + high) // 2
-        plan = draft(capacity.model_copy(update={"nodes": nodes[:count]}))
+        plan = draft(_first(capacity, count))
         if not _in_time(plan, deadline_seconds):
             low = count
             continue
@@ -120,12 +144,42 @@ def _fewest_nodes(
     return chosen
 
 
-def _halves(capacity: Capacity) -> Iterator[Capacity]:
+def _soonest(bounds: Bounds, capacity: Capacity) -> Capacity:
+    """All nodes, or half of them and half of these where that many can end sooner: nodes that
+    share a storage have their weights earlier where they are fewer.
+    """
+    seconds = next(iter(bounds(capacity)))
+    while len(capacity.nodes) > 1:
+        fewer = _first(capacity, len(capacity.nodes) // 2)
+        sooner = next(iter(bounds(fewer)))
+        if sooner >= seconds:
+            break
+        capacity, seconds = fewer, sooner
+    return capacity
+
+
+def _fewest(capacity: Capacity, enough: Callable[[Capacity], bool]) -> int:
+    """The smallest number of nodes that is enough, where all are and more never are less so."""
+    low, high = 0, len(capacity.nodes)
+    while high - low > 1:
+        count = (low + high) // 2
+        if enough(_first(capacity, count)):
+            high = count
+        else:
+            low = count
+    return high
+
+
+def _first(capacity: Capacity, count: int) -> Capacity:
+    """So many of the nodes, the most spacious first; as they are listed where that is all."""
+    if count == len(capacity.nodes):
+        return capacity
     nodes = sorted(capacity.nodes, key=lambda n: -n.trials)
-    count = len(nodes) // 2
-    while count:
-        yield capacity.model_copy(update={"nodes": nodes[:count]})
-        count //= 2
+    return capacity.model_copy(update={"nodes": nodes[:count]})
+
+
+def _same(seconds: Iterable[float], least: Sequence[float]) -> bool:
+    return all(a <= SAME * b for a, b in zip(seconds, least, strict=True))
 
 
 def _in_time(plan: Plan, deadline_seconds: float | None) -> bool:

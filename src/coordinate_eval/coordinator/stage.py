@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -54,6 +55,8 @@ class StagePlace:
         self.folder = self.user_folder / run_id / node
         self._lock_path = self.user_folder / run_id / f"{node}.lock"
         self._lock: int | None = None
+        self.copy_seconds: float | None = None
+        """Of the copy that was made here; None where none was, or the weights were there."""
 
     def ready(self, identity: str) -> bool:
         """Whether all weights of this checkpoint are there."""
@@ -93,6 +96,7 @@ class StagePlace:
                 return False
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(mode=0o700)
+            began = time.monotonic()
             try:
                 _copy_all(source, self.folder, report)
             except OSError as error:
@@ -101,6 +105,7 @@ class StagePlace:
                     f"cannot stage {source.path} into {self.folder}: {error.strerror}; "
                     f"it needs {source.bytes / 2**30:.1f} GiB of the node's memory"
                 ) from error
+            self.copy_seconds = time.monotonic() - began
         return True
 
     def copied_bytes(self) -> int:
@@ -111,9 +116,15 @@ class StagePlace:
 
     def sweep(self) -> list[Path]:
         """Remove what killed processes of this user left; what is in use stays."""
-        swept = []
+        swept: list[Path] = []
+        with contextlib.suppress(FileNotFoundError):
+            # In a folder that another user can write to, names may lead anywhere.
+            if not _is_private(self.user_folder.lstat()):
+                return swept
         for lock_path in self.user_folder.glob("*/*.lock"):
-            if lock_path == self._lock_path or lock_path.is_symlink():
+            if lock_path == self._lock_path:
+                continue
+            if lock_path.is_symlink() or lock_path.parent.is_symlink():
                 continue
             folder = lock_path.with_suffix("")
             with contextlib.suppress(OSError):
@@ -174,19 +185,28 @@ def _copy(source: Path, target: Path, report: Callable[[int], None]) -> str:
     return digest.hexdigest()
 
 
+def _is_private(found: os.stat_result) -> bool:
+    """Whether this is a folder of this user's, and nobody else may look into it."""
+    return S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
 def _private_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise UserError(
-            f"cannot stage weights in {folder}: {error.strerror}; see [stage] root"
-        ) from error
-    if folder.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UserError(
-            f"{folder} is not a private folder of this user; "
-            "somebody else made it, or its mode was changed: remove it or set [stage] root"
-        )
+    while True:
+        try:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise UserError(
+                f"cannot stage weights in {folder}: {error.strerror}; see [stage] root"
+            ) from error
+        # Whoever was the last to use it may take it away at this moment.
+        with contextlib.suppress(FileNotFoundError):
+            if _is_private(folder.lstat()):
+                return
+            raise UserError(
+                f"{folder} is not a private folder of this user; "
+                "somebody else made it, or its mode was changed: remove it or set [stage] root"
+            )
 
 
 def _open_lock(path: Path) -> int:
@@ -199,12 +219,16 @@ def _open_lock(path: Path) -> int:
         except FileNotFoundError:
             continue
         fcntl.flock(lock, fcntl.LOCK_SH)
-        try:
-            if os.fstat(lock).st_ino == path.stat().st_ino:
-                return lock
-        except FileNotFoundError:
-            pass
+        if _is_at(path, lock):
+            return lock
         os.close(lock)
+
+
+def _is_at(path: Path, lock: int) -> bool:
+    """Whether this open file is the one at this path: another may have come in its place."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.fstat(lock).st_ino == path.lstat().st_ino
+    return False
 
 
 def _remove_if_last(folder: Path, lock_path: Path, lock: int) -> bool:
@@ -215,6 +239,8 @@ def _remove_if_last(folder: Path, lock_path: Path, lock: int) -> bool:
     except BlockingIOError:
         return False
     else:
+        if not _is_at(lock_path, lock):
+            return False
         shutil.rmtree(folder, ignore_errors=True)
         (folder.parent / f"{folder.name}.copying").unlink(missing_ok=True)
         lock_path.unlink(missing_ok=True)

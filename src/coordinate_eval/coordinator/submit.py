@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -15,7 +16,7 @@ from coordinate_eval.coordinator import files, jobs
 from coordinate_eval.coordinator.cluster import Cluster
 from coordinate_eval.coordinator.config import Settings
 from coordinate_eval.coordinator.prepare import Prepared
-from coordinate_eval.coordinator.run import NodeShare, Round, Run, Shard, Submitted, portion_seconds
+from coordinate_eval.coordinator.run import NodeShare, Round, Run, Submitted, portion_seconds
 from coordinate_eval.coordinator.rundir import RunDir
 from coordinate_eval.coordinator.stage import staged_bytes
 from coordinate_eval.coordinator.supervise import keeper_gib, latest_epoch
@@ -157,7 +158,7 @@ def frozen(
         exclusive=exclusive,
         asks=[],
         left_out=prepared.left_out,
-        shards=[Shard.model_validate(s.model_dump()) for s in shards],
+        shards=shards,
     )
     return with_asks(run, asks)
 
@@ -172,13 +173,13 @@ def with_asks(run: Run, asks: Sequence[str]) -> Run:
 def first_round(prepared: Prepared, run: Run) -> Round:
     """The nodes of the plan."""
     gib = keeper_gib(run)
-    trials = [t.node for t in prepared.plan.trials]
+    trials = Counter(t.node for t in prepared.plan.trials)
     trial = run.settings.trial
     return Round(
         number=0,
         created=time.time(),
         shares=[
-            NodeShare(node=n.name, gpu_type=n.gpu_type, trials=trials.count(n.name), memory_gib=gib)
+            NodeShare(node=n.name, gpu_type=n.gpu_type, trials=trials[n.name], memory_gib=gib)
             for n in prepared.plan.nodes
         ],
         minutes=jobs.time_limit_minutes(

@@ -117,7 +117,7 @@ class Supervisor:
         poll_seconds = self._run.settings.supervisor.poll_seconds
         if self._run.cluster == "ray":
             poll_seconds = min(poll_seconds, LOCAL_POLL_SECONDS)
-        faults = 0
+        faults = silences = 0
         while True:
             self._check_epoch()
             try:
@@ -133,16 +133,19 @@ class Supervisor:
                 event = self._scorer.tend({span.dataset for span in facts.undone})
                 if event:
                     self._tell(None, event)
-                faults = 0
+                faults = silences = 0
             except (ClusterError, OSError, RecordError) as error:
                 if isinstance(error, SubmitRefused) and self._strict:
                     raise
                 # A silent scheduler is waited for; what is wrong with files may pass, or not.
-                faults += not isinstance(error, ClusterSilent)
+                silent = isinstance(error, ClusterSilent)
+                faults, silences = faults + (not silent), silences + silent
                 if faults > MAX_FAULTS:
                     raise
                 self._tell(None, _in_words(error))
-            self._wait(min(MAX_BACKOFF_SECONDS, poll_seconds * 2**faults), poll_seconds)
+            failures = faults + silences
+            seconds = min(MAX_BACKOFF_SECONDS, poll_seconds * 2 ** min(failures, 16))
+            self._wait(seconds, poll_seconds, watch=not failures)
 
     def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
         """What to do. Before anything that rests on something not being there, look again."""
@@ -289,11 +292,11 @@ class Supervisor:
                     cancelled |= leaving
             time.sleep(min(1.0, self._run.settings.supervisor.poll_seconds))
 
-    def _wait(self, seconds: float, poll_seconds: float) -> None:
-        """Sleep, but not past the end of the scorer, nor a wish to leave."""
+    def _wait(self, seconds: float, poll_seconds: float, *, watch: bool) -> None:
+        """Sleep, but not past a wish to leave, nor, with `watch`, the end of the scorer."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if self._scorer.ended or self._handover == 0.0:
+            if (watch and self._scorer.ended) or self._handover == 0.0:
                 return
             time.sleep(min(0.2, poll_seconds))
 

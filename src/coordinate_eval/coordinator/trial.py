@@ -16,6 +16,7 @@ from typing import Literal
 from coordinate_eval.coordinator import files, measure
 from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
 from coordinate_eval.coordinator.ledger import Ledger, PartWriter
+from coordinate_eval.coordinator.pace import Pace
 from coordinate_eval.coordinator.plan import Plan
 from coordinate_eval.coordinator.process import MARGIN_SECONDS, Stop, stop_on_signals
 from coordinate_eval.coordinator.run import Run, Shard, TrialProgress
@@ -39,7 +40,7 @@ class _Open:
     writer: PartWriter
     missing: set[tuple[str, int, int, int, int]]
     tally: measure.Tally = field(default_factory=measure.Tally)
-    began: float = field(default_factory=time.monotonic)
+    predicted: float = 0.0  # seconds for what earlier attempts have not answered
 
 
 def run_trial(run_dir: RunDir, node: str, round_number: int, minutes: int) -> int:
@@ -70,17 +71,16 @@ class Trial:
         self._task = os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
         self._open: dict[str, dict[Span, _Open]] = {}
         self._started = time.time()
-        self._deadline = deadline
+        self._pace = Pace(deadline)
         self._ready: float | None = None
         self._shards = self._responses = 0
-        self._pace = 1.0
         self._shares = Shares()
         self._throttle = Throttle(2.0)
 
     def run(self) -> None:
         """Stage, start the engine, and answer until nothing is left to claim."""
         free = set(self._ledger.claimable(shard.span for shard in self._run.shards))
-        if not any(shard.span in free and self._in_time(shard) for shard in self._run.shards):
+        if not any(s.span in free and self._pace.in_time(s.gpu_seconds) for s in self._run.shards):
             return
         began = time.monotonic()
         place = StagePlace(self._run.settings.stage.root, self._run.id, self._node)
@@ -137,6 +137,8 @@ class Trial:
         while not place.ready(self._run.checkpoint.identity):
             abandoned = place.copied_bytes() > 0 or time.monotonic() > give_up
             if abandoned and place.fill(self._run.checkpoint, lambda _: None):
+                copies = self._dir.copies(self._node)
+                measure.note_copy(copies, place.copy_seconds, self._run.checkpoint)
                 return
             time.sleep(0.2)
 
@@ -175,7 +177,7 @@ class Trial:
         trials = plan.trials if plan is not None else []
         own = next((t.shards for t in trials if t.id == self._trial), [])
         for shard in own:
-            if self._in_time(shard):
+            if self._pace.in_time(shard.gpu_seconds):
                 yield shard
         tried: set[Span] = set()
         while True:
@@ -185,11 +187,8 @@ class Trial:
             for shard in self._run.shards:
                 if shard.span in free:
                     tried.add(shard.span)
-                    if self._in_time(shard):
+                    if self._pace.in_time(shard.gpu_seconds):
                         yield shard
-
-    def _in_time(self, shard: Shard) -> bool:
-        return time.time() + shard.gpu_seconds * self._pace < self._deadline
 
     def _begin(self, shard: Shard, attempt: int) -> Iterator[Request]:
         """Open the shard, take over what dead attempts answered, yield the rest."""
@@ -206,6 +205,8 @@ class Trial:
                     work.missing.discard(key)
                     work.writer.write(line)
         todo = [r for r in requests if r.identity() in work.missing]
+        work.predicted = shard.gpu_seconds * len(todo) / max(1, len(requests))
+        self._pace.begin(work.predicted)
         if not todo:
             self._publish(work)
         work.tally.items = len({r.item for r in todo})
@@ -230,9 +231,7 @@ class Trial:
         measure.write_line(self._dir.observations(self._trial), work.tally.done(work.shard.span))
         del self._open[work.shard.dataset][work.shard.span]
         self._shards += 1
-        measured = (time.monotonic() - work.began) / max(work.shard.gpu_seconds, 1e-3)
-        # Shards overlap in the engine, so this is an upper estimate: right for a time limit.
-        self._pace = max(1.0, 0.5 * self._pace + 0.5 * measured)
+        self._pace.end(work.predicted, work.tally.gpu_seconds)
 
     def _finish_empty(self) -> None:
         left = [span for works in self._open.values() for span in works]

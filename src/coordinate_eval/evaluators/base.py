@@ -25,7 +25,7 @@ class Evaluator(Protocol):
     def build(self, dataset: Dataset, write: Callable[[Request], None]) -> DatasetRequests:
         """Hand every request of the dataset to `write`, in item order.
 
-        The `offsets` and `key` of what is returned are the caller's to fill in.
+        The `offsets`, `key` and `built` of what is returned are the caller's to fill in.
 
         Raises:
             UserError: the task is unknown, malformed, or has no items.

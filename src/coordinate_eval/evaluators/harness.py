@@ -12,6 +12,7 @@ theirs if the dataset is named like its task; otherwise they are `dataset/leaf`,
 with two settings can be in one suite.
 """
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -95,6 +96,10 @@ class HarnessEvaluator:
         requests = prompt_tokens = 0
         outputs: list[int] = []
         with harness_session():
+            # What is read once for all datasets is not what this one takes.
+            _ = self._tokenizer
+            self._loader.begin(dataset)
+            began = time.process_time()
             built = self._built(dataset)
             for request in built.requests():
                 write(request)
@@ -112,6 +117,7 @@ class HarnessEvaluator:
             generate_requests=len(outputs),
             max_output_tokens=sum(outputs),
             longest_output_tokens=max(outputs, default=0),
+            build_cpu_seconds=time.process_time() - began,
             asks=any(asks_questions(task) for task in tasks.values()),
             versions={name: str(task.VERSION) for name, task in tasks.items()},
             sources={

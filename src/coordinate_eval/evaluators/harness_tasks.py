@@ -65,6 +65,19 @@ class TaskLoader:
         self._seed = seed
         self._managers: dict[tuple[bool, str], TaskManager] = {}
 
+    def begin(self, dataset: Dataset) -> None:
+        """Read the index that the dataset's task is found in, unless it was read already.
+
+        Raises:
+            UserError: a folder is missing, or the index cannot be read.
+        """
+        for folder in self._include_path:
+            if not Path(folder).is_dir():
+                raise UserError(f"include_path {folder} is not a folder")
+        name = dataset.task or dataset.name
+        with _explained(dataset, name):
+            self._manager(name, dataset.metadata)
+
     def load(self, dataset: Dataset) -> LoadedTasks:
         """Load the dataset's tasks with its options in their configuration.
 
@@ -73,10 +86,8 @@ class TaskLoader:
         Raises:
             UserError: the task is unknown or cannot be loaded.
         """
+        self.begin(dataset)
         name = dataset.task or dataset.name
-        for folder in self._include_path:
-            if not Path(folder).is_dir():
-                raise UserError(f"include_path {folder} is not a folder")
         random.seed(DEFAULT_RANDOM_SEED)
         np.random.seed(self._seed)  # what tasks draw from
         with _explained(dataset, name):

@@ -19,16 +19,19 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from coordinate_eval.priors import fit as fits
-from coordinate_eval.priors import gpus, model
+from coordinate_eval.priors import gpus, model, staging
 from coordinate_eval.priors.fit import Fit
 from coordinate_eval.priors.model import Conditions, Model, Work
 from coordinate_eval.priors.observations import (
+    BuildSeen,
     DatasetSeen,
     MetricSeen,
     Seen,
+    StageSeen,
     Subject,
     TrialSeen,
 )
+from coordinate_eval.priors.staging import Link
 
 HALF_LIFE_DAYS = 60.0
 """After so long an observation counts half: engines, drivers and clusters change."""
@@ -48,6 +51,8 @@ OTHER_PROCESSOR = 0.5
 OTHER_GPU = 0.1
 OTHER_ENGINE = 0.05
 OTHER_SETTINGS = 0.2
+OTHER_STORAGE = 0.1
+OTHER_FORMAT = 0.2
 """What an observation counts that differs in this, or half of a CPU's name."""
 
 NOTHING_LEARNED = 0.01
@@ -68,6 +73,8 @@ SPREAD_PER_E_FOLD = 0.15
 """Standard deviation added for each factor of e between the model's size and the nearest seen."""
 
 RECENT_STARTS = 50
+
+RECENT_COPIES = 500
 
 
 class Prediction(NamedTuple):
@@ -101,11 +108,18 @@ class Priors:
         datasets: list[DatasetSeen] = []
         self._metrics: defaultdict[str, list[MetricSeen]] = defaultdict(list)
         self._starts: list[TrialSeen] = []
+        self._copies: list[StageSeen] = []
+        self._builds: dict[tuple[Subject, float], BuildSeen] = {}
         for one in seen:
             if isinstance(one, DatasetSeen):
                 datasets.append(one)
             elif isinstance(one, MetricSeen):
                 self._metrics[one.subject.task].append(one)
+            elif isinstance(one, StageSeen):
+                self._copies.append(one)
+            elif isinstance(one, BuildSeen):
+                # Every run that found these requests in the cache tells of the same.
+                self._builds[one.subject, one.time] = one
             else:
                 self._starts.append(one)
         self.fits = self._fit(datasets)
@@ -159,6 +173,33 @@ class Priors:
             return None
         starts.sort(key=lambda t: -t.time)
         return statistics.median(t.start_seconds for t in starts[:RECENT_STARTS])
+
+    def link(self, on: Conditions, storage: str, *, converted: bool, gigabits: float) -> Link:
+        """What a checkpoint on this storage reaches nodes of this type of GPU at; `gigabits` a
+        second where no copy was seen. Those of another size count less.
+        """
+        recent = sorted(self._copies, key=lambda s: -s.time)[:RECENT_COPIES]
+        weights = [
+            self._age(one)
+            * _size_alike(one.bytes, on.model.bytes)
+            * (1.0 if one.storage == storage else OTHER_STORAGE)
+            * (1.0 if one.converted == converted else OTHER_FORMAT)
+            * (1.0 if gpus.name(one.conditions.gpu) == gpus.name(on.gpu) else OTHER_GPU)
+            for one in recent
+        ]
+        return staging.fit(recent, weights, gigabits)
+
+    def build_seconds(self, asked: Subject, items: int) -> float | None:
+        """CPU seconds to build the requests of so many items of a dataset; None where that was
+        not seen of a similar number, since much of a small build is loading.
+        """
+        weight, total = 0.0, 0.0
+        for seen in self._builds.values():
+            alike = max(items, seen.items) <= SIZE_RATIO * min(items, seen.items)
+            if seen.subject.task == asked.task and alike:
+                counts = self._age(seen) * _settings(seen.subject, asked)
+                weight, total = weight + counts, total + counts * seen.cpu_seconds / seen.items
+        return items * total / weight if weight else None
 
     def _fit(self, datasets: Sequence[DatasetSeen]) -> dict[tuple[str, str], Fit]:
         groups: defaultdict[tuple[str, str], list[DatasetSeen]] = defaultdict(list)
@@ -300,8 +341,12 @@ def _alike(seen: Model, asked: Model) -> float:
     )
     if same:
         return like
-    distance = abs(math.log(seen.parameters / asked.parameters)) / math.log(SIZE_RATIO)
-    return like * OTHER_MODEL * math.exp(-distance)
+    return like * OTHER_MODEL * _size_alike(seen.parameters, asked.parameters)
+
+
+def _size_alike(seen: float, asked: float) -> float:
+    """1 for the same size, 1/e for `SIZE_RATIO` times it."""
+    return math.exp(-abs(math.log(seen / asked)) / math.log(SIZE_RATIO))
 
 
 def _answers_alike(seen: Conditions, asked: Conditions) -> float:

@@ -75,7 +75,7 @@ class TrialSeen(_Seen):
     kind: Literal["trial"] = "trial"
     trial: str
     start_seconds: float = Field(
-        ge=0, lt=_MANY, description="from the process's start, without staging"
+        ge=0, le=1e6, description="from the process's start, without staging"
     )
 
 
@@ -89,7 +89,31 @@ class MetricSeen(_Seen):
     cpu_seconds: float = Field(ge=0, lt=_MANY)
 
 
-Seen = DatasetSeen | TrialSeen | MetricSeen
+class StageSeen(_Seen):
+    """How long a copy of the weights into a node's memory took."""
+
+    kind: Literal["stage"] = "stage"
+    node: str
+    storage: str = Field(description="where the file system it was read from is mounted")
+    bytes: int = Field(gt=0, lt=10**18, description="of the checkpoint's weight files")
+    seconds: float = Field(ge=1e-6, lt=_MANY)
+    at_once: float = Field(
+        ge=1, lt=_MANY, description="copies of the run under way meanwhile, itself one; the mean"
+    )
+    converted: bool = Field(description="from a state dict of torch.save")
+
+
+class BuildSeen(_Seen):
+    """What it took to build the requests of a dataset; `time` is when that was."""
+
+    kind: Literal["build"] = "build"
+    dataset: str
+    subject: Subject
+    items: int = Field(gt=0, lt=_MANY)
+    cpu_seconds: float = Field(ge=0, lt=_MANY, description="see `DatasetRequests`")
+
+
+Seen = DatasetSeen | TrialSeen | MetricSeen | StageSeen | BuildSeen
 
 _ANY: TypeAdapter[Seen] = TypeAdapter(Annotated[Seen, Field(discriminator="kind")])
 

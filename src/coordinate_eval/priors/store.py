@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from coordinate_eval.coordinator import files
+from coordinate_eval.coordinator import files, user_files, words
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.observations import DatasetSeen, Seen, dump, parse
 
@@ -70,16 +70,19 @@ def read_file(path: Path) -> list[Seen]:
     Raises:
         UserError: it cannot be read, or a line is none; with the line.
     """
+    user_files.check_regular(path, "file")
     found: list[Seen] = []
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
                 seen = _strictly(line, f"{path}, line {number}")
                 if not _NAME.fullmatch(seen.run):
                     raise UserError(f"{path}, line {number}: run {seen.run!r} cannot name a file")
                 found.append(seen)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+        raise UserError(f"file {path} cannot be read: {error.strerror}") from error
     return found
 
 
@@ -88,12 +91,20 @@ def _strictly(line: bytes, where: str) -> Seen:
         return parse(line)
     except ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "union_tag_invalid":
+            kind = words.plain(first["ctx"]["tag"][:40])
+            raise UserError(
+                f"{where} is of a newer version, or by another hand: its kind is {kind!r}; import "
+                "the file with the version that exported it, or take such lines out"
+            ) from error
         name = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{where}: {name + ': ' if name else ''}{first['msg']}") from error
 
 
 def _readable(path: Path) -> Iterator[Seen]:
     with contextlib.suppress(OSError):
+        if not path.is_file():  # a pipe would be waited for
+            return
         for line in files.whole_lines(path):
             with contextlib.suppress(ValueError):
                 yield parse(line)

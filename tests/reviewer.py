@@ -1,0 +1,121 @@
+"""Someone who plans, reviews the plan and submits it, and a scheduler that takes it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinate_eval.coordinator import launch
+from coordinate_eval.coordinator.arrange import Order
+from coordinate_eval.coordinator.cluster import Busy, Job, Node, State, TaskStatus
+from coordinate_eval.coordinator.config import Settings
+from coordinate_eval.errors import SubmitRefused, UserError
+from coordinate_eval.records import EngineSettings
+from tests.runs import TASKS
+from tests.tiny import tiny_model
+
+NODES = [
+    Node(
+        name=f"n{i}", gpus=4, free_gpus=4, gpu_type="h200", gpu_memory_gib=141, cpus=64,
+        memory_gib=200,
+    )
+    for i in (1, 2)
+]  # fmt: skip
+
+
+LONG = f"""\
+include_path: ['{TASKS}']
+datasets:
+- {{name: tiny_choice, task: tiny_choice, prior: {{gpu_seconds: 9000}}}}
+- {{name: tiny_code, task: tiny_code, prior: {{gpu_seconds: 3000, cpu_seconds: 60}}}}
+"""
+"""Work enough for every GPU there is."""
+
+
+SLICED = f"""\
+include_path: ['{TASKS}']
+datasets:
+- {{name: tiny_choice, task: tiny_choice, prior: {{gpu_seconds: 5}}}}
+- {{name: tiny_code, task: tiny_code, prior: {{gpu_seconds: 1, chunk_overhead_seconds: 1}}}}
+- {{name: tiny_cloze, task: tiny_cloze, prior: {{gpu_seconds: 100}}}}
+"""
+"""Two datasets have a slice, short beside the third."""
+
+
+class FakeCluster:
+    """A scheduler that takes what it is given."""
+
+    def __init__(self) -> None:
+        self.free, self.busy = list(NODES), list[Busy]()
+        self.submitted: list[Job] = []
+        self.calls: Mapping[str, int] = {}
+        self.refuses = False
+
+    def nodes(self) -> tuple[list[Node], list[Busy]]:
+        return self.free, self.busy
+
+    def submit(self, job: Job) -> str:
+        if self.refuses:
+            raise SubmitRefused("no")
+        self.submitted.append(job)
+        return str(len(self.submitted))
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        return [
+            TaskStatus(name=job.name, job_id="1", state=State.RUNNING)
+            for job in self.submitted
+            if job.name.startswith(prefix)
+        ]
+
+    def cancel(self, job_ids: list[str]) -> None:
+        raise AssertionError("nothing is to be cancelled")
+
+
+class Reviewer:
+    """Someone who plans, reviews and submits."""
+
+    def __init__(self, cache: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.cluster = FakeCluster()
+        self.folder, self.capsys = folder, capsys
+        self.file = folder / "plan.json"
+        (folder / "long.yaml").write_text(LONG)
+        self.settings = Settings(
+            suite=str(folder / "long.yaml"),
+            cluster="slurm",
+            runs_dir=str(folder / "runs"),
+            cache_dir=str(cache),
+            engine=EngineSettings(name="simulated"),
+        )
+
+    def plan(self) -> dict[str, Any]:
+        """A dry run, its document kept in `file`."""
+        order = Order(checkpoint=tiny_model(), dry_run=True, as_json=True)
+        assert launch.run(order, self.settings) == 0
+        self.file.write_text(self.capsys.readouterr().out)
+        tree: dict[str, Any] = json.loads(self.file.read_text())
+        return tree
+
+    def wants(self, suite: str, **settings: Any) -> None:
+        """From now on this suite, with these settings."""
+        (self.folder / "other.yaml").write_text(suite)
+        changes = {"suite": str(self.folder / "other.yaml"), **settings}
+        self.settings = self.settings.model_copy(update=changes)
+
+    def submit(self, **more: Any) -> Path:
+        """The run of the plan in `file`."""
+        assert launch.run(Order(plan=self.file, **more), self.settings) == 0
+        return Path(self.capsys.readouterr().out.strip())
+
+    def refused(self, *words: str, **more: Any) -> None:
+        """Nothing is submitted or written, and these words say why."""
+        before = len(self.cluster.submitted)
+        with pytest.raises(UserError) as caught:
+            launch.run(Order(plan=self.file, **more), self.settings)
+        for word in words:
+            assert word in str(caught.value)
+        assert len(str(caught.value).splitlines()) < 6
+        assert len(self.cluster.submitted) == before
+        if not before:
+            assert not (self.folder / "runs").exists()

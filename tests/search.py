@@ -1,0 +1,155 @@
+"""The best of all schedules of a small instance, from the words of plan@1 alone.
+
+Items of a dataset are alike but for the first shard, which pays no overhead, so a way to cut a
+dataset is the length of its first shard and the lengths of the others, in any order. For every way
+to cut all datasets, every way to hand shards to trials, and every order on each, is tried; what
+cannot become better than the best so far is left.
+
+Metrics: a job speeds up with cores without limit, so for given responses nothing beats a job for
+each shard's items, on all cores, as soon as they are there: all cores are busy whenever there is
+anything to answer. `every_metric_plan` does not take this for granted. (A job over parts of a
+shard begins no sooner, one over several shards only when the last of them is answered.)
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Dataset(NamedTuple):
+    """What the cost model knows of one, in seconds."""
+
+    items: int
+    gpu: float
+    metric: float = 0.0
+    overhead: float = 0.0
+    floor: float = 0.0
+    splittable: bool = True
+
+
+class Shard(NamedTuple):
+    """Items of a dataset that run together: GPU seconds, seconds to its last response, metric."""
+
+    seconds: float
+    answered: float
+    metric: float
+
+
+class Answered(NamedTuple):
+    """When a shard's last response is there, and the metric that follows."""
+
+    when: float
+    metric: float
+
+
+def least_makespan(datasets: Sequence[Dataset], ready: Sequence[float], cpus: int) -> float:
+    """Of all schedules on trials that can begin at these moments, with so many metric cores."""
+    search = _Search(cpus)
+    for cut in itertools.product(*(list(cuts(dataset)) for dataset in datasets)):
+        shards = sorted(itertools.chain.from_iterable(cut), reverse=True)
+        search.try_all(tuple(sorted(ready)), shards, [])
+    return search.best
+
+
+def cuts(dataset: Dataset) -> Iterator[list[Shard]]:
+    """Every way to cut a dataset."""
+    if not dataset.splittable:
+        yield [_shard(dataset, dataset.items, first=True)]
+        return
+    for first in range(1, dataset.items + 1):
+        for others in _partitions(dataset.items - first, dataset.items):
+            yield [
+                _shard(dataset, first, first=True),
+                *(_shard(dataset, items, first=False) for items in others),
+            ]
+
+
+def _shard(dataset: Dataset, items: int, *, first: bool) -> Shard:
+    share = items / dataset.items
+    seconds = dataset.gpu * share + (0.0 if first else dataset.overhead)
+    return Shard(seconds, max(seconds, dataset.floor), dataset.metric * share)
+
+
+def _partitions(items: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Whole numbers of this sum, none above `most`, the largest first."""
+    if not items:
+        yield ()
+    for part in range(min(items, most), 0, -1):
+        for rest in _partitions(items - part, part):
+            yield (part, *rest)
+
+
+@dataclass
+class _Search:
+    """The best so far."""
+
+    cpus: int
+    best: float = math.inf
+
+    def try_all(self, free: tuple[float, ...], left: list[Shard], done: list[Answered]) -> None:
+        """The trial that is free first, of `free`, takes any of the shards left, or none any more.
+
+        Every schedule in which no trial waits is met once: in the order in which shards begin.
+        """
+        end = max((each.when for each in done), default=0.0)
+        if not left:
+            self.best = min(self.best, max(end, metrics_end(done, self.cpus)))
+            return
+        if not free or self._hopeless(free, left, done, end):
+            return
+        now, others = free[0], free[1:]
+        for shard in dict.fromkeys(left):
+            rest = list(left)
+            rest.remove(shard)
+            answered = Answered(now + shard.answered, shard.metric)
+            after = tuple(sorted((*others, now + shard.seconds)))
+            self.try_all(after, rest, [*done, answered])
+        self.try_all(others, left, done)
+
+    def _hopeless(
+        self, free: tuple[float, ...], left: list[Shard], done: list[Answered], end: float
+    ) -> bool:
+        """Whether even the shards left, spread evenly, would end no sooner than the best."""
+        even = (sum(free) + sum(shard.seconds for shard in left)) / len(free)
+        alone = free[0] + max(shard.answered + shard.metric / self.cpus for shard in left)
+        coming = [Answered(free[0] + shard.answered, shard.metric) for shard in left]
+        metrics = metrics_end([*done, *coming], self.cpus)
+        return max(end, even, alone, metrics) >= self.best * (1 - 1e-12)
+
+
+def metrics_end(done: Sequence[Answered], cpus: int) -> float:
+    """When all metrics end, each on all cores once its responses are there."""
+    now = 0.0
+    for when, metric in sorted(done):
+        if metric:
+            now = max(now, when) + metric / cpus
+    return now
+
+
+def every_metric_plan(done: Sequence[Answered], cpus: int) -> Iterator[float]:
+    """When all metrics end: each shard's items as one job on any number of cores, listed in any
+    order, the first that fits begins.
+    """
+    asked = [each for each in done if each.metric]
+    for order in itertools.permutations(asked):
+        for cores in itertools.product(range(1, cpus + 1), repeat=len(order)):
+            yield _listed(list(zip(order, cores, strict=True)), cpus)
+
+
+def _listed(waiting: list[tuple[Answered, int]], cpus: int) -> float:
+    """When the last of these jobs ends, in the order listed the first that fits."""
+    running: list[tuple[float, int]] = []
+    now = last = 0.0
+    while waiting:
+        running = [(ends, cores) for ends, cores in running if ends > now]
+        for job in list(waiting):
+            (when, metric), cores = job
+            if when <= now and cores + sum(c for _, c in running) <= cpus:
+                waiting.remove(job)
+                running.append((now + metric / cores, cores))
+                last = max(last, now + metric / cores)
+        moments = [ends for ends, _ in running] + [each.when for (each, _) in waiting]
+        now = min((moment for moment in moments if moment > now), default=now)
+    return last

@@ -1,0 +1,44 @@
+"""Who submits a reviewed plan; and no example of hypothesis fails for taking long."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck
+from tests.reviewer import FakeCluster, Reviewer
+from tests.runs import TASKS
+
+from coordinate_eval.coordinator import launch
+from coordinate_eval.coordinator.config import Settings
+
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
+
+
+@pytest.fixture(scope="session")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of requests for all of them."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def reviewer(
+    _cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Reviewer:
+    """With settings and a scheduler of its own."""
+    made = Reviewer(_cache, tmp_path, capsys)
+
+    @contextlib.contextmanager
+    def opened(kind: str, settings: Settings) -> Iterator[FakeCluster]:
+        yield made.cluster
+
+    monkeypatch.setattr(launch, "opened", opened)
+    monkeypatch.chdir(TASKS)
+    return made
