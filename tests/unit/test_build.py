@@ -246,4 +246,4 @@ def test_what_cannot_be_built_leaves_nothing(home: Home) -> None:
     home.dataset = Dataset(name="cloze", items=3)
     with pytest.raises(UserError, match="has no task"):
         home.get()
-    assert home.entries() == []
+    assert list((home.cache / "requests").iterdir()) == []

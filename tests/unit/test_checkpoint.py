@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from coordinate_eval.coordinator import _torchfile
 from coordinate_eval.coordinator.checkpoint import inspect, tensor_parallel, unchanged
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
@@ -348,6 +349,8 @@ def test_never_runs_what_a_file_says(tmp_path: Path, protocol: int, hidden: bool
         b")" + b"\x85" * 100_000 + b".",
         b"ctorch._utils\n_rebuild_tensor_v2\n(" + b")" + b"\x85" * 100_000 + b"tR.",
         b"]" * 10,
+        b"ctorch._utils\n_rebuild_tensor_v2\n)" + b"2\x86" * 64 + b"R.",
+        b"(X\x07\0\0\0storagectorch\nFloatStorage\n)" + b"2\x86" * 64 + b"tQ.",
         b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",
     ],
 )
@@ -356,6 +359,20 @@ def test_bad_pickles_are_refused(tmp_path: Path, pickled: bytes) -> None:
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
         archive.writestr("x/data.pkl", pickled)
     refused(tmp_path, "x.pt")
+
+
+def test_a_pickle_of_too_many_steps_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides(tmp_path)
+    state = {f"layers.{i}.weight": torch.zeros(1) for i in range(200)}
+    kept = {i: {"exp_avg": torch.zeros(1), "exp_avg_sq": torch.zeros(1)} for i in range(200)}
+    torch.save({"model": state, "optimizer": {"state": kept}}, tmp_path / "x.pt")
+    # As many to a tensor as leave room for tens of thousands.
+    monkeypatch.setattr(_torchfile, "_MOST_OPCODES", _torchfile._MOST_OPCODES * 200 // 40_000)
+    assert inspect(tmp_path).parameters == 200
+    monkeypatch.setattr(_torchfile, "_MOST_OPCODES", 1000)
+    refused(tmp_path, "x.pt", "holds more than tensors", "Save the weights alone")
 
 
 def test_other_formats_are_told_apart(tmp_path: Path) -> None:

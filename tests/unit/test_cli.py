@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 from coordinate_eval import __version__
 from coordinate_eval.coordinator.cli import app
-from coordinate_eval.errors import CoordinateError
+from coordinate_eval.errors import CoordinateError, RecordError
 
 NODE = {
     "name": "n1", "gpus": 8, "free_gpus": 8, "gpu_type": "h200", "gpu_memory_gib": 141,
@@ -288,6 +289,19 @@ def test_no_run(user: Workspace, command: str) -> None:
     refused_here(user, command, words=("no runs under", "runs"))
     refused_here(user, command, "nobody's", words=("nobody's",))
     refused_here(user, command, "x" * 400, words=("no run",))
+
+
+@pytest.mark.parametrize("command", ["status", "resume", "cancel"])
+@pytest.mark.parametrize("text", ["", '{"id": "a-1', '{"id": 3}'])
+def test_a_torn_run_record_is_said_in_one_line(
+    user: Workspace, command: str, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.json").write_text(text)
+    ran = CliRunner().invoke(app, [command, str(tmp_path)], env=user.environ)
+    assert isinstance(ran.exception, RecordError)
+    assert ran.exception.exit_status == 1
+    assert re.fullmatch(r".*/run\.json is no Run .*: put back a whole copy.*", str(ran.exception))
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_places_that_are_no_run_directory(user: Workspace, tmp_path: Path) -> None:

@@ -123,8 +123,12 @@ def test_a_torn_record_is_named(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(RecordError, match=r"answer\.json"):
         files.read_record(path, Answer)
-    with pytest.raises(RecordError, match=r"answer\.json"):
+    with pytest.raises(RecordError, match=r"answer\.json") as caught:
         files.read_record_if_there(path, Answer)
+    message = str(caught.value)
+    assert "--run-dir" in message
+    assert "\n" not in message
+    assert "pydantic" not in message
 
 
 def test_records_come_back_and_missing_ones_are_said(tmp_path: Path) -> None:

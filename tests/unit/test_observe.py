@@ -412,3 +412,24 @@ def test_processors_are_told_apart() -> None:
     on = prepare.conditions(CHECKPOINT, prepare.Choice([], 1, "cpu"), EngineSettings())
     assert on.gpu == f"cpu/{measure.processor()}"
     assert measure.processor().endswith(" cores")
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        '{"n": 1, "text_config": "abc"}',
+        '{"n": 1, "text_config": [["a", 1]]}',
+        '{"n": 1, "architectures": {"a": 1}}',
+        '{"n": 1, "architectures": []}',
+        '{"n": 1, "architectures": "Llama"}',
+    ],
+)
+def test_a_config_of_other_shapes_is_still_told_apart_by_its_sizes(
+    spoilt: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    families = []
+    for text in (spoilt, '{"n": 1}', '{"n": 2}'):
+        file.write_text(text)
+        families.append(observe.model_of(CHECKPOINT, 1, file).family)
+    assert families[0] == families[1] != families[2]

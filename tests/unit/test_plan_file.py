@@ -98,7 +98,7 @@ def test_a_plan_that_cannot_be(
     [
         (b"", "is no JSON"),
         (b'{"schema": "coordinate-eval/plan@1", "trials": [', "is no JSON"),
-        (b"\xff\xfe\x00", "is no JSON"),
+        (b"\xff\xfe\x00", "line 1 is not UTF-8"),
         (b"[" * 100_000, "is no JSON"),
         (b"[1, 2]", "it has no schema"),
         (b"null", "it has no schema"),

@@ -135,6 +135,24 @@ def test_the_whole_preview_names_nothing_that_moves_the_cursor() -> None:
     assert "lower bound" in text
 
 
+@pytest.mark.parametrize("width", [20, 24, 32, 40, 80, 200])
+def test_a_narrow_window_keeps_names_and_loses_last_columns(width: int) -> None:
+    file = io.StringIO()
+    review = reviewed(name="a-node-of-a-long-name", dataset="a-dataset-of-a-long-name")
+    Console(file=file, width=width).print(preview.render(review))
+    text = file.getvalue()
+    least = preview.LEAST_NAME - 1  # and an ellipsis
+    for first, last, name in (
+        ("node", "last", "a-node-of-a-long-name1"),
+        ("dataset", "metric CPU", "a-dataset-of-a-long-name"),
+    ):
+        header = next(line for line in text.splitlines() if line.startswith(f"┃ {first} "))
+        assert cell_len(header) <= width
+        assert "…" not in header
+        assert (f" {last} " in header) == (width > 60)
+        assert f"│ {name[:least]}" in text
+
+
 # What could go wrong.
 
 NODES = [

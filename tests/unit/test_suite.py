@@ -1,5 +1,6 @@
 """Suites: defaults, what extends what, parts of them, and messages that name the line."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,15 @@ from coordinate_eval.records import Suite
 
 GROUPS = ["knowledge", "reasoning", "maths", "code", "reading", "language", "alignment"]
 BASE = suite.load("base")
+BOMB = (
+    "{a: &a [1, 1, 1, 1], "
+    + ", ".join(
+        f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}]"
+        for a, b in itertools.pairwise("abcdefghijklmnopqrstuv")
+    )
+    + "}"
+)
+"""4²² values in a few hundred bytes."""
 UNRUNNABLE = ["humaneval_x", "mt_bench", "arena_hard", "vicuna_bench"]
 
 
@@ -109,6 +119,23 @@ def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
         ("extends: base\ndatasets:\n- {name: mine}\n", 3, "needs a task"),
         ("extends: base\ndatasets: {}\n", 2, "list"),
         ("extends: base\ndatasets:\n- {name: a, task: t}\n- {name: a, task: u}\n", 4, "twice"),
+        ("datasets:\n- &b {name: a, task: t}\n- {<<: *b, name: b}\n", 3, "use defaults"),
+        ("<<: {datasets: [a]}\n", 1, "merge keys (<<) are not supported"),
+        (f"datasets:\n- name: a\n  task: t\n  metadata: {BOMB}\n", 1, "more than 100,000 values"),
+        ("datasets:\n- name: a\n  task: t\n  gen_kwargs: {t: .nan}\n", 4, "a: gen_kwargs: Out of"),
+        ("datasets:\n- {name: a, task: t, gen_kwargs: {t: [-.inf]}}\n", 2, "gen_kwargs"),
+        ("defaults: {metadata: {on: 2020-01-01}}\ndatasets: [a]\n", 1, "a date in quotes"),
+        ("datasets:\n- {name: a, task: t, metadata: {b: !!binary //79}}\n", 2, "bytes"),
+        ("datasets:\n- {name: a, task: t, metadata: {b: !!set {c}}}\n", 2, "metadata"),
+        ("datasets:\n- {name: a, task: t, metadata: {b: !!pairs [c: d]}}\n", 2, "metadata"),
+        ('datasets:\n- {name: a, task: t, system_instruction: "\\ud800"}\n', 2, "surrogates"),
+        ('datasets:\n- {name: a, task: "\\ud800"}\n', 2, "surrogates"),
+        (
+            f"datasets:\n- {{name: a, task: t, metadata: {{b: {'[' * 150}{']' * 150}}}}}\n",
+            1,
+            "deep",
+        ),
+        ('name: "\\ud800"\ndatasets: [a]\n', 1, "surrogates"),
     ],
 )
 def test_mistakes_name_the_line(text: str, line: int, words: str) -> None:

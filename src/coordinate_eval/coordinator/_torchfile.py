@@ -75,7 +75,8 @@ _HARMLESS = {
     *((module, name) for module in ("builtins", "__builtin__") for name in ("set", "bytearray")),
 }
 _STATE_KEYS = ("model_state_dict", "state_dict", "model", "module")
-_MOST_PICKLE_BYTES = 256 << 20
+_MOST_PICKLE_BYTES = 64 << 20
+_MOST_OPCODES = 5_000_000  # seconds of work; a tensor takes about 30, its optimizer's state 100
 _HOW_TO_SAVE = "Save the weights alone: torch.save(model.state_dict(), PATH)"
 
 _MARK = object()
@@ -174,7 +175,9 @@ def _walk(pickled: bytes, path: Path) -> object:
     # Everything it names is checked before anything is concluded from it.
     try:
         machine = _Machine(path)
-        for opcode, argument, _ in pickletools.genops(pickled):
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
+            if number == _MOST_OPCODES:
+                raise UserError(f"{path} holds more than tensors. {_HOW_TO_SAVE}")
             machine.step(opcode.name, argument)
         return machine.stack[-1]
     except UserError:
@@ -293,7 +296,9 @@ def _storage(persistent: object) -> _Storage:
     if not isinstance(persistent, tuple) or len(persistent) < 3:
         raise ValueError("a storage is described wrongly")
     kind, key = persistent[1:3]
-    return _Storage(str(key), _STORAGES.get(kind.name))
+    if not isinstance(key, str):
+        raise ValueError("a storage has no name")
+    return _Storage(key, _STORAGES.get(kind.name))
 
 
 def _result(function: object, arguments: object) -> object:
@@ -301,14 +306,18 @@ def _result(function: object, arguments: object) -> object:
     name = function.name if isinstance(function, _Global) else ""
     if name in ("OrderedDict", "Counter"):
         return {}
-    found = list(_tensors(arguments))
-    return found[0] if found and name.startswith("_rebuild") else _UNKNOWN
+    found = next(_tensors(arguments), None) if name.startswith("_rebuild") else None
+    return found or _UNKNOWN
 
 
-def _tensors(arguments: object) -> Iterator[StoredTensor]:
-    """The tensor that these arguments of a rebuilding function describe."""
-    if not isinstance(arguments, tuple):
+def _tensors(arguments: object, depth: int = 2) -> Iterator[StoredTensor]:
+    """The tensor that these arguments of a rebuilding function describe, or those it passes on.
+
+    Of each as many as such functions take: a pickle can say in few bytes "the same twice" 64 times.
+    """
+    if not isinstance(arguments, tuple) or not depth:
         return
+    arguments = arguments[:8]
     types = [each.name for each in arguments if isinstance(each, _Global)]
     named = [name for name in types if name in ITEM_BYTES]
     for value in arguments:
@@ -317,4 +326,4 @@ def _tensors(arguments: object) -> Iterator[StoredTensor]:
         elif isinstance(value, _Storage):
             yield StoredTensor(value.key, value.dtype or (named or ["uint8"])[0])
         elif isinstance(value, tuple):
-            yield from _tensors(value)
+            yield from _tensors(value, depth - 1)

@@ -71,8 +71,14 @@ class Builder:
         self._cache.mkdir(parents=True, exist_ok=True)
         # On a cache that several machines share the lock may not hold; building twice is only
         # slow, since both end with the same requests.
-        with FileLock(self._cache / f"{key}.lock"):
-            made = _usable(requests, index) or self._build(dataset, key, requests, index)
+        lock = self._cache / f"{key}.lock"
+        with FileLock(lock):
+            try:
+                made = _usable(requests, index) or self._build(dataset, key, requests, index)
+            except BaseException:
+                # Nothing may be left, and whoever waits for it builds at worst beside another.
+                lock.unlink(missing_ok=True)
+                raise
         return Built(requests, made)
 
     def find(self, dataset: Dataset) -> Built | None:

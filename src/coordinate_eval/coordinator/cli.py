@@ -18,9 +18,10 @@ from rich.table import Table
 
 from coordinate_eval import __version__
 from coordinate_eval.coordinator import cli_priors, config
+from coordinate_eval.coordinator.output import whole_output
 from coordinate_eval.coordinator.process import end_with_parent_if_asked
 from coordinate_eval.coordinator.rundir import RunDir
-from coordinate_eval.errors import CoordinateError
+from coordinate_eval.errors import CoordinateError, UserError
 
 app = typer.Typer(
     name="coordinate-eval",
@@ -53,12 +54,23 @@ def main() -> None:
     for variable in QUIET_VARIABLES:
         os.environ.setdefault(variable, "1")
     try:
-        app(args=with_default_command(sys.argv[1:]))
+        with whole_output():
+            _call(with_default_command(sys.argv[1:]))
     except CoordinateError as error:
         sys.stderr.write(f"coordinate-eval: {error}\n")
         sys.exit(error.exit_status)
     except KeyboardInterrupt:  # before or after a command; typer ends one of itself, with 130
         sys.exit(130)
+
+
+def _call(args: list[str]) -> None:
+    try:
+        app(args=args)
+    except FileNotFoundError as error:
+        if error.filename is not None:
+            raise
+        # Only asking for the working directory fails so without naming a file.
+        raise UserError("the working directory is gone: change to one that is there") from error
 
 
 def with_default_command(args: list[str]) -> list[str]:

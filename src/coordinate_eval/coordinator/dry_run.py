@@ -1,5 +1,6 @@
 """What `--dry-run` shows and writes: the plan, and every submission word by word."""
 
+import contextlib
 import hashlib
 import re
 import shlex
@@ -20,7 +21,7 @@ from coordinate_eval.coordinator.review import Planned, Review, review
 from coordinate_eval.coordinator.risks import Site
 from coordinate_eval.coordinator.run import NodeShare, Run
 from coordinate_eval.coordinator.rundir import RunDir
-from coordinate_eval.coordinator.submit import first_round, frozen
+from coordinate_eval.coordinator.submit import first_round, frozen, with_asks
 from coordinate_eval.coordinator.supervise import keeper_gib
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.records import Record
@@ -64,6 +65,7 @@ def show(
     Raises:
         UserError: the page or the scripts cannot be written.
     """
+    check(outputs)
     if outputs.html is not None or outputs.scripts is not None or not outputs.as_json:
         found = _review(prepared, run_dir, identity, kind, exclusive=exclusive)
         if outputs.html is not None:
@@ -87,10 +89,31 @@ def planned_jobs(prepared: Prepared, made: Run, run_dir: RunDir) -> Iterator[Job
     for share in round_.shares:
         yield from _node_jobs(made, run_dir, share, round_.minutes)
     # Which metrics ask questions is known of what was built; of the rest, those that cost anything.
-    asks = made.asks if prepared.built else [job.dataset for job in prepared.plan.metric_jobs]
+    costly = dict.fromkeys(job.dataset for job in prepared.plan.metric_jobs)
+    asks = made.asks if prepared.built else list(costly)
     if asks:
-        asking = made.model_copy(update={"asks": asks})
+        asking = with_asks(made, asks)
         yield jobs.metric_job(asking, run_dir, 0, jobs.pullers(asking))
+
+
+def check(outputs: Outputs) -> None:
+    """Whether the page and the scripts can go where they are to, before either is written.
+
+    Raises:
+        UserError: something else is there, or one is in the place of the other.
+    """
+    html = scripts = None
+    if outputs.html is not None:
+        with _placed("--html", outputs.html) as html:
+            _check_page(html)
+    if outputs.scripts is not None:
+        with _placed("--scripts", outputs.scripts) as scripts:
+            _check_replaceable(scripts)
+    if html and scripts and (html.is_relative_to(scripts) or scripts.is_relative_to(html)):
+        raise UserError(
+            f"--html {outputs.html} and --scripts {outputs.scripts} are in each other's place: "
+            "name two"
+        )
 
 
 def write_page(file: Path, found: Review) -> None:
@@ -99,14 +122,9 @@ def write_page(file: Path, found: Review) -> None:
     Raises:
         UserError: something else is there, or it cannot be written.
     """
-    try:
-        if file.exists() and page.MARK not in file.read_text(errors="replace")[:1000]:
-            raise UserError(
-                f"--html {file}: it is there and no page of a plan; choose another name"
-            )
-        files.write(file, page.render(found))
-    except OSError as error:
-        raise UserError(f"--html {file} cannot be written: {error.strerror or error}") from error
+    with _placed("--html", file) as place:
+        _check_page(place)
+        files.write(place, page.render(found))
 
 
 def write_scripts(folder: Path, planned: Sequence[Planned]) -> None:
@@ -117,21 +135,18 @@ def write_scripts(folder: Path, planned: Sequence[Planned]) -> None:
     """
     texts = dict(_texts(planned))
     digests = {name: _digest(text) for name, text in texts.items()}
-    try:
-        _check_replaceable(folder)
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        draft = folder.with_name(f".{folder.name[:100]}.{files.token()}.tmp")
+    with _placed("--scripts", folder) as place:
+        _check_replaceable(place)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        draft = place.with_name(f".{place.name[:100]}.{files.token()}.tmp")
         try:
             draft.mkdir()
             for name, text in texts.items():
                 files.write(draft / name, text)
             files.write_record(draft / CONTENTS, Contents(files=digests))
-            _put(draft, folder)
+            _put(draft, place)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    except (OSError, ValueError) as error:
-        words = getattr(error, "strerror", None) or error
-        raise UserError(f"--scripts {folder} cannot be written: {words}") from error
 
 
 def _review(
@@ -186,7 +201,32 @@ def _texts(planned: Sequence[Planned]) -> Iterator[tuple[str, str]]:
             yield f"{name}.argv", f"{each.command} < {name}.sh\n"
 
 
+@contextlib.contextmanager
+def _placed(option: str, path: Path) -> Iterator[Path]:
+    """The place that an option names, behind any links, which stay."""
+    try:
+        yield path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a circle of links
+        words = getattr(error, "strerror", None) or error
+        raise UserError(f"{option} {path} cannot be written: {words}") from error
+
+
+def _check_page(file: Path) -> None:
+    if file.is_dir():
+        raise UserError(f"--html {file} cannot be written: it is a folder")
+    if not file.exists():
+        return
+    # A device may have no end, and a pipe keeps waiting whoever opens it.
+    if file.is_file():
+        with file.open(errors="replace") as text:
+            if page.MARK in text.read(1000):
+                return
+    raise UserError(f"--html {file}: it is there and no page of a plan; choose another name")
+
+
 def _check_replaceable(folder: Path) -> None:
+    if Path.cwd().is_relative_to(folder):
+        raise UserError(f"--scripts {folder}: it is the working directory; name a folder in it")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not folder.is_dir():

@@ -94,7 +94,13 @@ def read_record_if_there(path: Path, kind: type[RecordT]) -> RecordT | None:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        raise RecordError(f"{path} is not a {kind.__name__} that can be read: {error}") from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        what = f"{where}: {first['msg']}" if where else first["msg"]
+        raise RecordError(
+            f"{path} is no {kind.__name__} that can be read: {what}. It is torn, or of another "
+            "version: put back a whole copy, or start another run with --run-dir"
+        ) from error
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value

@@ -230,11 +230,11 @@ def _family(config: Path | None) -> str:
         tree = json.loads(config.read_text()) if config else {}
     except (OSError, ValueError):
         return ""
-    text = tree.get("text_config") or {}
+    text, names = tree.get("text_config"), tree.get("architectures")
     sizes = {
         key: value
-        for key, value in sorted({**tree, **text}.items())
+        for key, value in sorted({**tree, **(text if isinstance(text, dict) else {})}.items())
         if type(value) is int and not key.endswith("_token_id")
     }
-    name = (tree.get("architectures") or [""])[0]
+    name = names[0] if isinstance(names, list) and names else ""
     return f"{name}-{hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:8]}"

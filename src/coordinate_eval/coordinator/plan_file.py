@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from coordinate_eval.coordinator import files, jobs, prepare, select
+from coordinate_eval.coordinator import files, jobs, prepare, select, user_files
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.config import Settings
 from coordinate_eval.coordinator.plan import Cost, NodeCapacity, Plan
@@ -47,10 +47,9 @@ def read(path: Path) -> PlanFile:
     Raises:
         UserError: it is missing, no plan@1, or contradicts itself.
     """
+    text = user_files.read_text(path, "plan")
     try:
-        tree = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"plan {path} cannot be read: {error.strerror or error}") from error
+        tree = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"plan {path} is no JSON: {error}. {_HOW_TO_MAKE}") from error
     schema = tree.get("schema") if isinstance(tree, dict) else None

@@ -1,6 +1,11 @@
 """A plan for people, in a terminal: figures, time, nodes, datasets, and what could go wrong."""
 
-from rich.console import Group, RenderableType
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -10,6 +15,9 @@ from coordinate_eval.coordinator.words import duration, plain
 
 MANY = 40
 """Rows of a table after which the rest is only counted."""
+
+LEAST_NAME = 12
+"""Characters of a name that a narrow window leaves of it."""
 
 
 def render(review: Review) -> RenderableType:
@@ -61,40 +69,65 @@ def _what_if(review: Review) -> Table:
     return table
 
 
-def _nodes(review: Review) -> Table:
-    table = Table(title="nodes: weights in memory, first and last response", title_justify="left")
-    table.add_column("node", overflow="ellipsis")
-    for column in ("trials", "shards", "weights", "first", "last"):
-        table.add_column(column, justify="right", no_wrap=True)
-    lines = node_lines(review)
-    for line in lines[:MANY]:
-        table.add_row(
-            Text(line.name),
-            str(line.trials),
-            str(line.shards),
-            duration(line.staged),
-            duration(line.ready),
-            duration(line.end),
-        )
-    if lines[MANY:]:
-        table.add_row(f"and {len(lines[MANY:])} more")
-    return table
+def _nodes(review: Review) -> RenderableType:
+    return _Named(
+        "nodes: weights in memory, first and last response",
+        ("node", "trials", "shards", "weights", "first", "last"),
+        [
+            (
+                line.name,
+                str(line.trials),
+                str(line.shards),
+                duration(line.staged),
+                duration(line.ready),
+                duration(line.end),
+            )
+            for line in node_lines(review)
+        ],
+    )
 
 
-def _datasets(review: Review) -> Table:
-    table = Table(title="datasets, longest first", title_justify="left")
-    table.add_column("dataset", overflow="ellipsis")
-    for column in ("items", "shards", "GPU time", "metric CPU"):
-        table.add_column(column, justify="right", no_wrap=True)
-    lines = dataset_lines(review)
-    for cost, shards in lines[:MANY]:
-        table.add_row(
-            Text(plain(cost.name)),
-            f"{cost.items:,}",
-            str(shards),
-            duration(cost.gpu_seconds),
-            duration(cost.metric_cpu_seconds) if cost.metric_cpu_seconds else "",
-        )
-    if lines[MANY:]:
-        table.add_row(f"and {len(lines[MANY:])} more")
-    return table
+def _datasets(review: Review) -> RenderableType:
+    return _Named(
+        "datasets, longest first",
+        ("dataset", "items", "shards", "GPU time", "metric CPU"),
+        [
+            (
+                plain(cost.name),
+                f"{cost.items:,}",
+                str(shards),
+                duration(cost.gpu_seconds),
+                duration(cost.metric_cpu_seconds) if cost.metric_cpu_seconds else "",
+            )
+            for cost, shards in dataset_lines(review)
+        ],
+    )
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A table whose rows begin with a name: a narrow window loses the last columns, never that."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """As many columns as fit whole, where names may be cut to `LEAST_NAME` characters."""
+        shown = [self.header, *self.rows[:MANY]]
+        widths = [max(map(cell_len, column)) for column in zip(*shown, strict=True)]
+        # Of a table's width, each column takes its own and 3, and the last border 1.
+        room = [options.max_width - 4]
+        room += [room[0] - taken for taken in itertools.accumulate(w + 3 for w in widths[1:])]
+        least = min(widths[0], LEAST_NAME)
+        fitting = max(1, sum(1 for left in room if left >= least))
+        name = max(1, min(widths[0], room[fitting - 1]))
+        table = Table(title=self.title, title_justify="left")
+        table.add_column(self.header[0], overflow="ellipsis", no_wrap=True, width=name)
+        for column in self.header[1:fitting]:
+            table.add_column(column, justify="right", no_wrap=True)
+        for first, *rest in self.rows[:MANY]:
+            table.add_row(Text(first), *rest[: fitting - 1])
+        if self.rows[MANY:]:
+            table.add_row(f"and {len(self.rows[MANY:])} more")
+        yield table

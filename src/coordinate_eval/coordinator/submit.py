@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -140,7 +141,7 @@ def frozen(
         key=lambda s: (not s.signal, -s.gpu_seconds),
     )
     asks = [name for name, built in prepared.built.items() if built.index.asks]
-    return Run(
+    run = Run(
         id=identity,
         nonce=files.token()[:6],
         created=time.time(),
@@ -155,13 +156,18 @@ def frozen(
         max_length=prepared.max_length,
         staged_bytes=staged_bytes(prepared.checkpoint),
         exclusive=exclusive,
-        asks=asks,
-        portion_seconds=portion_seconds(
-            sum(shard.metric_cpu_seconds for shard in shards if shard.dataset in asks)
-        ),
+        asks=[],
         left_out=prepared.left_out,
         shards=shards,
     )
+    return with_asks(run, asks)
+
+
+def with_asks(run: Run, asks: Sequence[str]) -> Run:
+    """The record where the metrics of these datasets ask questions, in portions to match."""
+    seconds = sum(s.metric_cpu_seconds for s in run.shards if s.dataset in asks)
+    update = {"asks": list(asks), "portion_seconds": portion_seconds(seconds)}
+    return run.model_copy(update=update)
 
 
 def first_round(prepared: Prepared, run: Run) -> Round:

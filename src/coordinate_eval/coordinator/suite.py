@@ -213,6 +213,8 @@ def _dataset(entry: Located, defaults: Located) -> Dataset:
                 f"{key} {value!r}: letters, digits and _ . + = @ , - only, please",
             )
     _in_range(dataset, given)
+    for key, value in given.items():
+        suite_file.check_json(value, given.at(key), f"dataset {dataset.name}: {key}")
     unknown = catalogue.find(dataset) is None
     if dataset.task is None and unknown and (dataset.items is None or dataset.prior is None):
         raise wrong(

@@ -7,6 +7,7 @@ tasks come after the inherited ones, which lets its tasks win too.
 
 import difflib
 import fnmatch
+import json
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -14,9 +15,12 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from coordinate_eval.coordinator import user_files
 from coordinate_eval.errors import UserError
 
 _KEYS = {"name", "extends", "include_path", "defaults", "skip", "datasets"}
+_MOST_VALUES = 100_000
+_MOST_DEPTH = 100  # readers of JSON stop at twice that
 
 
 class Place(NamedTuple):
@@ -96,11 +100,9 @@ def find(name: str, folder: Path = Path()) -> Source:
             )
         path = shipped_folder() / f"{name}.yaml"
         return Source(path.read_text(), name, path.parent, str(path))
-    try:
-        real = path.resolve()
-        return Source(path.read_text(), str(path), real.parent, str(real))
-    except (OSError, ValueError) as error:
-        raise UserError(f"suite {name}: cannot be read: {error}") from error
+    text = user_files.read_text(path, "suite")
+    real = path.resolve()
+    return Source(text, str(path), real.parent, str(real))
 
 
 def merged(source: Source) -> Merged:
@@ -128,6 +130,7 @@ def merged(source: Source) -> Merged:
     title = chain[-1][0].get("name")
     if not isinstance(title, str | None):
         raise wrong(chain[-1][0].at("name"), "name must be a text")
+    check_json(title, chain[-1][0].at("name"), "name")
     return Merged(title, folders, defaults, datasets)
 
 
@@ -147,6 +150,24 @@ def unknown(what: str, name: str, names: Iterable[str]) -> str:
 def wrong(place: Place, what: str) -> UserError:
     """An error that says where it is."""
     return UserError(f"suite {place.where}, line {place.line}: {what}")
+
+
+def check_json(value: object, place: Place, what: str) -> None:
+    """Whether a value reads the same from the JSON of a run's records, where jobs get it from.
+
+    Raises:
+        UserError: with file and line.
+    """
+    why = "it is none that JSON has"
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        if json.loads(text.encode()) == value:
+            return
+    except (TypeError, ValueError, RecursionError) as error:
+        why = str(error)
+    raise wrong(
+        place, f"{what}: {why}; give texts, numbers, lists and mappings, and a date in quotes"
+    )
 
 
 def _chain(source: Source) -> list[tuple[Located, Path]]:
@@ -237,6 +258,10 @@ class _Loader(yaml.SafeLoader):
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> Located:
     found = Located({}, loader.place(node), {})
     for key_node, value_node in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            raise yaml.constructor.ConstructorError(
+                None, None, "merge keys (<<) are not supported, use defaults", key_node.start_mark
+            )
         key = str(loader.construct_object(key_node, deep=True))
         if key in found:
             raise yaml.constructor.ConstructorError(
@@ -270,8 +295,30 @@ def _tree(source: Source) -> Located:
         raise wrong(start, f"not YAML: {error}") from error
     if not isinstance(tree, Located):
         raise wrong(start, "a suite is a mapping with `datasets`")
+    if excess := _excess(tree):
+        raise wrong(start, f"it has {excess}")
     only(tree, _KEYS, "a suite")
     return tree
+
+
+def _excess(tree: Located) -> str:
+    """What there is too much of in a tree, in words; empty where there is not.
+
+    Values count as often as they are used: aliases of aliases can be any number.
+    """
+    values: list[tuple[Any, int]] = [(tree, 1)]
+    left = _MOST_VALUES
+    while values:
+        value, depth = values.pop()
+        left -= 1
+        if left < 0:
+            return f"more than {_MOST_VALUES:,} values, aliases (*name) written out"
+        if depth > _MOST_DEPTH:
+            return f"lists or mappings in each other, more than {_MOST_DEPTH} deep"
+        if isinstance(value, dict | list | tuple):
+            inner = value.values() if isinstance(value, dict) else value
+            values += [(each, depth + 1) for each in inner]
+    return ""
 
 
 def only(tree: Located, keys: set[str], what: str) -> None:

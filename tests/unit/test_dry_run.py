@@ -1,0 +1,123 @@
+"""What a dry run prints and writes, and what it refuses to, run within this process."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.tiny import tiny_model
+from typer.testing import CliRunner
+
+from coordinate_eval.coordinator import jobs
+from coordinate_eval.coordinator.cli import app
+from coordinate_eval.coordinator.run import MOST_PORTIONS, Run
+from coordinate_eval.errors import UserError
+
+NODE = {"name": "n1", "gpus": 8, "gpu_type": "h200"}
+DATASET = {"name": "a", "items": 50, "prior": {"gpu_seconds": 100, "cpu_seconds": 10}}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, of a user who has set nothing."""
+    for name in [name for name in os.environ if name.startswith("COORDINATE_EVAL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+def dry(*options: object, dataset: dict[str, object] = DATASET) -> str:
+    """What a dry run of one dataset on one node prints."""
+    Path("../suite.yaml").write_text(yaml.safe_dump({"datasets": [dataset]}))
+    Path("../cluster.yaml").write_text(yaml.safe_dump({"nodes": [NODE]}))
+    given = ["--suite", "../suite.yaml", "--cluster", "../cluster.yaml", "--dry-run", *options]
+    ran = CliRunner().invoke(app, ["run", str(tiny_model()), *map(str, given)])
+    if isinstance(ran.exception, UserError):
+        raise ran.exception
+    assert ran.exit_code == 0, ran.output
+    return ran.stdout
+
+
+def test_long_metrics_have_no_more_portions_than_a_run_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[int] = []
+
+    def counted(run: Run) -> int:
+        found.append(sum(len(run.portions(shard)) for shard in run.asking()))
+        return 1
+
+    monkeypatch.setattr(jobs, "pullers", counted)
+    prior = {"gpu_seconds": 1e6, "cpu_seconds": 1e12}
+    assert "metric0" in dry(dataset={"name": "a", "items": 100_000, "prior": prior})
+    assert MOST_PORTIONS <= found[0] < 2 * MOST_PORTIONS
+
+
+def everything(folder: Path) -> dict[str, str]:
+    """Files and links below a folder, and where they lead or what they say."""
+    return {
+        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else ""
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
+
+
+@pytest.mark.parametrize(
+    ("html", "scripts", "words"),
+    [
+        ("plan.html", "notes", "not empty"),
+        ("notes/thesis.tex", "new", "no page of a plan"),
+        ("new", "new", "in each other's place"),
+        ("new/plan.html", "new", "in each other's place"),
+        ("new", "new/scripts", "in each other's place"),
+        ("link", "new", "in each other's place"),
+        ("plan.html", ".", "working directory"),
+        ("plan.html", "circle", "cannot be written"),
+        ("notes", "new", "cannot be written: it is a folder"),
+    ],
+)
+def test_where_one_cannot_go_none_is_written(
+    place: Path, html: str, scripts: str, words: str
+) -> None:
+    (place / "notes").mkdir()
+    (place / "notes" / "thesis.tex").write_text("mine")
+    (place / "link").symlink_to("new")
+    (place / "circle").symlink_to("circle")
+    before = everything(place)
+    with pytest.raises(UserError, match=words):
+        dry("--html", html, "--scripts", scripts)
+    assert everything(place) == before
+
+
+@pytest.mark.parametrize("target", ["earlier", "empty", "missing"])
+def test_scripts_go_where_a_link_leads(place: Path, target: str) -> None:
+    (place / "empty").mkdir()
+    (place / "link").symlink_to(target)
+    if target == "earlier":
+        dry("--scripts", target)
+        before = everything(place)
+        assert any(name.endswith(".sh") for name in before)
+    dry("--scripts", "link")
+    assert {path.name for path in place.iterdir()} == {"empty", "link", target}
+    assert (place / "link").readlink() == Path(target)
+    assert (place / target / "contents.json").is_file()
+    assert len(list((place / target).glob("*.sh"))) == 4
+
+
+def test_a_page_goes_where_a_link_leads(place: Path) -> None:
+    (place / "link").symlink_to("plan.html")
+    for _ in range(2):
+        dry("--html", "link")
+        assert everything(place) == {"link": "plan.html", "plan.html": ""}
+
+
+def test_files_without_an_end_are_not_opened(place: Path) -> None:
+    os.mkfifo(place / "pipe")
+    for option in ("--html", "--suite", "--plan"):
+        with pytest.raises(UserError, match="pipe"):
+            dry(option, "pipe")
+    with pytest.raises(UserError, match="no page of a plan"):
+        dry("--html", "/dev/full")
+    assert everything(place) == {"pipe": ""}

@@ -1,0 +1,87 @@
+"""Standard output that is full, closed or poor in characters, and a folder that went away."""
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from tests.tiny import tiny_model
+
+from coordinate_eval.coordinator import cli
+from coordinate_eval.coordinator.output import whole_output
+from coordinate_eval.errors import CoordinateError
+
+FULL = Path("/dev/full")
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *args: str) -> object:
+    """The exit status of the console script."""
+    monkeypatch.setattr(sys, "argv", ["coordinate-eval", *args])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("command", ["--version", "suites", "config"])
+def test_output_that_cannot_be_written_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    with FULL.open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(monkeypatch, command) == 1
+    said = capsys.readouterr().err
+    assert said == "coordinate-eval: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_long_and_short_output_is_missed(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    with FULL.open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(CoordinateError, match="cannot write"), whole_output():
+            sys.stdout.write("x" * length)
+
+
+def test_a_reader_that_leaves_ends_it_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(monkeypatch, "config") == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(OSError, match="No space") as caught, whole_output():
+        raise OSError(28, "No space left on device", "file")
+    assert caught.value.filename == "file"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_characters_that_the_encoding_lacks_become_question_marks(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+    with whole_output():
+        sys.stdout.write("a … b \udcff\n")
+    assert written.getvalue() == b"a ? b ?\n"
+
+
+def test_a_working_directory_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model, folder = str(tiny_model()), tmp_path / "gone"
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("nodes: [{name: n, gpus: 1, gpu_type: h200}]\n")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert main(monkeypatch, "run", model, "--cluster", str(cluster), "--dry-run") == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("coordinate-eval: the working directory is gone")
+    assert captured.out == ""
