@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from coordinate_eval.records import Response
+from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, processes, published, scores, until
-from tests.slurm.conftest import DevCluster
 from tests.slurm.test_runs import SLOW, TASKS, all_gone, queue
 
 SEEDS = [int(seed) for seed in os.environ.get("FAULT_SEEDS", "1 2").split()]
