@@ -2,12 +2,13 @@
 
     python benchmarks/priors.py
 
-Random Llamas of three sizes answer eight datasets of unlike shape with the transformers engine on
-one CPU core, two runs each, the datasets in another order each time. What a dataset took is
-shared out, fitted and predicted by the code that does so in a real run. Predicted is a run that
-the prediction has not seen: from the roofline alone, from one other run of the same model, and
-from the runs of the two other sizes. Seconds are of CPU time, which others on the machine disturb
-least. What a model will write is not known before its first run: a third of the limit is assumed.
+Random Llamas of three sizes answer eight datasets of unlike shape with transformers and with vLLM
+on a CPU, three runs each on a warm engine, the datasets in another order each time. What a dataset
+took is shared out, fitted and predicted by the code that does so in a real run. Predicted is a run
+that the prediction has not seen: from the roofline alone, from one other run of the same model,
+and from the runs of the two other sizes. Seconds are of CPU time, which others on the machine
+disturb least; how far two runs of the same are apart all the same stands in the last column. What
+a model will write is not known before its first run: a third of the limit is assumed.
 """
 
 import argparse
@@ -40,8 +41,11 @@ from coordinate_eval.priors.model import Conditions, Model, Work
 from coordinate_eval.priors.observations import DatasetSeen, Subject
 from coordinate_eval.records import EngineSettings, Request, RequestKind
 
-BATCH = 4
-"""Requests that the transformers engine computes at once; it sorts 16 times as many."""
+ENGINES: dict[str, dict[str, Any]] = {
+    "transformers": {"batch_size": 4},
+    "vllm": {"max_num_seqs": 4},
+}
+"""With their arguments: four requests at once; transformers sorts 16 times as many."""
 
 
 class Size(NamedTuple):
@@ -83,40 +87,48 @@ class Run(NamedTuple):
 
 
 def main() -> None:
-    """Run every size, then predict each run from the others."""
+    """Run every size on each engine, then predict each run from the others."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--repeat", type=int, default=2, help="runs of each size (default 2)")
-    parser.add_argument("--engine", default="transformers", help="transformers (default) or vllm")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each size (default 3)")
+    parser.add_argument(
+        "--engine", choices=list(ENGINES), action="append", help="once or more (default both)"
+    )
     asked = parser.parse_args()
-    args = {"batch_size": BATCH} if asked.engine == "transformers" else {"max_num_seqs": BATCH}
-    settings = EngineSettings(name=asked.engine, args=args)
     datasets = {name: list(requests(name, random.Random(name))) for name in SHAPES}  # noqa: S311
-    runs: list[Run] = []
-    for size in SIZES:
-        with tempfile.TemporaryDirectory() as folder:
-            model = made(size, Path(folder))
-            on = observe.conditions(
-                settings,
-                measure.engine_version(settings.name),
-                observe.on_processor("cpu", measure.processor()),
-                model,
-            )
-            engine = engines.start(
-                settings.name,
-                Path(folder),
-                tensor_parallel=1,
-                max_length=MAX_LENGTH,
-                args=settings.args,
-            )
-            warm = [group[0] for group in datasets.values()]
-            assert len(list(engine.run(iter(warm)))) == len(warm)
-            for number in range(max(2, asked.repeat)):
-                seen = observed(engine, datasets, on, number)
-                runs.append(Run(size, seen))
-                total = sum(s.gpu_seconds for s in seen)
-                sys.stderr.write(f"{model.parameters / 1e6:.1f}m, run {number}: {total:.1f} s\n")
-            engine.close()
-    show(runs, datasets)
+    for name in asked.engine or ENGINES:
+        settings = EngineSettings.model_validate({"name": name, "args": ENGINES[name]})
+        sized = (of_size(size, settings, datasets, max(2, asked.repeat)) for size in SIZES)
+        show(name, list(itertools.chain(*sized)), datasets)
+
+
+def of_size(
+    size: Size, settings: EngineSettings, datasets: dict[str, list[Request]], repeat: int
+) -> Iterator[Run]:
+    """So many runs of one size on one engine."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = made(size, Path(folder))
+        on = observe.conditions(
+            settings,
+            measure.engine_version(settings.name),
+            observe.on_processor("cpu", measure.processor()),
+            model,
+        )
+        engine = engines.start(
+            settings.name,
+            Path(folder),
+            tensor_parallel=1,
+            max_length=MAX_LENGTH,
+            args=settings.args,
+        )
+        # All of it once: an engine on CPU compiles what it computes as it meets new shapes.
+        observed(engine, datasets, on, -1)
+        for number in range(repeat):
+            seen = observed(engine, datasets, on, number)
+            total = sum(s.gpu_seconds for s in seen)
+            said = f"{settings.name}, {model.parameters / 1e6:.1f}m, run {number}: {total:.1f} s"
+            sys.stderr.write(said + "\n")
+            yield Run(size, seen)
+        engine.close()
 
 
 def requests(name: str, dice: random.Random) -> Iterator[Request]:
@@ -223,12 +235,13 @@ def built(group: list[Request]) -> Work:
     )
 
 
-def show(runs: list[Run], datasets: dict[str, list[Request]]) -> None:
+def show(engine: str, runs: list[Run], datasets: dict[str, list[Request]]) -> None:
     """Print the errors of each dataset, and how often the spread held."""
     works = {name: built(group) for name, group in datasets.items()}
     shipped: defaultdict[str, list[float]] = defaultdict(list)
     same: defaultdict[str, list[float]] = defaultdict(list)
     other: defaultdict[str, list[float]] = defaultdict(list)
+    apart: defaultdict[str, list[float]] = defaultdict(list)
     within: defaultdict[str, list[bool]] = defaultdict(list)
 
     def predicted(known: list[Run], one: DatasetSeen) -> Prediction:
@@ -250,9 +263,12 @@ def show(runs: list[Run], datasets: dict[str, list[Request]]) -> None:
     for known, run in itertools.permutations(runs, 2):
         if known.size == run.size:
             note("same", same, [known], run)
-    table = Table(title=f"{len(runs)} runs of {len(SIZES)} sizes; medians of absolute errors")
+            for before, after in zip(known.seen, run.seen, strict=True):
+                apart[after.dataset].append(abs(before.gpu_seconds / after.gpu_seconds - 1))
+    title = f"{engine}: {len(runs)} runs of {len(SIZES)} sizes; medians of absolute errors"
+    table = Table(title=title)
     table.add_column("dataset")
-    for heading in ("requests", "roofline is off", "after one run", "from other sizes"):
+    for heading in ("requests", "roofline", "after one run", "other sizes", "runs differ by"):
         table.add_column(heading, justify="right")
     for name, group in datasets.items():
         table.add_row(
@@ -261,10 +277,13 @@ def show(runs: list[Run], datasets: dict[str, list[Request]]) -> None:
             f"{statistics.median(shipped[name]):.1f}×",
             f"{statistics.median(same[name]):.1%}",
             f"{statistics.median(other[name]):.1%}",
+            f"{statistics.median(apart[name]):.1%}",
             end_section=name == list(datasets)[-1],
         )
-    middle = [statistics.median(itertools.chain(*each.values())) for each in (shipped, same, other)]
-    table.add_row("all", "", f"{middle[0]:.1f}×", f"{middle[1]:.1%}", f"{middle[2]:.1%}")
+    off, *middle = (
+        statistics.median(itertools.chain(*each.values())) for each in (shipped, same, other, apart)
+    )
+    table.add_row("all", "", f"{off:.1f}×", *(f"{error:.1%}" for error in middle))
     held = [f"{statistics.mean(within[way]):.0%}" for way in ("same", "sizes")]
     table.add_row("within 2 of the predicted deviations", "", "", *held)
     Console().print(table)
