@@ -13,9 +13,10 @@ from typing import NamedTuple
 from tests.plans import CHECKPOINT
 
 from benchmarks import one_job_per_dataset as seven_billion
-from coordinate_eval.coordinator import plan, planner, suite
-from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
-from coordinate_eval.coordinator.prepare import Choice
+from coordinate_eval.coordinator.inputs import suite
+from coordinate_eval.coordinator.planning import plan, planner
+from coordinate_eval.coordinator.planning.plan import Capacity, Cost, NodeCapacity, Plan
+from coordinate_eval.coordinator.planning.prepare import Choice
 from coordinate_eval.priors import catalogue
 
 GPU = "h200"

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 
-from coordinate_eval.coordinator.plan import Cost
-from coordinate_eval.coordinator.rundir import Span
+from coordinate_eval.coordinator.planning.plan import Cost
+from coordinate_eval.records import Span
 
 Jobs = list[list[Span]]
 

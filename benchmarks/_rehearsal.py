@@ -27,9 +27,9 @@ from tests.reference import ended
 from tests.runs import Workspace
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator.plan import Cost
-from coordinate_eval.evaluators.code import Sandbox
+from coordinate_eval.coordinator.planning.plan import Cost
 from coordinate_eval.evaluators.engines import base as engines
+from coordinate_eval.evaluators.sandbox.sandbox import Sandbox
 from coordinate_eval.records import Question, Request
 
 SECONDS_PER_REQUEST = 0.2

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from coordinate_eval.coordinator.plan import Capacity, Cost, Plan
-from coordinate_eval.coordinator.rundir import Span
+from coordinate_eval.coordinator.planning.plan import Capacity, Cost, Plan
+from coordinate_eval.records import Span
 
 CORES_PER_METRIC = 16
 """Cores that the metric of a dataset gets that was not planned."""

@@ -32,12 +32,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.plans import CHECKPOINT
 
 from benchmarks import _rehearsal
-from coordinate_eval.coordinator import plan, planner, prepare, suite
-from coordinate_eval.coordinator.baseline import Place, longest_first, one_job_each
-from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, Plan
-from coordinate_eval.coordinator.prepare import Choice
+from coordinate_eval.coordinator.dry_run.one_job_each import Place, longest_first, one_job_each
+from coordinate_eval.coordinator.inputs import suite
+from coordinate_eval.coordinator.planning import plan, planner, prepare
+from coordinate_eval.coordinator.planning.plan import Capacity, Cost, NodeCapacity, Plan
+from coordinate_eval.coordinator.planning.prepare import Choice
 from coordinate_eval.priors import catalogue
-from coordinate_eval.priors.learn import Priors
+from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import EngineSettings
 
 NODES = (1, 4)

@@ -55,7 +55,7 @@ from benchmarks._instances import (
     told,
     told_apart,
 )
-from coordinate_eval.coordinator.plan import Cost
+from coordinate_eval.coordinator.planning.plan import Cost
 
 NODES = (1, 2, 4, 32)
 SIGMAS = (0.0, 0.25, 0.5, 1.0)

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.plans import CHECKPOINT
 
 from benchmarks._instances import GPUS_PER_NODE, base, planned, random_costs
-from coordinate_eval.coordinator.plan import Cost
+from coordinate_eval.coordinator.planning.plan import Cost
 
 SIZES = ((63, 8), (63, 256), (125, 1_000), (250, 4_000), (500, 8_000))
 """Datasets and GPUs."""

@@ -32,13 +32,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.tiny import MAX_LENGTH, VOCABULARY, tiny_model
 
-from coordinate_eval.coordinator import measure, observe
+from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.evaluators.engines import base as engines
-from coordinate_eval.priors.attribute import Shares
+from coordinate_eval.priors import conditions as conditions_of
+from coordinate_eval.priors import this_machine
 from coordinate_eval.priors.catalogue import UNKNOWN_OUTPUT_SHARE
-from coordinate_eval.priors.learn import Prediction, Priors
-from coordinate_eval.priors.model import Conditions, Model, Work
 from coordinate_eval.priors.observations import DatasetSeen, Subject
+from coordinate_eval.priors.predict import Prediction, Priors
+from coordinate_eval.priors.roofline import Conditions, Model, Work
+from coordinate_eval.priors.time_shares import Shares
 from coordinate_eval.records import EngineSettings, Request, RequestKind
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -107,10 +109,10 @@ def of_size(
     """So many runs of one size on one engine."""
     with tempfile.TemporaryDirectory() as folder:
         model = made(size, Path(folder))
-        on = observe.conditions(
+        on = conditions_of.conditions(
             settings,
-            measure.engine_version(settings.name),
-            observe.on_processor("cpu", measure.processor()),
+            this_machine.engine_version(settings.name),
+            conditions_of.on_processor("cpu", this_machine.processor()),
             model,
         )
         engine = engines.start(
@@ -188,7 +190,7 @@ def observed(
     order = list(datasets)
     random.Random(number).shuffle(order)  # noqa: S311
     shares = Shares(time.process_time)
-    tallies: defaultdict[str, measure.Tally] = defaultdict(measure.Tally)
+    tallies: defaultdict[str, measurements.Tally] = defaultdict(measurements.Tally)
 
     def pulled() -> Iterator[Request]:
         for request in itertools.chain(*(datasets[name] for name in order)):

@@ -2,9 +2,9 @@
 
 import math
 
-from coordinate_eval.priors import gpus, model
-from coordinate_eval.priors.model import Conditions, Features, Model, Work
+from coordinate_eval.priors import gpus, roofline
 from coordinate_eval.priors.observations import DatasetSeen, Subject
+from coordinate_eval.priors.roofline import Conditions, Features, Model, Work
 
 DAY = 86_400.0
 NOW = 1000 * DAY
@@ -59,7 +59,7 @@ def work_of(name: str, outputs: float = 1.0) -> Work:
 
 def true_seconds(name: str, conditions: Conditions) -> float:
     """What the made-up engine takes."""
-    found = model.features(work_of(name), conditions.model, gpus.lookup(conditions.gpu))
+    found = roofline.features(work_of(name), conditions.model, gpus.lookup(conditions.gpu))
     return found.seconds(TRUTH) * DATASETS[name][3]
 
 

@@ -2,13 +2,20 @@
 
 from collections.abc import Sequence
 
-from coordinate_eval.coordinator import jobs, planner
 from coordinate_eval.coordinator.cluster import Busy, Node
-from coordinate_eval.coordinator.config import Settings
-from coordinate_eval.coordinator.plan import Capacity, Cost, NodeCapacity, PlanEngine, PlanSuite
-from coordinate_eval.coordinator.prepare import Choice
-from coordinate_eval.coordinator.review import Planned, Review, review
-from coordinate_eval.coordinator.risks import Site
+from coordinate_eval.coordinator.dry_run.risks import Site
+from coordinate_eval.coordinator.dry_run.summary import Planned, Review, review
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning import planner
+from coordinate_eval.coordinator.planning.plan import (
+    Capacity,
+    Cost,
+    NodeCapacity,
+    PlanEngine,
+    PlanSuite,
+)
+from coordinate_eval.coordinator.planning.prepare import Choice
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
 CHECKPOINT = Checkpoint(

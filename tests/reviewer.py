@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from coordinate_eval.coordinator import launch
-from coordinate_eval.coordinator.arrange import Order
+from coordinate_eval.coordinator.cli import run
 from coordinate_eval.coordinator.cluster import Busy, Job, Node, State, TaskStatus
-from coordinate_eval.coordinator.config import Settings
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.arrange import Order
 from coordinate_eval.errors import SubmitRefused, UserError
 from coordinate_eval.records import EngineSettings
 from tests.runs import TASKS
@@ -92,7 +92,7 @@ class Reviewer:
     def plan(self) -> dict[str, Any]:
         """A dry run, its document kept in `file`."""
         order = Order(checkpoint=tiny_model(), dry_run=True, as_json=True)
-        assert launch.run(order, self.settings) == 0
+        assert run.run(order, self.settings) == 0
         self.file.write_text(self.capsys.readouterr().out)
         tree: dict[str, Any] = json.loads(self.file.read_text())
         return tree
@@ -105,14 +105,14 @@ class Reviewer:
 
     def submit(self, **more: Any) -> Path:
         """The run of the plan in `file`."""
-        assert launch.run(Order(plan=self.file, **more), self.settings) == 0
+        assert run.run(Order(plan=self.file, **more), self.settings) == 0
         return Path(self.capsys.readouterr().out.strip())
 
     def refused(self, *words: str, **more: Any) -> None:
         """Nothing is submitted or written, and these words say why."""
         before = len(self.cluster.submitted)
         with pytest.raises(UserError) as caught:
-            launch.run(Order(plan=self.file, **more), self.settings)
+            run.run(Order(plan=self.file, **more), self.settings)
         for word in words:
             assert word in str(caught.value)
         assert len(str(caught.value).splitlines()) < 6

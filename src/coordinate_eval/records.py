@@ -6,9 +6,12 @@ that describes them. Units: seconds, bytes, tokens, items; times are seconds sin
 """
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
+
+MOST_CPUS, MOST_GPUS = 100_000, 1024
+"""Of one job: more than any node has."""
 
 
 class Record(BaseModel):
@@ -219,3 +222,41 @@ class SlurmSettings(Record):
     setup: tuple[str, ...] = Field(default=(), description="shell lines before each job")
     extra_args: tuple[str, ...] = Field(default=(), description="more #SBATCH options")
     timeout_seconds: float = Field(default=60.0, gt=0, le=1e6, description="for one Slurm command")
+
+
+class Span(NamedTuple):
+    """The items `start` ≤ i < `stop` of a dataset: what a shard or a portion of one covers."""
+
+    dataset: str
+    start: int
+    stop: int
+
+    @property
+    def stem(self) -> str:
+        """The span as part of a file name."""
+        return f"{self.start}-{self.stop}"
+
+
+class Shard(Record):
+    """A span of items and what is predicted for it."""
+
+    dataset: str
+    start: int
+    stop: int
+    gpu_seconds: float
+    metric_cpu_seconds: float
+    signal: bool = Field(default=False, description="part of the first signal: runs first")
+
+    @property
+    def span(self) -> Span:
+        """The items it covers."""
+        return Span(self.dataset, self.start, self.stop)
+
+
+class RaySettings(Record):
+    """The embedded cluster of this machine."""
+
+    gpus: int | None = Field(
+        default=None, ge=1, le=MOST_GPUS, description="else those found; one without any"
+    )
+    cpus: int | None = Field(default=None, ge=1, le=MOST_CPUS, description="else this machine's")

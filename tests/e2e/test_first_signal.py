@@ -10,9 +10,9 @@ import yaml
 from tests.runs import TASKS, Workspace, scores
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator import files
-from coordinate_eval.coordinator.first_signal import Z_95
-from coordinate_eval.coordinator.run import Run
+from coordinate_eval import _files
+from coordinate_eval.coordinator.run.first_signal import Z_95
+from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import Answer, Response
 
 PRIORS = {
@@ -58,10 +58,10 @@ def test_the_scores_are_those_of_a_run_without(
 def test_every_slice_is_scored_as_its_responses_are(
     finished: Path, signal: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coordinate_eval.evaluators.harness import HarnessEvaluator
+    from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 
     monkeypatch.chdir(TASKS)
-    run = files.read_record(finished / "run.json", Run)
+    run = _files.read_record(finished / "run.json", Run)
     evaluator = HarnessEvaluator(
         tokenizer=finished / "model", max_length=run.max_length, include_path=[str(TASKS)]
     )

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 from transformers import PreTrainedTokenizerFast
 
-from coordinate_eval.evaluators.harness import HarnessEvaluator
+from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import (
     Answer,
     Dataset,

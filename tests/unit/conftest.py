@@ -10,8 +10,8 @@ from hypothesis import HealthCheck
 from tests.reviewer import FakeCluster, Reviewer
 from tests.runs import TASKS
 
-from coordinate_eval.coordinator import launch
-from coordinate_eval.coordinator.config import Settings
+from coordinate_eval.coordinator.cli import run
+from coordinate_eval.coordinator.inputs.settings import Settings
 
 hypothesis.settings.register_profile(
     "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -39,6 +39,6 @@ def reviewer(
     def opened(kind: str, settings: Settings) -> Iterator[FakeCluster]:
         yield made.cluster
 
-    monkeypatch.setattr(launch, "opened", opened)
+    monkeypatch.setattr(run, "opened", opened)
     monkeypatch.chdir(TASKS)
     return made

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinate_eval.priors.attribute import Shares
+from coordinate_eval.priors.time_shares import Shares
 from coordinate_eval.records import Request, RequestKind
 
 

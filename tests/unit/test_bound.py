@@ -11,8 +11,8 @@ from tests import search
 from tests.search import Answered, Dataset
 from tests.unit.test_plan import capacity_of, make
 
-from coordinate_eval.coordinator.bound import lower_bound
-from coordinate_eval.coordinator.plan import Cost
+from coordinate_eval.coordinator.planning.lower_bound import lower_bound
+from coordinate_eval.coordinator.planning.plan import Cost
 
 LOOSE = 1.08
 """Estimate over bound from which on one of them is looked at."""

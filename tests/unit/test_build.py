@@ -13,12 +13,12 @@ import pytest
 from tests.runs import PATIENCE_SECONDS, TASKS
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator import checkpoint as checkpoints
-from coordinate_eval.coordinator import prepare
-from coordinate_eval.coordinator.build import Builder, Built
+from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
+from coordinate_eval.coordinator.planning import prepare
+from coordinate_eval.coordinator.planning.requests import Builder, Built
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors.learn import Priors
 from coordinate_eval.priors.observations import BuildSeen, subject
+from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Checkpoint, Dataset, EngineSettings, Request, Suite
 
 MAX_LENGTH = 512
@@ -26,8 +26,8 @@ MAX_LENGTH = 512
 BUILD = """
 import sys
 from pathlib import Path
-from coordinate_eval.coordinator import checkpoint, suite
-from coordinate_eval.coordinator.build import Builder
+from coordinate_eval.coordinator.inputs import checkpoint, suite
+from coordinate_eval.coordinator.planning.requests import Builder
 
 cache, model, file, length = sys.argv[1:]
 wanted = suite.load(file)

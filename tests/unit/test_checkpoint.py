@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from coordinate_eval.coordinator import _torchfile
-from coordinate_eval.coordinator.checkpoint import inspect, tensor_parallel, unchanged
+from coordinate_eval.coordinator.inputs import torch_pickle
+from coordinate_eval.coordinator.inputs.checkpoint import inspect, tensor_parallel, unchanged
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
@@ -235,7 +235,7 @@ def test_says_what_cannot_be_read(single: Path, tmp_path: Path) -> None:
     single.chmod(0)
     code = (
         "import sys, os; from pathlib import Path\n"
-        "from coordinate_eval.coordinator.checkpoint import inspect\n"
+        "from coordinate_eval.coordinator.inputs.checkpoint import inspect\n"
         "from coordinate_eval.errors import UserError\n"
         "os.setuid(65534)\n"
         "try: inspect(Path(sys.argv[1]))\n"
@@ -369,9 +369,9 @@ def test_a_pickle_of_too_many_steps_is_refused(
     kept = {i: {"exp_avg": torch.zeros(1), "exp_avg_sq": torch.zeros(1)} for i in range(200)}
     torch.save({"model": state, "optimizer": {"state": kept}}, tmp_path / "x.pt")
     # As many to a tensor as leave room for tens of thousands.
-    monkeypatch.setattr(_torchfile, "_MOST_OPCODES", _torchfile._MOST_OPCODES * 200 // 40_000)
+    monkeypatch.setattr(torch_pickle, "_MOST_OPCODES", torch_pickle._MOST_OPCODES * 200 // 40_000)
     assert inspect(tmp_path).parameters == 200
-    monkeypatch.setattr(_torchfile, "_MOST_OPCODES", 1000)
+    monkeypatch.setattr(torch_pickle, "_MOST_OPCODES", 1000)
     refused(tmp_path, "x.pt", "holds more than tensors", "Save the weights alone")
 
 

@@ -19,7 +19,7 @@ from tests.tiny import tiny_model
 from typer.testing import CliRunner
 
 from coordinate_eval import __version__
-from coordinate_eval.coordinator.cli import app
+from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.errors import CoordinateError, RecordError
 
 NODE = {

@@ -11,7 +11,7 @@ from tests.runs import Workspace
 from tests.tiny import tiny_model
 from typer.testing import CliRunner
 
-from coordinate_eval.coordinator.cli import app, with_default_command
+from coordinate_eval.coordinator.cli.app import app, with_default_command
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.priors.observations import BuildSeen, StageSeen, TrialSeen, dump, subject
 from coordinate_eval.priors.store import Store

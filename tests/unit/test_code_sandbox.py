@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from coordinate_eval.errors import UserError
-from coordinate_eval.evaluators.code import Level, Sandbox
+from coordinate_eval.evaluators.sandbox.sandbox import Level, Sandbox
 from coordinate_eval.records import Answer, Question, QuestionKind
 
 SYSTEM_PYTHON = Path("/usr/bin/python3")
@@ -197,7 +197,8 @@ def test_dies_with_the_process_that_runs_it(confined: Sandbox, tmp_path: Path) -
     program = f"open('/proc/self/comm', 'w').write({name!r})\nimport time; time.sleep(1000)"
     script = tmp_path / "host.py"
     script.write_text(
-        "from coordinate_eval.evaluators.code import *\nfrom coordinate_eval.records import *\n"
+        "from coordinate_eval.evaluators.sandbox.sandbox import *\n"
+        "from coordinate_eval.records import *\n"
         f"Sandbox(Level({str(confined.level)!r})).run(Question(id='q', kind='program', "
         f"content={program!r}, timeout_seconds=1000))"
     )
@@ -336,7 +337,8 @@ def test_works_for_an_ordinary_user(level: Level, readable: Path) -> None:
         pytest.skip("the system Python cannot import these packages")
     program = "import os; assert os.listdir('.') == []; open('x', 'w')"
     script = (
-        "from coordinate_eval.evaluators.code import *\nfrom coordinate_eval.records import *\n"
+        "from coordinate_eval.evaluators.sandbox.sandbox import *\n"
+        "from coordinate_eval.records import *\n"
         f"print(Sandbox(Level({str(level)!r})).run(Question(id='q', kind='program', "
         f"content={program!r}, timeout_seconds=20)).result)"
     )

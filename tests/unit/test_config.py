@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.coordinator import config
-from coordinate_eval.coordinator.config import Layer
+from coordinate_eval.coordinator.inputs import settings as config
+from coordinate_eval.coordinator.inputs.settings import Layer
 from coordinate_eval.errors import UserError
 
 

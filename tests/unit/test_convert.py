@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator.checkpoint import inspect
-from coordinate_eval.coordinator.convert import torch_to_safetensors
+from coordinate_eval.coordinator.inputs.checkpoint import inspect
+from coordinate_eval.coordinator.workers.convert import torch_to_safetensors
 from coordinate_eval.errors import UserError
 
 torch = pytest.importorskip("torch")

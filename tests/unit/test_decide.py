@@ -6,22 +6,21 @@ from typing import Any
 
 from tests.plans import CHECKPOINT
 
-from coordinate_eval.coordinator import decide as d
-from coordinate_eval.coordinator import jobs
 from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
-from coordinate_eval.coordinator.config import Settings
-from coordinate_eval.coordinator.ledger import Claim, Held
-from coordinate_eval.coordinator.run import (
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claims import Claim, Held
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import (
     NodeShare,
     Round,
     Run,
-    Shard,
     StageProgress,
     Submitted,
     portion_seconds,
 )
-from coordinate_eval.coordinator.rundir import RunDir, Span
-from coordinate_eval.records import Dataset, Suite
+from coordinate_eval.coordinator.supervisor import decide as d
+from coordinate_eval.records import Dataset, Shard, Span, Suite
 
 DIR = RunDir(Path("/runs/r"))
 SPANS = [Span("a", 0, 5), Span("a", 5, 10), Span("b", 0, 3)]

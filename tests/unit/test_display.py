@@ -6,11 +6,11 @@ from pathlib import Path
 from rich.console import Console
 from tests.unit.test_decide import SPANS, facts, make_run
 
-from coordinate_eval.coordinator import files
-from coordinate_eval.coordinator.display import Display
-from coordinate_eval.coordinator.first_signal import FirstSignal, Interval, Signal
-from coordinate_eval.coordinator.run import Shard
-from coordinate_eval.coordinator.rundir import RunDir
+from coordinate_eval import _files
+from coordinate_eval.coordinator.cli.progress import Display
+from coordinate_eval.coordinator.run.first_signal import FirstSignal, Interval, Signal
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.records import Shard
 
 ROUGH = Signal(
     items=4, of_items=40, tasks=1, of_tasks=1,
@@ -41,10 +41,10 @@ def test_the_first_signal_is_shown_once_when_all_of_it_is_there(tmp_path: Path) 
     with Display(run_dir, make_run(shards=shards), Console(file=shown, width=100)) as display:
         display.tell(facts(), "")
         known = FirstSignal(run="r", seconds=0, pending=["a"])
-        files.write_record(run_dir.first_signal, known)
+        _files.write_record(run_dir.first_signal, known)
         display.tell(facts(), "")
         assert "first signal" not in shown.getvalue()
-        files.write_record(run_dir.first_signal, known.with_dataset("a", ROUGH, 7.0))
+        _files.write_record(run_dir.first_signal, known.with_dataset("a", ROUGH, 7.0))
         display.tell(facts(), "")
         display.tell(facts(), "")
     assert shown.getvalue().count("first signal") == 1

@@ -8,9 +8,9 @@ import yaml
 from tests.tiny import tiny_model
 from typer.testing import CliRunner
 
-from coordinate_eval.coordinator import jobs
-from coordinate_eval.coordinator.cli import app
-from coordinate_eval.coordinator.run import MOST_PORTIONS, Run
+from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.records import MOST_PORTIONS, Run
 from coordinate_eval.errors import UserError
 
 NODE = {"name": "n1", "gpus": 8, "gpu_type": "h200"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.coordinator import files
+from coordinate_eval import _files
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Answer
 
@@ -23,24 +23,24 @@ def visible(folder: Path) -> list[str]:
 
 def test_writing_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / 'it\'s "named"\n.json'
-    files.write(path, "one")
-    files.write(path, "two")
+    _files.write(path, "one")
+    _files.write(path, "two")
     assert path.read_text() == "two"
     assert visible(path.parent) == [path.name]
 
 
 def test_a_name_of_the_longest_length_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 250)
-    files.write(path, "text")
+    _files.write(path, "text")
     assert path.read_text() == "text"
 
 
 def test_creating_happens_once(tmp_path: Path) -> None:
     path = tmp_path / "claim.json"
-    assert files.create(path, "mine")
-    assert not files.create(path, "yours")
+    assert _files.create(path, "mine")
+    assert not _files.create(path, "yours")
     # An answer of link(2) that was lost: one's own text says that it succeeded.
-    assert files.create(path, "mine")
+    assert _files.create(path, "mine")
     assert path.read_text() == "mine"
     assert visible(tmp_path) == ["claim.json"]
 
@@ -48,7 +48,7 @@ def test_creating_happens_once(tmp_path: Path) -> None:
 def _create(folder: Path, start: Barrier, name: str) -> None:
     for number in range(20):
         start.wait()
-        won = files.create(folder / f"{number}", name)
+        won = _files.create(folder / f"{number}", name)
         if won:
             (folder / f"{number}.{name}").touch()
 
@@ -69,12 +69,12 @@ def test_of_many_who_create_at_once_one_wins(tmp_path: Path) -> None:
 
 def _overwrite(path: Path, letter: str) -> None:
     for _ in range(100):
-        files.write(path, letter * 5000)
+        _files.write(path, letter * 5000)
 
 
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
     path = tmp_path / "progress.json"
-    files.write(path, "a" * 5000)
+    _files.write(path, "a" * 5000)
     writers = [SPAWN.Process(target=_overwrite, args=(path, letter)) for letter in "ab"]
     for writer in writers:
         writer.start()
@@ -88,9 +88,9 @@ def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    files.write(path, "old")
+    _files.write(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        files.write(path, "new \ud800")
+        _files.write(path, "new \ud800")
     assert path.read_text() == "old"
     assert visible(tmp_path) == ["record.json"]
 
@@ -99,21 +99,21 @@ def test_the_first_complete_part_wins_for_good(tmp_path: Path) -> None:
     one, two, known = tmp_path / "1.part", tmp_path / "2.part", tmp_path / "known"
     one.write_text("one")
     two.write_text("two")
-    assert files.publish(one, known)
-    assert not files.publish(two, known)
+    assert _files.publish(one, known)
+    assert not _files.publish(two, known)
     assert known.read_text() == "one"
     assert visible(tmp_path) == ["known"]
     # The winner may take everybody's parts away before the others publish theirs.
-    assert not files.publish(two, known)
+    assert not _files.publish(two, known)
     with pytest.raises(FileNotFoundError):
-        files.publish(two, tmp_path / "never published")
+        _files.publish(two, tmp_path / "never published")
 
 
 def test_publishing_again_after_a_lost_answer_is_winning(tmp_path: Path) -> None:
     part, known = tmp_path / "1.part", tmp_path / "known"
     part.write_text("one")
     os.link(part, known)
-    assert files.publish(part, known)
+    assert _files.publish(part, known)
     assert visible(tmp_path) == ["known"]
 
 
@@ -122,9 +122,9 @@ def test_a_torn_record_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "answer.json"
     path.write_bytes(content)
     with pytest.raises(RecordError, match=r"answer\.json"):
-        files.read_record(path, Answer)
+        _files.read_record(path, Answer)
     with pytest.raises(RecordError, match=r"answer\.json") as caught:
-        files.read_record_if_there(path, Answer)
+        _files.read_record_if_there(path, Answer)
     message = str(caught.value)
     assert "--run-dir" in message
     assert "\n" not in message
@@ -133,19 +133,19 @@ def test_a_torn_record_is_named(tmp_path: Path, content: bytes) -> None:
 
 def test_records_come_back_and_missing_ones_are_said(tmp_path: Path) -> None:
     path = tmp_path / "answer.json"
-    files.write_record(path, ANSWER)
-    assert files.read_record(path, Answer) == ANSWER
-    assert files.read_record_if_there(tmp_path / "no.json", Answer) is None
-    assert files.read_record_if_there(path / "below a file", Answer) is None
+    _files.write_record(path, ANSWER)
+    assert _files.read_record(path, Answer) == ANSWER
+    assert _files.read_record_if_there(tmp_path / "no.json", Answer) is None
+    assert _files.read_record_if_there(path / "below a file", Answer) is None
     with pytest.raises(RecordError, match="is missing"):
-        files.read_record(tmp_path / "no.json", Answer)
+        _files.read_record(tmp_path / "no.json", Answer)
     with pytest.raises(RecordError, match="cannot be read"):
-        files.read_json(tmp_path / "no.json")
+        _files.read_json(tmp_path / "no.json")
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"one\ntwo\nthr")
-    assert list(files.whole_lines(path)) == [b"one\n", b"two\n"]
-    assert list(files.whole_lines(tmp_path / "none")) == []
-    assert files.names(tmp_path / "none") == set()
+    assert list(_files.whole_lines(path)) == [b"one\n", b"two\n"]
+    assert list(_files.whole_lines(tmp_path / "none")) == []
+    assert _files.names(tmp_path / "none") == set()

@@ -16,11 +16,11 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 from rich.console import Console
 
-from coordinate_eval.coordinator import first_signal
+from coordinate_eval.coordinator.run import first_signal
 from coordinate_eval.errors import RecordError, UserError
-from coordinate_eval.evaluators.harness import HarnessEvaluator
-from coordinate_eval.evaluators.harness_built import prompt_hash
-from coordinate_eval.evaluators.harness_metrics import AnswerBook, judged_by
+from coordinate_eval.evaluators.harness.built_dataset import prompt_hash
+from coordinate_eval.evaluators.harness.code_metric import AnswerBook, judged_by
+from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import (
     Answer,
     Dataset,

@@ -11,7 +11,7 @@ import evaluate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinate_eval.evaluators.harness_metrics import (
+from coordinate_eval.evaluators.harness.code_metric import (
     AnswerBook,
     CodeEval,
     Collector,

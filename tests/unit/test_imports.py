@@ -14,7 +14,7 @@ HEAVY = ("torch", "ray", "vllm", "lm_eval", "transformers", "datasets", "numba",
 
 PROBE = """
 import atexit, json, sys
-from coordinate_eval.coordinator.cli import main
+from coordinate_eval.coordinator.cli.app import main
 report = sys.argv.pop(1)
 def tell():
     with open(report, "w") as file:

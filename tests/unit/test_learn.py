@@ -20,10 +20,9 @@ from tests.observed import (
     work_of,
 )
 
-from coordinate_eval.coordinator.plan import Cost
-from coordinate_eval.priors import fit, gpus, learn, model
-from coordinate_eval.priors.learn import Priors
-from coordinate_eval.priors.model import Conditions
+from coordinate_eval.coordinator.planning.plan import Cost
+from coordinate_eval.priors import fit, gpus, predict
+from coordinate_eval.priors import roofline as model
 from coordinate_eval.priors.observations import (
     BuildSeen,
     DatasetSeen,
@@ -31,6 +30,8 @@ from coordinate_eval.priors.observations import (
     StageSeen,
     TrialSeen,
 )
+from coordinate_eval.priors.predict import Priors
+from coordinate_eval.priors.roofline import Conditions
 
 
 def errors(observed: Sequence[DatasetSeen], conditions: Conditions) -> list[float]:
@@ -84,7 +85,7 @@ def test_more_runs_make_it_surer() -> None:
             Priors(observed, NOW).predict(subject("long-text"), work_of("long-text"), on()).spread
         )
     assert spreads[-1] < spreads[0]
-    assert spreads[-1] >= learn.LEAST_SPREAD
+    assert spreads[-1] >= predict.LEAST_SPREAD
 
 
 def test_noisy_runs_are_said_to_be_noisy() -> None:
@@ -98,7 +99,7 @@ def test_noisy_runs_are_said_to_be_noisy() -> None:
 
 
 def test_what_is_newer_counts_more() -> None:
-    old = run_of(on(), run="old", noise=2.0, days_ago=6 * learn.HALF_LIFE_DAYS)
+    old = run_of(on(), run="old", noise=2.0, days_ago=6 * predict.HALF_LIFE_DAYS)
     assert max(errors([*old, *run_of(on(), run="new")], on())) < 0.05
 
 
@@ -176,7 +177,7 @@ def test_predictions_are_sane_whatever_was_seen(
         predicted = priors.predict(subject(name), work_of(name), on())
         assert math.isfinite(predicted.gpu_seconds)
         assert predicted.gpu_seconds > 0
-        assert learn.LEAST_SPREAD <= predicted.spread < 20
+        assert predict.LEAST_SPREAD <= predicted.spread < 20
         assert predicted.floor_seconds >= 0
 
 
@@ -240,7 +241,7 @@ def test_copies_are_learned() -> None:
 @pytest.mark.parametrize(
     "unlike",
     [
-        {"days_ago": 6 * learn.HALF_LIFE_DAYS},
+        {"days_ago": 6 * predict.HALF_LIFE_DAYS},
         {"storage": "/home"},
         {"converted": True},
         {"bytes": 2_000_000, "seconds": 300.0 / 7000},
@@ -283,7 +284,7 @@ def test_one_build_that_many_runs_tell_of_counts_once() -> None:
 
 def test_what_is_left_out_is_predicted_from_the_rest() -> None:
     observed = [one for n in range(3) for one in run_of(on(), run=str(n))]
-    found = learn.errors_left_out(observed, NOW, 10)
+    found = predict.errors_left_out(observed, NOW, 10)
     assert found.keys() == DATASETS.keys()
     assert all(len(each) == 3 for each in found.values())
     assert max(abs(e) for each in found.values() for e in each) < 0.05

@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from coordinate_eval.coordinator.ledger import MAX_DEATHS, Ledger, PartWriter
-from coordinate_eval.coordinator.rundir import RunDir, Span
+from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, PartWriter
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.records import Span
 
 SPAN = Span("d", 0, 10)
 

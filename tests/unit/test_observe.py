@@ -7,20 +7,24 @@ from pathlib import Path
 import pytest
 from tests.unit.test_stage import checkpoint
 
-from coordinate_eval.coordinator import arrange, files, measure, observe, prepare, trial
+from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import Busy, Job, Node, TaskStatus
-from coordinate_eval.coordinator.config import Layer, Settings, resolve
-from coordinate_eval.coordinator.keep import run_keeper
-from coordinate_eval.coordinator.ledger import Ledger, PartWriter
-from coordinate_eval.coordinator.plan import NodeCapacity
-from coordinate_eval.coordinator.run import NodeShare, Round, Run, Shard
-from coordinate_eval.coordinator.rundir import RunDir, Span
-from coordinate_eval.coordinator.stage import StagePlace
-from coordinate_eval.coordinator.supervise import Supervisor
+from coordinate_eval.coordinator.inputs.settings import Layer, Settings, resolve
+from coordinate_eval.coordinator.planning import arrange, prepare
+from coordinate_eval.coordinator.planning.plan import NodeCapacity
+from coordinate_eval.coordinator.run import measurements
+from coordinate_eval.coordinator.run.claims import Ledger, PartWriter
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import NodeShare, Round, Run
+from coordinate_eval.coordinator.supervisor import learn_from_run
+from coordinate_eval.coordinator.supervisor.loop import Supervisor
+from coordinate_eval.coordinator.workers import trial
+from coordinate_eval.coordinator.workers.keeper import run_keeper
+from coordinate_eval.coordinator.workers.staging import StagePlace
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines.simulated import answer
-from coordinate_eval.priors import catalogue
-from coordinate_eval.priors.learn import Priors
+from coordinate_eval.priors import catalogue, this_machine
+from coordinate_eval.priors import conditions as conditions_of
 from coordinate_eval.priors.observations import (
     BuildSeen,
     DatasetSeen,
@@ -28,6 +32,7 @@ from coordinate_eval.priors.observations import (
     StageSeen,
     TrialSeen,
 )
+from coordinate_eval.priors.predict import Priors
 from coordinate_eval.priors.staging import Link
 from coordinate_eval.priors.store import Store
 from coordinate_eval.records import (
@@ -40,6 +45,8 @@ from coordinate_eval.records import (
     EngineSettings,
     Request,
     RequestKind,
+    Shard,
+    Span,
     Suite,
 )
 
@@ -83,25 +90,25 @@ def run_dir(tmp_path: Path) -> RunDir:
         settings=settings, tensor_parallel=1, gpu_type="h100", max_length=64, staged_bytes=1,
         exclusive=False, asks=["text"], shards=shards,
     )  # fmt: skip
-    files.write_record(made.run, run)
+    _files.write_record(made.run, run)
     share = NodeShare(node="n", gpu_type="h100", trials=1, memory_gib=1)
-    files.write_record(made.round(0), Round(number=0, created=0, shares=[share], minutes=30))
-    files.write(made.model / "config.json", '{"architectures": ["Llama"], "hidden_size": 64}')
+    _files.write_record(made.round(0), Round(number=0, created=0, shares=[share], minutes=30))
+    _files.write(made.model / "config.json", '{"architectures": ["Llama"], "hidden_size": 64}')
     for dataset in datasets:
         lines = [[request(dataset.name, i, c).line() for c in range(2)] for i in range(ITEMS)]
         offsets = [sum(len(x) for item in lines[:i] for x in item) for i in range(ITEMS + 1)]
-        files.write(made.requests(dataset.name), "".join(x for item in lines for x in item))
+        _files.write(made.requests(dataset.name), "".join(x for item in lines for x in item))
         index = DatasetRequests(
             dataset=dataset.name, key="k", items=ITEMS, requests=2 * ITEMS, prompt_tokens=0,
             generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=False,
             offsets=offsets,
         )  # fmt: skip
-        files.write_record(made.requests_index(dataset.name), index)
+        _files.write_record(made.requests_index(dataset.name), index)
     return made
 
 
 def record(run_dir: RunDir) -> Run:
-    return files.read_record(run_dir.run, Run)
+    return _files.read_record(run_dir.run, Run)
 
 
 def work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +118,7 @@ def work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seen_of(run_dir: RunDir) -> dict[str, DatasetSeen]:
-    seen = observe.collect(run_dir, record(run_dir))
+    seen = learn_from_run.collect(run_dir, record(run_dir))
     return {s.dataset: s for s in seen if isinstance(s, DatasetSeen)}
 
 
@@ -132,7 +139,9 @@ def test_a_trial_measures_what_its_shards_cost(
         assert one.run == "step-1-abc"
         assert one.conditions.gpu == "h100"
         assert one.conditions.model.family.startswith("Llama-")
-    (started,) = [s for s in observe.collect(run_dir, record(run_dir)) if isinstance(s, TrialSeen)]
+    (started,) = [
+        s for s in learn_from_run.collect(run_dir, record(run_dir)) if isinstance(s, TrialSeen)
+    ]
     assert (started.trial, started.start_seconds >= 0) == ("n-0", True)
 
 
@@ -155,10 +164,10 @@ def test_publishing_twice_leaves_one_record(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = record(run_dir)
-    assert observe.publish(run_dir, run) == 0
+    assert learn_from_run.publish(run_dir, run) == 0
     work(run_dir, monkeypatch)
-    assert observe.publish(run_dir, run) == 1
-    assert observe.publish(run_dir, run) == 0
+    assert learn_from_run.publish(run_dir, run) == 1
+    assert learn_from_run.publish(run_dir, run) == 0
     seen = Store(Path(run.settings.priors_dir)).read()
     assert sorted(s.kind for s in seen) == ["dataset", "dataset", "trial"]
 
@@ -179,7 +188,7 @@ def test_a_folder_that_cannot_be_written_does_not_end_a_trial(
     (run_dir.root / "observations").write_text("a file is in the way")
     work(run_dir, monkeypatch)
     assert not Ledger(run_dir, "outputs").undone(s.span for s in record(run_dir).shards)
-    assert observe.collect(run_dir, record(run_dir)) == []
+    assert learn_from_run.collect(run_dir, record(run_dir)) == []
 
 
 @pytest.mark.parametrize("portions", [1, 2])
@@ -204,7 +213,7 @@ def test_seconds_of_a_metric_come_from_its_answers(
         writer.publish()
 
     def metrics() -> list[tuple[int, float]]:
-        found = observe.collect(run_dir, run)
+        found = learn_from_run.collect(run_dir, run)
         return [(s.items, s.cpu_seconds) for s in found if isinstance(s, MetricSeen)]
 
     for portion in asked[:-1]:
@@ -219,19 +228,19 @@ def test_seconds_of_a_metric_come_from_its_answers(
 def staging_run(run_dir: RunDir, tmp_path: Path) -> RunDir:
     """The same run, of a checkpoint that is there, on two nodes that nobody needs any more."""
     source = checkpoint(tmp_path / "step 1")
-    files.write_record(
+    _files.write_record(
         run_dir.run, record(run_dir).model_copy(update={"checkpoint": source, "staged_bytes": 1})
     )
     share = NodeShare(node="n", gpu_type="h100", trials=1, memory_gib=1)
     shares = [share, share.model_copy(update={"node": "m"})]
-    files.write_record(run_dir.round(0), Round(number=0, created=0, shares=shares, minutes=30))
+    _files.write_record(run_dir.round(0), Round(number=0, created=0, shares=shares, minutes=30))
     for node in "nm":
-        files.write(run_dir.released(0, node), "")
+        _files.write(run_dir.released(0, node), "")
     return run_dir
 
 
 def stages_of(run_dir: RunDir) -> dict[str, StageSeen]:
-    seen = observe.collect(run_dir, record(run_dir))
+    seen = learn_from_run.collect(run_dir, record(run_dir))
     return {s.node: s for s in seen if isinstance(s, StageSeen)}
 
 
@@ -249,7 +258,7 @@ def test_keepers_measure_their_copies(staging_run: RunDir) -> None:
     for one in seen.values():
         assert one.bytes == run.checkpoint.bytes
         assert one.at_once == pytest.approx(1, abs=0.5)  # one after the other
-        assert one.storage == measure.storage_of(run.checkpoint.path)
+        assert one.storage == this_machine.storage_of(run.checkpoint.path)
         assert (one.converted, one.run, one.conditions.gpu) == (False, "step-1-abc", "h100")
 
 
@@ -282,25 +291,25 @@ def test_torn_lines_about_copies_are_left_out(staging_run: RunDir) -> None:
     good = path.read_bytes()
     bad = [b"{torn\n", good.replace(b'"seconds":', b'"seconds":-'), good[:30]]
     path.write_bytes(b"".join([good, *bad]))
-    assert len(observe.collect(staging_run, record(staging_run))) == 1
+    assert len(learn_from_run.collect(staging_run, record(staging_run))) == 1
 
 
 def test_how_many_copied_at_once_is_a_mean_over_time() -> None:
-    assert observe.at_once([]) == []
-    assert observe.at_once([(0, 10)]) == [1]
-    assert observe.at_once([(0, 10), (0, 10), (0, 10)]) == [3, 3, 3]
-    assert observe.at_once([(0, 10), (10, 20)]) == [1, 1]
-    assert observe.at_once([(0, 10), (5, 10), (8, 28)]) == [1.7, 2.4, 1.2]
+    assert learn_from_run.at_once([]) == []
+    assert learn_from_run.at_once([(0, 10)]) == [1]
+    assert learn_from_run.at_once([(0, 10), (0, 10), (0, 10)]) == [3, 3, 3]
+    assert learn_from_run.at_once([(0, 10), (10, 20)]) == [1, 1]
+    assert learn_from_run.at_once([(0, 10), (5, 10), (8, 28)]) == [1.7, 2.4, 1.2]
 
 
 def test_the_next_plan_stages_as_this_run_did(staging_run: RunDir) -> None:
     run = record(staging_run)
-    storage = measure.storage_of(run.checkpoint.path)
-    copied = measure.WeightsCopied(time=time.time(), seconds=4.0, storage=storage)
+    storage = this_machine.storage_of(run.checkpoint.path)
+    copied = measurements.WeightsCopied(time=time.time(), seconds=4.0, storage=storage)
     for node in "nm":
-        measure.write_line(staging_run.copies(node), copied)
+        measurements.write_line(staging_run.copies(node), copied)
     assert {one.at_once for one in stages_of(staging_run).values()} == {2}
-    observe.publish(staging_run, run)
+    learn_from_run.publish(staging_run, run)
     eight = Node(name="n", gpus=8, free_gpus=8, gpu_type="h100", cpus=64, memory_gib=500)
     given = Dataset.model_validate({"name": "d", "items": 9, "prior": {"gpu_seconds": 5}})
     asked = arrange.Asked(run.checkpoint, Suite(name="s", digest="d", datasets=[given]), None)
@@ -322,10 +331,12 @@ def test_the_next_plan_stages_as_this_run_did(staging_run: RunDir) -> None:
 
 def test_what_prompts_took_to_build_is_published(run_dir: RunDir) -> None:
     path = run_dir.requests_index("text")
-    index = files.read_record(path, DatasetRequests)
+    index = _files.read_record(path, DatasetRequests)
     took = {"built": 50.0, "build_cpu_seconds": 3.0}
-    files.write_record(path, index.model_copy(update=took))
-    (seen,) = [s for s in observe.collect(run_dir, record(run_dir)) if isinstance(s, BuildSeen)]
+    _files.write_record(path, index.model_copy(update=took))
+    (seen,) = [
+        s for s in learn_from_run.collect(run_dir, record(run_dir)) if isinstance(s, BuildSeen)
+    ]
     assert (seen.dataset, seen.items, seen.time, seen.cpu_seconds) == ("text", ITEMS, 50.0, 3.0)
 
 
@@ -334,7 +345,7 @@ def test_the_next_plan_costs_what_this_run_took(
 ) -> None:
     work(run_dir, monkeypatch)
     run = record(run_dir)
-    observe.publish(run_dir, run)
+    learn_from_run.publish(run_dir, run)
     priors = prepare.learned(run.settings)
     seen = seen_of(run_dir)["choice"]
     dataset = Dataset(name="renamed", task="choice")
@@ -373,7 +384,7 @@ def test_a_run_ends_whether_or_not_it_can_be_learned_from(
         store.write_text("no folder")
     for dataset in run.suite.datasets:
         scored = DatasetResults(dataset=dataset.name, items=ITEMS, results={})
-        files.write_record(run_dir.dataset_results(dataset.name), scored)
+        _files.write_record(run_dir.dataset_results(dataset.name), scored)
     told: list[str] = []
     results = Supervisor(run_dir, Idle(), tell=lambda _, event: told.append(event)).run()
     assert results is not None
@@ -410,8 +421,8 @@ def test_a_store_that_cannot_be_read_teaches_nothing(tmp_path: Path) -> None:
 
 def test_processors_are_told_apart() -> None:
     on = prepare.conditions(CHECKPOINT, prepare.Choice([], 1, "cpu"), EngineSettings())
-    assert on.gpu == f"cpu/{measure.processor()}"
-    assert measure.processor().endswith(" cores")
+    assert on.gpu == f"cpu/{this_machine.processor()}"
+    assert this_machine.processor().endswith(" cores")
 
 
 @pytest.mark.parametrize(
@@ -431,5 +442,5 @@ def test_a_config_of_other_shapes_is_still_told_apart_by_its_sizes(
     families = []
     for text in (spoilt, '{"n": 1}', '{"n": 2}'):
         file.write_text(text)
-        families.append(observe.model_of(CHECKPOINT, 1, file).family)
+        families.append(conditions_of.model_of(CHECKPOINT, 1, file).family)
     assert families[0] == families[1] != families[2]

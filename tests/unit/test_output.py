@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator import cli
-from coordinate_eval.coordinator.output import whole_output
+from coordinate_eval.coordinator.cli import app
+from coordinate_eval.coordinator.cli.stdout import whole_output
 from coordinate_eval.errors import CoordinateError
 
 FULL = Path("/dev/full")
@@ -19,7 +19,7 @@ def main(monkeypatch: pytest.MonkeyPatch, *args: str) -> object:
     """The exit status of the console script."""
     monkeypatch.setattr(sys, "argv", ["coordinate-eval", *args])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        app.main()
     return ended.value.code
 
 

@@ -1,6 +1,6 @@
 """A trial begins what ends before its deadline, as its engine does and with what waits."""
 
-from coordinate_eval.coordinator.pace import Pace
+from coordinate_eval.coordinator.workers.pace import Pace
 
 
 class Clock:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.plans import reviewed
 
-from coordinate_eval.coordinator import page
-from coordinate_eval.coordinator.dry_run import write_page, write_scripts
-from coordinate_eval.coordinator.review import Planned
+from coordinate_eval.coordinator.dry_run import page
+from coordinate_eval.coordinator.dry_run.show import write_page, write_scripts
+from coordinate_eval.coordinator.dry_run.summary import Planned
 from coordinate_eval.errors import UserError
 
 HOSTILE = "</title></svg></script><script>alert(1)</script>\"' onload=x {{ 7*7 }} &amp; \x1b\x00é"

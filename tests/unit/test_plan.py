@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.plans import CHECKPOINT
 from tests.replay import replayed
 
-from coordinate_eval.coordinator import planner, replay
-from coordinate_eval.coordinator.plan import (
+from coordinate_eval.coordinator.planning import planner, simulate
+from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
     MetricJob,
@@ -23,8 +23,8 @@ from coordinate_eval.coordinator.plan import (
     PlanSuite,
     Trial,
 )
-from coordinate_eval.coordinator.run import Shard
 from coordinate_eval.errors import UserError
+from coordinate_eval.records import Shard
 
 SUITE = PlanSuite(name="s", digest="d")
 ENGINE = PlanEngine(name="vllm", args={})
@@ -161,7 +161,7 @@ def round_robin(made: Plan, capacity: Capacity) -> float:
     jobs = planner.metric_jobs(
         ordered, trials, capacity.metric_cpus, made.estimate.lower_bound_seconds
     )
-    outcome = replay.estimate(ordered, trials, jobs, capacity.metric_cpus, 0.0)
+    outcome = simulate.estimate(ordered, trials, jobs, capacity.metric_cpus, 0.0)
     return outcome.makespan_seconds
 
 
@@ -193,9 +193,9 @@ def test_metrics_in_the_order_listed_the_first_that_fits() -> None:
         MetricJob(dataset="d", start=1, stop=2, cpus=2, seconds=4),
         MetricJob(dataset="d", start=2, stop=3, cpus=1, seconds=1),
     ]
-    complete = {"d": [replay.Completion(i, i + 1, float(i)) for i in range(3)]}
+    complete = {"d": [simulate.Completion(i, i + 1, float(i)) for i in range(3)]}
     # The second waits for the first until 10; the third fits beside the first at 2.
-    assert replay.run_metrics(jobs, complete, 4) == pytest.approx(14)
+    assert simulate.run_metrics(jobs, complete, 4) == pytest.approx(14)
 
 
 def test_long_tails_begin_first() -> None:

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from tests.reviewer import Reviewer
 from tests.unit.test_plan import CAPACITIES, COSTS, make
 
-from coordinate_eval.coordinator import launch, plan_file
-from coordinate_eval.coordinator.arrange import Order
-from coordinate_eval.coordinator.config import MetricSettings, Settings
-from coordinate_eval.coordinator.plan import Capacity, Cost
+from coordinate_eval.coordinator.cli import run as launch
+from coordinate_eval.coordinator.inputs.settings import MetricSettings, Settings
+from coordinate_eval.coordinator.planning import reviewed_plan
+from coordinate_eval.coordinator.planning.arrange import Order
+from coordinate_eval.coordinator.planning.plan import Capacity, Cost
 from coordinate_eval.errors import UserError
 
 
@@ -110,9 +111,9 @@ def test_a_file_that_is_no_plan(tmp_path: Path, content: bytes, words: str) -> N
     file = tmp_path / "plan.json"
     file.write_bytes(content)
     with pytest.raises(UserError, match=words):
-        plan_file.read(file)
+        reviewed_plan.read(file)
     with pytest.raises(UserError, match="cannot be read"):
-        plan_file.read(tmp_path / "absent.json")
+        reviewed_plan.read(tmp_path / "absent.json")
 
 
 def test_options_that_go_together() -> None:
@@ -130,11 +131,11 @@ def test_options_that_go_together() -> None:
 def test_what_the_planner_makes_is_sound_and_is_read_as_written(
     costs: list[Cost], capacity: Capacity
 ) -> None:
-    made = plan_file.PlanFile.of(make(costs, capacity), metric_cpus=8, max_length=64)
-    assert list(plan_file.contradictions(made)) == []
-    again = plan_file.PlanFile.model_validate_json(made.model_dump_json(by_alias=True))
+    made = reviewed_plan.PlanFile.of(make(costs, capacity), metric_cpus=8, max_length=64)
+    assert list(reviewed_plan.contradictions(made)) == []
+    again = reviewed_plan.PlanFile.model_validate_json(made.model_dump_json(by_alias=True))
     assert again == made
     one = made.trials[0]
     fewer = one.model_copy(update={"shards": one.shards[1:]})
     without = made.model_copy(update={"trials": [fewer, *made.trials[1:]]})
-    assert any("in no shard" in problem for problem in plan_file.contradictions(without))
+    assert any("in no shard" in problem for problem in reviewed_plan.contradictions(without))

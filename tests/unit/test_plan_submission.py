@@ -9,10 +9,14 @@ from tests.reviewer import NODES, SLICED, Reviewer
 from tests.runs import Workspace
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator import launch
-from coordinate_eval.coordinator.arrange import Order
+from coordinate_eval.coordinator.cli import run as launch
 from coordinate_eval.coordinator.cluster import Busy, Node
-from coordinate_eval.coordinator.config import MetricSettings, SupervisorSettings, TrialSettings
+from coordinate_eval.coordinator.inputs.settings import (
+    MetricSettings,
+    SupervisorSettings,
+    TrialSettings,
+)
+from coordinate_eval.coordinator.planning.arrange import Order
 from coordinate_eval.errors import SubmitRefused
 from coordinate_eval.records import EngineSettings
 

@@ -9,16 +9,17 @@ from rich.cells import cell_len
 from rich.console import Console
 from tests.plans import CHECKPOINT, capacity, costs, reviewed, site
 
-from coordinate_eval.coordinator import gantt, planner, preview
-from coordinate_eval.coordinator.chart import Chart
 from coordinate_eval.coordinator.cluster import Busy, Node
-from coordinate_eval.coordinator.config import Settings, TrialSettings
-from coordinate_eval.coordinator.gantt import Phase
-from coordinate_eval.coordinator.plan import Cost, Plan, PlanEngine, PlanSuite
-from coordinate_eval.coordinator.prepare import Choice
-from coordinate_eval.coordinator.review import review, summary
-from coordinate_eval.coordinator.risks import risks
-from coordinate_eval.coordinator.timeline import Timeline, timeline
+from coordinate_eval.coordinator.dry_run import gantt, terminal
+from coordinate_eval.coordinator.dry_run.chart import Chart
+from coordinate_eval.coordinator.dry_run.gantt import Phase
+from coordinate_eval.coordinator.dry_run.risks import risks
+from coordinate_eval.coordinator.dry_run.summary import review, summary
+from coordinate_eval.coordinator.inputs.settings import Settings, TrialSettings
+from coordinate_eval.coordinator.planning import planner
+from coordinate_eval.coordinator.planning.plan import Cost, Plan, PlanEngine, PlanSuite
+from coordinate_eval.coordinator.planning.prepare import Choice
+from coordinate_eval.coordinator.planning.timeline import Timeline, timeline
 
 
 def shown(drawn: Timeline, width: int, *, height: int = 50, encoding: str = "utf-8") -> list[str]:
@@ -128,7 +129,7 @@ def test_moments_as_people_read_them() -> None:
 def test_the_whole_preview_names_nothing_that_moves_the_cursor() -> None:
     review = reviewed(nodes=2, trials=2, name="n\x1b[2J\n")
     file = io.StringIO()
-    Console(file=file, width=100).print(preview.render(review))
+    Console(file=file, width=100).print(terminal.render(review))
     text = file.getvalue()
     assert "\x1b" not in text
     assert "one job each" in text
@@ -139,9 +140,9 @@ def test_the_whole_preview_names_nothing_that_moves_the_cursor() -> None:
 def test_a_narrow_window_keeps_names_and_loses_last_columns(width: int) -> None:
     file = io.StringIO()
     review = reviewed(name="a-node-of-a-long-name", dataset="a-dataset-of-a-long-name")
-    Console(file=file, width=width).print(preview.render(review))
+    Console(file=file, width=width).print(terminal.render(review))
     text = file.getvalue()
-    least = preview.LEAST_NAME - 1  # and an ellipsis
+    least = terminal.LEAST_NAME - 1  # and an ellipsis
     for first, last, name in (
         ("node", "last", "a-node-of-a-long-name1"),
         ("dataset", "metric CPU", "a-dataset-of-a-long-name"),

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinate_eval.priors import catalogue, gpus, model
+from coordinate_eval.priors import catalogue, gpus
+from coordinate_eval.priors import roofline as model
 from coordinate_eval.records import Dataset
 
 SEVEN_B = model.Model(

@@ -6,10 +6,10 @@ import pytest
 from tests.runs import until
 from tests.unit.test_decide import make_run
 
-from coordinate_eval.coordinator import files
-from coordinate_eval.coordinator.config import Settings
-from coordinate_eval.coordinator.rundir import RunDir
-from coordinate_eval.coordinator.scorer import Scorer
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.supervisor.scorer_process import Scorer
 
 CRASHES = "echo at it; exit 3"
 HANGS = "exec sleep 1000"
@@ -24,7 +24,7 @@ def scorer(folder: Path, *does: str, minutes: float = 1e-4) -> tuple[RunDir, Sco
     python.chmod(0o755)
     settings = Settings.model_validate({"metrics": {"scoring_minutes": minutes}})
     run = make_run(folder=str(folder), settings=settings, python=str(python))
-    files.write_record(run_dir.run, run)
+    _files.write_record(run_dir.run, run)
     return run_dir, Scorer(run_dir, run)
 
 
@@ -80,7 +80,7 @@ def test_one_that_waits_for_responses_is_left_alone(tmp_path: Path) -> None:
 def test_with_everything_scored_there_is_none(tmp_path: Path) -> None:
     run_dir, held = scorer(tmp_path, "touch results/started", HANGS)
     for name in ("a", "b"):
-        files.write(run_dir.dataset_error(name), "no\n")
+        _files.write(run_dir.dataset_error(name), "no\n")
     assert held.tend(set()) == ""
     held.end()
     assert not (run_dir.root / "results" / "started").exists()

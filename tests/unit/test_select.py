@@ -2,10 +2,10 @@
 
 import pytest
 
-from coordinate_eval.coordinator import select
 from coordinate_eval.coordinator.cluster import Busy, Node
-from coordinate_eval.coordinator.config import Settings
-from coordinate_eval.coordinator.select import NoFreeGpu
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning import nodes as select
+from coordinate_eval.coordinator.planning.nodes import NoFreeGpu
 from coordinate_eval.errors import UserError
 
 

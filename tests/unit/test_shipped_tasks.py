@@ -19,10 +19,10 @@ from tests.tiny import tiny_model
 
 pytest.importorskip("lm_eval")
 
-from coordinate_eval.coordinator import suite
-from coordinate_eval.coordinator.suite_file import shipped_folder
-from coordinate_eval.evaluators.harness import HarnessEvaluator
-from coordinate_eval.evaluators.harness_metrics import program_question
+from coordinate_eval.coordinator.inputs import suite
+from coordinate_eval.coordinator.inputs.suite_yaml import shipped_folder
+from coordinate_eval.evaluators.harness.code_metric import program_question
+from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.priors import catalogue
 from coordinate_eval.records import Answer, Dataset, DatasetResults, Request, Response
 

@@ -8,10 +8,20 @@ from typing import Any
 import pytest
 from tests.unit.test_decide import make_run
 
-from coordinate_eval.coordinator import files, first_signal, score
-from coordinate_eval.coordinator.run import Run, Shard
-from coordinate_eval.coordinator.rundir import RunDir
-from coordinate_eval.records import Answer, Dataset, DatasetRequests, DatasetResults, Key, Response
+from coordinate_eval import _files
+from coordinate_eval.coordinator.run import first_signal
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.workers import scorer
+from coordinate_eval.records import (
+    Answer,
+    Dataset,
+    DatasetRequests,
+    DatasetResults,
+    Key,
+    Response,
+    Shard,
+)
 
 SPANS = (("a", 0, 2, True), ("a", 2, 5, False), ("a", 5, 7, True), ("a", 7, 9, False))
 
@@ -48,13 +58,13 @@ def run_dir(tmp_path: Path) -> RunDir:
         Shard(dataset=d, start=a, stop=b, gpu_seconds=1, metric_cpu_seconds=0, signal=s)
         for d, a, b, s in SPANS
     ]
-    files.write_record(made.run, make_run(folder=str(tmp_path), shards=shards))
-    files.write(made.dataset_error("b"), "no\n")
+    _files.write_record(made.run, make_run(folder=str(tmp_path), shards=shards))
+    _files.write(made.dataset_error("b"), "no\n")
     index = DatasetRequests(
         dataset="a", key="", items=9, requests=9, prompt_tokens=0, generate_requests=0,
         max_output_tokens=0, longest_output_tokens=0, asks=False, versions={"a": "1"}, offsets=[],
     )  # fmt: skip
-    files.write_record(made.requests_index("a"), index)
+    _files.write_record(made.requests_index("a"), index)
     for shard in shards:
         publish(made, shard)
     return made
@@ -66,7 +76,7 @@ def publish(run_dir: RunDir, shard: Shard) -> None:
         Response(**key | {"item": n, "doc": n}, text="", tokens=1, finish="stop").line()
         for n in range(shard.start, shard.stop)
     ]
-    files.write(run_dir.published("outputs", shard.span), "".join(lines))
+    _files.write(run_dir.published("outputs", shard.span), "".join(lines))
 
 
 def scored(
@@ -74,9 +84,9 @@ def scored(
 ) -> dict[str, Any]:
     """What the scorer leaves as the first signal when it ends."""
     monkeypatch.chdir(run_dir.root)
-    monkeypatch.setattr(score, "harness_evaluator", lambda *_: evaluator)
-    assert score.run_scorer(run_dir) == 0
-    assert files.read_record(run_dir.dataset_results("a"), DatasetResults).items == 9
+    monkeypatch.setattr(scorer, "harness_evaluator", lambda *_: evaluator)
+    assert scorer.run_scorer(run_dir) == 0
+    assert _files.read_record(run_dir.dataset_results("a"), DatasetResults).items == 9
     found: dict[str, Any] = json.loads(run_dir.first_signal.read_text())
     assert found["complete"] is False
     return found
@@ -85,13 +95,13 @@ def scored(
 def test_the_slice_alone_makes_the_first_signal(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for shard in files.read_record(run_dir.run, Run).shards:
+    for shard in _files.read_record(run_dir.run, Run).shards:
         if not shard.signal:
             run_dir.published("outputs", shard.span).unlink()
 
     def everything_else_comes() -> None:
         assert not run_dir.dataset_results("a").exists()
-        for shard in files.read_record(run_dir.run, Run).shards:
+        for shard in _files.read_record(run_dir.run, Run).shards:
             publish(run_dir, shard)
 
     found = scored(run_dir, FakeEvaluator(everything_else_comes), monkeypatch)
@@ -132,9 +142,9 @@ def test_a_scorer_that_a_part_ends_does_not_try_it_again(
 def test_a_run_without_slices_has_no_first_signal(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = files.read_record(run_dir.run, Run)
+    run = _files.read_record(run_dir.run, Run)
     plain = [shard.model_copy(update={"signal": False}) for shard in run.shards]
-    files.write_record(run_dir.run, run.model_copy(update={"shards": plain}))
+    _files.write_record(run_dir.run, run.model_copy(update={"shards": plain}))
     with pytest.raises(FileNotFoundError):
         scored(run_dir, FakeEvaluator(), monkeypatch)
     assert run_dir.dataset_results("a").exists()

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plans import CHECKPOINT
 
-from coordinate_eval.coordinator import planner, signal_slice
-from coordinate_eval.coordinator.pack import Part
-from coordinate_eval.coordinator.plan import Cost, Plan, PlanEngine, PlanSuite
+from coordinate_eval.coordinator.planning import planner, signal_slices
+from coordinate_eval.coordinator.planning.packing import Part
+from coordinate_eval.coordinator.planning.plan import Cost, Plan, PlanEngine, PlanSuite
 
 COSTS = st.lists(
     st.builds(
@@ -93,10 +93,10 @@ def test_on_random_suites(seed: int) -> None:
 def test_slices_and_the_rest_are_all_items_once(
     costs: list[Cost], trials: int, window: float, scale: float
 ) -> None:
-    slices = signal_slice.pick(costs, trials, window, scale)
-    dealt = [part for queue in signal_slice.deal(costs, slices, trials) for part in queue]
+    slices = signal_slices.pick(costs, trials, window, scale)
+    dealt = [part for queue in signal_slices.deal(costs, slices, trials) for part in queue]
     assert sorted(dealt) == slices
-    parts = sorted([*dealt, *signal_slice.rest(costs, slices)])
+    parts = sorted([*dealt, *signal_slices.rest(costs, slices)])
     covered: dict[int, list[Part]] = {}
     for part in parts:
         assert part.start < part.stop
@@ -116,7 +116,7 @@ def test_what_would_not_end_in_time_has_no_slice() -> None:
     slow = Cost(name="slow", items=100, gpu_seconds=500)
     good = Cost(name="good", items=100, gpu_seconds=50)
     short = Cost(name="short", items=100, gpu_seconds=0.5, splittable=False)
-    parts = signal_slice.pick([long, few, slow, good, short], trials=4, window=100)
+    parts = signal_slices.pick([long, few, slow, good, short], trials=4, window=100)
     assert {part.cost for part in parts} == {3, 4}
     assert Part(4, 0, 100) in parts
 

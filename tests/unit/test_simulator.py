@@ -7,7 +7,7 @@ from benchmarks import _instances, _partitioners
 from benchmarks._simulator import Cluster, Metric, bound, cluster, play_jobs, play_plan, scored
 from tests.plans import CHECKPOINT
 
-from coordinate_eval.coordinator.plan import (
+from coordinate_eval.coordinator.planning.plan import (
     Cost,
     Estimate,
     MetricJob,
@@ -17,8 +17,7 @@ from coordinate_eval.coordinator.plan import (
     PlanSuite,
     Trial,
 )
-from coordinate_eval.coordinator.run import Shard
-from coordinate_eval.coordinator.rundir import Span
+from coordinate_eval.records import Shard, Span
 
 ONE = Cluster({"n1": 1}, load_seconds=4, start_seconds=10, metric_cpus=8)
 TWO = ONE._replace(nodes={"n1": 2})

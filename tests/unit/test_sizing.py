@@ -9,26 +9,26 @@ from benchmarks._instances import random_instance
 from tests.plans import CHECKPOINT
 from tests.unit.test_plan import ENGINE, SUITE, capacity_of
 
-from coordinate_eval.coordinator import planner, sizing
-from coordinate_eval.coordinator.bound import if_wrong
-from coordinate_eval.coordinator.plan import Capacity, Cost, Plan
+from coordinate_eval.coordinator.planning import node_count, planner
+from coordinate_eval.coordinator.planning.lower_bound import if_wrong
+from coordinate_eval.coordinator.planning.plan import Capacity, Cost, Plan
 from coordinate_eval.errors import UserError
 
 
-def draft_of(*costs: Cost) -> sizing.Draft:
+def draft_of(*costs: Cost) -> node_count.Draft:
     def draft(capacity: Capacity) -> Plan:
         return planner.make(CHECKPOINT, SUITE, ENGINE, costs, capacity)
 
     return draft
 
 
-def bounds_of(*costs: Cost) -> sizing.Bounds:
+def bounds_of(*costs: Cost) -> node_count.Bounds:
     thinkable = [list(costs), *if_wrong(costs)]
     return lambda capacity: [planner.least_seconds(CHECKPOINT, c, capacity) for c in thinkable]
 
 
 def best_of(costs: Sequence[Cost], capacity: Capacity, *, deadline: float | None = None) -> Plan:
-    return sizing.best(draft_of(*costs), bounds_of(*costs), capacity, deadline)
+    return node_count.best(draft_of(*costs), bounds_of(*costs), capacity, deadline)
 
 
 WORK = Cost(name="work", items=100_000, gpu_seconds=100_000)
@@ -79,8 +79,8 @@ def test_a_short_run_keeps_nodes_that_shorten_it() -> None:
 def test_nodes_that_are_named_are_taken() -> None:
     tiny = Cost(name="d", items=10, gpu_seconds=0.1)
     draft, bounds = draft_of(tiny), bounds_of(tiny)
-    assert len(sizing.choose(draft, bounds, FOUR, "makespan", None).nodes) == 1
-    assert len(sizing.choose(draft, bounds, FOUR, "makespan", None, named=True).nodes) == 4
+    assert len(node_count.choose(draft, bounds, FOUR, "makespan", None).nodes) == 1
+    assert len(node_count.choose(draft, bounds, FOUR, "makespan", None, named=True).nodes) == 4
 
 
 def test_random_suites_end_as_soon_with_fewer_gpu_hours() -> None:
@@ -108,20 +108,20 @@ def test_fewer_nodes_are_taken_where_a_storage_that_all_share_makes_them_sooner(
 
 def test_few_gpu_hours_and_in_time() -> None:
     draft, bounds = draft_of(WORK), bounds_of(WORK)
-    alone = sizing.cheapest(draft, FOUR, None)
+    alone = node_count.cheapest(draft, FOUR, None)
     assert sum(t.gpus for t in alone.trials) == 1
-    soon = sizing.cheapest(draft, FOUR, 7_000)
+    soon = node_count.cheapest(draft, FOUR, 7_000)
     assert soon.estimate.makespan_seconds <= 7_000
     assert len(soon.nodes) == 2
     for objective in ("makespan", "gpu-hours"):
         with pytest.raises(
             UserError, match=r"nothing ends within 1000 s: .* on 32 GPUs of 4 nodes"
         ):
-            sizing.choose(draft, bounds, FOUR, objective, 1_000)
+            node_count.choose(draft, bounds, FOUR, objective, 1_000)
 
 
 def test_the_curve_falls() -> None:
-    found = sizing.curve(draft_of(WORK), FOUR)
+    found = node_count.curve(draft_of(WORK), FOUR)
     assert [(s.nodes, s.gpus) for s in found] == [
         (1, 1), (1, 2), (1, 4), (1, 8), (2, 16), (4, 32),
     ]  # fmt: skip

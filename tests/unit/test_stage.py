@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 from tests.runs import PATIENCE_SECONDS, until
 
-from coordinate_eval.coordinator import checkpoint as checkpoints
-from coordinate_eval.coordinator import stage
-from coordinate_eval.coordinator.stage import StagePlace
+from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
+from coordinate_eval.coordinator.workers import staging
+from coordinate_eval.coordinator.workers.staging import StagePlace
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
-WEIGHTS = 3 * stage.CHUNK_BYTES + 17
+WEIGHTS = 3 * staging.CHUNK_BYTES + 17
 """Several reads, so that a copy can be met half way."""
 
 WORKER = '''
 import sys
-from coordinate_eval.coordinator.stage import StagePlace
+from coordinate_eval.coordinator.workers.staging import StagePlace
 from coordinate_eval.records import Checkpoint
 
 root, run, node, what, checkpoint = sys.argv[1:]
@@ -268,7 +268,7 @@ def test_a_checkpoint_that_changes_meanwhile_is_refused(root: Path, source: Chec
     place = StagePlace(str(root), "run", "node")
 
     def overwrite(done: int) -> None:
-        if done == stage.CHUNK_BYTES:
+        if done == staging.CHUNK_BYTES:
             with Path(source.weights[0]).open("ab") as file:
                 file.write(b"more")
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.observed import NOW, on
 
-from coordinate_eval.coordinator.plan import Capacity
+from coordinate_eval.coordinator.planning.plan import Capacity
 from coordinate_eval.priors import staging
 from coordinate_eval.priors.observations import StageSeen
 from coordinate_eval.priors.staging import Link

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors.model import Conditions, Model
 from coordinate_eval.priors.observations import (
     BuildSeen,
     DatasetSeen,
@@ -19,6 +18,7 @@ from coordinate_eval.priors.observations import (
     parse,
     subject,
 )
+from coordinate_eval.priors.roofline import Conditions, Model
 from coordinate_eval.priors.store import Store, read_file
 from coordinate_eval.records import Dataset
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinate_eval.coordinator import suite
+from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue
 from coordinate_eval.records import Suite

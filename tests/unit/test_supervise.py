@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.unit.test_decide import make_run
 
-from coordinate_eval.coordinator import files
+from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import Busy, Job, Node, TaskStatus
-from coordinate_eval.coordinator.rundir import RunDir
-from coordinate_eval.coordinator.supervise import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
 from coordinate_eval.errors import ClusterError, ClusterSilent
 
 
@@ -51,7 +51,7 @@ def waits(
             raise Enough
 
     run_dir = RunDir(folder)
-    files.write_record(run_dir.run, make_run(folder=str(folder)))
+    _files.write_record(run_dir.run, make_run(folder=str(folder)))
     monkeypatch.setattr(Supervisor, "_wait", wait)
     with pytest.raises((Enough, ClusterError)):
         Supervisor(run_dir, Mute(error)).run()

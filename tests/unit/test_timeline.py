@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from tests.unit.test_plan import CAPACITIES, COSTS, make
 
-from coordinate_eval.coordinator.baseline import Place, longest_first, one_job_each
-from coordinate_eval.coordinator.plan import (
+from coordinate_eval.coordinator.dry_run.one_job_each import Place, longest_first, one_job_each
+from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
     Estimate,
@@ -19,8 +19,8 @@ from coordinate_eval.coordinator.plan import (
     PlanSuite,
     Trial,
 )
-from coordinate_eval.coordinator.run import Shard
-from coordinate_eval.coordinator.timeline import MetricBar, timeline
+from coordinate_eval.coordinator.planning.timeline import MetricBar, timeline
+from coordinate_eval.records import Shard
 
 
 def shard(dataset: str, start: int, stop: int, seconds: float) -> Shard:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.coordinator import user_files
+from coordinate_eval import _user_files
 from coordinate_eval.errors import UserError
 
 
 def test_a_text_is_read_as_utf_8(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes("grün".encode())
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    assert user_files.read_text(tmp_path / "link", "suite") == "grün"
+    assert _user_files.read_text(tmp_path / "link", "suite") == "grün"
 
 
 @pytest.mark.parametrize(
@@ -32,20 +32,20 @@ def test_what_cannot_be_read_is_refused_at_once(
 ) -> None:
     make(tmp_path / "x")
     with pytest.raises(UserError) as caught:
-        user_files.read_text(tmp_path / "x", "cluster file")
+        _user_files.read_text(tmp_path / "x", "cluster file")
     assert f"cluster file {tmp_path / 'x'} cannot be read: " in str(caught.value)
     assert why in str(caught.value)
 
 
 def test_no_path_at_all() -> None:
     with pytest.raises(UserError, match="null byte"):
-        user_files.read_text(Path("a\0b"), "suite")
+        _user_files.read_text(Path("a\0b"), "suite")
     with pytest.raises(UserError, match="too long"):
-        user_files.read_text(Path("x" * 5000), "suite")
+        _user_files.read_text(Path("x" * 5000), "suite")
 
 
 def test_a_file_that_is_far_too_large(tmp_path: Path) -> None:
     (tmp_path / "x").touch()
     os.truncate(tmp_path / "x", 2**40)
     with pytest.raises(UserError, match="larger than 64 MiB"):
-        user_files.read_text(tmp_path / "x", "plan")
+        _user_files.read_text(tmp_path / "x", "plan")

@@ -23,6 +23,10 @@ STARTED_VARIABLE = "COORDINATE_EVAL_STARTED"
 """Environment variable with the second since the epoch in which a job began."""
 
 
+ENDS_WITH_PARENT: Mapping[str, str] = {"COORDINATE_EVAL_ENDS_WITH_PARENT": "1"}
+"""Environment of a child that is to end when its parent does, however that ends."""
+
+
 class Node(Record):
     """A node on which trials can start, with what is free on it now."""
 

@@ -6,6 +6,7 @@ look-up among the answers; `finish_part` the same over some of the items.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from coordinate_eval.records import (
@@ -16,6 +17,7 @@ from coordinate_eval.records import (
     Question,
     Request,
     Response,
+    Suite,
 )
 
 
@@ -61,3 +63,17 @@ class Evaluator(Protocol):
             RecordError: a response is missing or answers another prompt than the one asked.
         """
         ...
+
+
+def harness_evaluator(tokenizer: Path, suite: Suite, engine: str, max_length: int) -> Evaluator:
+    """The harness with the tokenizer in this folder; prompts fit into `max_length` tokens as the
+    harness's own model class for this engine would have it.
+    """
+    from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
+
+    return HarnessEvaluator(
+        tokenizer=tokenizer,
+        max_length=max_length,
+        include_path=suite.include_path,
+        backend="vllm" if engine == "vllm" else "hf",
+    )

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from coordinate_eval.priors.model import Work
+from coordinate_eval.priors.roofline import Work
 from coordinate_eval.records import Dataset, DatasetRequests
 
 UNKNOWN_OUTPUT_SHARE = 0.3

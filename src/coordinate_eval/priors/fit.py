@@ -13,9 +13,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from coordinate_eval.priors import gpus, model
-from coordinate_eval.priors.model import Conditions, Features
+from coordinate_eval.priors import gpus, roofline
 from coordinate_eval.priors.observations import DatasetSeen
+from coordinate_eval.priors.roofline import Conditions, Features
 
 SCALE_WEIGHT = 0.2
 """Observations that the roofline's own scale is worth."""
@@ -30,7 +30,7 @@ run: seven datasets in ten take 0.6 to 1.65 times what it says."""
 UNKNOWN_SPREAD = 0.7
 """The same where the GPU type is not in the table either."""
 
-_UNITS = model.SHIPPED._replace(steps=1e-3, output_tokens=1e-5)
+_UNITS = roofline.SHIPPED._replace(steps=1e-3, output_tokens=1e-5)
 """What a coefficient may plausibly be: the shipped ones, a millisecond a step, 10 µs a token."""
 
 _SWEEPS = 2000
@@ -49,12 +49,12 @@ class Fit(NamedTuple):
 def features(seen: DatasetSeen) -> Features:
     """What of an observation cost time."""
     on = seen.conditions
-    return model.features(seen.work(), on.model, gpus.lookup(on.gpu), on.sequences)
+    return roofline.features(seen.work(), on.model, gpus.lookup(on.gpu), on.sequences)
 
 
 def shipped(gpu: str) -> Fit:
     """The roofline, for a type of GPU on which nothing was run."""
-    return Fit(model.SHIPPED, 0, SHIPPED_SPREAD if gpus.known(gpu) else UNKNOWN_SPREAD)
+    return Fit(roofline.SHIPPED, 0, SHIPPED_SPREAD if gpus.known(gpu) else UNKNOWN_SPREAD)
 
 
 def of_conditions(conditions: Conditions) -> tuple[str, str]:
@@ -66,13 +66,13 @@ def fit(seen: Sequence[DatasetSeen], weights: Sequence[float]) -> Fit:
     """Coefficients for observations of one engine on one type of GPU, each so much worth."""
     asked = [features(one) for one in seen]
     pairs = list(zip(asked, (one.gpu_seconds for one in seen), weights, strict=True))
-    logs = sum(w * math.log(s / f.seconds(model.SHIPPED)) for f, s, w in pairs)
+    logs = sum(w * math.log(s / f.seconds(roofline.SHIPPED)) for f, s, w in pairs)
     scale = math.exp(logs / (sum(weights) + SCALE_WEIGHT))
     units = [unit * scale for unit in _UNITS]
     rows = [
         (w, [unit * part / s for unit, part in zip(units, f, strict=True)]) for f, s, w in pairs
     ]
-    start = [ours / unit for ours, unit in zip(model.SHIPPED, _UNITS, strict=True)]
+    start = [ours / unit for ours, unit in zip(roofline.SHIPPED, _UNITS, strict=True)]
     found = _least(rows, start)
     coefficients = Features(*(u * unit for u, unit in zip(found, units, strict=True)))
     squares = sum(w * math.log(s / _positive(f, coefficients)) ** 2 for f, s, w in pairs)

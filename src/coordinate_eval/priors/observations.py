@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from coordinate_eval.priors.model import Conditions, Work
+from coordinate_eval.priors.roofline import Conditions, Work
 from coordinate_eval.records import Dataset, Record
 
 _MANY = 10**12

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from coordinate_eval.coordinator import files, user_files, words
+from coordinate_eval import _files, _format, _user_files
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.observations import DatasetSeen, Seen, dump, parse
 
@@ -51,14 +51,14 @@ class Store:
             path = self.folder / f"{run}.jsonl"
             # A run's record only grows, so of two versions the fuller one is the later one.
             if _fullness(lines.values()) > _fullness(_readable(path)):
-                files.write(path, "".join(lines))
+                _files.write(path, "".join(lines))
                 written += 1
         return written
 
     def _newest(self, most: int) -> list[Path]:
         found = [
-            (files.modified(path), path)
-            for path in (self.folder / name for name in files.names(self.folder))
+            (_files.modified(path), path)
+            for path in (self.folder / name for name in _files.names(self.folder))
             if path.suffix == ".jsonl" and not path.name.startswith(".")
         ]
         return [path for _, path in sorted(found, reverse=True)[:most]]
@@ -70,7 +70,7 @@ def read_file(path: Path) -> list[Seen]:
     Raises:
         UserError: it cannot be read, or a line is none; with the line.
     """
-    user_files.check_regular(path, "file")
+    _user_files.check_regular(path, "file")
     found: list[Seen] = []
     try:
         with path.open("rb") as file:
@@ -92,7 +92,7 @@ def _strictly(line: bytes, where: str) -> Seen:
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "union_tag_invalid":
-            kind = words.plain(first["ctx"]["tag"][:40])
+            kind = _format.plain(first["ctx"]["tag"][:40])
             raise UserError(
                 f"{where} is of a newer version, or by another hand: its kind is {kind!r}; import "
                 "the file with the version that exported it, or take such lines out"
@@ -105,7 +105,7 @@ def _readable(path: Path) -> Iterator[Seen]:
     with contextlib.suppress(OSError):
         if not path.is_file():  # a pipe would be waited for
             return
-        for line in files.whole_lines(path):
+        for line in _files.whole_lines(path):
             with contextlib.suppress(ValueError):
                 yield parse(line)
 

@@ -10,8 +10,8 @@ from coordinate_eval.coordinator.cluster import Busy, Job, Node, TaskStatus
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 from coordinate_eval.records import SlurmSettings
 from coordinate_eval.slurm.client import SlurmClient
-from coordinate_eval.slurm.jobs import SQUEUE_FORMAT, read_job_id, read_tasks
 from coordinate_eval.slurm.nodes import Partition, Wanted, read_nodes, read_partitions
+from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_job_id, read_tasks
 from coordinate_eval.slurm.scripts import submission
 
 _CONFIGURATIONS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))

@@ -1,0 +1,423 @@
+"""`coordinate-eval priors`: what was learned from finished runs, shown and carried elsewhere."""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinate_eval.coordinator.inputs import settings as config
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.errors import UserError
+from coordinate_eval.priors import conditions as conditions_of
+from coordinate_eval.priors import this_machine
+
+if TYPE_CHECKING:
+    from coordinate_eval.priors.observations import Seen, StageSeen
+    from coordinate_eval.priors.predict import Priors
+    from coordinate_eval.priors.roofline import Conditions, Model, Work
+    from coordinate_eval.priors.store import Store
+    from coordinate_eval.records import Dataset
+
+app = typer.Typer(help="What finished runs have taught: show, fit, export, import.")
+
+MOST_LEFT_OUT = 5
+"""Newest runs that are predicted from all others, to see how well that does."""
+
+DEFAULT_GPU, DEFAULT_SIZE = "h200", "7b"
+"""Assumed where nothing was observed and none is named."""
+
+LONGEST_LINE = 2**20
+"""Bytes of a line of an export, at most."""
+
+SOME_NODES = 8
+"""For how many nodes it is said what becomes of a storage that they share."""
+
+
+class _Source(NamedTuple):
+    """What tells copies of weights apart."""
+
+    storage: str
+    converted: bool
+
+
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+_Settings = Annotated[
+    Path | None, typer.Option("--settings", help="A TOML file.", show_default="the user's own")
+]
+
+
+@app.command()
+def show(
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Predict for this checkpoint.", show_default="newest seen")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Or for a model of this size, such as 7b or 350m.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Type of GPU.", show_default="newest seen")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="vllm or transformers.", show_default="vllm")
+    ] = None,
+    suite: Annotated[str | None, typer.Option(help="A shipped suite's name, or a file.")] = None,
+    as_json: _Json = False,
+    settings_file: _Settings = None,
+) -> None:
+    """Show what each dataset of a suite would take, and what that rests on."""
+    from coordinate_eval import _files
+    from coordinate_eval.coordinator.inputs import suite as suites
+    from coordinate_eval.priors.predict import Priors, errors_left_out
+
+    settings, _ = config.load({"suite": suite, "engine.name": engine}, settings_file)
+    if checkpoint is not None and model is not None:
+        raise UserError("give --checkpoint or --model, not both")
+    store = _store(settings)
+    seen = _read(store)
+    wanted = suites.load(settings.suite)
+    on = _conditions(settings, seen, checkpoint, model, gpu)
+    now = time.time()
+    errors = errors_left_out(seen, now, MOST_LEFT_OUT)
+    priors = Priors(seen, now)
+    rows = [_row(priors, dataset, on, errors, seen) for dataset in wanted.datasets]
+    answer = {
+        "store": str(store.folder),
+        "runs": len({one.run for one in seen}),
+        "conditions": on.model_dump(),
+        "engine_start_seconds": priors.start_seconds(on),
+        "stage": _stage(settings, seen, priors, on, _source(seen, checkpoint)),
+        "datasets": rows,
+    }
+    if as_json:
+        sys.stdout.write(_files.pretty(answer))
+    else:
+        _print_rows(answer)
+
+
+@app.command()
+def fit(as_json: _Json = False, settings_file: _Settings = None) -> None:
+    """Show the coefficients of each engine and GPU, and how far off they leave one run out."""
+    from coordinate_eval import _files
+    from coordinate_eval.priors.fit import of_conditions
+    from coordinate_eval.priors.observations import DatasetSeen
+    from coordinate_eval.priors.predict import Priors, errors_left_out
+
+    settings, _ = config.load({}, settings_file)
+    store, now = _store(settings), time.time()
+    seen = _read(store)
+    priors, rows = Priors(seen, now), []
+    for (engine, gpu), found in sorted(priors.fits.items()):
+        here = [s for s in seen if of_conditions(s.conditions) == (engine, gpu)]
+        runs = {s.run for s in here if isinstance(s, DatasetSeen)}
+        left_out = errors_left_out(here, now, MOST_LEFT_OUT) if len(runs) > 1 else {}
+        row = {
+            "engine": engine,
+            "gpu": gpu,
+            "runs": len(runs),
+            "observations": found.observations,
+            "coefficients": found.coefficients._asdict(),
+            "spread": found.spread,
+            "error_left_out": _median([abs(e) for each in left_out.values() for e in each]),
+        }
+        rows.append(row)
+    newest = {_source_of(s): s.conditions for s in sorted(_copies(seen), key=lambda s: s.time)}
+    stages = [_stage(settings, seen, priors, on, source) for source, on in sorted(newest.items())]
+    if as_json:
+        answer = {"store": str(store.folder), "fits": rows, "stages": stages}
+        sys.stdout.write(_files.pretty(answer))
+    else:
+        _print_fits(rows, stages, store)
+
+
+@app.command(name="export")
+def export_(
+    file: Annotated[Path, typer.Argument(help="Where to write; JSON lines.")],
+    settings_file: _Settings = None,
+) -> None:
+    """Write all observations into one FILE, to be imported elsewhere."""
+    from coordinate_eval import _files
+    from coordinate_eval.priors.observations import dump
+
+    settings, _ = config.load({}, settings_file)
+    _check_replaceable(file)
+    seen = _read(_store(settings), most=sys.maxsize)
+    try:
+        _files.write(file.absolute(), "".join(sorted(map(dump, seen))))
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from error
+    sys.stderr.write(f"{len(seen)} observations of {len({s.run for s in seen})} runs in {file}\n")
+
+
+@app.command(name="import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="What `export` wrote.")],
+    settings_file: _Settings = None,
+) -> None:
+    """Add the observations of FILE to the store; what is there already stays as it is."""
+    from coordinate_eval.priors.store import read_file
+
+    settings, _ = config.load({}, settings_file)
+    store = _store(settings)
+    seen = read_file(file)
+    try:
+        written = store.put(seen)
+    except OSError as error:
+        raise UserError(f"priors in {store.folder} cannot be written: {error.strerror}") from error
+    known = len({s.run for s in seen}) - written
+    sys.stderr.write(f"{written} runs added to {store.folder}, {known} were there\n")
+
+
+def _check_replaceable(file: Path) -> None:
+    """Whether nothing is lost by writing an export there.
+
+    Raises:
+        UserError: there is something that `export` has not written.
+    """
+    from coordinate_eval import _user_files
+    from coordinate_eval.priors.observations import parse
+
+    if not os.path.lexists(file):
+        return
+    _user_files.check_regular(file, "file")
+    try:
+        with file.open("rb") as before:
+            line = before.readline(LONGEST_LINE)
+        if line:
+            parse(line)
+    except OSError as error:
+        raise UserError(f"file {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(
+            f"{file} is there and holds no exported priors: name another file, or remove it"
+        ) from error
+
+
+def _store(settings: Settings) -> "Store":
+    from coordinate_eval.priors.store import Store
+
+    return Store(Path(settings.priors_dir).expanduser())
+
+
+def _read(store: "Store", **most: int) -> "list[Seen]":
+    try:
+        return store.read(**most)
+    except OSError as error:
+        raise UserError(f"priors in {store.folder} cannot be read: {error.strerror}") from error
+
+
+def _conditions(
+    settings: Settings,
+    seen: "Sequence[Seen]",
+    checkpoint: Path | None,
+    size: str | None,
+    gpu: str | None,
+) -> "Conditions":
+    """What is asked for, the newest observation of the engine filling in what is not."""
+    from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
+    from coordinate_eval.coordinator.planning import prepare
+
+    engine, degree = settings.engine, settings.trial.tensor_parallel or 1
+    same = [s for s in seen if s.conditions.engine == engine.name]
+    newest = max(same, key=lambda s: s.time).conditions if same else None
+    gpu = gpu or (newest.gpu if newest else DEFAULT_GPU)
+    if checkpoint is not None:
+        choice = prepare.Choice([], degree, gpu)
+        return prepare.conditions(checkpoints.inspect(checkpoint), choice, engine)
+    asked = newest.model if newest and not size else _model(size or DEFAULT_SIZE, degree)
+    version = this_machine.engine_version(engine.name)
+    return conditions_of.conditions(engine, version, gpu, asked)
+
+
+def _model(size: str, tensor_parallel: int) -> "Model":
+    """A 16-bit model of so many parameters, with the keys and values of Llama 3 (8 heads of 128;
+    layers grow as the cube root of parameters).
+    """
+    from coordinate_eval.priors.roofline import Model
+    from coordinate_eval.priors.shapes import parameter_count
+
+    parameters = parameter_count(size)
+    return Model(
+        parameters=parameters,
+        bytes=2 * parameters,
+        kv_bytes_per_token=int(131_072 * (parameters / 8.03e9) ** (1 / 3)),
+        tensor_parallel=tensor_parallel,
+        dtype="bfloat16",
+    )
+
+
+def _row(
+    priors: "Priors",
+    dataset: "Dataset",
+    on: "Conditions",
+    errors: dict[str, list[float]],
+    seen: "Sequence[Seen]",
+) -> dict[str, Any]:
+    from coordinate_eval.priors.observations import subject
+
+    work = _work(dataset, seen)
+    row: dict[str, Any] = {"name": dataset.name}
+    if work is None:
+        return row | {"observations": 0}
+    asked = subject(dataset)
+    expected = priors.predict(asked, work, on, built=False)
+    measured = _median(priors.seconds_seen(asked, on))
+    return row | {
+        "items": work.items,
+        "gpu_seconds": expected.gpu_seconds,
+        "spread": expected.spread,
+        "floor_seconds": expected.floor_seconds,
+        "metric_cpu_seconds": expected.metric_cpu_seconds,
+        "build_cpu_seconds": priors.build_seconds(asked, work.items),
+        "observations": expected.observations,
+        "measured_gpu_seconds": None if measured is None else measured * work.items,
+        "error_left_out": _median([abs(e) for e in errors.get(dataset.name, [])]),
+    }
+
+
+def _copies(seen: "Sequence[Seen]") -> "list[StageSeen]":
+    from coordinate_eval.priors.observations import StageSeen
+
+    return [s for s in seen if isinstance(s, StageSeen)]
+
+
+def _source_of(copy: "StageSeen") -> _Source:
+    return _Source(copy.storage, copy.converted)
+
+
+def _source(seen: "Sequence[Seen]", checkpoint: Path | None) -> _Source:
+    """Of this checkpoint, or of the newest copy that was seen."""
+    from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
+    from coordinate_eval.records import CheckpointFormat
+
+    if checkpoint is not None:
+        found = checkpoints.inspect(checkpoint)
+        return _Source(this_machine.storage_of(found.path), found.format is CheckpointFormat.TORCH)
+    newest = max(_copies(seen), key=lambda s: s.time, default=None)
+    return _source_of(newest) if newest else _Source("", converted=False)
+
+
+def _stage(
+    settings: Settings,
+    seen: "Sequence[Seen]",
+    priors: "Priors",
+    on: "Conditions",
+    source: _Source,
+) -> dict[str, Any]:
+    """What is known of copies of such a checkpoint into the memory of nodes."""
+    gigabits = settings.stage.gigabits_per_node
+    link = priors.link(on, source.storage, converted=source.converted, gigabits=gigabits)
+    given = "gigabits_per_node" in settings.stage.model_fields_set
+    return {
+        **source._asdict(),
+        **link._asdict(),
+        "seconds": link.seconds(on.model.bytes, 1),
+        "copies": sum(1 for copy in _copies(seen) if _source_of(copy) == source),
+        "set_gigabits_per_node": gigabits if given else None,
+    }
+
+
+def _work(dataset: "Dataset", seen: "Sequence[Seen]") -> "Work | None":
+    """As the catalogue has it, or as it was when it last ran; None for what is known to nobody."""
+    from coordinate_eval.priors import catalogue
+    from coordinate_eval.priors.observations import DatasetSeen, subject
+
+    asked = subject(dataset)
+    same = [s for s in seen if isinstance(s, DatasetSeen) and s.subject == asked]
+    newest = max(same, key=lambda s: s.time, default=None)
+    predicted = catalogue.predicted_work(dataset)
+    if predicted is None and newest is not None:
+        return newest.work()
+    if predicted is None and dataset.items is not None:
+        return catalogue.guessed_work(dataset, dataset.items)
+    return predicted
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _print_rows(answer: dict[str, Any]) -> None:
+    from coordinate_eval._format import duration
+
+    on, start = answer["conditions"], answer["engine_start_seconds"]
+    console = Console()
+    console.print(
+        f"{on['model']['parameters'] / 1e9:.3g}b parameters on {on['gpu']} with {on['engine']}, "
+        f"from {answer['runs']} runs in {answer['store']}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    if start is not None:
+        console.print(f"engine starts in {duration(start)}", markup=False, highlight=False)
+    if answer["stage"]["copies"]:
+        _print_stage(console, answer["stage"])
+    table = Table("dataset")
+    for heading in ("predicted", "±", "measured", "seen", "error, left out", "prompts"):
+        table.add_column(heading, justify="right")
+    for row in answer["datasets"]:
+        measured, error = row.get("measured_gpu_seconds"), row.get("error_left_out")
+        prompts = row.get("build_cpu_seconds")
+        table.add_row(
+            row["name"],
+            duration(row["gpu_seconds"]) if "gpu_seconds" in row else "not known",
+            f"{row['spread']:.0%}" if "spread" in row else "",
+            "" if measured is None else duration(measured),
+            str(row["observations"]),
+            "" if error is None else f"{error:.0%}",
+            "" if prompts is None else duration(prompts),
+        )
+    console.print(table)
+
+
+def _print_stage(console: Console, stage: dict[str, Any]) -> None:
+    from coordinate_eval._format import duration
+
+    what = "weights, converted from .pt," if stage["converted"] else "weights"
+    words = f"{what} on {stage['storage']} reach a node's memory in {duration(stage['seconds'])}"
+    words += f" ({stage['gigabits_per_node']:.3g} Gbit/s)"
+    if stage["shared"]:
+        many = stage["seconds"] * (1 + stage["shared"] * (SOME_NODES - 1))
+        words += f", each of {SOME_NODES} at once in {duration(many)}"
+    words += f"; seen {stage['copies']} ×"
+    if stage["set_gigabits_per_node"] is not None:
+        given = stage["set_gigabits_per_node"]
+        words += f"; plans take the {given:g} Gbit/s that are set ([stage] gigabits_per_node)"
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_fits(rows: list[dict[str, Any]], stages: list[dict[str, Any]], store: "Store") -> None:
+    console = Console()
+    for stage in stages:
+        _print_stage(console, stage)
+    if not rows and not stages:
+        text = f"nothing was learned yet: no runs in {store.folder}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return
+    if not rows:
+        return
+    table = Table("")
+    for row in rows:
+        table.add_column(f"{row['engine']} on {row['gpu']}", justify="right")
+    table.add_row("runs", *(str(row["runs"]) for row in rows))
+    table.add_row("observations", *(str(row["observations"]) for row in rows), end_section=True)
+    for name in rows[0]["coefficients"]:
+        values = (f"{row['coefficients'][name]:.3g}" for row in rows)
+        table.add_row(name.replace("_", " "), *values)
+    table.add_section()
+    table.add_row("±", *(f"{row['spread']:.0%}" for row in rows))
+    errors = (row["error_left_out"] for row in rows)
+    table.add_row("error, left out", *("" if e is None else f"{e:.0%}" for e in errors))
+    console.print(table)
+    console.print(
+        "Coefficients: of prefill, weights and cache the factor over the GPU's peak, of requests, "
+        "steps and output tokens seconds each.",
+        highlight=False,
+    )

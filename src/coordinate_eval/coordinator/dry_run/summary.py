@@ -1,0 +1,174 @@
+"""All that is worth knowing about a plan before it is submitted, gathered once. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from coordinate_eval._format import duration, plain, size
+from coordinate_eval.coordinator.cluster import Busy
+from coordinate_eval.coordinator.dry_run import risks
+from coordinate_eval.coordinator.dry_run.one_job_each import Place, longest_first, one_job_each
+from coordinate_eval.coordinator.dry_run.risks import Site
+from coordinate_eval.coordinator.planning.plan import Cost, Plan
+from coordinate_eval.coordinator.planning.prepare import Choice
+from coordinate_eval.coordinator.planning.timeline import Timeline, TrialBar, timeline
+
+
+class Planned(NamedTuple):
+    """A submission: the scheduler's command on one line, and the script it gets, if any."""
+
+    name: str
+    command: str
+    script: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Review:
+    """A plan, what is drawn and computed from it, and what could go wrong."""
+
+    plan: Plan
+    timeline: Timeline
+    metric_cpus: int
+    one_job_each: float
+    """Makespan in seconds of one job per dataset in the suite's order, on the same GPUs."""
+    longest_first: float
+    """The same with the longest first."""
+    risks: Sequence[str]
+    busy: Sequence[Busy]
+    submissions: Sequence[Planned]
+
+
+class NodeLine(NamedTuple):
+    """A node of a plan; times are seconds from the submission."""
+
+    name: str
+    trials: int
+    shards: int
+    staged: float
+    ready: float
+    end: float
+
+
+class DatasetLine(NamedTuple):
+    """A dataset of a plan and the number of its shards."""
+
+    cost: Cost
+    shards: int
+
+
+def review(plan: Plan, choice: Choice, site: Site, submissions: Sequence[Planned]) -> Review:
+    """What there is to see of a plan for these nodes."""
+    drawn = timeline(plan, site.metric_cpus)
+    used = {node.name for node in plan.nodes}
+    staged = plan.stages[0].seconds
+    place = Place(
+        slots=[node.trials for node in choice.nodes if node.name in used],
+        load_seconds=staged,
+        # A copy may be slower than the link; jobs that load beside each other then fill it.
+        link_seconds=min(staged, plan.checkpoint.bytes * 8 / (site.gigabits_per_node * 1e9)),
+        engine_start_seconds=plan.trials[0].setup_seconds,
+        cores=_cores_per_job(plan, site),
+    )
+    return Review(
+        plan=plan,
+        timeline=drawn,
+        metric_cpus=site.metric_cpus,
+        one_job_each=one_job_each(plan.datasets, place),
+        longest_first=one_job_each(longest_first(plan.datasets, place.cores), place),
+        risks=risks.risks(plan, drawn, site),
+        busy=site.busy,
+        submissions=submissions,
+    )
+
+
+def summary(found: Review) -> list[tuple[str, str]]:
+    """The figures that matter, as names and words."""
+    plan, estimate = found.plan, found.plan.estimate
+    checkpoint = plan.checkpoint
+    items = sum(cost.items for cost in plan.datasets)
+    gpus = sum(trial.gpus for trial in plan.trials)
+    kind = f" {plain(plan.nodes[0].gpu_type)}".rstrip()  # one type a run
+    makespan = estimate.makespan_seconds
+    return [
+        (
+            "checkpoint",
+            f"{plain(checkpoint.path)}  ({size(checkpoint.bytes)}, {checkpoint.parameters:,} "
+            "parameters)",
+        ),
+        ("suite", f"{plain(plan.suite.name)}: {len(plan.datasets)} datasets, {items:,} items"),
+        (
+            "trials",
+            f"{len(plan.trials)} {plan.engine.name} engines on {gpus}{kind} GPUs "
+            f"of {len(plan.nodes)} nodes",
+        ),
+        ("makespan", duration(makespan)),
+        (
+            "lower bound",
+            f"{duration(estimate.lower_bound_seconds)}  "
+            f"(the plan is {makespan / estimate.lower_bound_seconds:.2f} × it)",
+        ),
+        (
+            "one job each",
+            f"{duration(found.one_job_each)} ({found.one_job_each / makespan:.2f} × the plan), "
+            f"longest first {duration(found.longest_first)} "
+            f"({found.longest_first / makespan:.2f} ×)",
+        ),
+        ("GPU time", f"{estimate.gpu_hours:.2f} h, {estimate.gpu_idle_fraction:.0%} idle"),
+        *_first_signal(found),
+    ]
+
+
+def _first_signal(found: Review) -> list[tuple[str, str]]:
+    """When the responses of slices are there: by a tenth of the trials' time, and in the end."""
+    done: dict[str, float] = {}
+    for bar in (bar for trial in found.timeline.trials for bar in trial.shards):
+        if bar.shard.signal:
+            name = bar.shard.dataset
+            done[name] = max(done.get(name, 0.0), bar.complete)
+    if not done:
+        return []
+    ready = min(trial.ready for trial in found.timeline.trials)
+    tenth = ready + (found.plan.estimate.makespan_seconds - ready) / 10
+    early = sum(1 for when in done.values() if when <= tenth)
+    words = f"of {early} of {len(found.plan.datasets)} datasets by {duration(tenth)}"
+    if early < len(done):
+        words += f", of {len(done)} by {duration(max(done.values()))}"
+    return [("first signal", words)]
+
+
+def node_lines(found: Review) -> list[NodeLine]:
+    """The nodes in the plan's order."""
+    by_node: dict[str, list[TrialBar]] = {}
+    for bar in found.timeline.trials:
+        by_node.setdefault(bar.trial.node, []).append(bar)
+    lines = []
+    for node in found.plan.nodes:
+        bars = by_node[node.name]
+        lines.append(
+            NodeLine(
+                name=plain(node.name),
+                trials=len(bars),
+                shards=sum(len(bar.shards) for bar in bars),
+                staged=min(bar.trial.start_seconds for bar in bars),
+                ready=min(bar.ready for bar in bars),
+                end=max(bar.end for bar in bars),
+            )
+        )
+    return lines
+
+
+def dataset_lines(found: Review) -> list[DatasetLine]:
+    """The datasets, longest first."""
+    counts: dict[str, int] = {}
+    for shard in (shard for trial in found.plan.trials for shard in trial.shards):
+        counts[shard.dataset] = counts.get(shard.dataset, 0) + 1
+    ordered = sorted(found.plan.datasets, key=lambda cost: -cost.gpu_seconds)
+    return [DatasetLine(cost, counts.get(cost.name, 0)) for cost in ordered]
+
+
+def _cores_per_job(plan: Plan, site: Site) -> int:
+    """A job's part of its node's free cores, as schedulers hand them out with GPUs."""
+    names = {node.name for node in plan.nodes}
+    parts = [n.cpus // n.free_gpus for n in site.nodes if n.name in names and n.free_gpus]
+    return max(1, min([site.metric_cpus, *(part * plan.gpus_per_trial for part in parts)]))

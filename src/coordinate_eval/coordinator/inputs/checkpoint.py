@@ -1,0 +1,388 @@
+"""What a checkpoint is, found out from headers and small files: no torch, no weights read.
+
+A checkpoint is a folder of safetensors with config and tokenizer, as `save_pretrained` leaves
+it, or a state dict of torch.save with config and tokenizer beside it. Whatever is missing,
+torn or still being written is said here, before anything is submitted.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from coordinate_eval.coordinator.inputs import torch_pickle
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Checkpoint, CheckpointFormat
+
+MEMORY_FRACTION: Final = 0.85
+"""Part of a GPU's memory for weights, keys and values; activations and runtime take the rest."""
+
+DEFAULT_MAX_LENGTH: Final = 2048
+"""Tokens of context when the config does not say: that of the last models which did not."""
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_TORCH_SUFFIXES = {".pt", ".pth", ".bin"}
+# What trainers leave beside the weights.
+_TRAINER_FILES = ("optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args")
+_SIDE_SUFFIXES = {".json", ".jsonl", ".txt", ".model", ".jinja", ".tiktoken"}
+_TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
+_TOKENIZER_FILES = (
+    *_TOKENIZERS,
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = None) -> Checkpoint:
+    """Describe the checkpoint at `path`: a folder, or a .pt, .pth or .bin file.
+
+    Links are followed once, here: a `latest` that moves on changes nothing afterwards. `config`
+    and `tokenizer` (a file, or the folder it lies in) stand in for those of the checkpoint.
+
+    Raises:
+        UserError: something is missing, torn, malformed, unreadable, or would run code.
+    """
+    try:
+        place = _resolve(path)
+        weights, kind, extra = _find_weights(place)
+        # Configs may lie beside a link to a file, or beside the file.
+        beside = [place] if place.is_dir() else [place.parent, path.absolute().parent]
+        config_file = _find_config(place, beside, config)
+        files = {
+            *extra,
+            config_file,
+            *_matching([config_file.parent], ["generation_config.json"]),
+            *_find_tokenizer(place, beside, tokenizer),
+        }
+        sides = sorted(files, key=lambda file: file.name)
+        counts = _count(weights, kind, extra)
+        identity = _identity(weights, sides)
+        return Checkpoint(
+            path=_text(place),
+            identity=identity,
+            format=kind,
+            weights=[_text(file) for file in weights],
+            files=[_text(file) for file in sides],
+            bytes=sum(file.stat().st_size for file in weights),
+            parameters=sum(counts.values()),
+            dtype=max(counts, key=lambda dtype: counts[dtype]),
+            **_shape(_load_json(config_file), counts),
+        )
+    except OSError as error:
+        where = error.filename or path
+        raise UserError(
+            f"checkpoint {path}: cannot read {where} ({error.strerror or error}). "
+            "Check its permissions, and that the run still writes there"
+        ) from error
+
+
+def unchanged(checkpoint: Checkpoint) -> bool:
+    """Whether the files are still those that were inspected, as far as names, sizes, times tell."""
+    try:
+        weights, files = map(Path, checkpoint.weights), map(Path, checkpoint.files)
+        return _identity(list(weights), list(files)) == checkpoint.identity
+    except OSError:
+        return False
+
+
+def tensor_parallel(
+    checkpoint: Checkpoint, gpu_memory_gib: float, gpus_per_node: int, max_length: int
+) -> int:
+    """GPUs for one engine: the smallest power of two on which weights and a sequence fit.
+
+    `max_length` is in tokens; room for the keys and values of one such sequence is the least
+    an engine starts with. A memory of 0 is unknown: then one GPU.
+
+    Raises:
+        UserError: it fits no number of a node's GPUs that divides the attention heads.
+    """
+    if gpu_memory_gib <= 0:
+        return 1
+    weights = checkpoint.bytes
+    if checkpoint.format is CheckpointFormat.TORCH:
+        # Such a file may hold an optimizer's state, which no engine loads.
+        size = checkpoint.parameters * torch_pickle.ITEM_BYTES.get(checkpoint.dtype, 4)
+        weights = min(weights, size)
+    needed = (weights + checkpoint.kv_bytes_per_token * max_length) / MEMORY_FRACTION / 2**30
+    degree = 1
+    while degree <= gpus_per_node and checkpoint.attention_heads % degree == 0:
+        if needed / degree <= gpu_memory_gib:
+            return degree
+        degree *= 2
+    raise UserError(
+        f"checkpoint {checkpoint.path} needs {needed:.1f} GiB of GPU memory "
+        f"({max_length} tokens of context included); a node has {gpus_per_node} GPUs "
+        f"of {gpu_memory_gib:g} GiB, of which at most {degree // 2} can "
+        f"share {checkpoint.attention_heads} attention heads. "
+        "Choose nodes with larger GPUs, or a shorter context"
+    )
+
+
+def _resolve(path: Path) -> Path:
+    try:
+        place = path.resolve(strict=True)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"checkpoint {path} does not exist. Check the path, and whether this machine "
+            "mounts the file system it is on"
+        ) from error
+    except (RuntimeError, ValueError) as error:  # a circle of links; a NUL in the name
+        raise UserError(f"checkpoint {path!r} is no usable path: {error}") from error
+    _text(place)
+    return place
+
+
+def _text(path: Path) -> str:
+    """The path as records hold it."""
+    try:
+        return str(path).encode().decode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{path!r} is not named in UTF-8; rename it") from error
+
+
+def _find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]]:
+    """Weight files, their format, and small files that belong to them."""
+    if place.is_file():
+        if place.suffix in _TORCH_SUFFIXES:
+            return [place], CheckpointFormat.TORCH, []
+        raise UserError(
+            f"checkpoint {place} is a file, but no .pt, .pth or .bin. "
+            "Give the folder for safetensors"
+        )
+    names = sorted(entry.name for entry in place.iterdir())
+    index = place / _INDEX
+    if _INDEX in names:
+        return _shards(index), CheckpointFormat.SAFETENSORS, [index]
+    if _SINGLE in names:
+        return [place / _SINGLE], CheckpointFormat.SAFETENSORS, []
+    if any(name.endswith(".safetensors") for name in names):
+        raise UserError(
+            f"checkpoint {place} has safetensors, but neither {_SINGLE} nor {_INDEX}, which is "
+            "written last. Wait until it is saved, or save it with save_pretrained"
+        )
+    files = [
+        place / name
+        for name in names
+        if Path(name).suffix in _TORCH_SUFFIXES and not name.startswith(_TRAINER_FILES)
+    ]
+    if len(files) == 1:
+        return files, CheckpointFormat.TORCH, []
+    if files:
+        shown = ", ".join(repr(file.name) for file in files[:8])
+        raise UserError(
+            f"checkpoint {place} has {len(files)} files that may hold the weights ({shown}). "
+            "Name one of them; shards must be saved again with save_pretrained"
+        )
+    shown = f"only {', '.join(map(repr, names[:8]))}" if names else "nothing"
+    raise UserError(
+        f"checkpoint {place} has no weights ({_SINGLE}, {_INDEX}, or one .pt, .pth or .bin): "
+        f"it holds {shown}. If it is being written, try again afterwards"
+    )
+
+
+def _shards(index: Path) -> list[Path]:
+    mapping = _load_json(index).get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise UserError(f"{index} has no weight_map. Save the checkpoint again")
+    for name in mapping.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise UserError(f"{index} names a shard {name!r} outside its folder. Save it again")
+    names = set(mapping.values())
+    missing = sorted(name for name in names if not (index.parent / name).is_file())
+    if missing:
+        raise UserError(
+            f"checkpoint {index.parent} is incomplete: {len(missing)} of {len(names)} shards in "
+            f"{index.name} are missing, such as {missing[0]!r}. If it is being written, try again "
+            "afterwards"
+        )
+    return [index.parent / name for name in sorted(names)]
+
+
+def _find_config(place: Path, beside: list[Path], given: Path | None) -> Path:
+    folders, where = beside, place
+    if given is not None:
+        where = _resolve_given(given)
+        folders = [where if where.is_dir() else where.parent]
+        if where.is_file() and where.name != "config.json":
+            raise UserError(f"config {given} must be named config.json: engines look for that")
+    for file in _matching(folders, ["config.json"]):
+        return file
+    raise UserError(f"{where} has no config.json. Put the model's there, or give --config FILE")
+
+
+def _find_tokenizer(place: Path, beside: list[Path], given: Path | None) -> list[Path]:
+    folders, where = beside, place
+    if given is not None:
+        where = _resolve_given(given)
+        folders = [where if where.is_dir() else where.parent]
+    for folder in folders:
+        if _matching([folder], _TOKENIZERS):
+            return _matching([folder], _TOKENIZER_FILES)
+    raise UserError(
+        f"{where} has no tokenizer (tokenizer.json, tokenizer.model, or vocabulary files). "
+        "Put the model's there, or give --tokenizer FOLDER"
+    )
+
+
+def _resolve_given(given: Path) -> Path:
+    try:
+        return given.resolve(strict=True)
+    except (FileNotFoundError, RuntimeError, ValueError) as error:
+        raise UserError(f"{given} does not exist") from error
+
+
+def _matching(folders: Iterable[Path], patterns: Iterable[str]) -> list[Path]:
+    """Text files with these names, never programs or pickles; each name from its first folder."""
+    wanted = tuple(patterns)
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for file in sorted(folder.iterdir()):
+            matches = any(file.match(pattern) for pattern in wanted)
+            if matches and file.suffix in _SIDE_SUFFIXES and file.is_file():
+                found.setdefault(file.name, file)
+    return list(found.values())
+
+
+def _count(
+    weights: Sequence[Path], kind: CheckpointFormat, extra: Sequence[Path]
+) -> dict[str, int]:
+    """Parameters by type, from headers alone.
+
+    Raises:
+        UserError: a file is torn, empty, or not what its name says.
+    """
+    for file in weights:
+        if file.stat().st_size == 0:
+            raise UserError(f"{file} is empty. If it is being written, try again afterwards")
+    if kind is CheckpointFormat.TORCH:
+        counts = torch_pickle.read(weights[0])
+    else:
+        held: dict[str, str] = {}
+        counts = {}
+        for file in weights:
+            for tensor, (dtype, size) in _header(file).items():
+                held[tensor] = file.name
+                counts[dtype] = counts.get(dtype, 0) + size
+        for index in extra:
+            for tensor, shard in _load_json(index)["weight_map"].items():
+                if held.get(tensor) != shard:
+                    raise UserError(f"{index} promises {tensor!r} in {shard!r}, which lacks it")
+    if not sum(counts.values()):
+        raise UserError(f"{weights[0].parent} has no parameters: its weight files hold no tensors")
+    return counts
+
+
+def _header(file: Path) -> dict[str, tuple[str, int]]:
+    """Type and size of every tensor of a safetensors file."""
+    # Imported here: planning from a cluster file reads no checkpoint's headers.
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), framework="numpy") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            return {
+                name: (
+                    _DTYPES.get(part.get_dtype(), part.get_dtype().lower()),
+                    math.prod(part.get_shape()),
+                )
+                for name, part in slices.items()
+            }
+    except SafetensorError as error:
+        raise UserError(
+            f"{file} is not whole: {error}. If it is being written, try again afterwards; "
+            "else copy or save it again"
+        ) from error
+
+
+def _load_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:  # malformed JSON, or no UTF-8
+        raise UserError(
+            f"{file} is no JSON: {error}. If it is being written, try again afterwards"
+        ) from error
+    if not isinstance(value, dict):
+        raise UserError(f"{file} holds no JSON object, but a {type(value).__name__}")
+    return value
+
+
+def _shape(config: dict[str, Any], counts: dict[str, int]) -> dict[str, int]:
+    """Fields of `Checkpoint` that the config decides; names differ between model families."""
+    nested = config.get("text_config")
+    merged = config | nested if isinstance(nested, dict) else config
+    max_length = _integer(
+        merged,
+        "max_position_embeddings",
+        "n_positions",
+        "max_sequence_length",
+        "max_seq_len",
+        "seq_length",
+        "n_ctx",
+        "model_max_length",
+    )
+    heads = _integer(merged, "num_attention_heads", "n_head", "n_heads", "num_heads") or 1
+    layers = _integer(merged, "num_hidden_layers", "n_layer", "n_layers", "num_layers") or 0
+    width = _integer(merged, "hidden_size", "n_embd", "d_model", "dim") or 0
+    kv_heads = _integer(merged, "num_key_value_heads", "n_head_kv", "num_kv_heads")
+    if kv_heads is None:
+        kv_heads = 1 if merged.get("multi_query") is True else heads
+    head_size = _integer(merged, "head_dim", "kv_channels") or width // heads
+    # Engines keep keys and values in 16 bits, or in 32 when the weights are.
+    item = 4 if max(counts, key=lambda dtype: counts[dtype]) in ("float32", "float64") else 2
+    return {
+        "max_length": max_length or DEFAULT_MAX_LENGTH,
+        "attention_heads": heads,
+        "kv_bytes_per_token": 2 * layers * kv_heads * head_size * item,
+    }
+
+
+def _integer(config: dict[str, Any], *names: str) -> int | None:
+    """The first of these that is a positive number; the largest, where layers differ."""
+    for name in names:
+        value = config.get(name)
+        values = value if isinstance(value, list) else [value]
+        numbers = [each for each in values if type(each) is int and each > 0]
+        if numbers:
+            return max(numbers)
+    return None
+
+
+def _identity(weights: Sequence[Path], files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(weights):
+        status = file.stat()
+        digest.update(json.dumps([file.name, status.st_size, status.st_mtime_ns]).encode())
+    for file in sorted(files, key=lambda file: file.name):
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        digest.update(json.dumps([file.name, content]).encode())
+    return digest.hexdigest()
+
+
+def staged_bytes(source: Checkpoint) -> int:
+    """Bytes that the staged copy takes."""
+    return source.bytes + sum(Path(f).stat().st_size for f in source.files)

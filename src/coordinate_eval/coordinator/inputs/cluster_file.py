@@ -1,0 +1,152 @@
+"""A cluster written down in a file, to plan on without one."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from coordinate_eval import _format, _user_files
+from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Record
+
+try:  # libyaml's: ten times as fast, and a thousand nodes are many lines
+    from yaml import CSafeLoader as _SafeLoader
+except ImportError:  # PyYAML was built without it
+    from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
+
+CPUS_PER_GPU = 16
+"""Assumed of a node whose cores are not given."""
+
+MEMORY_GIB_PER_GPU = 128.0
+"""Assumed of a node whose memory is not given."""
+
+MOST_GPUS, MOST_NODES, MOST_CPUS = 1024, 10_000, 100_000
+"""Of a node, of a file, and of either: more than there are anywhere, few enough to plan for."""
+
+MOST_GIB, MOST_SECONDS = 1e6, 1e6
+"""Likewise of memory and of an engine's start."""
+
+MOST_LEVELS = 20
+"""Lists and mappings within each other."""
+
+
+class FileNode(Record):
+    """A node as the file gives it."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,252}$")
+    gpus: int = Field(ge=0, le=MOST_GPUS, strict=True)
+    free_gpus: int = Field(ge=0, le=MOST_GPUS, strict=True)
+    gpu_type: str = Field(default="", pattern=r"^[A-Za-z0-9_.:+ -]{0,100}$")
+    gpu_memory_gib: float = Field(default=0.0, ge=0, le=MOST_GIB)
+    cpus: int = Field(ge=1, le=MOST_CPUS, strict=True)
+    memory_gib: float = Field(gt=0, le=MOST_GIB)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        gpus = values.get("gpus") if isinstance(values, dict) else None
+        if isinstance(gpus, int) and gpus <= MOST_GPUS:
+            values = {
+                "free_gpus": gpus,
+                "cpus": max(1, gpus * CPUS_PER_GPU),
+                "memory_gib": max(1.0, gpus * MEMORY_GIB_PER_GPU),
+                **values,
+            }
+        return values
+
+    @model_validator(mode="after")
+    def _plausible(self) -> "FileNode":
+        if self.free_gpus > self.gpus:
+            raise ValueError(f"free_gpus is {self.free_gpus}, of {self.gpus} gpus")
+        return self
+
+
+class ClusterFile(Record):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    storage_gigabits_per_node: float = Field(default=25.0, ge=1e-3, le=1e6)
+    engine_start_seconds: float = Field(default=20.0, ge=0, le=MOST_SECONDS)
+    metric_cpus: int | None = Field(default=None, ge=1, le=MOST_CPUS, strict=True)
+    nodes: list[FileNode] = Field(min_length=1, max_length=MOST_NODES)
+
+    @property
+    def cores_for_metrics(self) -> int:
+        """Cores for all metric jobs together."""
+        return self.metric_cpus or sum(node.cpus for node in self.nodes)
+
+    def free(self) -> tuple[list[Node], list[Busy]]:
+        """As a live cluster would answer."""
+        nodes = [Node.model_validate(n.model_dump()) for n in self.nodes if n.free_gpus]
+        busy = [
+            Busy(name=n.name, why=f"{n.gpus} of {n.gpus} GPUs in use" if n.gpus else "no GPUs")
+            for n in self.nodes
+            if not n.free_gpus
+        ]
+        return nodes, busy
+
+
+def load(path: Path) -> ClusterFile:
+    """Read a cluster file.
+
+    Raises:
+        UserError: it is missing or malformed; names the field.
+    """
+    tree = _tree(path)
+    if not isinstance(tree, dict):
+        raise UserError(f"cluster file {path}: it must be a mapping with `nodes`")
+    try:
+        cluster = ClusterFile.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = _format.plain(".".join(str(part) for part in first["loc"]))
+        raise UserError(f"cluster file {path}: {where}: {first['msg']}") from error
+    for name, count in Counter(node.name for node in cluster.nodes).items():
+        if count > 1:
+            raise UserError(f"cluster file {path}: node {name} stands twice")
+    return cluster
+
+
+class _Loader(_SafeLoader):
+    """Refuses a key that stands twice, of which YAML's own takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value!r} stands twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _tree(path: Path) -> object:
+    text = _user_files.read_text(path, "cluster file")
+    try:
+        if _too_deep(text):
+            raise ValueError("it is nested too deeply")
+        return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        why = f"line {line}: {error.problem}"
+    except (yaml.YAMLError, ValueError) as error:  # also numbers and dates that there are not
+        why = " ".join(str(error).split())
+    raise UserError(f"cluster file {path} is not YAML: {why}")
+
+
+def _too_deep(text: str) -> bool:
+    """Whether a document holds more levels than a cluster has; libyaml would overrun its stack."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_LEVELS:
+            return True
+    return False

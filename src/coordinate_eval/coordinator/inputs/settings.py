@@ -1,0 +1,334 @@
+"""Settings: defaults, a TOML file, the environment and flags, in that order; later ones win.
+
+The environment variable of `[slurm] partition` is `COORDINATE_EVAL_SLURM_PARTITION`; lists and
+tables are given as JSON. What a run is submitted with is frozen in its `run.json`.
+"""
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+from pydantic import ConfigDict, Field, ValidationError
+
+from coordinate_eval import _user_files
+from coordinate_eval.coordinator import cluster
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import (
+    MOST_CPUS,
+    MOST_GPUS,
+    EngineSettings,
+    RaySettings,
+    Record,
+    SlurmSettings,
+)
+
+PREFIX = "COORDINATE_EVAL_"
+FILE_VARIABLE = "COORDINATE_EVAL_CONFIG"
+
+MOST_GIB = 1e6
+"""Memory of one job: more than any node has."""
+
+MOST_MINUTES, MOST_SECONDS = 1_000_000, 1e6
+"""Two years, and twelve days."""
+
+_OWN_VARIABLES = {
+    FILE_VARIABLE,
+    cluster.INDEX_VARIABLE,
+    cluster.TASK_VARIABLE,
+    cluster.STARTED_VARIABLE,
+    *cluster.ENDS_WITH_PARENT,
+}
+"""Variables of this program that are no settings."""
+
+_FOLDERS = ("runs_dir", "cache_dir", "priors_dir")
+
+
+class _Section(Record):
+    """A part of the settings: no figure in it may be infinite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class StageSettings(_Section):
+    """Where weights are staged and what that costs."""
+
+    root: str = Field(default="/dev/shm", description="a memory file system of each node")  # noqa: S108
+    gigabits_per_node: float = Field(
+        default=25.0,
+        ge=1e-3,
+        le=1e6,
+        description="storage link of one node; unset: as finished runs had it",
+    )
+
+
+class TrialSettings(_Section):
+    """What one trial asks for, GPUs apart."""
+
+    cpus: int = Field(default=4, ge=1, le=MOST_CPUS)
+    memory_gib: float = Field(
+        default=16.0, gt=0, le=MOST_GIB, description="host memory, weights apart"
+    )
+    engine_start_seconds: float = Field(
+        default=40.0, ge=0, le=MOST_SECONDS, description="unset: as finished runs had it"
+    )
+    max_length: int | None = Field(
+        default=None, ge=8, le=10**9, description="tokens; else the model's"
+    )
+    tensor_parallel: int | None = Field(
+        default=None, ge=1, le=MOST_GPUS, description="else what fits"
+    )
+    time_limit_factor: float = Field(
+        default=4.0, ge=1, le=1000, description="limit over prediction"
+    )
+    min_minutes: int = Field(
+        default=15, ge=1, le=MOST_MINUTES, description="shortest time limit asked for"
+    )
+    max_minutes: int = Field(
+        default=720, ge=1, le=MOST_MINUTES, description="longest time limit asked for"
+    )
+
+
+class MetricSettings(_Section):
+    """How questions of metrics are answered."""
+
+    cpus: int = Field(
+        default=8, ge=1, le=MOST_CPUS, description="cores for all metric jobs together"
+    )
+    memory_gib: float = Field(default=4.0, gt=0, le=MOST_GIB, description="per core")
+    allow_unsafe_code: bool = Field(default=False, description="run programs without isolation")
+    scoring_minutes: float = Field(
+        default=20.0,
+        gt=0,
+        le=MOST_MINUTES,
+        description="for one dataset, its questions answered; tried 3 times",
+    )
+
+
+class SupervisorSettings(_Section):
+    """How a run is watched."""
+
+    poll_seconds: float = Field(default=5.0, gt=0, le=MOST_SECONDS)
+    patience_seconds: float = Field(
+        default=600.0, gt=0, le=MOST_SECONDS, description="for a job to start"
+    )
+    minutes: int = Field(
+        default=240, ge=15, le=MOST_MINUTES, description="time limit; it resubmits itself"
+    )
+    memory_gib: float = Field(default=8.0, gt=0, le=MOST_GIB)
+    cpus: int = Field(default=2, ge=1, le=MOST_CPUS)
+
+
+def _in_home(folder: str) -> str:
+    """A folder of the user's own, with its `~` where nothing says where that is."""
+    try:
+        return str(Path("~/.coordinate-eval", folder).expanduser())
+    except RuntimeError:
+        return f"~/.coordinate-eval/{folder}"
+
+
+class Settings(Record):
+    """Everything that can be set."""
+
+    suite: str = Field(default="base", description="name of a shipped suite, or a file")
+    cluster: str = Field(default="auto", description="auto, slurm, ray, or a cluster file")
+    runs_dir: str = Field(
+        default_factory=lambda: _in_home("runs"),
+        description="run directories; on storage that all nodes share",
+    )
+    cache_dir: str = Field(
+        default_factory=lambda: platformdirs.user_cache_dir("coordinate-eval"),
+        description="built requests; on storage that all nodes share",
+    )
+    priors_dir: str = Field(
+        default_factory=lambda: _in_home("priors"),
+        description="what finished runs took; on storage that all nodes share",
+    )
+    nodes: str | None = Field(default=None, description="at most so many nodes, or those to take")
+    max_nodes: int | None = Field(default=None, ge=1)
+    max_gpus: int | None = Field(default=None, ge=1)
+    objective: Literal["makespan", "gpu-hours"] = Field(
+        default="makespan", description="what a plan makes small: makespan or gpu-hours"
+    )
+    deadline_seconds: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="of the makespan; else refused"
+    )
+    queue: bool = Field(default=False, description="wait in the queue when no GPU is free")
+    first_signal: bool = Field(
+        default=False, description="a slice of every dataset first, to have rough scores early"
+    )
+    engine: EngineSettings = EngineSettings()
+    stage: StageSettings = StageSettings()
+    trial: TrialSettings = TrialSettings()
+    metrics: MetricSettings = MetricSettings()
+    supervisor: SupervisorSettings = SupervisorSettings()
+    slurm: SlurmSettings = SlurmSettings()
+    ray: RaySettings = RaySettings()
+
+
+class Layer(Record):
+    """Values by dotted name, and where they come from."""
+
+    source: str
+    values: dict[str, Any]
+
+
+def names() -> list[str]:
+    """Every setting by its dotted name, such as `slurm.partition`."""
+    return list(flatten(Settings().model_dump()))
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted names; the engine's `args` stay one value."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = prefix + key
+        if isinstance(value, Mapping) and name in _SECTIONS:
+            flat |= flatten(value, name + ".")
+        else:
+            flat[name] = value
+    return flat
+
+
+def meaning(name: str) -> str:
+    """What a setting is, in a few words."""
+    section, _, key = name.rpartition(".")
+    model = _SECTIONS[section] if section else Settings
+    return model.model_fields[key].description or ""
+
+
+def file_layer(path: Path | None, environ: Mapping[str, str]) -> Layer:
+    """The settings file: the one given, the one named by the environment, or the user's own.
+
+    Raises:
+        UserError: a file that was asked for is missing, or one is malformed.
+    """
+    asked = path or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
+    file = asked or Path(platformdirs.user_config_dir("coordinate-eval")) / "config.toml"
+    if str(file) == os.devnull:  # a usual way to say: none
+        return Layer(source=str(file), values={})
+    try:
+        tree = tomllib.loads(_user_files.read_text(file, "settings file"))
+    except UserError as error:
+        if not asked and isinstance(error.__cause__, FileNotFoundError):
+            return Layer(source=str(file), values={})
+        raise
+    except ValueError as error:
+        raise UserError(f"settings file {file} cannot be read: {error}") from error
+    except RecursionError:
+        raise UserError(f"settings file {file} cannot be read: it is nested too deeply") from None
+    return Layer(source=str(file), values=flatten(tree))
+
+
+def environment_layer(environ: Mapping[str, str]) -> Layer:
+    """Settings from environment variables.
+
+    Raises:
+        UserError: there is one of this program's prefix that it does not know.
+    """
+    settings = {PREFIX + name.replace(".", "_").upper(): name for name in names()}
+    values: dict[str, Any] = {}
+    for variable in sorted(v for v in environ if v.startswith(PREFIX)):
+        if variable in settings:
+            values[settings[variable]] = _from_text(settings[variable], environ[variable])
+        elif variable not in _OWN_VARIABLES:
+            near = difflib.get_close_matches(variable, settings, n=1)
+            hint = f"did you mean {near[0]}?" if near else "unset it"
+            raise UserError(f"the environment has {variable}, which is no setting: {hint}")
+    return Layer(source="environment", values=values)
+
+
+def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
+    """Settings of all layers, later ones winning, and the source of each that was set.
+
+    Raises:
+        UserError: a name is unknown or a value impossible; it names the source.
+    """
+    merged: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    known = set(names())
+    for layer in layers:
+        for name, value in layer.values.items():
+            if name not in known:
+                raise UserError(
+                    f"unknown setting {name!r} in {layer.source}; "
+                    "`coordinate-eval config` lists those there are"
+                )
+            merged[name] = value
+            sources[name] = layer.source
+    try:
+        settings = Settings.model_validate(_nest(merged))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        source = sources.get(name, "the settings")
+        raise UserError(f"setting {name} in {source}: {first['msg']}") from error
+    for name in _FOLDERS:
+        try:
+            Path(getattr(settings, name)).expanduser()
+        except RuntimeError as error:
+            source = sources.get(name, "the defaults")
+            value = getattr(settings, name)
+            raise UserError(f"setting {name} in {source}: no home folder for {value}") from error
+    for name, value in merged.items():
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"setting {name} in {sources[name]}: it holds a NUL")
+        if not _is_json(value):
+            raise UserError(
+                f"setting {name} in {sources[name]}: it holds what JSON has not (texts that are "
+                "not Unicode, NaN, dates), or is nested too deeply"
+            )
+    return settings, sources
+
+
+def _is_json(value: object) -> bool:
+    """Whether a run would read from its `run.json` what it was given."""
+    layer = Layer(source="", values={"": value})
+    try:
+        return Layer.model_validate_json(layer.model_dump_json()) == layer
+    except (ValueError, RecursionError):
+        return False
+
+
+def load(flags: Mapping[str, Any], file: Path | None = None) -> tuple[Settings, dict[str, str]]:
+    """The effective settings, and where each that is not a default comes from."""
+    environ = os.environ
+    given = {name: value for name, value in flags.items() if value is not None}
+    return resolve(
+        [
+            file_layer(file, environ),
+            environment_layer(environ),
+            Layer(source="command line", values=given),
+        ]
+    )
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        section, _, key = name.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[key] = value
+    return tree
+
+
+def _from_text(name: str, text: str) -> Any:  # noqa: ANN401 - any JSON value
+    """A list, table, number or truth value given as JSON; everything else is the text itself."""
+    section, _, key = name.rpartition(".")
+    model = _SECTIONS[section] if section else Settings
+    if model.model_fields[key].annotation in (str, str | None):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+_SECTIONS: dict[str, type[Record]] = {
+    name: field.annotation
+    for name, field in Settings.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Record)
+}

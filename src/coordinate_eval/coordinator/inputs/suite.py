@@ -1,0 +1,233 @@
+"""Suites: YAML in, `Suite` out, with the line of what is wrong; and parts of suites."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import ConfigDict, ValidationError
+
+from coordinate_eval.coordinator.inputs import suite_yaml
+from coordinate_eval.coordinator.inputs.suite_yaml import Located, Source, shipped, wrong
+from coordinate_eval.errors import UserError
+from coordinate_eval.priors import catalogue
+from coordinate_eval.records import Dataset, Prior, Suite
+
+__all__ = ["load", "narrow", "parse", "runnable", "shipped"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=@,-]{0,99}")
+_DEFAULTS = {
+    "group",
+    "num_fewshot",
+    "gen_kwargs",
+    "limit",
+    "repeats",
+    "chat_template",
+    "system_instruction",
+    "fewshot_as_multiturn",
+    "think_end_token",
+    "metadata",
+}
+
+# More than anything that can be run, and little enough that no sum of products overflows.
+_RANGES = {
+    "items": (1, 10**9),
+    "limit": (1, 10**9),
+    "repeats": (1, 10**4),
+    "num_fewshot": (0, 10**4),
+}
+
+
+class _StrictPrior(Prior):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _StrictDataset(Dataset):
+    model_config = ConfigDict(extra="forbid")
+
+    prior: _StrictPrior | None = None
+
+
+def load(name: str) -> Suite:
+    """The suite of a file, or a shipped one by its name.
+
+    Raises:
+        UserError: there is none, or it is malformed; with file and line.
+    """
+    return _made(suite_yaml.find(name))
+
+
+def parse(text: str, *, where: str, folder: Path) -> Suite:
+    """A suite's text; `folder` is what its paths are relative to.
+
+    Raises:
+        UserError: with `where` and the line.
+    """
+    return _made(Source(text, where, folder, str((folder / where).resolve())))
+
+
+def narrow(
+    suite: Suite,
+    *,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    groups: Sequence[str] = (),
+    limit: int | None = None,
+) -> Suite:
+    """A part of a suite; its digest is that of a file which says just this.
+
+    Datasets stay that are in `only` and in `groups`, where these are given, and not in `skip`:
+    names, shell patterns such as `arc_*`, or several of them with commas between. At most `limit`
+    items of each task of a dataset are evaluated; costs that the suite gives shrink likewise.
+
+    Raises:
+        UserError: a name is unknown, or nothing stays.
+    """
+    names = [d.name for d in suite.datasets]
+    known_groups = list(dict.fromkeys(d.group for d in suite.datasets if d.group))
+    chosen = _named("--only", only, names, known_groups)
+    skipped = _named("--skip", skip, names, known_groups) or set()
+    wanted = _named("--group", groups, known_groups, known_groups)
+    kept = [
+        _limited(d, limit)
+        for d in suite.datasets
+        if (chosen is None or d.name in chosen)
+        and (wanted is None or d.group in wanted)
+        and d.name not in skipped
+    ]
+    if not kept:
+        raise UserError(
+            f"suite {suite.name}: nothing is left of it after --only, --group and --skip"
+        )
+    digest = _digest(suite.include_path, kept)
+    return suite.model_copy(update={"datasets": kept, "digest": digest})
+
+
+def runnable(suite: Suite) -> tuple[Suite, dict[str, str]]:
+    """The datasets of a suite that can be run, and by name why the others cannot.
+
+    The suite keeps its digest: it is still the one that was asked for.
+
+    Raises:
+        UserError: none can be run.
+    """
+    left_out = {d.name: _why_not(d) for d in suite.datasets if d.task is None}
+    kept = [d for d in suite.datasets if d.task is not None]
+    if not kept:
+        name, why = next(iter(left_out.items()))
+        raise UserError(
+            f"suite {suite.name}: nothing of it can be run, such as dataset {name}: {why}; it can "
+            "be planned with --dry-run"
+        )
+    return suite.model_copy(update={"datasets": kept}), left_out
+
+
+def _why_not(dataset: Dataset) -> str:
+    entry = catalogue.find(dataset)
+    if entry is not None and entry.kind == "judge":
+        return "it has no task: another model would have to judge its answers"
+    return "it has no task"
+
+
+def _named(
+    option: str, values: Sequence[str], known: Iterable[str], groups: Sequence[str]
+) -> set[str] | None:
+    """What the values of an option mean, None where it is not given."""
+    if not values:
+        return None
+    known = list(known)
+    patterns: list[str] = []
+    for value in values:
+        # A name may have a comma in it.
+        parts = [value] if value in known else [part.strip() for part in value.split(",")]
+        patterns += [part for part in parts if part]
+    if not patterns:
+        raise UserError(f"{option} names nothing")
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = suite_yaml.matching(pattern, known)
+        if not matches:
+            what = "group" if option == "--group" else "dataset"
+            listed = f" (groups: {', '.join(groups)})" if groups else ""
+            raise UserError(f"{option}: {suite_yaml.unknown(what, pattern, known)}{listed}")
+        found.update(matches)
+    return found
+
+
+def _limited(dataset: Dataset, limit: int | None) -> Dataset:
+    if limit is None or (dataset.limit is not None and dataset.limit <= limit):
+        return dataset
+    limited = dataset.model_copy(update={"limit": limit})
+    before, after = catalogue.items(dataset), catalogue.items(limited)
+    if dataset.prior is None or before is None or after is None:
+        return limited
+    share = after / before
+    prior = dataset.prior.model_copy(
+        update={
+            "gpu_seconds": dataset.prior.gpu_seconds * share,
+            "cpu_seconds": dataset.prior.cpu_seconds * share,
+        }
+    )
+    return limited.model_copy(update={"prior": prior})
+
+
+def _made(source: Source) -> Suite:
+    merged = suite_yaml.merged(source)
+    suite_yaml.only(merged.defaults, _DEFAULTS, "defaults")
+    datasets = [_dataset(entry, merged.defaults) for entry in merged.datasets.values()]
+    if not datasets:
+        raise UserError(f"suite {source.where}: no dataset is left of what it extends")
+    return Suite(
+        name=merged.name or Path(source.where).stem,
+        digest=_digest(merged.include_path, datasets),
+        include_path=merged.include_path,
+        datasets=datasets,
+    )
+
+
+def _digest(include_path: Sequence[str], datasets: Sequence[Dataset]) -> str:
+    """Of what is evaluated: neither how it is grouped, nor where the program is installed."""
+    home = suite_yaml.shipped_folder()
+    folders = [
+        f"shipped/{Path(folder).relative_to(home)}" if Path(folder).is_relative_to(home) else folder
+        for folder in include_path
+    ]
+    content = [folders, [d.model_dump(mode="json", exclude={"group"}) for d in datasets]]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _dataset(entry: Located, defaults: Located) -> Dataset:
+    given = entry.over(defaults)
+    try:
+        dataset = _StrictDataset.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise wrong(given.at(*first["loc"]), f"{name}: {first['msg']}") from error
+    for key in ("name", "group"):
+        value = getattr(dataset, key)
+        if value is not None and not _NAME.fullmatch(value):
+            raise wrong(
+                given.at(key),
+                f"{key} {value!r}: letters, digits and _ . + = @ , - only, please",
+            )
+    _in_range(dataset, given)
+    for key, value in given.items():
+        suite_yaml.check_json(value, given.at(key), f"dataset {dataset.name}: {key}")
+    unknown = catalogue.find(dataset) is None
+    if dataset.task is None and unknown and (dataset.items is None or dataset.prior is None):
+        raise wrong(
+            given.place,
+            f"dataset {dataset.name} needs a task, or items and a prior, or a name that the "
+            "catalogue of known datasets has",
+        )
+    return Dataset.model_validate(dataset.model_dump())
+
+
+def _in_range(dataset: Dataset, given: Located) -> None:
+    for key, (least, most) in _RANGES.items():
+        value = getattr(dataset, key)
+        if value is not None and not least <= value <= most:
+            limit = f"at least {least}" if value < least else f"at most {most}"
+            raise wrong(given.at(key), f"dataset {dataset.name}: {key} is {value:.9g}, {limit}")

@@ -1,0 +1,340 @@
+"""Suite files: YAML in which every key has its place, and the suites that one extends.
+
+A suite that `extends` another is merged with it before anything is checked: the keys of its
+`defaults` and of its datasets win, its `skip` takes inherited datasets out, and its folders of
+tasks come after the inherited ones, which lets its tasks win too.
+"""
+
+import difflib
+import fnmatch
+import json
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from coordinate_eval import _user_files
+from coordinate_eval.errors import UserError
+
+_KEYS = {"name", "extends", "include_path", "defaults", "skip", "datasets"}
+_MOST_VALUES = 100_000
+_MOST_DEPTH = 100  # readers of JSON stop at twice that
+
+
+class Place(NamedTuple):
+    """Where something stands."""
+
+    where: str
+    line: int
+
+
+class Located(dict[str, Any]):
+    """A mapping that remembers where it and each of its keys began."""
+
+    def __init__(self, value: dict[str, Any], place: Place, places: dict[str, Place]) -> None:
+        super().__init__(value)
+        self.place, self.places = place, places
+
+    def at(self, *keys: object) -> Place:
+        """Where a key stands, or the nearest mapping around it."""
+        place = self.places.get(str(keys[0]), self.place) if keys else self.place
+        inner = self.get(str(keys[0])) if keys else None
+        return inner.at(*keys[1:]) if isinstance(inner, Located) and keys[1:] else place
+
+    def over(self, other: "Located") -> "Located":
+        """The other one with the keys of this one instead of its own where both have them."""
+        return Located({**other, **self}, self.place, {**other.places, **self.places})
+
+
+class LocatedList(list[Any]):
+    """A list that remembers where each of its entries began."""
+
+    def __init__(self, values: list[Any], places: list[Place]) -> None:
+        super().__init__(values)
+        self.places = places
+
+
+class Source(NamedTuple):
+    """The text of a suite."""
+
+    text: str
+    where: str
+    folder: Path
+    """What its paths are relative to."""
+    identity: str
+    """The same for the same file, however it is named."""
+
+
+class Merged(NamedTuple):
+    """A suite and all that it extends, as one."""
+
+    name: str | None
+    include_path: list[str]
+    defaults: Located
+    datasets: dict[str, Located]
+
+
+def shipped_folder() -> Path:
+    """Where the suites that come with the program are."""
+    return Path(str(resources.files("coordinate_eval.evaluators") / "suites"))
+
+
+def shipped() -> list[str]:
+    """Names of the suites that come with the program."""
+    return sorted(path.stem for path in shipped_folder().glob("*.yaml"))
+
+
+def find(name: str, folder: Path = Path()) -> Source:
+    """The suite in a file, relative to `folder`, or a shipped one by its name.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    path = folder / name
+    if path.suffix not in (".yaml", ".yml") and not _exists(path):
+        if name not in shipped():
+            raise UserError(
+                f"no suite {name!r}: it is neither a file nor one of {', '.join(shipped())}"
+            )
+        path = shipped_folder() / f"{name}.yaml"
+        return Source(path.read_text(), name, path.parent, str(path))
+    text = _user_files.read_text(path, "suite")
+    real = path.resolve()
+    return Source(text, str(path), real.parent, str(real))
+
+
+def merged(source: Source) -> Merged:
+    """A suite with those that it extends merged in.
+
+    Raises:
+        UserError: with file and line.
+    """
+    chain = _chain(source)
+    folders: list[str] = []
+    defaults, datasets = Located({}, Place(source.where, 1), {}), dict[str, Located]()
+    for tree, folder in chain:
+        folders += [f for f in _folders(tree, folder) if f not in folders]
+        own = tree.get("defaults")
+        if own is not None and not isinstance(own, Located):
+            raise wrong(tree.at("defaults"), "defaults must be a mapping")
+        defaults = own.over(defaults) if own else defaults
+        for pattern, place in _strings(tree, "skip", "a list of names of inherited datasets"):
+            found = matching(pattern, datasets)
+            if not found:
+                raise wrong(place, f"skip: {unknown('dataset', pattern, datasets)}")
+            for name in found:
+                del datasets[name]
+        _add(tree, datasets)
+    title = chain[-1][0].get("name")
+    if not isinstance(title, str | None):
+        raise wrong(chain[-1][0].at("name"), "name must be a text")
+    check_json(title, chain[-1][0].at("name"), "name")
+    return Merged(title, folders, defaults, datasets)
+
+
+def matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that a name or a shell pattern such as `arc_*` means."""
+    return [name for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)]
+
+
+def unknown(what: str, name: str, names: Iterable[str]) -> str:
+    """That there is nothing of this name, and what is near."""
+    known = list(names)
+    near = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"there is no {what} {name!r}{hint}"
+
+
+def wrong(place: Place, what: str) -> UserError:
+    """An error that says where it is."""
+    return UserError(f"suite {place.where}, line {place.line}: {what}")
+
+
+def check_json(value: object, place: Place, what: str) -> None:
+    """Whether a value reads the same from the JSON of a run's records, where jobs get it from.
+
+    Raises:
+        UserError: with file and line.
+    """
+    why = "it is none that JSON has"
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        if json.loads(text.encode()) == value:
+            return
+    except (TypeError, ValueError, RecursionError) as error:
+        why = str(error)
+    raise wrong(
+        place, f"{what}: {why}; give texts, numbers, lists and mappings, and a date in quotes"
+    )
+
+
+def _chain(source: Source) -> list[tuple[Located, Path]]:
+    """The trees of a suite and of all that it extends, the last one first, with their folders."""
+    chain: list[tuple[Located, Path]] = []
+    seen: list[str] = []
+    while True:
+        tree = _tree(source)
+        chain.append((tree, source.folder))
+        seen.append(source.identity)
+        name = tree.get("extends")
+        if name is None:
+            if "skip" in tree:
+                raise wrong(tree.at("skip"), "skip takes out inherited datasets: it needs extends")
+            return chain[::-1]
+        if not isinstance(name, str):
+            raise wrong(tree.at("extends"), "extends must be one suite's name or file")
+        try:
+            source = find(name, source.folder)
+        except UserError as error:
+            raise wrong(tree.at("extends"), f"extends: {error}") from error
+        if source.identity in seen:
+            circle = " → ".join(Path(part).name for part in [*seen, source.identity])
+            raise wrong(tree.at("extends"), f"extends goes round in a circle: {circle}")
+
+
+def _add(tree: Located, datasets: dict[str, Located]) -> None:
+    """Add the datasets of one tree to those it inherits, or change them."""
+    entries = tree.get("datasets", LocatedList([], []) if "extends" in tree else None)
+    if not isinstance(entries, LocatedList) or not (entries or "extends" in tree):
+        raise wrong(tree.at("datasets"), "datasets must be a list")
+    inherited = {name.lower(): name for name in datasets}
+    own: dict[str, Place] = {}
+    for value, place in zip(entries, entries.places, strict=True):
+        entry = value
+        if isinstance(value, str):
+            entry = Located({"name": value, "task": value}, place, {})
+        if not isinstance(entry, Located):
+            raise wrong(place, "each dataset is a mapping with `name` and `task`")
+        name = entry.get("name")
+        if not isinstance(name, str):
+            raise wrong(entry.at("name"), "each dataset needs a name, which is a text")
+        # Case-insensitively: names become files, and some shared storage folds case.
+        if name.lower() in own:
+            raise wrong(place, f"dataset {name} stands twice, first {_said(own[name.lower()])}")
+        own[name.lower()] = place
+        before = datasets.get(inherited.get(name.lower(), ""))
+        if before is not None and (isinstance(value, str) or name not in datasets):
+            raise wrong(
+                place,
+                f"dataset {name} stands twice, first {_said(before.place)}: to change it, give "
+                f"its name, {before['name']}, and the keys to change",
+            )
+        datasets[name] = entry.over(before) if before is not None else entry
+
+
+def _said(place: Place) -> str:
+    return f"in {place.where}, line {place.line}"
+
+
+def _folders(tree: Located, folder: Path) -> list[str]:
+    found = []
+    for name, place in _strings(tree, "include_path", "a list of folders"):
+        found.append(str(folder / name))
+        if not Path(found[-1]).is_dir():
+            raise wrong(place, f"no folder {found[-1]}")
+    return found
+
+
+def _strings(tree: Located, key: str, what: str) -> list[tuple[str, Place]]:
+    """A text, or a list of them, with their places."""
+    value = tree.get(key)
+    if isinstance(value, str):
+        return [(value, tree.at(key))]
+    entries = LocatedList([], []) if value is None else value
+    if not isinstance(entries, LocatedList) or not all(isinstance(v, str) for v in entries):
+        raise wrong(tree.at(key), f"{key} must be {what}")
+    return list(zip(entries, entries.places, strict=True))
+
+
+class _Loader(yaml.SafeLoader):
+    where = ""
+
+    def place(self, node: yaml.Node) -> Place:
+        return Place(self.where, node.start_mark.line + 1)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> Located:
+    found = Located({}, loader.place(node), {})
+    for key_node, value_node in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            raise yaml.constructor.ConstructorError(
+                None, None, "merge keys (<<) are not supported, use defaults", key_node.start_mark
+            )
+        key = str(loader.construct_object(key_node, deep=True))
+        if key in found:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{key!r} stands twice", key_node.start_mark
+            )
+        found[key] = loader.construct_object(value_node, deep=True)
+        found.places[key] = loader.place(key_node)
+    return found
+
+
+def _sequence(loader: _Loader, node: yaml.SequenceNode) -> LocatedList:
+    values = [loader.construct_object(child, deep=True) for child in node.value]
+    return LocatedList(values, [loader.place(child) for child in node.value])
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_SEQUENCE_TAG, _sequence)
+
+
+def _tree(source: Source) -> Located:
+    start = Place(source.where, 1)
+    try:
+        loader = _Loader(source.text)
+        loader.where = source.where
+        tree = loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise wrong(Place(source.where, line), error.problem or "not YAML") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # Of digits without end, dates that there are not, and brackets in brackets in brackets.
+        raise wrong(start, f"not YAML: {error}") from error
+    if not isinstance(tree, Located):
+        raise wrong(start, "a suite is a mapping with `datasets`")
+    if excess := _excess(tree):
+        raise wrong(start, f"it has {excess}")
+    only(tree, _KEYS, "a suite")
+    return tree
+
+
+def _excess(tree: Located) -> str:
+    """What there is too much of in a tree, in words; empty where there is not.
+
+    Values count as often as they are used: aliases of aliases can be any number.
+    """
+    values: list[tuple[Any, int]] = [(tree, 1)]
+    left = _MOST_VALUES
+    while values:
+        value, depth = values.pop()
+        left -= 1
+        if left < 0:
+            return f"more than {_MOST_VALUES:,} values, aliases (*name) written out"
+        if depth > _MOST_DEPTH:
+            return f"lists or mappings in each other, more than {_MOST_DEPTH} deep"
+        if isinstance(value, dict | list | tuple):
+            inner = value.values() if isinstance(value, dict) else value
+            values += [(each, depth + 1) for each in inner]
+    return ""
+
+
+def only(tree: Located, keys: set[str], what: str) -> None:
+    """Refuse keys that mean nothing.
+
+    Raises:
+        UserError: with file and line.
+    """
+    for key in tree:
+        if key not in keys:
+            known = ", ".join(sorted(keys))
+            raise wrong(tree.at(key), f"unknown key {key!r} in {what}; known: {known}")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, or with a NUL: no path at all
+        return False

@@ -1,0 +1,1 @@
+"""From inputs, prior figures and free nodes to a plan: which trial runs which shards."""

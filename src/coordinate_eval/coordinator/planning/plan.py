@@ -1,0 +1,145 @@
+"""What a plan is made from and what it is: plan@1. `planner` makes one, `replay` explains it."""
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from coordinate_eval.records import Record, Shard
+
+
+class Cost(Record):
+    """What a whole dataset costs: seconds on one trial, and of its metric on one core."""
+
+    name: str
+    items: int = Field(gt=0, le=10**12)
+    gpu_seconds: float = Field(ge=1e-6, le=1e9)
+    metric_cpu_seconds: float = Field(default=0.0, ge=0, le=1e12)
+    chunk_overhead_seconds: float = Field(default=0.0, ge=0, le=1e6)
+    floor_seconds: float = Field(default=0.0, ge=0, le=1e9)
+    splittable: bool = True
+    spread: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="standard deviation of the logarithm of gpu_seconds; 0 where costs are given",
+    )
+
+
+class NodeCapacity(Record):
+    """A node that takes part, and how many trials can start on it."""
+
+    name: str
+    gpus: int
+    gpu_type: str
+    trials: int = Field(gt=0)
+
+
+class Capacity(Record):
+    """What there is to run on."""
+
+    nodes: list[NodeCapacity]
+    gpus_per_trial: int
+    engine_start_seconds: float
+    storage_gigabits_per_node: float = Field(gt=0, description="of a node that copies alone")
+    storage_shared: float = Field(
+        default=0.0, ge=0, le=1, description="part of its time that other nodes multiply: `Link`"
+    )
+    metric_cpus: int
+
+
+class PlanCheckpoint(Record):
+    """The checkpoint as a plan shows it."""
+
+    path: str
+    identity: str
+    bytes: int
+    parameters: int
+
+
+class PlanSuite(Record):
+    """The suite as a plan shows it."""
+
+    name: str
+    digest: str
+
+
+class PlanEngine(Record):
+    """The engine as a plan shows it."""
+
+    name: str
+    args: dict[str, Any]
+
+
+class PlanNode(Record):
+    """A node as a plan shows it."""
+
+    name: str
+    gpus: int
+    gpu_type: str
+
+
+class Stage(Record):
+    """The copy of the weights to one node, from time 0."""
+
+    node: str
+    bytes: int
+    seconds: float
+
+
+class Trial(Record):
+    """One engine and the shards that it runs first, in this order."""
+
+    id: str
+    node: str
+    gpus: int
+    start_seconds: float
+    setup_seconds: float
+    shards: list[Shard]
+
+
+class MetricJob(Record):
+    """A span whose questions are answered together."""
+
+    dataset: str
+    start: int
+    stop: int
+    cpus: int
+    seconds: float
+
+
+class Estimate(Record):
+    """What a plan comes to; see `replay`."""
+
+    makespan_seconds: float
+    lower_bound_seconds: float
+    gpu_idle_fraction: float
+    gpu_hours: float
+
+
+class Size(Record):
+    """What a plan on so many GPUs would come to."""
+
+    nodes: int
+    gpus: int
+    estimate: Estimate
+
+
+class Plan(Record):
+    """plan@1, as `--dry-run --json` prints it."""
+
+    schema_: Literal["coordinate-eval/plan@1"] = Field(
+        default="coordinate-eval/plan@1", alias="schema"
+    )
+    model_config = ConfigDict(populate_by_name=True)
+
+    checkpoint: PlanCheckpoint
+    suite: PlanSuite
+    engine: PlanEngine
+    gpus_per_trial: int
+    datasets: list[Cost]
+    nodes: list[PlanNode]
+    stages: list[Stage]
+    trials: list[Trial]
+    metric_jobs: list[MetricJob]
+    estimate: Estimate
+    what_if: list[Size] = Field(default=[], description="other numbers of GPUs, when asked for")

@@ -1,0 +1,169 @@
+"""Requests, built once and kept: the next checkpoint of the same model builds nothing.
+
+A cache entry is `<key>.jsonl` and, written after it, `<key>.json`. The key covers the dataset's
+settings, the tokenizer's bytes, engine and context length, the user's task files and the version
+of the harness. Data files that a task reads from this machine are checked on every use.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from filelock import FileLock
+
+from coordinate_eval import _files
+from coordinate_eval.errors import RecordError, UserError
+from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
+from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Request, Suite
+
+FORMAT = 1
+"""Raised when requests come to look different for the same key."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A dataset's requests in the cache."""
+
+    requests: Path
+    index: DatasetRequests
+
+
+class Builder:
+    """Builds the requests of a suite for one tokenizer."""
+
+    def __init__(
+        self, cache: Path, checkpoint: Checkpoint, suite: Suite, engine: str, max_length: int
+    ) -> None:
+        self._cache = cache / "requests"
+        self._files, self._suite = checkpoint.files, suite
+        self._engine, self._max_length = engine, max_length
+        self._evaluator: Evaluator | None = None
+        self._common = [
+            FORMAT,
+            engine,
+            max_length,
+            _version("lm_eval"),
+            _digest(Path(f) for f in checkpoint.files if Path(f).name != "config.json"),
+            [_listing(Path(folder)) for folder in suite.include_path],
+        ]
+
+    def get(self, dataset: Dataset) -> Built:
+        """The dataset's requests, from the cache or built now.
+
+        Raises:
+            UserError: the dataset cannot be built; nothing is left in the cache.
+        """
+        if dataset.task is None:
+            raise UserError(
+                f"dataset {dataset.name} of suite {self._suite.name} has no task: "
+                "it can be planned with --dry-run, not run"
+            )
+        found = self.find(dataset)
+        if found is not None:
+            return found
+        key = self._key(dataset)
+        requests, index = self._paths(key)
+        self._cache.mkdir(parents=True, exist_ok=True)
+        # On a cache that several machines share the lock may not hold; building twice is only
+        # slow, since both end with the same requests.
+        lock = self._cache / f"{key}.lock"
+        with FileLock(lock):
+            try:
+                made = _usable(requests, index) or self._build(dataset, key, requests, index)
+            except BaseException:
+                # Nothing may be left, and whoever waits for it builds at worst beside another.
+                lock.unlink(missing_ok=True)
+                raise
+        return Built(requests, made)
+
+    def find(self, dataset: Dataset) -> Built | None:
+        """The dataset's requests if they are in the cache."""
+        requests, index = self._paths(self._key(dataset))
+        found = _usable(requests, index)
+        return Built(requests, found) if found else None
+
+    def _build(self, dataset: Dataset, key: str, requests: Path, index: Path) -> DatasetRequests:
+        if self._evaluator is None:
+            tokenizer = next(Path(f).parent for f in self._files if "token" in Path(f).name)
+            self._evaluator = harness_evaluator(
+                tokenizer, self._suite, self._engine, self._max_length
+            )
+        offsets: list[int] = []
+        part = requests.with_name(f".{requests.name}.{_files.token()}.tmp")
+        try:
+            with part.open("wb") as file:
+
+                def write(request: Request) -> None:
+                    while len(offsets) <= request.item:
+                        offsets.append(file.tell())
+                    file.write(request.line().encode())
+
+                built = self._evaluator.build(dataset, write)
+                # The last items may have no request at all, such as empty documents.
+                offsets += [file.tell()] * (built.items + 1 - len(offsets))
+            part.replace(requests)
+        finally:
+            part.unlink(missing_ok=True)
+        more = {"key": key, "offsets": offsets, "built": time.time()}
+        found = built.model_copy(update=more)
+        _files.write_record(index, found)
+        return found
+
+    def _paths(self, key: str) -> tuple[Path, Path]:
+        """Requests and their description, of a key."""
+        return self._cache / f"{key}.jsonl", self._cache / f"{key}.json"
+
+    def _key(self, dataset: Dataset) -> str:
+        shape = dataset.model_dump(mode="json", exclude={"group", "prior", "items", "splittable"})
+        text = json.dumps([shape, *self._common], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _usable(requests: Path, index: Path) -> DatasetRequests | None:
+    """The entry, unless it is torn or a local file that it was made from has changed."""
+    try:
+        found = _files.read_record_if_there(index, DatasetRequests)
+        size = requests.stat().st_size
+    except (RecordError, FileNotFoundError):
+        return None
+    if found is None or found.offsets[-1:] != [size]:
+        return None
+    if any(_state(Path(p)) != state for p, state in found.sources.items()):
+        return None
+    return found
+
+
+def _state(path: Path) -> str:
+    """Size and modification time of a file, as `DatasetRequests.sources` has them."""
+    try:
+        found = path.stat()
+    except OSError:
+        return "missing"
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _listing(folder: Path) -> list[tuple[str, str]]:
+    """What lies under a folder of tasks: names, sizes, modification times."""
+    return [
+        (str(path.relative_to(folder)), _state(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    ]

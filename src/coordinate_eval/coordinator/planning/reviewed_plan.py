@@ -1,0 +1,289 @@
+"""A plan that people have looked at, given back to be submitted: `run --plan FILE`.
+
+What the file says is run, or nothing is: whatever has changed since it was printed is found here
+and said, each in one message. Estimates (a link's speed, an engine's start) are not compared:
+they are the reviewer's business, and change nothing of what runs.
+"""
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from coordinate_eval import _files, _user_files
+from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.coordinator.inputs.checkpoint import staged_bytes
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning import nodes as select
+from coordinate_eval.coordinator.planning import prepare
+from coordinate_eval.coordinator.planning.plan import Cost, NodeCapacity, Plan
+from coordinate_eval.coordinator.planning.prepare import QUEUED_NODE, Choice
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Checkpoint, CheckpointFormat, Suite
+
+SCHEMA = "coordinate-eval/plan@1"
+
+
+class PlanFile(Plan):
+    """plan@1 with the settings that a run of it depends on; absent in plans of other programs."""
+
+    metric_cpus: int | None = Field(default=None, ge=1, description="of all metric jobs together")
+    max_length: int | None = Field(default=None, ge=1, description="tokens of context")
+
+    @classmethod
+    def of(cls, plan: Plan, *, metric_cpus: int, max_length: int) -> "PlanFile":
+        """A plan as it is printed and kept."""
+        more = {"metric_cpus": metric_cpus, "max_length": max_length}
+        return cls.model_validate(plan.model_dump(by_alias=True) | more)
+
+
+def read(path: Path) -> PlanFile:
+    """The plan in a file.
+
+    Raises:
+        UserError: it is missing, no plan@1, or contradicts itself.
+    """
+    text = _user_files.read_text(path, "plan")
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"plan {path} is no JSON: {error}. {_HOW_TO_MAKE}") from error
+    schema = tree.get("schema") if isinstance(tree, dict) else None
+    if schema != SCHEMA:
+        what = f"its schema is {schema!r}" if schema else "it has no schema"
+        raise UserError(f"plan {path} is no {SCHEMA}: {what}. {_HOW_TO_MAKE}")
+    try:
+        plan = PlanFile.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"plan {path}: {where}: {first['msg']}. {_HOW_TO_MAKE}") from error
+    for problem in contradictions(plan):
+        raise UserError(f"plan {path}: {problem}. {_HOW_TO_MAKE}")
+    return plan
+
+
+def contradictions(plan: Plan) -> Iterator[str]:
+    """What in a plan cannot be: every item must be in exactly one shard, and so on. Pure."""
+    costs = {cost.name: cost for cost in plan.datasets}
+    nodes = {node.name: node for node in plan.nodes}
+    for what, names in (
+        ("dataset", [cost.name for cost in plan.datasets]),
+        ("node", [node.name for node in plan.nodes]),
+        ("trial", [trial.id for trial in plan.trials]),
+    ):
+        if not names:
+            yield f"it has no {what}"
+        for name in (name for name, count in Counter(names).items() if count > 1):
+            yield f"{what} {name} stands twice"
+    for name in {trial.node for trial in plan.trials} ^ nodes.keys():
+        yield f"node {name} has no trial" if name in nodes else f"no node {name}, which has trials"
+    for name in {stage.node for stage in plan.stages} ^ nodes.keys():
+        yield f"node {name} has no stage" if name in nodes else f"no node {name}, which has a stage"
+    if min(plan.estimate.makespan_seconds, plan.estimate.lower_bound_seconds) <= 0:
+        yield "its estimate is of no time at all"
+    for node, count in Counter(trial.node for trial in plan.trials).items():
+        usual = {f"{node}-{index}" for index in range(count)}
+        for name in {trial.id for trial in plan.trials if trial.node == node} - usual:
+            yield f"trial {name} of node {node} is none of {node}-0 to {node}-{count - 1}"
+    for trial in plan.trials:
+        if trial.gpus != plan.gpus_per_trial or trial.gpus < 1:
+            yield f"trial {trial.id} has {trial.gpus} GPUs, of {plan.gpus_per_trial} a trial"
+    for value in _numbers(plan.model_dump()):
+        if value < 0 or not (isinstance(value, int) or math.isfinite(value)):
+            yield f"{value} is no time, size or count"
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for shard in (shard for trial in plan.trials for shard in trial.shards):
+        spans.setdefault(shard.dataset, []).append((shard.start, shard.stop))
+    for name in spans.keys() - costs.keys():
+        yield f"a shard is of dataset {name}, which is not in it"
+    for name, cost in costs.items():
+        yield from _uncovered(name, cost.items, sorted(spans.get(name, [])))
+        if not cost.splittable and len(spans.get(name, [])) > 1:
+            yield f"dataset {name} can't be split and has {len(spans[name])} shards"
+    for job in plan.metric_jobs:
+        if job.dataset not in costs or not 0 <= job.start < job.stop <= costs[job.dataset].items:
+            yield f"a metric job is of {job.dataset} {job.start}-{job.stop}, which it has not"
+        if job.cpus < 1:
+            yield f"a metric job of {job.dataset} has no core"
+
+
+def check_same(plan: PlanFile, checkpoint: Checkpoint, suite: Suite, settings: Settings) -> None:
+    """Whether it is of this checkpoint, suite and settings.
+
+    Raises:
+        UserError: something differs; says what, and how it was when the plan was made.
+    """
+    if plan.checkpoint.path != checkpoint.path:
+        raise UserError(
+            f"the plan is of checkpoint {plan.checkpoint.path}, not of {checkpoint.path}: "
+            "leave CKPT away, or plan again"
+        )
+    if plan.checkpoint.identity != checkpoint.identity:
+        raise UserError(
+            f"checkpoint {checkpoint.path} has changed since the plan was made (names, sizes, "
+            "times, or the bytes of small files; also --config and --tokenizer): plan again"
+        )
+    if plan.suite.digest != suite.digest:
+        raise UserError(
+            f"the plan is of suite {plan.suite.name} {plan.suite.digest[:8]}, not of {suite.name} "
+            f"{suite.digest[:8]}: give --suite and what narrows it as for the dry run, or plan "
+            "again if it has changed"
+        )
+    cores = max((job.cpus for job in plan.metric_jobs), default=1)
+    for what, planned, now in (
+        ("engine", plan.engine.name, settings.engine.name),
+        ("engine.args", plan.engine.args, settings.engine.args),
+        ("tokens of context (trial.max_length)", plan.max_length, _length(checkpoint, settings)),
+        ("metrics.cpus", plan.metric_cpus, settings.metrics.cpus),
+        ("trial.tensor_parallel", plan.gpus_per_trial, settings.trial.tensor_parallel),
+    ):
+        if planned != now and planned is not None and now is not None:
+            raise UserError(
+                f"the plan was made with {what} {json.dumps(planned)}, now it is "
+                f"{json.dumps(now)}: give the same options as for the dry run, or plan again"
+            )
+    if cores > settings.metrics.cpus:
+        raise UserError(
+            f"the plan has metric jobs of {cores} cores, metrics.cpus is {settings.metrics.cpus}: "
+            "give the same options as for the dry run, or plan again"
+        )
+    seconds, deadline = plan.estimate.makespan_seconds, settings.deadline_seconds
+    if deadline is not None and seconds > deadline:
+        raise UserError(f"the plan takes {seconds:.0f} s, --deadline allows {deadline:g} s")
+    select.check_limits(
+        settings, {node.name for node in plan.nodes}, sum(trial.gpus for trial in plan.trials)
+    )
+
+
+def check_items(plan: Plan, costs: Sequence[Cost]) -> None:
+    """Whether its datasets have the items of these costs, which built requests were counted for.
+
+    Raises:
+        UserError: a dataset is not in the suite, or not in the plan, or has other items.
+    """
+    planned = {cost.name: cost.items for cost in plan.datasets}
+    built = {cost.name: cost.items for cost in costs}
+    for name in sorted(planned.keys() ^ built.keys()):
+        where = "the suite can run" if name in planned else "the plan has"
+        raise UserError(
+            f"dataset {name} is none that {where}: plan again with --dry-run and without a "
+            "cluster file"
+        )
+    for name, items in planned.items():
+        if items != built[name]:
+            raise UserError(
+                f"the plan has {items:,} items of dataset {name}, but {built[name]:,} were built: "
+                "plan again with --dry-run and without a cluster file, which counts them"
+            )
+
+
+def check_run(plan: PlanFile, run_dir: RunDir) -> None:
+    """Whether a run that is there already is of this plan.
+
+    Raises:
+        UserError: it is of another.
+    """
+    if _files.read_record_if_there(run_dir.plan, PlanFile) != plan:
+        raise UserError(
+            f"run directory {run_dir.root} is there already, of another plan: go on with it by "
+            "`coordinate-eval resume`, or choose another --run-dir"
+        )
+
+
+def choice(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    nodes: Sequence[Node],
+    busy: Sequence[Busy],
+) -> Choice:
+    """Its nodes and trials, if all of them can start now.
+
+    Raises:
+        UserError: a node is gone or lacks GPUs, cores or memory; says what each has now.
+    """
+    converting = checkpoint.format is CheckpointFormat.TORCH
+    gib = jobs.keeper_memory_gib(staged_bytes(checkpoint), converting)
+    live = {node.name: node for node in nodes}
+    why = {node.name: node.why for node in busy}
+    problems = []
+    chosen = []
+    for node in plan.nodes:
+        trials = sum(1 for trial in plan.trials if trial.node == node.name)
+        chosen.append(NodeCapacity(**node.model_dump(), trials=trials))
+        now = live.get(node.name)
+        if node.name == QUEUED_NODE and now is None:
+            problems.append("it was made with --queue, before its nodes were known")
+        elif now is None:
+            problems.append(f"{node.name}: {why.get(node.name, 'there is no such node now')}")
+        elif now.gpu_type != node.gpu_type:
+            problems.append(f"{node.name}: its GPUs are {now.gpu_type}, not {node.gpu_type}")
+        elif select.trials_on(now, settings, plan.gpus_per_trial, gib) < trials:
+            problems.append(_lacks(now, trials, plan.gpus_per_trial, settings, gib))
+    if problems:
+        shown = "".join(f"\n  {problem}" for problem in problems[:20])
+        more = f"\n  and {len(problems[20:])} more" if problems[20:] else ""
+        raise UserError(f"the plan cannot start as it is:{shown}{more}\nplan again, or wait")
+    kinds = {node.gpu_type for node in plan.nodes}
+    if len(kinds) > 1:
+        raise UserError(f"the plan has GPUs of {len(kinds)} types: {', '.join(sorted(kinds))}")
+    alike = [live[node.name] for node in plan.nodes]
+    needed = prepare.gpus_per_trial(checkpoint, settings, alike, _length(checkpoint, settings))
+    if needed != plan.gpus_per_trial:
+        raise UserError(
+            f"the plan has {plan.gpus_per_trial} GPUs a trial, but on its nodes the checkpoint "
+            f"takes {needed}: plan again, or set [trial] tensor_parallel for both"
+        )
+    return Choice(chosen, plan.gpus_per_trial, plan.nodes[0].gpu_type)
+
+
+def _length(checkpoint: Checkpoint, settings: Settings) -> int:
+    return prepare.max_length(checkpoint, settings)
+
+
+def _lacks(node: Node, trials: int, gpus: int, settings: Settings, gib: float) -> str:
+    trial = settings.trial
+    return (
+        f"{node.name}: {node.free_gpus} GPUs, {node.cpus} cores and {node.memory_gib:.1f} GiB are "
+        f"free; {trials} trials and the weights take {trials * gpus} GPUs, "
+        f"{trials * trial.cpus + select.KEEPER_CPUS} cores and "
+        f"{trials * trial.memory_gib + gib:.1f} GiB"
+    )
+
+
+def _uncovered(name: str, items: int, spans: list[tuple[int, int]]) -> Iterator[str]:
+    """Where shards leave items out, or have them twice."""
+    for start, stop in spans:
+        if not 0 <= start < stop <= items:
+            yield f"shard {start}-{stop} of dataset {name} is none of its {items} items"
+    edges = [(0, 0), *spans, (items, items)]
+    for (_, stop), (start, _) in itertools.pairwise(edges):
+        if stop < start:
+            yield f"items {stop}-{start} of dataset {name} are in no shard"
+        elif stop > start:
+            yield f"items {start}-{stop} of dataset {name} are in more than one shard"
+
+
+def _numbers(tree: Any) -> Iterator[float]:  # noqa: ANN401 - any JSON value
+    """Every number in it but those that belong to the engine."""
+    if isinstance(tree, bool):
+        return
+    if isinstance(tree, int | float):
+        yield tree
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from () if key == "args" else _numbers(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _numbers(value)
+
+
+_HOW_TO_MAKE = "`coordinate-eval run … --dry-run --json` prints one"

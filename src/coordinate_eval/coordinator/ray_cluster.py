@@ -1,0 +1,261 @@
+"""This machine as a cluster, through Ray: the same argv as on Slurm, as subprocesses.
+
+Ray hands out cores and GPUs and sets CUDA_VISIBLE_DEVICES; the driver is the supervisor. When
+it ends, however it ends, Ray's workers end, and each job ends with its worker.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinate_eval._files import token
+from coordinate_eval.coordinator.cluster import (
+    ENDS_WITH_PARENT,
+    INDEX_VARIABLE,
+    TASK_VARIABLE,
+    Busy,
+    Job,
+    Node,
+    State,
+    TaskStatus,
+)
+from coordinate_eval.errors import ClusterError, UserError
+from coordinate_eval.records import RaySettings
+
+OBJECT_STORE_BYTES = 100 << 20
+"""Ray's own share of the shared memory in which weights are staged: jobs pass no objects."""
+
+END_SECONDS = 20.0
+"""How long a job that is ended may take to clear up, such as to remove staged weights."""
+
+NODE = "local"
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+STARTS = 3
+"""Times that Ray is started before it is given up."""
+
+
+@dataclass
+class _Task:
+    """One task of a job, and the handle by which Ray knows it."""
+
+    job: Job
+    job_id: str
+    index: int
+    log: Path
+    handle: Any
+
+
+class RayCluster:
+    """One machine; see `cluster.Cluster` for what the methods promise."""
+
+    def __init__(self, settings: RaySettings, trial_memory_gib: float) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise UserError(
+                "Ray is not installed, and there is no Slurm here: "
+                "pip install 'coordinate-eval[ray]'"
+            ) from error
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        self._ray, self._trial_memory_gib = ray, trial_memory_gib
+        self._gpus, self._gpu_type, self._gpu_memory_gib = _gpus(settings)
+        self._begin(settings)
+        self._start = ray.remote(max_retries=0)(_run)
+        self._session = token()
+        self._tasks: list[_Task] = []
+        self._submitted = 0
+
+    def _begin(self, settings: RaySettings) -> None:
+        """Start Ray, again where it gave up on itself: it waits 15 s for parts of its own, which
+        a busy machine does not always start in time.
+
+        Raises:
+            ClusterError: it does not start.
+        """
+        for attempt in range(STARTS):
+            try:
+                # It says on stderr at every start that it asks for a token, which it also makes.
+                with contextlib.redirect_stderr(io.StringIO()):
+                    self._ray.init(
+                        address="local",  # one of our own, whatever RAY_ADDRESS says
+                        num_cpus=settings.cpus or os.cpu_count() or 1,
+                        num_gpus=self._gpus,
+                        include_dashboard=False,
+                        object_store_memory=OBJECT_STORE_BYTES,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                        configure_logging=False,
+                        namespace="coordinate-eval",
+                    )
+            except Exception as error:  # Ray raises bare ones
+                self._ray.shutdown()
+                if attempt == STARTS - 1:
+                    raise ClusterError(
+                        f"Ray did not start on this machine: {error} Its logs are in "
+                        "/tmp/ray/session_latest/logs"  # noqa: S108 - where Ray says it is
+                    ) from error
+            else:
+                return
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        """None: Ray is in this process."""
+        return {}
+
+    def nodes(self) -> tuple[list[Node], list[Busy]]:
+        """This machine, with what Ray has not handed out."""
+        free = self._ray.available_resources()  # type: ignore[no-untyped-call]  # Ray's
+        node = Node(
+            name=NODE,
+            gpus=self._gpus,
+            free_gpus=int(free.get("GPU", 0)),
+            gpu_type=self._gpu_type,
+            gpu_memory_gib=self._gpu_memory_gib,
+            cpus=1 << 20,
+            # Nothing is reserved for trials on one's own machine; the weights must surely fit.
+            memory_gib=_available_gib() + self._gpus * self._trial_memory_gib,
+        )
+        if node.free_gpus:
+            return [node], []
+        return [], [Busy(name=NODE, why=f"{self._gpus} of {self._gpus} GPUs in use")]
+
+    def submit(self, job: Job) -> str:
+        """Start the job's tasks as soon as there are GPUs for them."""
+        job_id = f"{self._session}-{self._submitted}"
+        self._submitted += 1
+        for index in range(job.count):
+            log = Path(f"{job.log}_{index}.log" if job.count > 1 else f"{job.log}.log")
+            environment = {
+                INDEX_VARIABLE: str(index),
+                TASK_VARIABLE: f"{job_id}_{index}.0",
+                **ENDS_WITH_PARENT,
+            }
+            # Keepers and trials share whatever cores there are; pullers of metrics wait for one.
+            cpus = 0 if job.gpu_work else job.cpus
+            start = self._start.options(num_cpus=cpus, num_gpus=job.gpus, name=job.name)
+            handle = start.remote(list(job.argv), environment, str(log))
+            self._tasks.append(_Task(job, job_id, index, log, handle))
+        return job_id
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        """All tasks of this driver whose job name starts with `prefix`."""
+        mine = [t for t in self._tasks if t.job.name.startswith(prefix)]
+        handles = [t.handle for t in mine]
+        ended, _ = (
+            self._ray.wait(handles, num_returns=len(handles), timeout=0) if handles else ([], [])
+        )
+        gone = set(ended)
+        return [
+            TaskStatus(
+                name=t.job.name,
+                job_id=t.job_id,
+                index=t.index,
+                state=_state(t, t.handle in gone),
+                node=NODE,
+            )
+            for t in mine
+        ]
+
+    def cancel(self, job_ids: list[str]) -> None:
+        """End the processes of these tasks."""
+        for task in self._tasks:
+            if task.job_id in job_ids or f"{task.job_id}_{task.index}" in job_ids:
+                self._ray.cancel(task.handle)
+
+    def close(self) -> None:
+        """End all jobs, which may clear up, and then Ray, which would only kill them."""
+        handles = [task.handle for task in self._tasks]
+        for handle in handles:
+            self._ray.cancel(handle)
+        if handles:
+            self._ray.wait(handles, num_returns=len(handles), timeout=2 * END_SECONDS)
+        self._ray.shutdown()
+
+
+def _run(argv: list[str], environment: dict[str, str], log: str) -> int:
+    """In a Ray worker: one task, until it ends."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    with Path(log).open("ab") as out:
+        job = subprocess.Popen(
+            argv,
+            env=inherited | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        while True:
+            # Ray cancels by an exception that is only heard between calls, so they are short.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return job.wait(1.0)
+    finally:
+        _end(job)
+
+
+def _end(job: subprocess.Popen[bytes]) -> None:
+    """TERM, and KILL where that is not heard; nothing when it has ended."""
+    job.terminate()
+    try:
+        job.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        job.wait()
+
+
+def _available_gib() -> float:
+    """Memory that processes can still take, from Linux's own estimate."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) / 2**20
+    return 0.0
+
+
+def _state(task: _Task, ended: bool) -> State:
+    if ended:
+        return State.ENDED
+    # A task opens its log first thing, so the log tells that it has begun.
+    return State.RUNNING if task.log.exists() else State.PENDING
+
+
+def _gpus(settings: RaySettings) -> tuple[int, str, float]:
+    """How many GPUs to hand out, their type, their memory in GiB, 0 for unknown.
+
+    Raises:
+        UserError: there are fewer than are asked for.
+    """
+    try:
+        found = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        ).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        found = []
+    if not found:
+        # It hides nothing here, and Ray would take it for a count.
+        os.environ.pop(_VISIBLE, None)
+        return settings.gpus or 1, "cpu", 0.0
+    count = len(found)
+    if _VISIBLE in os.environ:
+        count = sum(1 for name in os.environ[_VISIBLE].split(",") if name.strip() not in ("", "-1"))
+    if count < (settings.gpus or 1):
+        hidden = f" ({_VISIBLE}={os.environ[_VISIBLE]!r})" if _VISIBLE in os.environ else ""
+        raise UserError(
+            f"{settings.gpus or 1} GPUs are asked for, and {count} of this machine's {len(found)} "
+            f"can be used{hidden}: ask for fewer, or show more"
+        )
+    name, _, memory = found[0].rpartition(",")
+    gib = 0.0
+    with contextlib.suppress(ValueError):  # "[N/A]" where GPU and host share it
+        gib = float(memory) / 1024
+    return settings.gpus or count, name.strip().replace(" ", "_"), gib

@@ -1,0 +1,39 @@
+"""Who supervises a run: the process with the highest epoch."""
+
+import os
+import time
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.records import Record
+
+
+class Epoch(Record):
+    """`supervisor/<epoch>.json`: who supervises since when."""
+
+    epoch: int
+    host: str
+    pid: int
+    time: float
+    token: str
+
+
+def latest_epoch(run_dir: RunDir) -> int:
+    """The highest epoch that anybody took; 0 when nobody has."""
+    stems = (name.removesuffix(".json") for name in _files.names(run_dir.supervisors))
+    return max((int(stem) for stem in stems if stem.isdigit()), default=0)
+
+
+def take_over(run_dir: RunDir) -> int:
+    """Become the supervisor; the new epoch."""
+    while True:
+        epoch = latest_epoch(run_dir) + 1
+        entry = Epoch(
+            epoch=epoch,
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            time=time.time(),
+            token=_files.token(),
+        )
+        if _files.create(run_dir.supervisor(epoch), entry.model_dump_json()):
+            return epoch

@@ -1,0 +1,166 @@
+"""`first-signal.json`: rough scores of a run that is not done, from a slice of each dataset.
+
+Its numbers have another shape than results, so that neither people nor programs take one for the
+other.
+"""
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+from rich.table import Table
+
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.records import DatasetRequests, DatasetResults, Record, Span
+
+Z_95 = 1.96
+"""Standard errors to either side in which 95 % of a normal distribution lies; for scores of
+language models see E. Miller, "Adding Error Bars to Evals", 2024, arXiv:2411.00640."""
+
+UNFINISHED = "its scoring did not end"
+
+NO_SLICE = "none of its items is in the first signal: they take too long, or cannot be split"
+
+_NO_METRICS = ("sample_len", "sample_count")
+
+
+class Interval(Record):
+    """A metric over some of the items; without a standard error, nothing is said of the others."""
+
+    value: float
+    stderr: float | None = None
+    low: float | None = Field(default=None, description="value - 1.96 standard errors")
+    high: float | None = Field(default=None, description="value + 1.96 standard errors")
+
+
+class Signal(Record):
+    """One dataset, as far as its slice tells."""
+
+    items: int = Field(description="in the slice, of the tasks below")
+    of_items: int
+    tasks: int = Field(
+        description="leaf tasks with several items in the slice: the others count for nothing"
+    )
+    of_tasks: int
+    estimates: dict[str, dict[str, Interval]] = Field(description="task or group → metric → value")
+
+
+class FirstSignal(Record):
+    """What is known of the datasets of a run so far."""
+
+    schema_: Literal["coordinate-eval/first-signal@1"] = Field(
+        default="coordinate-eval/first-signal@1", alias="schema"
+    )
+    model_config = ConfigDict(populate_by_name=True)
+
+    complete: Literal[False] = False
+    confidence: float = 0.95
+    run: str
+    seconds: float = Field(description="from the run's creation to this file's last change")
+    datasets: dict[str, Signal] = Field(default={}, description="those estimated so far")
+    pending: list[str] = Field(default=[], description="datasets whose slices are still run")
+    without: dict[str, str] = Field(default={}, description="dataset → why it has no estimate")
+
+    def tried(self, dataset: str) -> bool:
+        """Whether nothing more is to come for a dataset."""
+        return dataset in self.datasets or dataset in self.without
+
+    def with_dataset(self, dataset: str, found: Signal | str, seconds: float) -> "FirstSignal":
+        """The same with a dataset's estimates, or why it has none."""
+        datasets = {k: v for k, v in self.datasets.items() if k != dataset}
+        without = {k: v for k, v in self.without.items() if k != dataset}
+        if isinstance(found, Signal):
+            datasets[dataset] = found
+        else:
+            without[dataset] = found
+        return self.model_copy(
+            update={
+                "datasets": datasets,
+                "without": without,
+                "pending": [name for name in self.pending if name != dataset],
+                "seconds": round(seconds, 3),
+            }
+        )
+
+
+def begun(run: Run) -> FirstSignal:
+    """Before any slice is done."""
+    planned = slices(run)
+    names = [d.name for d in run.suite.datasets]
+    return FirstSignal(
+        run=run.id,
+        seconds=0.0,
+        pending=[name for name in names if name in planned],
+        without={name: NO_SLICE for name in names if name not in planned},
+    )
+
+
+def slices(run: Run) -> dict[str, list[Span]]:
+    """The shards of each dataset's slice, in item order; empty where a run has no first signal."""
+    found: dict[str, list[Span]] = {}
+    for shard in sorted((s for s in run.shards if s.signal), key=lambda s: s.start):
+        found.setdefault(shard.dataset, []).append(shard.span)
+    return found
+
+
+def signal(results: DatasetResults, index: DatasetRequests) -> Signal:
+    """The scores of some items of the dataset with these requests, with what they leave open."""
+    estimates = {}
+    for task, metrics in results.results.items():
+        if found := dict(_intervals(metrics)):
+            estimates[task] = found
+    return Signal(
+        items=results.items,
+        of_items=index.items,
+        tasks=len(results.n_samples),
+        of_tasks=len(index.versions),
+        estimates=estimates,
+    )
+
+
+def table(known: dict[str, Any]) -> Table:
+    """What a `first-signal.json` says, for people: a dataset's own scores, where it has any."""
+    shown = Table(title="first signal: from some of the items only", title_justify="left")
+    shown.add_column("task")
+    shown.add_column("metric")
+    for column in ("score", "95 % interval", "items"):
+        shown.add_column(column, justify="right")
+    for name, dataset in known["datasets"].items():
+        items = f"{dataset['items']} of {dataset['of_items']}"
+        if dataset["of_tasks"] > 1:
+            items += f", {dataset['tasks']} of {dataset['of_tasks']} tasks"
+        estimates = dataset["estimates"]
+        own = {name: estimates[name]} if name in estimates else estimates
+        for task, metrics in own.items():
+            for number, (metric, found) in enumerate(metrics.items()):
+                between = (
+                    "" if found["low"] is None else f"{found['low']:.4f} … {found['high']:.4f}"
+                )
+                shown.add_row(
+                    "" if number else task,
+                    metric.removesuffix(",none"),
+                    f"{found['value']:.4f}",
+                    between,
+                    "" if number else items,
+                )
+            items = ""
+    for name in known["pending"]:
+        shown.add_row(name, "[yellow]on its way", "", "", "")
+    for name, why in known["without"].items():
+        shown.add_row(name, f"[yellow]{why.splitlines()[-1]}", "", "", "")
+    return shown
+
+
+def _intervals(metrics: dict[str, Any]) -> list[tuple[str, Interval]]:
+    found = []
+    for name, value in metrics.items():
+        metric, _, filter_name = name.partition(",")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or metric.endswith("_stderr") or metric in _NO_METRICS:
+            continue
+        stderr = metrics.get(f"{metric}_stderr,{filter_name}")
+        if isinstance(stderr, int | float):
+            low, high = value - Z_95 * stderr, value + Z_95 * stderr
+            found.append((name, Interval(value=value, stderr=stderr, low=low, high=high)))
+        else:
+            found.append((name, Interval(value=value)))
+    return found

@@ -1,0 +1,132 @@
+"""What is measured while a run goes on.
+
+A trial appends how long its engine took to start, and what each shard cost, to
+`observations/<trial>.jsonl` in the run directory; whoever has copied the weights to a node, how
+long that took, to `stage/<node>.jsonl`. What cannot be written is not learned, and nothing else
+comes of it.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from coordinate_eval import _files
+from coordinate_eval.priors.this_machine import storage_of
+from coordinate_eval.records import Checkpoint, Record, Response, Span
+
+
+class EngineStarted(Record):
+    """The first line of a trial's observations."""
+
+    kind: Literal["engine"] = "engine"
+    time: float
+    engine_version: str
+    processor: str = Field(description="model name of the CPU, and its cores")
+    start_seconds: float = Field(description="from the process's start, without staging")
+
+
+class ShardDone(Record):
+    """What one shard cost; of requests that an earlier attempt had answered it says nothing."""
+
+    kind: Literal["shard"] = "shard"
+    time: float
+    dataset: str
+    start: int
+    stop: int
+    items: int = Field(description="with a request that was answered here")
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    scored_tokens: int
+    longest_output_tokens: int
+    gpu_seconds: float = Field(description="its share of the engine's time, see `attribute`")
+
+
+class WeightsCopied(Record):
+    """One copy of the weights into a node's memory, from its first byte to its last."""
+
+    time: float = Field(ge=0, lt=1e11, description="of its end")
+    seconds: float = Field(ge=1e-3, lt=1e9, description="no less, to be told from its end")
+    storage: str = Field(description="see `storage_of`")
+
+
+_LINE: TypeAdapter[EngineStarted | ShardDone] = TypeAdapter(
+    Annotated[EngineStarted | ShardDone, Field(discriminator="kind")]
+)
+
+
+@dataclass
+class Tally:
+    """Adds up what the responses of a shard were and cost."""
+
+    items: int = 0
+    prompt_tokens: int = 0
+    requests: int = 0
+    output_tokens: int = 0
+    scored_tokens: int = 0
+    longest_output_tokens: int = 0
+    gpu_seconds: float = 0.0
+
+    def add(self, response: Response, seconds: float) -> None:
+        """Count a response and its share of the engine's time."""
+        self.requests += 1
+        self.gpu_seconds += seconds
+        if response.finish == "scored":
+            self.scored_tokens += response.tokens
+            return
+        self.output_tokens += response.tokens
+        self.longest_output_tokens = max(self.longest_output_tokens, response.tokens)
+
+    def done(self, span: Span) -> ShardDone:
+        """The line of a shard that is done."""
+        return ShardDone(
+            time=time.time(),
+            dataset=span.dataset,
+            start=span.start,
+            stop=span.stop,
+            items=self.items,
+            requests=self.requests,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            scored_tokens=self.scored_tokens,
+            longest_output_tokens=self.longest_output_tokens,
+            gpu_seconds=self.gpu_seconds,
+        )
+
+
+def write_line(path: Path, line: EngineStarted | ShardDone | WeightsCopied) -> None:
+    """Append a line; where that fails, nothing is learned from it."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.write(line.model_dump_json() + "\n")
+
+
+def read_lines(path: Path) -> Iterator[EngineStarted | ShardDone]:
+    """All lines of a trial that can be read; none where it never began."""
+    with contextlib.suppress(OSError):
+        for line in _files.whole_lines(path):
+            with contextlib.suppress(ValueError):
+                yield _LINE.validate_json(line)
+
+
+def note_copy(path: Path, seconds: float | None, checkpoint: Checkpoint) -> None:
+    """Append a copy of a checkpoint's weights that was made just now, unless it took None."""
+    if seconds is not None:
+        with contextlib.suppress(OSError):
+            storage = storage_of(checkpoint.path)
+            copied = WeightsCopied(time=time.time(), seconds=max(1e-3, seconds), storage=storage)
+            write_line(path, copied)
+
+
+def read_copies(path: Path) -> Iterator[WeightsCopied]:
+    """All copies to a node that can be read; none where none was made."""
+    with contextlib.suppress(OSError):
+        for line in _files.whole_lines(path):
+            with contextlib.suppress(ValueError):
+                yield WeightsCopied.model_validate_json(line)

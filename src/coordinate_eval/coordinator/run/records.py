@@ -1,0 +1,125 @@
+"""The records of a run directory that the coordinator writes for itself."""
+
+import itertools
+import math
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from coordinate_eval.coordinator.cluster import Job
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.records import Checkpoint, Record, Shard, Span, Suite
+
+PORTION_SECONDS = 5.0
+"""About so much of a metric, on one core, is answered under one claim."""
+
+MOST_PORTIONS = 2000
+"""Claims on questions that a run makes at most, roughly: long metrics have longer portions."""
+
+
+def portion_seconds(metric_cpu_seconds: float) -> float:
+    """For metrics of so many seconds on one core in all."""
+    return max(PORTION_SECONDS, metric_cpu_seconds / MOST_PORTIONS)
+
+
+class Run(Record):
+    """`run.json`: everything a job of this run must know, frozen at submission."""
+
+    schema_: Literal["coordinate-eval/run@1"] = Field(
+        default="coordinate-eval/run@1", alias="schema"
+    )
+    model_config = ConfigDict(populate_by_name=True)
+
+    id: str
+    nonce: str = Field(description="of this directory: part of the names of its jobs")
+    created: float
+    cluster: Literal["slurm", "ray"]
+    python: str = Field(description="interpreter that jobs use")
+    folder: str = Field(description="where it was submitted: tasks may name data relative to it")
+    checkpoint: Checkpoint
+    suite: Suite
+    settings: Settings
+    tensor_parallel: int
+    gpu_type: str = Field(description="the one type of GPU of this run; empty for any")
+    max_length: int
+    staged_bytes: int = Field(description="what the weights take in a node's memory")
+    exclusive: bool = Field(description="jobs of the GPU partition take whole nodes")
+    asks: list[str] = Field(description="datasets whose metric asks questions")
+    left_out: dict[str, str] = Field(
+        default={}, description="datasets that were asked for and cannot be run, and why"
+    )
+    shards: list[Shard] = Field(
+        description="all work, the first signal and then the longest first: what trials claim"
+    )
+
+    portion_seconds: float = Field(
+        default=PORTION_SECONDS, description="of a metric, answered under one claim"
+    )
+
+    def asking(self) -> list[Shard]:
+        """Shards whose metric asks questions."""
+        return [shard for shard in self.shards if shard.dataset in self.asks]
+
+    def portion_count(self, shard: Shard) -> int:
+        """In how many portions a shard's questions are answered."""
+        wanted = math.ceil(shard.metric_cpu_seconds / self.portion_seconds)
+        return max(1, min(shard.stop - shard.start, wanted))
+
+    def portions(self, shard: Shard) -> list[Span]:
+        """A shard in spans small enough that all cores find something to answer."""
+        items, count = shard.stop - shard.start, self.portion_count(shard)
+        edges = [shard.start + items * n // count for n in range(count + 1)]
+        return [Span(shard.dataset, a, b) for a, b in itertools.pairwise(edges)]
+
+
+class NodeShare(Record):
+    """What is asked of one node."""
+
+    node: str
+    gpu_type: str
+    trials: int
+    memory_gib: float = Field(description="for the keeper: weights and some room")
+
+
+class Round(Record):
+    """Nodes asked for together; the next round follows when all trials of one have ended."""
+
+    number: int
+    created: float
+    shares: list[NodeShare]
+    minutes: int = Field(description="time limit of trials and keepers")
+
+
+class Submitted(Record):
+    """`jobs/<name>.json`: the scheduler accepted a job, or refused it."""
+
+    job: Job
+    job_id: str | None
+    refusal: str = ""
+    time: float
+
+
+class StageProgress(Record):
+    """What a keeper, or a trial in its place, says of its node."""
+
+    state: Literal["copying", "ready", "removed", "failed"]
+    done_bytes: int
+    total_bytes: int
+    started: float
+    updated: float
+    message: str = ""
+
+
+class TrialProgress(Record):
+    """What a trial says of itself."""
+
+    trial: str
+    task: str
+    node: str
+    state: Literal["staging", "starting", "running", "ended", "failed"]
+    started: float
+    ready: float | None = Field(default=None, description="engine answered for the first time")
+    updated: float
+    shards: int = Field(default=0, description="published by this trial")
+    responses: int = 0
+    message: str = ""

@@ -1,0 +1,140 @@
+"""What came out of a run: `results.json`, the table, and what is missing and why."""
+
+import time
+from typing import Any
+
+from rich.table import Table
+
+from coordinate_eval import __version__, _files
+from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, StageProgress, TrialProgress
+from coordinate_eval.records import Dataset, DatasetResults
+
+LAST_LOG_LINES = 15
+"""Lines of a failed job's log that a report quotes."""
+
+
+def collect(run_dir: RunDir, run: Run, why: str = "") -> dict[str, Any]:
+    """The content of `results.json`, from what is scored so far."""
+    scored = {}
+    for dataset in run.suite.datasets:
+        found = _files.read_record_if_there(run_dir.dataset_results(dataset.name), DatasetResults)
+        if found is not None:
+            scored[dataset.name] = found
+    missing = {
+        d.name: _why_missing(run_dir, run, d.name, why)
+        for d in run.suite.datasets
+        if d.name not in scored
+    }
+    merged: dict[str, dict[str, Any]] = {}
+    for part in ("results", "groups", "higher_is_better", "n_shot", "n_samples", "versions"):
+        merged[part] = {k: v for found in scored.values() for k, v in getattr(found, part).items()}
+    return {
+        "schema": "coordinate-eval/scores@1",
+        "complete": not missing,
+        **merged,
+        "items": {name: found.items for name, found in scored.items()},
+        "missing": missing,
+        "left_out": run.left_out,
+        "failures": failures(run_dir) if missing else [],
+        "run": run.id,
+        "checkpoint": {
+            "path": run.checkpoint.path,
+            "identity": run.checkpoint.identity,
+            "parameters": run.checkpoint.parameters,
+        },
+        "suite": {"name": run.suite.name, "digest": run.suite.digest},
+        "engine": run.settings.engine.model_dump(),
+        "seconds": round(time.time() - run.created, 3),
+        "coordinate_eval_version": __version__,
+    }
+
+
+def table(results: dict[str, Any]) -> Table:
+    """Scores for people: one row a task and metric."""
+    shown = Table(title=f"{results['run']}", title_justify="left")
+    for column, justify in (("task", "left"), ("metric", "left"), ("score", "right")):
+        shown.add_column(column, justify=justify)  # type: ignore[arg-type]  # rich's Literal
+    shown.add_column("± stderr", justify="right")
+    shown.add_column("items", justify="right")
+    for task, metrics in results["results"].items():
+        first = True
+        for name, value in metrics.items():
+            metric, _, filter_name = name.partition(",")
+            if metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            if metric in ("sample_len", "sample_count"):
+                continue
+            error = metrics.get(f"{metric}_stderr,{filter_name}")
+            samples = results["n_samples"].get(task, {}).get("effective", "")
+            shown.add_row(
+                task if first else "",
+                name.removesuffix(",none"),
+                f"{value:.4f}",
+                f"{error:.4f}" if isinstance(error, float) else "",
+                str(samples) if first else "",
+            )
+            first = False
+    for name, why in results["missing"].items():
+        shown.add_row(f"[red]{name}", "[red]missing", "", "", "", end_section=False)
+        shown.add_row("", f"[red]{why.splitlines()[-1] if why else ''}", "", "", "")
+    # A run of an earlier version says nothing of it.
+    for name, why in results.get("left_out", {}).items():
+        shown.add_row(f"[yellow]{name}", "[yellow]left out", "", "", "")
+        shown.add_row("", f"[yellow]{why}", "", "", "")
+    return shown
+
+
+def failures(run_dir: RunDir) -> list[str]:
+    """What keepers and trials said before they failed, with the end of their logs."""
+    said = []
+    for folder, kind in (
+        (run_dir.stage(0, "").parent, StageProgress),
+        (run_dir.trial("").parent, TrialProgress),
+    ):
+        for name in sorted(_files.names(folder)):
+            if not name.endswith(".json") or name.startswith("."):
+                continue
+            found = _files.read_record_if_there(folder / name, kind)
+            if isinstance(found, StageProgress | TrialProgress) and found.state == "failed":
+                said.append(f"{folder.name}/{name}: {found.message}")
+    return said
+
+
+def log_tail(run_dir: RunDir, job: str, lines: int = LAST_LOG_LINES) -> str:
+    """The last lines of a job's newest log."""
+    logs = sorted(run_dir.logs.glob(f"{job}*.log"), key=lambda p: p.stat().st_mtime)
+    if not logs:
+        return ""
+    return "\n".join(logs[-1].read_text(errors="replace").splitlines()[-lines:])
+
+
+def _why_missing(run_dir: RunDir, run: Run, dataset: str, why: str) -> str:
+    """In words, the nearest cause first."""
+    path = run_dir.dataset_error(dataset)
+    if path.exists():
+        return path.read_text().strip()
+    spans = [s.span for s in run.shards if s.dataset == dataset]
+    outputs = Ledger(run_dir, "outputs")
+    undone = outputs.undone(spans)
+    deadly = [s for s in undone if outputs.deaths(s) >= MAX_DEATHS]
+    if deadly:
+        return f"items {deadly[0].stem}: {MAX_DEATHS} trials died on them; see {run_dir.logs}"
+    if undone:
+        items = sum(s.stop - s.start for s in undone)
+        return f"{items} items have no responses" + (f": {why}" if why else "")
+    asked = [p for s in run.asking() if s.dataset == dataset for p in run.portions(s)]
+    if Ledger(run_dir, "answers").undone(asked):
+        return "the questions of its metric are not all answered" + (f": {why}" if why else "")
+    return "not scored" + (f": {why}" if why else "")
+
+
+def unscored(run_dir: RunDir, run: Run) -> list[Dataset]:
+    """Datasets with neither results nor an error."""
+    done = _files.names(run_dir.dataset_results("").parent)
+    return [
+        d
+        for d in run.suite.datasets
+        if f"{d.name}.json" not in done and f"{d.name}.error" not in done
+    ]

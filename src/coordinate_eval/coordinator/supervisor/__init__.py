@@ -1,0 +1,1 @@
+"""The process that watches one run: gather facts, decide, act."""

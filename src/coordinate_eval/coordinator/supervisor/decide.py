@@ -1,0 +1,245 @@
+"""Supervision as a function: what is the case → what to do. No clock, no file, no scheduler.
+
+Called again and again with fresh facts; every action is such that doing it twice does no harm.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claims import Held, LedgerName
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import NodeShare, Round, Run, StageProgress, Submitted
+from coordinate_eval.records import Span
+
+MAX_IDLE_ROUNDS = 3
+"""Rounds in a row that answer nothing before the run is given up."""
+
+ROUND_PAUSE_SECONDS = 10.0
+"""Between rounds that answer nothing, times their number: what failed may pass."""
+
+MAX_IDLE_ARRAYS = 3
+"""Arrays of metric pullers in a row that publish nothing before answers are given up."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the run directory and one poll say; times are seconds since the epoch."""
+
+    now: float
+    cancelled: bool
+    round: Round | None
+    submitted: Mapping[str, Submitted]
+    tasks: list[TaskStatus]
+    stages: Mapping[str, StageProgress]
+    released: frozenset[str]
+    undone: list[Span]
+    claimable: list[Span]
+    held: list[tuple[LedgerName, Held]]
+    answerable: list[Span]
+    unscored: int
+    scorable: int
+    idle_rounds: int
+    idle_arrays: int
+
+    def alive(self, name: str) -> list[TaskStatus]:
+        """Tasks of a job that have not ended."""
+        return [t for t in self.tasks if t.name == name and t.state is not State.ENDED]
+
+    def ended(self, name: str) -> bool:
+        """Whether a job was submitted and none of its tasks is left."""
+        return name in self.submitted and not self.alive(name)
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Hand this job to the scheduler, unless one of its name is there."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """End these jobs or tasks."""
+
+    job_ids: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Revoke:
+    """Declare the owner of a claim dead."""
+
+    ledger: LedgerName
+    held: Held
+
+
+@dataclass(frozen=True)
+class Release:
+    """Tell a node's keeper that nobody needs the weights any more."""
+
+    round: int
+    node: str
+
+
+@dataclass(frozen=True)
+class NewRound:
+    """Ask for nodes again: the last ones are gone and work is left."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The run is over."""
+
+    why: str = field(default="")
+
+
+Action = Submit | Cancel | Revoke | Release | NewRound | Finish
+
+
+def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
+    """Everything to do now, in this order."""
+    if facts.cancelled:
+        return [Finish("cancelled")]
+    actions: list[Action] = [Revoke(ledger, held) for ledger, held in _orphans(facts)]
+    actions += _metrics(run, run_dir, facts)
+    round_over = facts.round is None
+    if facts.round is not None:
+        for share in facts.round.shares:
+            actions += _node(run, run_dir, facts, facts.round, share)
+        round_over = all(_over(run, facts, facts.round, share) for share in facts.round.shares)
+    if facts.unscored == 0:
+        actions.append(Finish())
+    elif facts.undone and round_over:
+        actions += _next_round(facts)
+    elif not facts.undone and round_over:
+        actions += _waiting_for_scores(facts)
+    return actions
+
+
+def _orphans(facts: Facts) -> list[tuple[LedgerName, Held]]:
+    """Claims whose owner's task has ended."""
+    living: set[str] = set()
+    for task in facts.tasks:
+        if task.state is not State.ENDED:
+            living |= {task.job_id, f"{task.job_id}_{task.index}"}
+    return [
+        (ledger, held)
+        for ledger, held in facts.held
+        if held.claim.task.rsplit(".", 1)[0] not in living
+    ]
+
+
+def _node(run: Run, run_dir: RunDir, facts: Facts, round_: Round, share: NodeShare) -> list[Action]:
+    """One node: keeper, then trials, then release."""
+    keeper = jobs.keeper_name(run, round_.number, share.node)
+    trials = jobs.trials_name(run, round_.number, share.node)
+    if trials in facts.submitted:
+        return _trials(run, facts, share.node, trials)
+    if not facts.undone:
+        return _release(facts, share.node)
+    if run.exclusive:
+        return [Submit(jobs.node_job(run, run_dir, round_.number, share, round_.minutes))]
+    if keeper not in facts.submitted:
+        return [Submit(jobs.keeper_job(run, run_dir, round_.number, share, round_.minutes))]
+    if facts.ended(keeper):
+        stage = facts.stages.get(share.node)
+        if stage is None or stage.state not in ("copying", "ready"):
+            return _release(facts, share.node)
+        # It was killed, and left what it had copied: trials go on from there, and clean up.
+        return [Submit(jobs.trials_job(run, run_dir, round_.number, share, round_.minutes))]
+    if _nearly_staged(run, facts, share.node):
+        return [Submit(jobs.trials_job(run, run_dir, round_.number, share, round_.minutes))]
+    return _impatient(run, facts, keeper)
+
+
+def _trials(run: Run, facts: Facts, node: str, trials: str) -> list[Action]:
+    if facts.ended(trials):
+        return _release(facts, node)
+    if not facts.undone:
+        pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
+        return _cancel(facts, pending, "nothing is left to do")
+    return _impatient(run, facts, trials)
+
+
+def _nearly_staged(run: Run, facts: Facts, node: str) -> bool:
+    """Whether the rest of the copy takes no longer than an engine needs to start."""
+    stage = facts.stages.get(node)
+    if stage is None or stage.state in ("removed", "failed"):
+        return False
+    if stage.state == "ready":
+        return True
+    elapsed = stage.updated - stage.started
+    if elapsed <= 0 or stage.done_bytes <= 0:
+        return False
+    left = (stage.total_bytes - stage.done_bytes) * elapsed / stage.done_bytes
+    return left <= run.settings.trial.engine_start_seconds
+
+
+def _impatient(run: Run, facts: Facts, name: str) -> list[Action]:
+    """Cancel what has not started for too long; others do its work."""
+    submitted = facts.submitted[name]
+    patience = run.settings.supervisor.patience_seconds
+    pending = [t for t in facts.alive(name) if t.state is State.PENDING]
+    if facts.now - submitted.time < patience or not pending:
+        return []
+    return _cancel(facts, pending, f"not started within {patience:g} s: {pending[0].reason}")
+
+
+def _over(run: Run, facts: Facts, round_: Round, share: NodeShare) -> bool:
+    """Whether nothing more is to come from a node in this round."""
+    trials = jobs.trials_name(run, round_.number, share.node)
+    if trials in facts.submitted:
+        return facts.ended(trials)
+    return share.node in facts.released or not facts.undone
+
+
+def _next_round(facts: Facts) -> list[Action]:
+    if facts.idle_rounds >= MAX_IDLE_ROUNDS:
+        return [Finish(f"{facts.idle_rounds} rounds in a row answered nothing")]
+    if not facts.claimable and not any(ledger == "outputs" for ledger, _ in facts.held):
+        return [Finish("the shards that are left have killed every trial that ran them")]
+    pause = ROUND_PAUSE_SECONDS * facts.idle_rounds
+    if not facts.claimable or (facts.round and facts.now - facts.round.created < pause):
+        return []
+    return [NewRound()]
+
+
+def _waiting_for_scores(facts: Facts) -> list[Action]:
+    """All responses are there: answers and the scorer are what is missing."""
+    answering = facts.held or (facts.answerable and facts.idle_arrays < MAX_IDLE_ARRAYS)
+    if answering or facts.scorable:
+        return []
+    if facts.answerable:
+        return [Finish(f"{facts.idle_arrays} arrays of metric jobs in a row answered nothing")]
+    return [Finish("datasets are left that nothing can score")]
+
+
+def _metrics(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
+    """An array of pullers when there are questions, others when most of them have left."""
+    if not facts.answerable or facts.idle_arrays >= MAX_IDLE_ARRAYS:
+        return []
+    arrays = [name for name in facts.submitted if jobs.is_metric(run, name)]
+    alive = sum(len(facts.alive(name)) for name in arrays)
+    wanted = min(run.settings.metrics.cpus, len(facts.answerable))
+    if alive >= wanted / 2:
+        return []
+    count = wanted - alive if alive else jobs.pullers(run)
+    return [Submit(jobs.metric_job(run, run_dir, len(arrays), count))]
+
+
+def _release(facts: Facts, node: str) -> list[Action]:
+    if facts.round is None or node in facts.released:
+        return []
+    return [Release(facts.round.number, node)]
+
+
+def _cancel(facts: Facts, tasks: list[TaskStatus], why: str) -> list[Action]:
+    """Cancel tasks: single ones of an array, or a whole job of one."""
+    ids = set()
+    for task in tasks:
+        submitted = facts.submitted.get(task.name)
+        array = submitted is not None and submitted.job.count > 1
+        ids.add(f"{task.job_id}_{task.index}" if array else task.job_id)
+    return [Cancel(tuple(sorted(ids)), why)] if ids else []

@@ -1,0 +1,120 @@
+"""What is the case: the run directory and one poll, read into `Facts`."""
+
+from collections.abc import Iterator
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.cluster import TaskStatus
+from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.jobs import read_submitted, trial_id
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.portions import asked, asking
+from coordinate_eval.coordinator.run.records import (
+    Round,
+    Run,
+    StageProgress,
+    TrialProgress,
+)
+from coordinate_eval.coordinator.run.results import unscored
+from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.supervisor.decide import Facts
+from coordinate_eval.records import Span
+
+
+def gather(
+    run_dir: RunDir, run: Run, tasks: list[TaskStatus], now: float, idle_arrays: int
+) -> Facts:
+    """Facts as of a poll made just before; claims are read after it, so no living owner of one
+    can be missing from the poll.
+    """
+    spans = [shard.span for shard in run.shards]
+    outputs, answers = Ledger(run_dir, "outputs"), Ledger(run_dir, "answers")
+    undone = outputs.undone(spans)
+    rounds = list(read_rounds(run_dir))
+    current = rounds[-1] if rounds else None
+    questions = asked(run_dir, run)
+    stages: dict[str, StageProgress] = {}
+    released: set[str] = set()
+    for share in current.shares if current else []:
+        number = current.number if current else 0
+        stage = _files.read_record_if_there(run_dir.stage(number, share.node), StageProgress)
+        if stage is not None:
+            stages[share.node] = stage
+        if run_dir.released(number, share.node).exists():
+            released.add(share.node)
+    return Facts(
+        now=now,
+        cancelled=run_dir.cancelled.exists(),
+        round=current,
+        submitted={s.job.name: s for s in read_submitted(run_dir)},
+        tasks=tasks,
+        stages=stages,
+        released=frozenset(released),
+        undone=undone,
+        claimable=outputs.claimable(undone),
+        held=[
+            *(("outputs", held) for held in outputs.held(undone)),
+            *(("answers", held) for held in answers.held(questions)),
+        ],
+        answerable=answers.claimable(questions),
+        unscored=len(unscored(run_dir, run)),
+        scorable=scorable(run_dir, run, undone),
+        idle_rounds=idle_rounds(run_dir, run, rounds, now),
+        idle_arrays=idle_arrays,
+    )
+
+
+def scorable(run_dir: RunDir, run: Run, undone: list[Span]) -> int:
+    """How many datasets or spans only the scorer can bring further."""
+    waiting = {span.dataset for span in undone}
+    unanswered = {s.dataset for s in Ledger(run_dir, "answers").undone(asking(run))}
+    unasked = {
+        shard.dataset
+        for shard in run.asking()
+        if not run_dir.questions(run.portions(shard)[-1]).exists()
+    }
+    return sum(
+        1
+        for dataset in unscored(run_dir, run)
+        if dataset.name not in waiting
+        and (dataset.name not in unanswered or dataset.name in unasked)
+    )
+
+
+def idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float) -> int:
+    """How many of the last rounds answered nothing, since the run was last resumed.
+
+    Those that waited in the queue until patience ended are no sign of a fault and do not count;
+    one that ended sooner, or whose trials began, does.
+    """
+    patience = run.settings.supervisor.patience_seconds
+    since = _files.modified(run_dir.resumed)
+    idle, end = 0, now
+    for round_ in reversed(rounds):
+        trials = list(_trials(run_dir, round_))
+        if round_.created < since or any(trial.responses for trial in trials):
+            break
+        idle += bool(trials) or end - round_.created < patience
+        end = round_.created
+    return idle
+
+
+def _trials(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:
+    """What the trials of a round said of themselves."""
+    for share in round_.shares:
+        for index in range(share.trials):
+            path = run_dir.trial(trial_id(share.node, index, round_.number))
+            if (found := _files.read_record_if_there(path, TrialProgress)) is not None:
+                yield found
+
+
+def refresh(run_dir: RunDir, spans: list[Span]) -> None:
+    """Make this machine see what others have put beside these spans: a change of one's own to a
+    folder ends what a network file system remembers of it.
+    """
+    for ledger in ("outputs", "answers"):
+        for span in {span.dataset: span for span in spans}.values():
+            for folder in (
+                run_dir.published(ledger, span).parent,
+                run_dir.claims(ledger, span.dataset),
+            ):
+                _files.touch(folder)

@@ -1,0 +1,312 @@
+"""The supervisor's loop: poll, gather facts, decide, act. The only one to ask the scheduler.
+
+Killed at any instruction, it is started again and goes on where the files say. Of two that run
+at once the one with the higher epoch goes on and the other leaves.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.cluster import Cluster, State, TaskStatus
+from coordinate_eval.coordinator.planning.nodes import choose
+from coordinate_eval.coordinator.planning.plan import Plan
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import results as report
+from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
+from coordinate_eval.coordinator.run.jobs import keeper_gib, read_submitted
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import NodeShare, Round, Run, Submitted
+from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.supervisor import learn_from_run
+from coordinate_eval.coordinator.supervisor.decide import (
+    Action,
+    Cancel,
+    Facts,
+    Finish,
+    NewRound,
+    Release,
+    Revoke,
+    Submit,
+    decide,
+)
+from coordinate_eval.coordinator.supervisor.facts import gather, refresh
+from coordinate_eval.coordinator.supervisor.scorer_process import Scorer
+from coordinate_eval.errors import (
+    ClusterError,
+    ClusterSilent,
+    RecordError,
+    SubmitRefused,
+    UserError,
+)
+
+MAX_BACKOFF_SECONDS = 60.0
+"""Longest wait between polls of a scheduler that does not answer."""
+
+DRAIN_SECONDS = 60.0
+"""How long keepers get to take the weights away before they are cancelled."""
+
+HANDOVER_SECONDS = 300.0
+"""What a supervisor keeps of its time limit to submit the one that follows it."""
+
+LOCAL_POLL_SECONDS = 0.5
+"""Longest time between polls of this machine's own cluster, which cost nobody anything."""
+
+MAX_FAULTS = 20
+"""Errors in a row, of files or of an answering scheduler, before the supervisor gives up."""
+
+
+class Superseded(Exception):
+    """A later supervisor has taken over."""
+
+
+class Supervisor:
+    """Watches one run to its end.
+
+    `minutes` is the time limit of its own job. With `strict`, a first job that the scheduler
+    refuses ends the supervision with `SubmitRefused`: nothing has begun yet.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        cluster: Cluster,
+        *,
+        minutes: float = float("inf"),
+        strict: bool = False,
+        tell: Callable[[Facts | None, str], None] = lambda facts, event: None,
+    ) -> None:
+        self._dir = run_dir
+        self._run = _files.read_record(run_dir.run, Run)
+        self._cluster = cluster
+        self._strict = strict
+        self._tell = tell
+        self._handover = time.time() + minutes * 60 - HANDOVER_SECONDS
+        self._scorer = Scorer(run_dir, self._run)
+        self._metrics_after = 0.0
+        self._idle_arrays = 0
+        self._answered = -1
+        self._epoch = take_over(run_dir)
+
+    def run(self) -> dict[str, Any] | None:
+        """Supervise until the run is over; its results, None when another one goes on."""
+        for dataset in self._run.suite.datasets:
+            # What failed to score may score now: a full disk, a missing package.
+            self._dir.dataset_error(dataset.name).unlink(missing_ok=True)
+        try:
+            return self._loop()
+        except Superseded:
+            return None
+        finally:
+            self._scorer.end()
+
+    def leave_soon(self) -> None:
+        """Hand over at the next opportunity, as before the time limit; for a signal handler."""
+        self._handover = 0.0
+
+    def _loop(self) -> dict[str, Any] | None:
+        poll_seconds = self._run.settings.supervisor.poll_seconds
+        if self._run.cluster == "ray":
+            poll_seconds = min(poll_seconds, LOCAL_POLL_SECONDS)
+        faults = silences = 0
+        while True:
+            self._check_epoch()
+            try:
+                tasks = self._cluster.poll(jobs.prefix(self._run))
+                if time.time() > self._handover:
+                    self._hand_over(tasks)
+                    return None
+                facts, actions = self._decide(tasks)
+                for action in actions:
+                    if isinstance(action, Finish):
+                        return self._finish(action, facts)
+                    self._act(action, tasks)
+                event = self._scorer.tend({span.dataset for span in facts.undone})
+                if event:
+                    self._tell(None, event)
+                faults = silences = 0
+            except (ClusterError, OSError, RecordError) as error:
+                if isinstance(error, SubmitRefused) and self._strict:
+                    raise
+                # A silent scheduler is waited for; what is wrong with files may pass, or not.
+                silent = isinstance(error, ClusterSilent)
+                faults, silences = faults + (not silent), silences + silent
+                if faults > MAX_FAULTS:
+                    raise
+                self._tell(None, _in_words(error))
+            failures = faults + silences
+            seconds = min(MAX_BACKOFF_SECONDS, poll_seconds * 2 ** min(failures, 16))
+            self._wait(seconds, poll_seconds, watch=not failures)
+
+    def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
+        """What to do. Before anything that rests on something not being there, look again."""
+        facts = gather(self._dir, self._run, tasks, time.time(), self._idle_arrays)
+        actions = decide(self._run, self._dir, facts)
+        if any(
+            isinstance(a, Revoke | NewRound) or (isinstance(a, Finish) and a.why) for a in actions
+        ):
+            refresh(self._dir, [shard.span for shard in self._run.shards])
+            facts = gather(self._dir, self._run, tasks, time.time(), self._idle_arrays)
+            actions = decide(self._run, self._dir, facts)
+        self._tell(facts, "")
+        return facts, actions
+
+    def _act(self, action: Action, tasks: list[TaskStatus]) -> None:
+        if isinstance(action, Submit):
+            self._submit(action, tasks)
+        elif isinstance(action, Cancel):
+            self._tell(None, f"cancelling {', '.join(action.job_ids)}: {action.why}")
+            self._cluster.cancel(list(action.job_ids))
+        elif isinstance(action, Revoke):
+            held = action.held
+            self._tell(None, f"{held.claim.owner} died; its {held.span} is free again")
+            Ledger(self._dir, action.ledger).revoke(held.span, held.attempt, "died")
+        elif isinstance(action, Release):
+            _files.write(self._dir.released(action.round, action.node), "")
+        elif isinstance(action, NewRound):
+            self._new_round()
+
+    def _submit(self, action: Submit, tasks: list[TaskStatus]) -> None:
+        """Submit once: an earlier submission whose answer was lost is found by its name."""
+        job = action.job
+        metric = jobs.is_metric(self._run, job.name)
+        if metric and time.time() < self._metrics_after:
+            return
+        self._check_epoch()
+        found = next((t.job_id for t in tasks if t.name == job.name), None)
+        refusal = ""
+        if found is None:
+            try:
+                found = self._cluster.submit(job)
+            except SubmitRefused as error:
+                if self._strict and not any(s.job_id for s in read_submitted(self._dir)):
+                    raise
+                refusal = str(error)
+                self._tell(None, f"{job.name} was refused: {refusal}")
+        if metric and refusal:
+            self._metrics_after = time.time() + MAX_BACKOFF_SECONDS
+            return
+        if metric and not any(
+            jobs.is_metric(self._run, t.name) and t.state is not State.ENDED for t in tasks
+        ):
+            self._count_array()
+        submitted = Submitted(job=job, job_id=found, refusal=refusal, time=time.time())
+        _files.write_record(self._dir.job(job.name), submitted)
+
+    def _count_array(self) -> None:
+        """How many arrays of metric pullers in a row have answered nothing."""
+        published = sum(1 for _ in self._dir.root.glob("answers/*/*.jsonl"))
+        self._idle_arrays = self._idle_arrays + 1 if published == self._answered else 0
+        self._answered = published
+
+    def _new_round(self) -> None:
+        """Ask which nodes are free now; nothing happens while none is."""
+        rounds = list(read_rounds(self._dir))
+        run = self._run
+        nodes, busy = self._cluster.nodes()
+        # A run that waited for nodes takes the type of its first ones: one GPU type a run.
+        kind = run.gpu_type or next((r.shares[0].gpu_type for r in rounds), "")
+        nodes = [node for node in nodes if kind in ("", node.gpu_type)]
+        gib = keeper_gib(run)
+        try:
+            chosen = choose(nodes, busy, run.settings, run.tensor_parallel, gib)
+        except UserError as error:
+            self._tell(None, f"waiting for a free GPU: {str(error).splitlines()[0]}")
+            return
+        left = Ledger(self._dir, "outputs").undone(s.span for s in run.shards)
+        plan = _files.read_record_if_there(self._dir.plan, Plan)
+        # No more nodes than the plan took, if it knew any: how many was its decision.
+        most = min(len(left), len(plan.nodes)) if plan and run.gpu_type else len(left)
+        shares = [
+            NodeShare(node=n.name, gpu_type=n.gpu_type, trials=n.trials, memory_gib=gib)
+            for n in chosen[: max(1, most)]
+        ]
+        seconds = {s.span: s.gpu_seconds for s in run.shards}
+        trial = run.settings.trial
+        new = Round(
+            number=len(rounds),
+            created=time.time(),
+            shares=shares,
+            minutes=jobs.time_limit_minutes(
+                trial.time_limit_factor,
+                sum(seconds[span] for span in left) + trial.engine_start_seconds,
+                trial.min_minutes,
+                trial.max_minutes,
+            ),
+        )
+        _files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
+
+    def _finish(self, action: Finish, facts: Facts) -> dict[str, Any]:
+        """Let go of all nodes, write the results, and see that every job has ended."""
+        self._scorer.end()
+        for round_ in read_rounds(self._dir):
+            for share in round_.shares:
+                released = self._dir.released(round_.number, share.node)
+                if not released.exists():
+                    _files.write(released, "")
+        results = report.collect(self._dir, self._run, action.why)
+        results["scheduler_calls"] = dict(self._cluster.calls)
+        _files.write(self._dir.results, _files.pretty(results))
+        self._learn()
+        self._tell(facts, "drain")
+        self._drain()
+        return results
+
+    def _learn(self) -> None:
+        """Keep what the shards took, for the next plan; the run is done with or without that."""
+        try:
+            learn_from_run.publish(self._dir, self._run)
+        except Exception as error:
+            self._tell(None, f"nothing is learned from this run: {error}")
+
+    def _drain(self) -> None:
+        """Wait for keepers to leave; cancel whatever else there is, and them if they stay."""
+        give_up = time.monotonic() + DRAIN_SECONDS
+        cancelled: set[str] = set()
+        while time.monotonic() < give_up + DRAIN_SECONDS:
+            with contextlib.suppress(ClusterError):
+                tasks = [
+                    t
+                    for t in self._cluster.poll(jobs.prefix(self._run))
+                    if t.state is not State.ENDED and not jobs.is_supervisor(self._run, t.name)
+                ]
+                if not tasks:
+                    return
+                late = time.monotonic() > give_up
+                leaving = {
+                    t.job_id
+                    for t in tasks
+                    if late or not jobs.is_keeper(self._run, t.name) or t.state is State.PENDING
+                }
+                if leaving - cancelled:
+                    self._cluster.cancel(sorted(leaving - cancelled))
+                    cancelled |= leaving
+            time.sleep(min(1.0, self._run.settings.supervisor.poll_seconds))
+
+    def _wait(self, seconds: float, poll_seconds: float, *, watch: bool) -> None:
+        """Sleep, but not past a wish to leave, nor, with `watch`, the end of the scorer."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if (watch and self._scorer.ended) or self._handover == 0.0:
+                return
+            time.sleep(min(0.2, poll_seconds))
+
+    def _check_epoch(self) -> None:
+        if latest_epoch(self._dir) > self._epoch:
+            raise Superseded
+
+    def _hand_over(self, tasks: list[TaskStatus]) -> None:
+        """Submit the next supervisor; it takes over when it starts."""
+        job = jobs.supervisor_job(self._run, self._dir, self._epoch + 1)
+        found = next((t.job_id for t in tasks if t.name == job.name), None)
+        submitted = Submitted(job=job, job_id=found or self._cluster.submit(job), time=time.time())
+        _files.write_record(self._dir.job(job.name), submitted)
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, ClusterSilent):
+        return f"the scheduler does not answer: {error}"
+    return f"trying again after an error: {error}"

@@ -1,0 +1,1 @@
+"""The processes that jobs run: keeper, trial, metric puller, scorer."""

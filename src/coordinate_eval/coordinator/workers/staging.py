@@ -1,0 +1,278 @@
+"""Weights in a node's memory: who copies them, who uses them, who takes them away.
+
+They lie in `<root>/coordinate-eval-<uid>/<run>/<node>/`, mode 0700, with a manifest written
+last; beside it stands `<node>.lock`. Whoever copies or uses the weights holds the lock (flock,
+on the node's own memory file system): shared to use, exclusive to copy or remove. Whoever ends
+tries to get it exclusively, and who gets it was the last and removes everything. So a keeper
+that was killed leaves its weights to the trials, the last of which takes them away, and what a
+whole killed node leaves is free for the user's next keeper to sweep.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from stat import S_ISDIR
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
+from coordinate_eval.coordinator.workers.signals import ignore_signals
+from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.records import Checkpoint, CheckpointFormat, Record
+
+CHUNK_BYTES = 16 << 20
+"""Read and written at once: large enough for a parallel file system, small beside a core's
+memory."""
+
+_MANIFEST = "manifest.json"
+
+
+class Manifest(Record):
+    """What was staged, written when all of it is there."""
+
+    schema_: Literal["coordinate-eval/stage@1"] = Field(
+        default="coordinate-eval/stage@1", alias="schema"
+    )
+    model_config = ConfigDict(populate_by_name=True)
+
+    identity: str = Field(description="of the checkpoint")
+    sizes: dict[str, int] = Field(description="bytes by file name")
+    sha256: dict[str, str] = Field(description="by file name, made while copying; for people")
+
+
+class StagePlace:
+    """The staged weights of one run on one node."""
+
+    def __init__(self, root: str, run_id: str, node: str) -> None:
+        self.user_folder = Path(root) / f"coordinate-eval-{os.getuid()}"
+        self.folder = self.user_folder / run_id / node
+        self._lock_path = self.user_folder / run_id / f"{node}.lock"
+        self._lock: int | None = None
+        self.copy_seconds: float | None = None
+        """Of the copy that was made here; None where none was, or the weights were there."""
+
+    def ready(self, identity: str) -> bool:
+        """Whether all weights of this checkpoint are there."""
+        with contextlib.suppress(CoordinateError):
+            manifest = _files.read_record_if_there(self.folder / _MANIFEST, Manifest)
+            return (
+                manifest is not None
+                and manifest.identity == identity
+                and all(_files.size(self.folder / n) == s for n, s in manifest.sizes.items())
+            )
+        return False
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep the weights from being removed; the last to leave removes them."""
+        self._lock = _open_lock(self._lock_path)
+        try:
+            yield
+        finally:
+            ignore_signals()
+            lock, self._lock = self._lock, None
+            _remove_if_last(self.folder, self._lock_path, lock)
+
+    def fill(self, source: Checkpoint, report: Callable[[int], None]) -> bool:
+        """Copy the weights unless they are there; False when another process is copying.
+
+        To be called within `hold`. `report` is told the bytes copied so far.
+
+        Raises:
+            UserError: the checkpoint changed, or there is no room.
+        """
+        assert self._lock is not None, "fill() outside hold()"
+        with _copying(self.folder) as alone:
+            if self.ready(source.identity):
+                return True
+            if not alone:
+                return False
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(mode=0o700)
+            began = time.monotonic()
+            try:
+                _copy_all(source, self.folder, report)
+            except OSError as error:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                raise UserError(
+                    f"cannot stage {source.path} into {self.folder}: {error.strerror}; "
+                    f"it needs {source.bytes / 2**30:.1f} GiB of the node's memory"
+                ) from error
+            self.copy_seconds = time.monotonic() - began
+        return True
+
+    def copied_bytes(self) -> int:
+        """Bytes that lie in the folder so far."""
+        with contextlib.suppress(OSError):
+            return sum(entry.stat().st_size for entry in self.folder.iterdir())
+        return 0
+
+    def sweep(self) -> list[Path]:
+        """Remove what killed processes of this user left; what is in use stays."""
+        swept: list[Path] = []
+        with contextlib.suppress(FileNotFoundError):
+            # In a folder that another user can write to, names may lead anywhere.
+            if not _is_private(self.user_folder.lstat()):
+                return swept
+        for lock_path in self.user_folder.glob("*/*.lock"):
+            if lock_path == self._lock_path:
+                continue
+            if lock_path.is_symlink() or lock_path.parent.is_symlink():
+                continue
+            folder = lock_path.with_suffix("")
+            with contextlib.suppress(OSError):
+                lock = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                if _remove_if_last(folder, lock_path, lock):
+                    swept.append(folder)
+        return swept
+
+
+def _copy_all(source: Checkpoint, folder: Path, report: Callable[[int], None]) -> None:
+    sums: dict[str, str] = {}
+    done = 0
+    for name in source.files:
+        sums[Path(name).name] = _copy(Path(name), folder / Path(name).name, lambda _: None)
+    if source.format is CheckpointFormat.TORCH:
+        from coordinate_eval.coordinator.workers.convert import torch_to_safetensors
+
+        torch_to_safetensors(Path(source.weights[0]), folder, report)
+    else:
+        for name in source.weights:
+            target = folder / Path(name).name
+            sums[target.name] = _copy(Path(name), target, _after(done, report))
+            done += target.stat().st_size
+    if not checkpoints.unchanged(source):
+        shutil.rmtree(folder)
+        raise UserError(
+            f"checkpoint {source.path} changed while it was copied; "
+            "submit it again when it is completely saved"
+        )
+    sizes = {f.name: f.stat().st_size for f in folder.iterdir()}
+    _files.write_record(
+        folder / _MANIFEST, Manifest(identity=source.identity, sizes=sizes, sha256=sums)
+    )
+
+
+def _after(done: int, report: Callable[[int], None]) -> Callable[[int], None]:
+    """Reports the bytes of one file as bytes of all."""
+    return lambda count: report(done + count)
+
+
+def _copy(source: Path, target: Path, report: Callable[[int], None]) -> str:
+    """Copy one file; the sha256 of its content."""
+    digest = hashlib.sha256()
+    done = 0
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    # The writer is a buffered one, which goes on after a short write; a full node makes those.
+    with source.open("rb", buffering=0) as reader, target.open("wb") as writer:
+        while count := reader.readinto(buffer):
+            writer.write(buffer[:count])
+            digest.update(buffer[:count])
+            done += count
+            report(done)
+    return digest.hexdigest()
+
+
+def _is_private(found: os.stat_result) -> bool:
+    """Whether this is a folder of this user's, and nobody else may look into it."""
+    return S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _private_folder(folder: Path) -> None:
+    while True:
+        try:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise UserError(
+                f"cannot stage weights in {folder}: {error.strerror}; see [stage] root"
+            ) from error
+        # Whoever was the last to use it may take it away at this moment.
+        with contextlib.suppress(FileNotFoundError):
+            if _is_private(folder.lstat()):
+                return
+            raise UserError(
+                f"{folder} is not a private folder of this user; "
+                "somebody else made it, or its mode was changed: remove it or set [stage] root"
+            )
+
+
+def _open_lock(path: Path) -> int:
+    """The lock file, open, and surely the one at its path, which sweepers may remove."""
+    while True:
+        _private_folder(path.parent.parent)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if _is_at(path, lock):
+            return lock
+        os.close(lock)
+
+
+def _is_at(path: Path, lock: int) -> bool:
+    """Whether this open file is the one at this path: another may have come in its place."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.fstat(lock).st_ino == path.lstat().st_ino
+    return False
+
+
+def _remove_if_last(folder: Path, lock_path: Path, lock: int) -> bool:
+    """Close the lock; where nobody else holds it, remove the weights and the lock first."""
+    try:
+        # flock converts by dropping the shared lock first, so of two that end together one wins.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        if not _is_at(lock_path, lock):
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder.parent / f"{folder.name}.copying").unlink(missing_ok=True)
+        lock_path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()
+            folder.parent.parent.rmdir()
+        return True
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _copying(folder: Path) -> Iterator[bool]:
+    """Whether this process is the one that may copy; it is for as long as the block runs."""
+    path = folder.parent / f"{folder.name}.copying"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except BlockingIOError:
+            alone = False
+        yield alone
+    finally:
+        os.close(lock)
+
+
+class Throttle:
+    """Lets something through at most once in `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last = 0.0
+
+    def __call__(self) -> bool:
+        """Whether it is time again."""
+        if time.monotonic() - self._last < self._seconds:
+            return False
+        self._last = time.monotonic()
+        return True

@@ -1,0 +1,55 @@
+"""A whole node in one job, for partitions that give out nothing smaller.
+
+`coordinate-eval _node RUN NODE` runs the keeper and all trials of its node as child processes,
+each trial with its part of the GPUs that the job was given.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.cluster import ENDS_WITH_PARENT, INDEX_VARIABLE
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.workers.signals import Stop, stop_on_signals
+
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials: int) -> int:
+    """Run keeper and trials until the trials have ended; the exit status."""
+    run = _files.read_record(run_dir.run, Run)
+    end = ["--round", str(round_number), "--minutes", str(minutes)]
+    command = [sys.executable, "-m", "coordinate_eval"]
+    children: list[subprocess.Popen[bytes]] = []
+    stop_on_signals()
+    keeper = subprocess.Popen(
+        [*command, "_keep", str(run_dir.root), node, *end], env=os.environ | ENDS_WITH_PARENT
+    )
+    try:
+        for index in range(trials):
+            environment = os.environ | ENDS_WITH_PARENT | {INDEX_VARIABLE: str(index)}
+            environment |= devices(os.environ, index, run.tensor_parallel)
+            argv = [*command, "_trial", str(run_dir.root), node, *end]
+            children.append(subprocess.Popen(argv, env=environment))
+        statuses = [child.wait() for child in children]
+    except Stop:
+        for child in children:
+            child.terminate()
+        statuses = [child.wait() for child in children]
+    finally:
+        keeper.terminate()
+        keeper.wait()
+    return max((abs(status) for status in statuses), default=0)
+
+
+def devices(environ: Mapping[str, str], index: int, width: int) -> dict[str, str]:
+    """The part of the job's GPUs that the trial of this index uses."""
+    found = {}
+    for variable in _DEVICES:
+        given = [d for d in environ.get(variable, "").split(",") if d]
+        if given:
+            found[variable] = ",".join(given[index * width : (index + 1) * width])
+    return found

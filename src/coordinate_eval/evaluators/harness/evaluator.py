@@ -1,0 +1,279 @@
+"""The evaluator over lm-evaluation-harness: its tasks, prompts and metrics, without its models.
+
+`build` asks the harness for all prompts of a dataset and tokenizes them as its model classes do.
+`finish` is one harness `evaluate` over the recorded responses. `questions` is the same scoring,
+on some of the items, with a pen in place of the sandbox. So the numbers are those of the command
+`lm_eval --seed 0,SEED,SEED,SEED` with the same tasks and options. A metric that itself draws random
+numbers gets the same ones at every scoring, but not the command's, which depend on all that was
+imported and run before.
+
+The dataset's own task or group goes by the dataset's name in the results. Its leaf tasks keep
+theirs if the dataset is named like its task; otherwise they are `dataset/leaf`, so that one task
+with two settings can be in one suite.
+"""
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lm_eval.evaluator import evaluate
+
+from coordinate_eval.errors import CoordinateError, RecordError, UserError
+from coordinate_eval.evaluators.harness.built_dataset import Ask, BuiltDataset
+from coordinate_eval.evaluators.harness.code_metric import AnswerBook, Collector, judged_by
+from coordinate_eval.evaluators.harness.data_sources import data_sources
+from coordinate_eval.evaluators.harness.language_models import (
+    Backend,
+    ReplayModel,
+    RequestModel,
+    load_tokenizer,
+)
+from coordinate_eval.evaluators.harness.results import dataset_results
+from coordinate_eval.evaluators.harness.tasks import (
+    TaskLoader,
+    asks_questions,
+    harness_session,
+    in_words,
+)
+from coordinate_eval.records import (
+    Answer,
+    Dataset,
+    DatasetRequests,
+    DatasetResults,
+    Question,
+    Request,
+    RequestKind,
+    Response,
+)
+
+_KEPT_INSTANCES = 100_000
+"""Prompts of built datasets that stay in memory; with five shots each takes some kilobytes."""
+
+
+class HarnessEvaluator:
+    """Any task, group or tag of the harness, and the user's own.
+
+    Not for several threads at once: the harness seeds and uses global random generators.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Path,
+        max_length: int,
+        include_path: Sequence[str] = (),
+        seed: int = 1234,
+        backend: Backend = "hf",
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        `tokenizer` is a folder with the checkpoint's tokenizer, `max_length` in tokens, prompt and
+        output together, `include_path` the user's folders of task files, `backend` the model class
+        of the harness whose truncation counts (see `harness_lm`): "hf" prompts may be two tokens
+        longer than vLLM takes, so use "vllm" with that engine.
+        """
+        self._tokenizer_folder = tokenizer
+        self._max_length = max_length
+        self._backend: Backend = backend
+        self._loader = TaskLoader(include_path=include_path, tokenizer=tokenizer, seed=seed)
+        self._kept: OrderedDict[str, BuiltDataset] = OrderedDict()
+
+    @cached_property
+    def _tokenizer(self) -> Any:  # noqa: ANN401  one of many classes of transformers
+        return load_tokenizer(self._tokenizer_folder)
+
+    def build(self, dataset: Dataset, write: Callable[[Request], None]) -> DatasetRequests:
+        """Hand every request of the dataset to `write`, in item order.
+
+        Raises:
+            UserError: the task is unknown, malformed, or has no items, or a prompt cannot be put
+                to this model.
+        """
+        requests = prompt_tokens = 0
+        outputs: list[int] = []
+        with harness_session():
+            # What is read once for all datasets is not what this one takes.
+            _ = self._tokenizer
+            self._loader.begin(dataset)
+            began = time.process_time()
+            built = self._built(dataset)
+            for request in built.requests():
+                write(request)
+                requests += 1
+                prompt_tokens += len(request.tokens) + len(request.continuation)
+                if request.kind is RequestKind.GENERATE:
+                    outputs.append(request.max_tokens)
+        tasks = built.loaded.tasks
+        return DatasetRequests(
+            dataset=dataset.name,
+            key="",
+            items=built.items,
+            requests=requests,
+            prompt_tokens=prompt_tokens,
+            generate_requests=len(outputs),
+            max_output_tokens=sum(outputs),
+            longest_output_tokens=max(outputs, default=0),
+            build_cpu_seconds=time.process_time() - began,
+            asks=any(asks_questions(task) for task in tasks.values()),
+            versions={name: str(task.VERSION) for name, task in tasks.items()},
+            sources={
+                path: state
+                for task in tasks.values()
+                for path, state in data_sources(
+                    task.get_config("dataset_path"), task.get_config("dataset_kwargs")
+                ).items()
+            },
+            offsets=[],
+        )
+
+    def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
+        """What the metric must know of these whole items; without duplicates.
+
+        Raises:
+            RecordError: a response is missing or answers another prompt than the one asked.
+            UserError: the task's own code fails.
+        """
+        collector = Collector()
+        with harness_session():
+            built = self._built(dataset)
+            answered = built.answered(responses, whole=False)
+            built.rewind()
+            with judged_by(collector), _own_code(dataset):
+                for name, task in built.loaded.tasks.items():
+                    chosen = [(ask, texts) for ask, texts in answered if ask.task == name]
+                    if chosen and asks_questions(task):
+                        _score_documents(task, chosen)
+        return collector.questions
+
+    def finish(
+        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+    ) -> DatasetResults:
+        """Score the whole dataset from all of its responses, and let go of it.
+
+        Raises:
+            RecordError: a response or an answer is missing, or answers another prompt.
+            UserError: the task's own code fails.
+        """
+        book = AnswerBook(answers)
+        with harness_session():
+            built = self._built(dataset)
+            answered = built.answered(responses, whole=True)
+            built.rewind()
+            with judged_by(book), _own_code(dataset):
+                evaluated = evaluate(
+                    ReplayModel({id(ask.instance): given for ask, given in answered}),
+                    built.loaded.table,
+                    limit=dataset.limit,
+                    log_samples=False,
+                    confirm_run_unsafe_code=True,
+                )
+        _check_answered(dataset, book)
+        del self._kept[_key(dataset)]
+        return dataset_results(
+            dataset, top=built.loaded.top, items=built.items, evaluated=evaluated
+        )
+
+    def finish_part(
+        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+    ) -> DatasetResults:
+        """Score some items, of which all responses are given, as if there were no others.
+
+        Leaf tasks of which there is no item are left out, also of their groups' scores, and
+        those of which there is one: it has no standard error, and its group then had none. The
+        numbers are those of the harness with its `samples` argument and the same prompts.
+
+        Raises:
+            RecordError: a response or an answer is missing, or answers another prompt.
+            UserError: there is no response, or the task's own code fails.
+        """
+        book = AnswerBook(answers)
+        with harness_session():
+            built = self._built(dataset)
+            answered = _of_many(built.answered(responses, whole=False))
+            if not answered:
+                raise UserError(f"dataset {dataset.name!r}: no item has a response")
+            built.rewind()
+            with built.only(answered) as part, judged_by(book), _own_code(dataset):
+                evaluated = evaluate(
+                    ReplayModel(part.recorded),
+                    part.table,
+                    samples=part.samples,
+                    log_samples=False,
+                    confirm_run_unsafe_code=True,
+                )
+        _check_answered(dataset, book)
+        items = len({ask.item for ask, _ in answered})
+        return dataset_results(dataset, top=built.loaded.top, items=items, evaluated=evaluated)
+
+    def _built(self, dataset: Dataset) -> BuiltDataset:
+        """The dataset, built once while it is kept; the longest unused go first."""
+        key = _key(dataset)
+        if key not in self._kept:
+            model = RequestModel(
+                self._tokenizer,
+                max_length=self._max_length,
+                backend=self._backend,
+                think_end=dataset.think_end_token,
+            )
+            self._kept[key] = BuiltDataset(dataset, self._loader.load(dataset), model)
+        self._kept.move_to_end(key)
+        while len(self._kept) > 1 and self._instances() > _KEPT_INSTANCES:
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+    def _instances(self) -> int:
+        return sum(len(built.asks) for built in self._kept.values())
+
+
+def _of_many(answered: list[tuple[Ask, list[Any]]]) -> list[tuple[Ask, list[Any]]]:
+    """Those of tasks with several documents; all of them where no task has."""
+    documents = Counter(task for task, _ in {(ask.task, ask.doc) for ask, _ in answered})
+    if max(documents.values(), default=0) < 2:
+        return answered
+    return [(ask, given) for ask, given in answered if documents[ask.task] > 1]
+
+
+def _check_answered(dataset: Dataset, book: AnswerBook) -> None:
+    if book.missing:
+        raise RecordError(
+            f"dataset {dataset.name!r}: {len(book.missing)} programs of its metric have no "
+            f"answer, such as {min(book.missing)}; run its metric job again"
+        )
+
+
+def _key(dataset: Dataset) -> str:
+    return dataset.model_dump_json()
+
+
+def _score_documents(task: Any, answered: list[tuple[Ask, list[Any]]]) -> None:  # noqa: ANN401  lm_eval has no types
+    """What `evaluate` does to each document, for the sake of what the metric asks meanwhile."""
+    documents: dict[int, list[Any]] = {}
+    for ask, given in answered:
+        ask.instance.resps = given
+        documents.setdefault(ask.doc, []).append(ask.instance)
+    instances = [ask.instance for ask, _ in answered]
+    for ensemble in task._filters:
+        ensemble.apply(instances)
+    for filter_name in instances[0].filtered_resps:
+        for of_document in documents.values():
+            of_document.sort(key=lambda instance: instance.idx)
+            kept = [instance.filtered_resps[filter_name] for instance in of_document]
+            task.process_results(of_document[0].doc, kept)
+
+
+@contextmanager
+def _own_code(dataset: Dataset) -> Iterator[None]:
+    """Blame what goes wrong in filters and metrics on the task that brought them."""
+    try:
+        yield
+    except CoordinateError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"dataset {dataset.name!r}: the task's own code fails on the responses: "
+            f"{in_words(error)}"
+        ) from error

@@ -1,0 +1,261 @@
+"""Loading the harness's tasks, groups and tags as its own command does, and saying what is wrong.
+
+The index of the harness's own fifteen thousand tasks takes some ten seconds to read. It is left
+alone while what is asked for, with all that it refers to, is defined in the user's folders.
+"""
+
+import difflib
+import json
+import random
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lm_eval.api.task import Task
+from lm_eval.defaults import DEFAULT_RANDOM_SEED
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._index import Entry, Kind
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.evaluators.harness.bootstrap import bootstrapped_here
+from coordinate_eval.evaluators.harness.code_metric import asks_code_eval, stand_in
+from coordinate_eval.records import Dataset
+
+_SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
+_OFFLINE = frozenset(
+    {
+        "ConnectError",
+        "ConnectionError",
+        "ConnectTimeout",
+        "LocalEntryNotFoundError",
+        "OfflineModeIsEnabled",
+        "ReadTimeout",
+    }
+)
+
+
+@dataclass(frozen=True)
+class LoadedTasks:
+    """What a dataset of a suite is in the harness."""
+
+    table: dict[str, Any]
+    """As `TaskManager.load` returns it: `tasks`, `groups` and `group_map` by name."""
+    top: str | None
+    """The task or group that the dataset names; a tag is none."""
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """The leaf tasks by name, in harness order."""
+        tasks: dict[str, Task] = self.table["tasks"]
+        return tasks
+
+
+class TaskLoader:
+    """Loads tasks from the user's folders and from the harness's own, the user's first."""
+
+    def __init__(self, *, include_path: Sequence[str], tokenizer: Path, seed: int) -> None:
+        self._include_path = list(include_path)
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._managers: dict[tuple[bool, str], TaskManager] = {}
+
+    def begin(self, dataset: Dataset) -> None:
+        """Read the index that the dataset's task is found in, unless it was read already.
+
+        Raises:
+            UserError: a folder is missing, or the index cannot be read.
+        """
+        for folder in self._include_path:
+            if not Path(folder).is_dir():
+                raise UserError(f"include_path {folder} is not a folder")
+        name = dataset.task or dataset.name
+        with _explained(dataset, name):
+            self._manager(name, dataset.metadata)
+
+    def load(self, dataset: Dataset) -> LoadedTasks:
+        """Load the dataset's tasks with its options in their configuration.
+
+        Seeds the global generators as the command does, so call it inside `harness_session`.
+
+        Raises:
+            UserError: the task is unknown or cannot be loaded.
+        """
+        self.begin(dataset)
+        name = dataset.task or dataset.name
+        random.seed(DEFAULT_RANDOM_SEED)
+        np.random.seed(self._seed)  # what tasks draw from
+        with _explained(dataset, name):
+            manager = self._manager(name, dataset.metadata)
+            if name not in manager.task_index and not Path(name).expanduser().is_file():
+                raise UserError(self._unknown(dataset, name, manager))
+            table = manager.load([name])
+            for task_name, task in table["tasks"].items():
+                _check(task_name, task)
+                self._configure(task, dataset)
+        entry = manager.task_index.get(name)
+        is_tag = entry is not None and entry.kind is Kind.TAG
+        top = None if is_tag else next(iter(table.get("groups") or table["tasks"]))
+        return LoadedTasks(table, top)
+
+    def _manager(self, name: str, metadata: dict[str, Any]) -> TaskManager:
+        own = self._manager_of(False, metadata) if self._include_path else None
+        if own is not None and _is_complete(name, own.task_index):
+            return own
+        return self._manager_of(True, metadata)
+
+    def _manager_of(self, defaults: bool, metadata: dict[str, Any]) -> TaskManager:
+        key = defaults, json.dumps(metadata, sort_keys=True, default=str)
+        if key not in self._managers:
+            self._managers[key] = TaskManager(
+                include_path=self._include_path,
+                include_defaults=defaults,
+                # The command's tasks see the model's arguments; some make prompts by its tokenizer.
+                metadata={"pretrained": str(self._tokenizer), **metadata},
+            )
+        return self._managers[key]
+
+    def _configure(self, task: Task, dataset: Dataset) -> None:
+        """Apply the dataset's options as `simple_evaluate` applies the command's."""
+        if task.get_config("output_type") == "generate_until":
+            if dataset.gen_kwargs:
+                task.set_config("generation_kwargs", dict(dataset.gen_kwargs), update=True)
+            if dataset.repeats is not None:
+                task.set_config("repeats", dataset.repeats)
+        shots = task.get_config("num_fewshot")
+        if dataset.num_fewshot is not None and shots != 0:
+            task.set_config("num_fewshot", dataset.num_fewshot)
+        elif shots is None:
+            task.set_config("num_fewshot", 0)
+        task.set_fewshot_seed(seed=self._seed)
+
+    def _unknown(self, dataset: Dataset, name: str, manager: TaskManager) -> str:
+        message = f"dataset {dataset.name!r}: there is no task, group or tag named {name!r}"
+        close = difflib.get_close_matches(name, manager.all_tasks, n=5, cutoff=0.7)
+        if close:
+            message += f"; did you mean {' or '.join(map(repr, close))}?"
+        message += "\nlooked in: " + ", ".join([*self._include_path, "the harness's own tasks"])
+        for path, words in _unreadable(self._include_path):
+            message += f"\ncould not be read: {path}: {words}"
+        return message
+
+
+def asks_questions(task: Task) -> bool:
+    """Whether a task's metric has programs run."""
+    config = task.config
+    functions = [
+        *getattr(task, "_metric_fn_list", {}).values(),
+        getattr(config, "process_results", None),
+        type(task).process_results,
+    ]
+    return bool(getattr(task, "UNSAFE_CODE", False)) or any(map(asks_code_eval, functions))
+
+
+@contextmanager
+def harness_session() -> Iterator[None]:
+    """A block in which the harness may work.
+
+    What it prints goes to stderr, `code_eval` is a look-up, it starts no processes, and the global
+    random generators, which it seeds, are put back afterwards.
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with redirect_stdout(sys.stderr), stand_in(), bootstrapped_here():
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def in_words(error: BaseException) -> str:
+    """An exception of other people's code in one line, with its type unless it speaks for itself.
+
+    `ValueError` and its like are raised with a sentence; a `KeyError` says only a key.
+    """
+    words = " ".join(str(error).split())
+    if type(error) in (ValueError, FileNotFoundError, RuntimeError) and words:
+        return words
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def _check(name: str, task: Task) -> None:
+    """Refuse now what would fail after the GPUs have done their part."""
+    kind = task.get_config("output_type") or task.OUTPUT_TYPE
+    if kind not in _SUPPORTED:
+        raise ValueError(f"task {name!r} has output_type {kind!r}, which is not supported")
+    if getattr(task, "MULTIMODAL", False):
+        raise ValueError(f"task {name!r} needs images or sound, which are not supported")
+    if task.get_config("process_results") is not None:
+        return
+    for metric, function in getattr(task, "_metric_fn_list", {}).items():
+        if function is None:
+            raise ValueError(
+                f"metric {metric!r} of task {name!r} is not one of the harness's own and could "
+                "not be loaded from the hub"
+            )
+
+
+def _is_complete(spec: str | dict[str, Any], index: dict[str, Entry]) -> bool:
+    """Whether an entry and everything that it refers to is in this index."""
+    if isinstance(spec, dict) and "group" in spec and spec["group"] not in index:
+        return all(_is_complete(member, index) for member in spec.get("task", []))
+    name = spec if isinstance(spec, str) else spec.get("group") or spec.get("task")
+    entry = index.get(str(name))
+    if entry is None:
+        return False
+    members = (entry.cfg or {}).get("task") if entry.kind is Kind.GROUP else None
+    return not isinstance(members, list) or all(_is_complete(one, index) for one in members)
+
+
+def _unreadable(folders: Sequence[str]) -> Iterator[tuple[Path, str]]:
+    """Task files which the harness's index passes over in silence, and why."""
+    for folder in folders:
+        for path in sorted(Path(folder).glob("**/*.yaml")):
+            try:
+                load_yaml(path, resolve_func=False)
+            except Exception as error:
+                yield path, in_words(error)
+
+
+@contextmanager
+def _explained(dataset: Dataset, name: str) -> Iterator[None]:
+    """Turn whatever loading raises into one message for a person."""
+    try:
+        yield
+    except CoordinateError:
+        raise
+    except Exception as error:
+        raise UserError(_explanation(dataset, name, error)) from error
+
+
+def _explanation(dataset: Dataset, name: str, error: Exception) -> str:
+    culprit = f"dataset {dataset.name!r}: task {name!r} cannot be loaded"
+    # The innermost index entry on the stack is the leaf task that failed.
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        entry = frame.f_locals.get("entry")
+        if isinstance(entry, Entry) and entry.kind is not Kind.TAG:
+            source = f" ({entry.yaml_path})" if entry.yaml_path else ""
+            culprit = f"dataset {dataset.name!r}: task {entry.name!r}{source} cannot be loaded"
+    words = in_words(error)
+    if any(type(cause).__name__ in _OFFLINE for cause in _causes(error)):
+        return (
+            f"{culprit}: it needs a hub that cannot be reached from here: {words}\n"
+            "Fetch its data once where there is a network, into an HF_HOME that this machine sees, "
+            "or point dataset_path at local files."
+        )
+    if isinstance(error, IndexError):
+        return f"{culprit}: it has no items, or asks for one beyond the last: {words}"
+    return f"{culprit}: {words}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

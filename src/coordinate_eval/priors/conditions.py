@@ -1,0 +1,64 @@
+"""Conditions under which a checkpoint is evaluated: engine, GPU, and the model's shape."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from coordinate_eval.priors import gpus, roofline
+from coordinate_eval.priors.roofline import Conditions
+from coordinate_eval.records import Checkpoint, EngineSettings
+
+
+def conditions(engine: EngineSettings, version: str, gpu: str, of: roofline.Model) -> Conditions:
+    """Under what a model is evaluated."""
+    return Conditions(
+        engine=engine.name,
+        engine_version=version,
+        sequences=_sequences(engine),
+        gpu=gpu,
+        model=of,
+    )
+
+
+def on_processor(gpu: str, processor: str) -> str:
+    """A GPU type as it is; where it is a CPU, which one."""
+    return f"cpu/{processor}" if gpus.name(gpu) == "cpu" else gpu
+
+
+def model_of(checkpoint: Checkpoint, tensor_parallel: int, config: Path | None) -> roofline.Model:
+    """What of a checkpoint decides its speed; `config` is its `config.json`."""
+    return roofline.Model(
+        parameters=max(1, checkpoint.parameters),
+        bytes=max(1, checkpoint.bytes),
+        kv_bytes_per_token=checkpoint.kv_bytes_per_token,
+        tensor_parallel=tensor_parallel,
+        dtype=checkpoint.dtype,
+        family=_family(config),
+    )
+
+
+def _sequences(engine: EngineSettings) -> int:
+    """Sequences that the engine runs at once, by its arguments or its own default."""
+    name, default = {
+        "vllm": ("max_num_seqs", roofline.MAX_SEQUENCES),
+        "transformers": ("batch_size", 8),
+        "simulated": ("", 1),
+    }[engine.name]
+    given = engine.args.get(name)
+    return given if isinstance(given, int) and given > 0 else default
+
+
+def _family(config: Path | None) -> str:
+    """Architecture and a digest of all whole numbers in a configuration: layers, widths, heads."""
+    try:
+        tree = json.loads(config.read_text()) if config else {}
+    except (OSError, ValueError):
+        return ""
+    text, names = tree.get("text_config"), tree.get("architectures")
+    sizes = {
+        key: value
+        for key, value in sorted({**tree, **(text if isinstance(text, dict) else {})}.items())
+        if type(value) is int and not key.endswith("_token_id")
+    }
+    name = names[0] if isinstance(names, list) and names else ""
+    return f"{name}-{hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:8]}"
