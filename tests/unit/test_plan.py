@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.plans import CHECKPOINT
 from tests.replay import replayed
 
-from coordinate_eval.coordinator.planning import planner, simulate
+from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
@@ -21,8 +21,9 @@ from coordinate_eval.coordinator.planning.plan import (
     Plan,
     PlanEngine,
     PlanSuite,
-    Trial,
+    PlanTrial,
 )
+from coordinate_eval.coordinator.planning.simulate import simulate
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Shard
 
@@ -142,7 +143,7 @@ def round_robin(made: Plan, capacity: Capacity) -> float:
     slots = [(n, i) for i in range(8) for n in capacity.nodes if i < n.trials]
     start = made.trials[0].start_seconds
     trials = [
-        Trial(
+        PlanTrial(
             id=f"{node.name}-{index}",
             node=node.name,
             gpus=capacity.gpus_per_trial,
@@ -161,8 +162,7 @@ def round_robin(made: Plan, capacity: Capacity) -> float:
     jobs = planner.metric_jobs(
         ordered, trials, capacity.metric_cpus, made.estimate.lower_bound_seconds
     )
-    outcome = simulate.estimate(ordered, trials, jobs, capacity.metric_cpus, 0.0)
-    return outcome.makespan_seconds
+    return simulate(ordered, trials, jobs, capacity.metric_cpus).end
 
 
 @given(COSTS, CAPACITIES, st.integers(1, 8))
@@ -193,9 +193,18 @@ def test_metrics_in_the_order_listed_the_first_that_fits() -> None:
         MetricJob(dataset="d", start=1, stop=2, cpus=2, seconds=4),
         MetricJob(dataset="d", start=2, stop=3, cpus=1, seconds=1),
     ]
-    complete = {"d": [simulate.Completion(i, i + 1, float(i)) for i in range(3)]}
-    # The second waits for the first until 10; the third fits beside the first at 2.
-    assert simulate.run_metrics(jobs, complete, 4) == pytest.approx(14)
+    trial = PlanTrial(
+        id="n-0", node="n", gpus=1, start_seconds=0, setup_seconds=0,
+        shards=[
+            Shard(dataset="d", start=i, stop=i + 1, gpu_seconds=min(i, 1), metric_cpu_seconds=0)
+            for i in range(3)
+        ],
+    )  # fmt: skip
+    made = simulate([Cost(name="d", items=3, gpu_seconds=2)], [trial], jobs, 4)
+    # The responses are there at 0, 1 and 2. The second job waits for the first until 10; the third
+    # fits beside the first at 2.
+    assert [bar.begin for bar in made.metrics] == [0, 10, 2]
+    assert made.end == pytest.approx(14)
 
 
 def test_long_tails_begin_first() -> None:

@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings, TrialSettings
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.plan import Cost, Plan, PlanEngine, PlanSuite
 from coordinate_eval.coordinator.planning.prepare import Choice
-from coordinate_eval.coordinator.planning.timeline import Timeline, timeline
+from coordinate_eval.coordinator.planning.simulate import Timeline, simulate
 
 
 def shown(drawn: Timeline, width: int, *, height: int = 50, encoding: str = "utf-8") -> list[str]:
@@ -44,6 +44,10 @@ def _without_styles(line: str) -> str:
     return Text.from_ansi(line).plain
 
 
+def simulated(plan: Plan, metric_cpus: int) -> Timeline:
+    return simulate(plan.datasets, plan.trials, plan.metric_jobs, metric_cpus)
+
+
 def drawn(nodes: int, trials: int, datasets: int = 30) -> Timeline:
     made = planner.make(
         CHECKPOINT,
@@ -52,7 +56,7 @@ def drawn(nodes: int, trials: int, datasets: int = 30) -> Timeline:
         costs(datasets),
         capacity(nodes, trials),
     )
-    return timeline(made, 64)
+    return simulated(made, 64)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -172,7 +176,7 @@ def found(
     assert isinstance(guessed, tuple)
     planned = plan_of(made, cpus)
     here = site(nodes, busy or [], settings_, guessed, cpus)
-    lines = risks(planned, timeline(planned, cpus), here)
+    lines = risks(planned, simulated(planned, cpus), here)
     assert all("\n" not in line for line in lines)
     return "\n".join(lines)
 
@@ -213,7 +217,7 @@ def test_a_first_signal_that_is_missing() -> None:
     assert "first signal" not in found(EVEN, NODES)
     few = Cost(name="few", items=3, gpu_seconds=100, splittable=False)
     planned = plan_of([few, *EVEN], 64, first_signal=True)
-    lines = risks(planned, timeline(planned, 64), site(NODES, settings=wanted))
+    lines = risks(planned, simulated(planned, 64), site(NODES, settings=wanted))
     assert any(line.startswith("first signal: none of few,") for line in lines)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.plans import CHECKPOINT
 
 from coordinate_eval.coordinator.planning import planner, signal_slices
-from coordinate_eval.coordinator.planning.packing import Part
+from coordinate_eval.coordinator.planning.packing import Piece
 from coordinate_eval.coordinator.planning.plan import Cost, Plan, PlanEngine, PlanSuite
 
 COSTS = st.lists(
@@ -97,7 +97,7 @@ def test_slices_and_the_rest_are_all_items_once(
     dealt = [part for queue in signal_slices.deal(costs, slices, trials) for part in queue]
     assert sorted(dealt) == slices
     parts = sorted([*dealt, *signal_slices.rest(costs, slices)])
-    covered: dict[int, list[Part]] = {}
+    covered: dict[int, list[Piece]] = {}
     for part in parts:
         assert part.start < part.stop
         covered.setdefault(part.cost, []).append(part)
@@ -118,7 +118,7 @@ def test_what_would_not_end_in_time_has_no_slice() -> None:
     short = Cost(name="short", items=100, gpu_seconds=0.5, splittable=False)
     parts = signal_slices.pick([long, few, slow, good, short], trials=4, window=100)
     assert {part.cost for part in parts} == {3, 4}
-    assert Part(4, 0, 100) in parts
+    assert Piece(4, 0, 100) in parts
 
 
 def test_slices_may_be_all_there_is_to_run() -> None:

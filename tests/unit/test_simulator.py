@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanCheckpoint,
     PlanEngine,
     PlanSuite,
-    Trial,
+    PlanTrial,
 )
 from coordinate_eval.records import Shard, Span
 
@@ -48,7 +48,7 @@ def plan_of(
         nodes=[],
         stages=[],
         trials=[
-            Trial(
+            PlanTrial(
                 id=trial,
                 node="n1",
                 gpus=1,

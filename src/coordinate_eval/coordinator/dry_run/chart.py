@@ -16,7 +16,7 @@ from rich.style import Style
 from coordinate_eval._format import plain
 from coordinate_eval.coordinator.dry_run import gantt
 from coordinate_eval.coordinator.dry_run.gantt import Activity, Phase
-from coordinate_eval.coordinator.planning.timeline import Timeline
+from coordinate_eval.coordinator.planning.simulate import Timeline
 
 LEAST_ROWS = 8
 MOST_ROWS = 64

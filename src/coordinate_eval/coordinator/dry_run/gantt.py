@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from coordinate_eval.coordinator.planning.timeline import Timeline, TrialBar
+from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar
 
 TICKS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 """Seconds that an axis may count in; beyond the last, multiples of it."""

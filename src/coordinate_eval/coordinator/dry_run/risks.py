@@ -9,7 +9,7 @@ from coordinate_eval._format import duration
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
-from coordinate_eval.coordinator.planning.timeline import Timeline
+from coordinate_eval.coordinator.planning.simulate import Timeline
 
 HEADROOM = 0.1
 """Part of the memory asked of a node below which what stays free is little."""

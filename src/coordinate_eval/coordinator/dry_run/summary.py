@@ -11,7 +11,7 @@ from coordinate_eval.coordinator.dry_run.one_job_each import Place, longest_firs
 from coordinate_eval.coordinator.dry_run.risks import Site
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.prepare import Choice
-from coordinate_eval.coordinator.planning.timeline import Timeline, TrialBar, timeline
+from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
 
 
 class Planned(NamedTuple):
@@ -59,7 +59,7 @@ class DatasetLine(NamedTuple):
 
 def review(plan: Plan, choice: Choice, site: Site, submissions: Sequence[Planned]) -> Review:
     """What there is to see of a plan for these nodes."""
-    drawn = timeline(plan, site.metric_cpus)
+    drawn = simulate(plan.datasets, plan.trials, plan.metric_jobs, site.metric_cpus)
     used = {node.name for node in plan.nodes}
     staged = plan.stages[0].seconds
     place = Place(

@@ -34,7 +34,7 @@ EARLY_LAYERS = (0.02, 0.05, 0.10, 0.18, 0.25, 0.20, 0.13, 0.07)
 """The same of what metrics wait for: the first responses must exist soon."""
 
 
-class Part(NamedTuple):
+class Piece(NamedTuple):
     """Items of a dataset, by its position in the list of costs."""
 
     cost: int
@@ -78,7 +78,7 @@ class _Flow:
         density = self.density(cost.metric_cpu_seconds, cost.gpu_seconds)
         return (-density, -self.tail(cost), -cost.spread, -cost.gpu_seconds)
 
-    def order(self, cost: Cost, part: Part) -> tuple[float, float, float]:
+    def order(self, cost: Cost, part: Piece) -> tuple[float, float, float]:
         """Sorts one trial's shards by what follows their end (Jackson's rule).
 
         Where nothing does, or as much, the long and uncertain first: should they take longer, what
@@ -101,9 +101,9 @@ class _Deal:
     def __init__(self, costs: Sequence[Cost], ready: Sequence[float]) -> None:
         self.costs = costs
         self.loads = list(ready)
-        self.queues: list[list[Part]] = [[] for _ in ready]
+        self.queues: list[list[Piece]] = [[] for _ in ready]
 
-    def give(self, trial: int, part: Part) -> None:
+    def give(self, trial: int, part: Piece) -> None:
         self.queues[trial].append(part)
         self.loads[trial] += seconds(self.costs[part.cost], part.start, part.stop)
 
@@ -116,11 +116,11 @@ def seconds(cost: Cost, start: int, stop: int) -> float:
 
 def deal(
     costs: Sequence[Cost],
-    parts: Sequence[Part],
+    parts: Sequence[Piece],
     ready: Sequence[float],
     metric_cpus: int,
     way: Way,
-) -> list[list[Part]]:
+) -> list[list[Piece]]:
     """Each trial's queue; every item of the parts in exactly one of them.
 
     Args:
@@ -147,18 +147,18 @@ def deal(
     return [sorted(q, key=lambda p: flow.order(costs[p.cost], p)) for q in state.queues]
 
 
-def deal_whole(costs: Sequence[Cost], parts: Sequence[Part], trials: int) -> list[list[Part]]:
+def deal_whole(costs: Sequence[Cost], parts: Sequence[Piece], trials: int) -> list[list[Piece]]:
     """Each trial's queue, nothing cut further: longest first, to the trials in turn."""
     ordered = sorted(parts, key=lambda p: -_own(costs[p.cost], p))
     return [ordered[number::trials] for number in range(trials)]
 
 
-def _own(cost: Cost, part: Part) -> float:
+def _own(cost: Cost, part: Piece) -> float:
     """GPU seconds of a part without overhead."""
     return cost.gpu_seconds * (part.stop - part.start) / cost.items
 
 
-def _is_fine(cost: Cost, part: Part, window: float, way: Way) -> bool:
+def _is_fine(cost: Cost, part: Piece, window: float, way: Way) -> bool:
     """Whether a part can be cut anywhere: the rounding to whole items is lost in the window or
     beside a cut's overhead, and the part is long beside that overhead.
     """
@@ -169,7 +169,7 @@ def _is_fine(cost: Cost, part: Part, window: float, way: Way) -> bool:
     return divisible and each <= short and _own(cost, part) >= WORTH_CUTTING * overhead
 
 
-def _deal_apart(state: _Deal, parts: list[Part]) -> None:
+def _deal_apart(state: _Deal, parts: list[Piece]) -> None:
     """As few pieces of each as end with its longest item, or as there are trials for: a piece
     begun behind another one ends that much later, however short it is.
     """
@@ -192,7 +192,7 @@ def _deal_apart(state: _Deal, parts: list[Part]) -> None:
         low, high = (middle, high) if sum(counts(middle)) > len(state.loads) else (low, middle)
     level = high if low else 0.0
     pieces = [
-        Part(part.cost, start, stop)
+        Piece(part.cost, start, stop)
         for part, count in zip(parts, counts(level), strict=True)
         for start, stop in itertools.pairwise(
             part.start + (part.stop - part.start) * n // count for n in range(count + 1)
@@ -201,11 +201,11 @@ def _deal_apart(state: _Deal, parts: list[Part]) -> None:
     _to_the_freest(state, sorted(pieces, key=lambda p: -state.costs[p.cost].floor_seconds))
 
 
-def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow, way: Way) -> None:
+def _deal_coarse(state: _Deal, parts: list[Piece], window: float, flow: _Flow, way: Way) -> None:
     """Longest first, pieces shrinking with what is left (guided self-scheduling)."""
     left = sum(_own(state.costs[p.cost], p) for p in parts)
     share = EARLY_LAYERS[0] if flow.feeds_metrics else LAYERS[0]
-    pieces: list[tuple[float, Part]] = []
+    pieces: list[tuple[float, Piece]] = []
     for part in parts:
         cost = state.costs[part.cost]
         start = part.start
@@ -216,7 +216,7 @@ def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow, wa
                 least = max(each, min(WORTH_CUTTING * cost.chunk_overhead_seconds, window / 6))
                 size = max(least, min(left / (3 * len(state.loads)), window * share))
                 stop = min(part.stop, start + max(1, int(size / each)))
-            piece = Part(part.cost, start, stop)
+            piece = Piece(part.cost, start, stop)
             own = _own(cost, piece)
             pieces.append((own + flow.tail(cost), piece))
             left -= own
@@ -224,7 +224,7 @@ def _deal_coarse(state: _Deal, parts: list[Part], window: float, flow: _Flow, wa
     _to_the_freest(state, [piece for _, piece in sorted(pieces, key=lambda p: -p[0])])
 
 
-def _to_the_freest(state: _Deal, pieces: Sequence[Part]) -> None:
+def _to_the_freest(state: _Deal, pieces: Sequence[Piece]) -> None:
     """One after the other to the trial that is free first."""
     heap = [(load, trial) for trial, load in enumerate(state.loads)]
     heapq.heapify(heap)
@@ -235,7 +235,7 @@ def _to_the_freest(state: _Deal, pieces: Sequence[Part]) -> None:
 
 
 def _pour_layers(
-    state: _Deal, parts: list[Part], overhead: float, shares: tuple[float, ...]
+    state: _Deal, parts: list[Piece], overhead: float, shares: tuple[float, ...]
 ) -> None:
     """The finely divisible work, layer on layer, spending so many seconds of a trial on cuts."""
     if not parts:
@@ -255,31 +255,31 @@ def _merged(shares: tuple[float, ...], most: int) -> list[float]:
 
 
 def _in_layers(
-    costs: Sequence[Cost], parts: Sequence[Part], shares: Sequence[float]
-) -> Iterator[list[Part]]:
+    costs: Sequence[Cost], parts: Sequence[Piece], shares: Sequence[float]
+) -> Iterator[list[Piece]]:
     """The parts cut into consecutive layers of these shares of their work."""
     work = sum(_own(costs[p.cost], p) for p in parts)
     queue = list(reversed(parts))
     for number, share in enumerate(shares):
         room = work * share
-        layer: list[Part] = []
+        layer: list[Piece] = []
         while queue and (room > 0 or number == len(shares) - 1):
             part = queue.pop()
             each = costs[part.cost].gpu_seconds / costs[part.cost].items
             items = part.stop - part.start
             if number < len(shares) - 1 and items * each > room:
                 items = max(1, int(room / each))
-            layer.append(Part(part.cost, part.start, part.start + items))
+            layer.append(Piece(part.cost, part.start, part.start + items))
             room -= items * each
             if part.start + items < part.stop:
-                queue.append(Part(part.cost, part.start + items, part.stop))
+                queue.append(Piece(part.cost, part.start + items, part.stop))
                 if number < len(shares) - 1:
                     break
         if layer:
             yield layer
 
 
-def _pour(state: _Deal, parts: list[Part]) -> None:
+def _pour(state: _Deal, parts: list[Piece]) -> None:
     """Fill the trials up to one level, cutting where a trial is full."""
     work = sum(_own(state.costs[p.cost], p) for p in parts)
     low = _level(state.loads, work)
@@ -298,7 +298,7 @@ def _pour(state: _Deal, parts: list[Part]) -> None:
     poured = _poured(state, parts, best)
     assert poured is not None
     for trial, cost, start, stop in poured:
-        state.give(trial, Part(cost, start, stop))
+        state.give(trial, Piece(cost, start, stop))
 
 
 def _level(loads: Sequence[float], work: float) -> float:
@@ -314,7 +314,7 @@ def _level(loads: Sequence[float], work: float) -> float:
 
 
 def _poured(
-    state: _Deal, parts: Sequence[Part], level: float
+    state: _Deal, parts: Sequence[Piece], level: float
 ) -> list[tuple[int, int, int, int]] | None:
     """The wrap-around filling up to a level, as (trial, cost, start, stop); None where the work
     does not fit below it.

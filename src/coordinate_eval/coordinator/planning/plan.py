@@ -1,4 +1,4 @@
-"""What a plan is made from and what it is: plan@1. `planner` makes one, `replay` explains it."""
+"""What a plan is made from and what it is: plan@1. `planner` makes one, `simulate` explains it."""
 
 from typing import Any, Literal
 
@@ -86,7 +86,7 @@ class Stage(Record):
     seconds: float
 
 
-class Trial(Record):
+class PlanTrial(Record):
     """One engine and the shards that it runs first, in this order."""
 
     id: str
@@ -108,7 +108,7 @@ class MetricJob(Record):
 
 
 class Estimate(Record):
-    """What a plan comes to; see `replay`."""
+    """What a plan comes to; see `simulate`."""
 
     makespan_seconds: float
     lower_bound_seconds: float
@@ -139,7 +139,7 @@ class Plan(Record):
     datasets: list[Cost]
     nodes: list[PlanNode]
     stages: list[Stage]
-    trials: list[Trial]
+    trials: list[PlanTrial]
     metric_jobs: list[MetricJob]
     estimate: Estimate
     what_if: list[Size] = Field(default=[], description="other numbers of GPUs, when asked for")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from coordinate_eval.coordinator.planning import packing, signal_slices
 from coordinate_eval.coordinator.planning.lower_bound import lower_bound
-from coordinate_eval.coordinator.planning.packing import Part, Way
+from coordinate_eval.coordinator.planning.packing import Piece, Way
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
@@ -22,10 +22,10 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanEngine,
     PlanNode,
     PlanSuite,
+    PlanTrial,
     Stage,
-    Trial,
 )
-from coordinate_eval.coordinator.planning.simulate import estimate
+from coordinate_eval.coordinator.planning.simulate import simulate
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.staging import Link
 from coordinate_eval.records import Checkpoint, Shard
@@ -49,7 +49,7 @@ SIGNAL_SCALES = (1.0, 0.5, 0.25)
 class _Dealt(NamedTuple):
     """A way of dealing and what it comes to."""
 
-    trials: list[Trial]
+    trials: list[PlanTrial]
     jobs: list[MetricJob]
     outcome: Estimate
 
@@ -119,7 +119,7 @@ def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:
 
 
 def metric_jobs(
-    costs: Sequence[Cost], trials: Sequence[Trial], cpus: int, bound: float
+    costs: Sequence[Cost], trials: Sequence[PlanTrial], cpus: int, bound: float
 ) -> list[MetricJob]:
     """Jobs over neighbouring shards of each dataset whose metric costs anything, longest first.
 
@@ -179,7 +179,7 @@ def _best(
     slots: list[tuple[NodeCapacity, int]],
     staged: float,
     bound: float,
-    slices: Sequence[Part],
+    slices: Sequence[Piece],
 ) -> _Dealt:
     """The dealing with the earliest last score, after these slices; of equals the first tried."""
     first = signal_slices.deal(costs, slices, len(slots))
@@ -192,10 +192,10 @@ def _best(
     parts = signal_slices.rest(costs, slices)
     found: list[_Dealt] = []
 
-    def consider(queues: list[list[Part]]) -> float:
+    def consider(queues: list[list[Piece]]) -> float:
         trials = _trials(costs, capacity, slots, first, queues, staged)
         jobs = metric_jobs(costs, trials, capacity.metric_cpus, bound)
-        outcome = estimate(costs, trials, jobs, capacity.metric_cpus, bound)
+        outcome = simulate(costs, trials, jobs, capacity.metric_cpus).estimate(bound)
         found.append(_Dealt(trials, jobs, outcome))
         return outcome.makespan_seconds
 
@@ -244,13 +244,13 @@ def _trials(
     costs: Sequence[Cost],
     capacity: Capacity,
     slots: list[tuple[NodeCapacity, int]],
-    first: list[list[Part]],
-    queues: list[list[Part]],
+    first: list[list[Piece]],
+    queues: list[list[Piece]],
     staged: float,
-) -> list[Trial]:
+) -> list[PlanTrial]:
     """Trials with anything to do, slices first."""
     return [
-        Trial(
+        PlanTrial(
             id=f"{node.name}-{index}",
             node=node.name,
             gpus=capacity.gpus_per_trial,

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from coordinate_eval.coordinator.planning.packing import WORTH_CUTTING, Part, seconds
+from coordinate_eval.coordinator.planning.packing import WORTH_CUTTING, Piece, seconds
 from coordinate_eval.coordinator.planning.plan import Cost
 
 SHARE = 0.055
@@ -71,14 +71,14 @@ class _Slice:
         between = self.cost.gpu_seconds / least if least else math.inf
         return 1 if self.whole else int(min(MOST_RANGES, self.items, between))
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[Piece]:
         for n in range(self.ranges):
             start = self.cost.items * n // self.ranges
             items = (self.items + self.ranges - 1 - n) // self.ranges
-            yield Part(self.number, start, start + items)
+            yield Piece(self.number, start, start + items)
 
 
-def pick(costs: Sequence[Cost], trials: int, window: float, scale: float = 1.0) -> list[Part]:
+def pick(costs: Sequence[Cost], trials: int, window: float, scale: float = 1.0) -> list[Piece]:
     """The slices of these datasets on so many trials.
 
     A dataset that is too short to be cut is in it whole. One has no slice where that would not
@@ -114,27 +114,27 @@ def pick(costs: Sequence[Cost], trials: int, window: float, scale: float = 1.0) 
     return [part for _, one in sorted(slices.items()) for part in one.parts()]
 
 
-def rest(costs: Sequence[Cost], slices: Sequence[Part]) -> list[Part]:
+def rest(costs: Sequence[Cost], slices: Sequence[Piece]) -> list[Piece]:
     """All items that are in none of these parts, in as few parts as possible."""
-    taken: dict[int, list[Part]] = {}
+    taken: dict[int, list[Piece]] = {}
     for part in sorted(slices):
         taken.setdefault(part.cost, []).append(part)
     left = []
     for number, cost in enumerate(costs):
         start = 0
         for part in taken.get(number, []):
-            left.append(Part(number, start, part.start))
+            left.append(Piece(number, start, part.start))
             start = part.stop
-        left.append(Part(number, start, cost.items))
+        left.append(Piece(number, start, cost.items))
     return [part for part in left if part.start < part.stop]
 
 
-def deal(costs: Sequence[Cost], slices: Sequence[Part], trials: int) -> list[list[Part]]:
+def deal(costs: Sequence[Cost], slices: Sequence[Piece], trials: int) -> list[list[Piece]]:
     """Each trial's slices, those that take longest to be complete first."""
-    queues: list[list[Part]] = [[] for _ in range(trials)]
+    queues: list[list[Piece]] = [[] for _ in range(trials)]
     heap = [(0.0, trial) for trial in range(trials)]
 
-    def tail(part: Part) -> float:
+    def tail(part: Piece) -> float:
         cost = costs[part.cost]
         return max(seconds(cost, part.start, part.stop), cost.floor_seconds)
 

@@ -1,119 +1,183 @@
-"""What the numbers of a plan mean: this replays one, second by second of its own clock.
+"""The simulator of plans: when each shard and each metric job of a plan runs.
 
-Time 0 is the submission. A trial starts when its node's weights are staged, is ready after
-`setup_seconds`, and runs its shards one after another. The responses of a shard are complete at
-its end or `floor_seconds` after its start, whichever is later, while the trial already works on
-the next one. A metric job may start when every shard over its range is complete; jobs running
-at once never use more than `metric_cpus` cores; in the order listed, the first that fits.
+Times are seconds from the submission. A trial starts when its node's weights are staged, is ready
+`setup_seconds` later, and runs its shards one after another. The responses of a shard are complete
+at its end or `floor_seconds` after its start, whichever is later; the trial already works on the
+next shard by then. A metric job can start when all shards over its range are complete. Metric jobs
+that run at once never use more than `metric_cpus` cores: at each moment the first job in the list
+that fits starts.
 """
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
-from coordinate_eval.coordinator.planning.plan import Cost, Estimate, MetricJob, Trial
+from coordinate_eval.coordinator.planning.plan import Cost, Estimate, MetricJob, PlanTrial
+from coordinate_eval.records import Shard
 
 EPSILON = 1e-9
-"""Seconds within which moments are the same: sums of floats differ with their order."""
+"""Seconds within which two moments count as one: sums of floats differ with their order."""
 
 
-class Completion(NamedTuple):
-    """When the responses of some items are complete."""
+class ShardBar(NamedTuple):
+    """A shard on its trial: the engine is free at `end`, the last response exists at `complete`."""
 
-    start: int
-    stop: int
-    seconds: float
-
-
-class TrialTimes(NamedTuple):
-    """When a trial ends, and for how long it has a shard running."""
-
+    shard: Shard
+    begin: float
     end: float
-    working: float
+    complete: float
 
 
-def estimate(
+class TrialBar(NamedTuple):
+    """A trial: it waits for the weights, starts its engine, and runs its shards."""
+
+    trial: PlanTrial
+    ready: float
+    shards: tuple[ShardBar, ...]
+    end: float
+
+    @property
+    def idle_from(self) -> float:
+        """The end of the last shard; only long items may be under way after it."""
+        return self.shards[-1].end if self.shards else self.ready
+
+
+class MetricBar(NamedTuple):
+    """A metric job on its cores."""
+
+    job: MetricJob
+    begin: float
+    end: float
+
+
+class Step(NamedTuple):
+    """Metric jobs use `cores` cores from `begin` until the next step."""
+
+    begin: float
+    cores: int
+
+
+class Timeline(NamedTuple):
+    """A simulated plan, with trials and metric jobs in the plan's order."""
+
+    trials: list[TrialBar]
+    metrics: list[MetricBar]
+
+    @property
+    def gpus_end(self) -> float:
+        """The moment of the last response, in seconds."""
+        return max((bar.end for bar in self.trials), default=0.0)
+
+    @property
+    def end(self) -> float:
+        """The makespan, in seconds."""
+        return max([self.gpus_end, *(bar.end for bar in self.metrics)])
+
+    def cores(self) -> list[Step]:
+        """Return how many cores metric jobs use at once, in the order of time."""
+        changes: dict[float, int] = {0.0: 0}
+        for bar in self.metrics:
+            changes[bar.begin] = changes.get(bar.begin, 0) + bar.job.cpus
+            changes[bar.end] = changes.get(bar.end, 0) - bar.job.cpus
+        used = 0
+        steps: list[Step] = []
+        for when in sorted(changes):
+            used += changes[when]
+            if steps and when - steps[-1].begin <= 2 * EPSILON:  # the same moment
+                steps[-1] = steps[-1]._replace(cores=used)
+            else:
+                steps.append(Step(when, used))
+        return steps
+
+    def estimate(self, lower_bound_seconds: float) -> Estimate:
+        """Return the makespan and GPU use of the plan, beside its lower bound."""
+        held = sum((bar.end - bar.trial.start_seconds) * bar.trial.gpus for bar in self.trials)
+        busy = sum((bar.idle_from - bar.ready) * bar.trial.gpus for bar in self.trials)
+        return Estimate(
+            makespan_seconds=self.end,
+            lower_bound_seconds=lower_bound_seconds,
+            gpu_idle_fraction=1 - busy / held if held else 0.0,
+            gpu_hours=held / 3600,
+        )
+
+
+def simulate(
     costs: Sequence[Cost],
-    trials: Sequence[Trial],
+    trials: Sequence[PlanTrial],
     metric_jobs: Sequence[MetricJob],
     metric_cpus: int,
-    lower_bound_seconds: float,
-) -> Estimate:
-    """The makespan and GPU use of a plan of these parts."""
-    complete, times = run_trials(costs, trials)
-    metric_end = run_metrics(metric_jobs, complete, metric_cpus)
-    held = sum((t.end - trial.start_seconds) * trial.gpus for trial, t in times)
-    busy = sum(t.working * trial.gpus for trial, t in times)
-    last = max((t.end for _, t in times), default=0.0)
-    return Estimate(
-        makespan_seconds=max(last, metric_end),
-        lower_bound_seconds=lower_bound_seconds,
-        gpu_idle_fraction=1 - busy / held if held else 0.0,
-        gpu_hours=held / 3600,
-    )
+) -> Timeline:
+    """Run the trials and metric jobs of a plan against its costs.
+
+    Raises:
+        ValueError: A metric job needs more than `metric_cpus` cores, or covers items that are in
+            no shard.
+    """
+    floors = {cost.name: cost.floor_seconds for cost in costs}
+    bars = [_run_trial(trial, floors) for trial in trials]
+    return Timeline(bars, _run_metrics(metric_jobs, bars, metric_cpus))
 
 
-def run_trials(
-    costs: Sequence[Cost], trials: Sequence[Trial]
-) -> tuple[dict[str, list[Completion]], list[tuple[Trial, TrialTimes]]]:
-    """When the items of each dataset are complete, in item order; and each trial's times."""
-    floors = {c.name: c.floor_seconds for c in costs}
-    complete: dict[str, list[Completion]] = {c.name: [] for c in costs}
-    times = []
-    for trial in trials:
-        now = begin = last = trial.start_seconds + trial.setup_seconds
-        for shard in trial.shards:
-            done = now + max(shard.gpu_seconds, floors[shard.dataset])
-            complete[shard.dataset].append(Completion(shard.start, shard.stop, done))
-            now += shard.gpu_seconds
-            last = max(last, done)
-        times.append((trial, TrialTimes(last, now - begin)))
-    for completions in complete.values():
-        completions.sort()
-    return complete, times
+def _run_trial(trial: PlanTrial, floors: dict[str, float]) -> TrialBar:
+    now = ready = last = trial.start_seconds + trial.setup_seconds
+    bars = []
+    for shard in trial.shards:
+        seconds, floor = shard.gpu_seconds, floors[shard.dataset]
+        end = now + seconds
+        complete = end if seconds >= floor else now + floor
+        bars.append(ShardBar(shard, now, end, complete))
+        now = end
+        if complete > last:
+            last = complete
+    return TrialBar(trial, ready, tuple(bars), last)
 
 
-def run_metrics(
-    jobs: Sequence[MetricJob], complete: dict[str, list[Completion]], cores: int
-) -> float:
-    """When the last metric job ends, in seconds; 0 without any."""
-    starts = {name: [c.start for c in found] for name, found in complete.items()}
-    releases = sorted(
-        (_released(job, complete[job.dataset], starts[job.dataset]), number)
-        for number, job in enumerate(jobs)
-    )
-    waiting: dict[int, list[int]] = {}
+def _run_metrics(
+    jobs: Sequence[MetricJob], trials: Sequence[TrialBar], cores: int
+) -> list[MetricBar]:
+    if any(job.cpus > cores for job in jobs):
+        raise ValueError(f"a metric job needs more than {cores} cores")
+    releases = sorted(_releases(jobs, trials))
+    waiting: dict[int, list[int]] = {}  # by width, positions of jobs in the list
     running: list[tuple[float, int]] = []
-    now = last = 0.0
-    coming = 0
-    while coming < len(releases) or running:
-        events = [release for release, _ in releases[coming : coming + 1]]
-        now = max(now, min([*events, *(end for end, _ in running[:1])]))
+    begins = [0.0] * len(jobs)
+    left, coming, now = len(jobs), 0, 0.0
+    while left:
+        moments = [when for when, _ in (*releases[coming : coming + 1], *running[:1])]
+        now = max(now, min(moments))
         while running and running[0][0] <= now + EPSILON:
             cores += heapq.heappop(running)[1]
         while coming < len(releases) and releases[coming][0] <= now + EPSILON:
-            released = releases[coming][1]
-            heapq.heappush(waiting.setdefault(jobs[released].cpus, []), released)
+            index = releases[coming][1]
+            heapq.heappush(waiting.setdefault(jobs[index].cpus, []), index)
             coming += 1
-        while (number := _first_that_fits(waiting, cores)) is not None:
-            job = jobs[number]
-            cores -= job.cpus
-            heapq.heappush(running, (now + job.seconds, job.cpus))
-            last = max(last, now + job.seconds)
-    return last
+        while fitting := [queue for cpus, queue in waiting.items() if queue and cpus <= cores]:
+            index = heapq.heappop(min(fitting, key=itemgetter(0)))
+            begins[index] = now
+            left -= 1
+            cores -= jobs[index].cpus
+            heapq.heappush(running, (now + jobs[index].seconds, jobs[index].cpus))
+    return [
+        MetricBar(job, begin, begin + job.seconds) for job, begin in zip(jobs, begins, strict=True)
+    ]
 
 
-def _released(job: MetricJob, completions: list[Completion], starts: list[int]) -> float:
-    """When every shard over the job's range is complete."""
-    first = max(0, bisect_right(starts, job.start) - 1)
-    last = bisect_left(starts, job.stop)
-    return max(completions[n].seconds for n in range(first, last))
-
-
-def _first_that_fits(waiting: dict[int, list[int]], cores: int) -> int | None:
-    """Take the first job in the order listed that so many free cores can run."""
-    fitting = [cpus for cpus, numbers in waiting.items() if numbers and cpus <= cores]
-    if not fitting:
-        return None
-    return heapq.heappop(waiting[min(fitting, key=lambda cpus: waiting[cpus][0])])
+def _releases(jobs: Sequence[MetricJob], trials: Sequence[TrialBar]) -> Iterator[tuple[float, int]]:
+    """Yield the moment at which each job can start, and the job's position in the list."""
+    shards: dict[str, list[tuple[int, int, float]]] = {job.dataset: [] for job in jobs}
+    for trial in trials:
+        for shard, _, _, complete in trial.shards:
+            if shard.dataset in shards:
+                shards[shard.dataset].append((shard.start, shard.stop, complete))
+    for found in shards.values():
+        found.sort()
+    starts = {name: [start for start, _, _ in found] for name, found in shards.items()}
+    for index, job in enumerate(jobs):
+        begun = starts[job.dataset]
+        first = max(0, bisect_right(begun, job.start) - 1)
+        needed = shards[job.dataset][first : bisect_left(begun, job.stop)]
+        if not needed or needed[0][0] > job.start or needed[-1][1] < job.stop:
+            raise ValueError(f"no shard has {job.dataset} {job.start}-{job.stop}")
+        yield max(complete for _, _, complete in needed), index

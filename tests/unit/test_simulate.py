@@ -1,4 +1,4 @@
-"""When what of a plan happens, and what one job per dataset would have taken."""
+"""The simulated plan, and the time that one job per dataset would take."""
 
 from dataclasses import replace
 
@@ -17,9 +17,9 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanEngine,
     PlanNode,
     PlanSuite,
-    Trial,
+    PlanTrial,
 )
-from coordinate_eval.coordinator.planning.timeline import MetricBar, timeline
+from coordinate_eval.coordinator.planning.simulate import MetricBar, Timeline, simulate
 from coordinate_eval.records import Shard
 
 
@@ -45,7 +45,7 @@ def by_hand(metric_jobs: list[MetricJob]) -> Plan:
         nodes=[PlanNode(name="n", gpus=2, gpu_type="")],
         stages=[],
         trials=[
-            Trial(id=f"n-{i}", node="n", gpus=1, start_seconds=2, setup_seconds=3, shards=mine)
+            PlanTrial(id=f"n-{i}", node="n", gpus=1, start_seconds=2, setup_seconds=3, shards=mine)
             for i, mine in enumerate(shards)
         ],
         metric_jobs=metric_jobs,
@@ -55,8 +55,12 @@ def by_hand(metric_jobs: list[MetricJob]) -> Plan:
     )
 
 
+def simulated(plan: Plan, metric_cpus: int) -> Timeline:
+    return simulate(plan.datasets, plan.trials, plan.metric_jobs, metric_cpus)
+
+
 def test_shards_follow_one_another_and_a_long_item_ends_later() -> None:
-    drawn = timeline(by_hand([]), metric_cpus=1)
+    drawn = simulated(by_hand([]), 1)
     first, second = drawn.trials
     assert first.ready == 5
     assert [(b.begin, b.end, b.complete) for b in first.shards] == [(5, 9, 25), (9, 15, 15)]
@@ -69,7 +73,7 @@ def test_metric_jobs_begin_in_the_order_listed_as_cores_allow() -> None:
     late = MetricJob(dataset="code", start=0, stop=10, cpus=2, seconds=15)  # both shards: 15
     wide = MetricJob(dataset="code", start=4, stop=10, cpus=3, seconds=6)  # from 14 on
     small = MetricJob(dataset="code", start=4, stop=10, cpus=1, seconds=7)  # from 14 on
-    drawn = timeline(by_hand([late, wide, small]), metric_cpus=3)
+    drawn = simulated(by_hand([late, wide, small]), 3)
     # At 14 only `wide` and `small` may begin, and `wide` leaves no core.
     assert drawn.metrics == [
         MetricBar(late, 20, 35),
@@ -83,19 +87,21 @@ def test_metric_jobs_begin_in_the_order_listed_as_cores_allow() -> None:
 def test_what_can_never_run_is_said() -> None:
     wide = MetricJob(dataset="code", start=0, stop=4, cpus=4, seconds=1)
     with pytest.raises(ValueError, match="more than 3 cores"):
-        timeline(by_hand([wide]), metric_cpus=3)
-    for nowhere in (("code", 10, 12), ("other", 0, 1)):
+        simulated(by_hand([wide]), 3)
+    for nowhere in (("code", 10, 12), ("code", 9, 11), ("other", 0, 1)):
         name, start, stop = nowhere
         job = MetricJob(dataset=name, start=start, stop=stop, cpus=1, seconds=1)
         with pytest.raises(ValueError, match="no shard has"):
-            timeline(by_hand([job]), metric_cpus=3)
+            simulated(by_hand([job]), 3)
 
 
 @given(COSTS, CAPACITIES)
 @settings(max_examples=150, deadline=None)
-def test_it_ends_when_the_plans_own_replay_ends(costs: list[Cost], capacity: Capacity) -> None:
+def test_the_estimate_of_a_plan_is_that_of_its_timeline(
+    costs: list[Cost], capacity: Capacity
+) -> None:
     made = make(costs, capacity)
-    drawn = timeline(made, capacity.metric_cpus)
+    drawn = simulated(made, capacity.metric_cpus)
     assert drawn.end == pytest.approx(made.estimate.makespan_seconds)
     held = sum((bar.end - bar.trial.start_seconds) * bar.trial.gpus for bar in drawn.trials)
     assert held / 3600 == pytest.approx(made.estimate.gpu_hours)
