@@ -10,7 +10,7 @@ from hypothesis import HealthCheck
 from tests.reviewer import FakeCluster, Reviewer
 from tests.runs import TASKS
 
-from coordinate_eval.coordinator.cli import run
+from coordinate_eval.coordinator.cli import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 
 hypothesis.settings.register_profile(
@@ -39,6 +39,6 @@ def reviewer(
     def opened(kind: str, settings: Settings) -> Iterator[FakeCluster]:
         yield made.cluster
 
-    monkeypatch.setattr(run, "opened", opened)
+    monkeypatch.setattr(clusters, "opened", opened)
     monkeypatch.chdir(TASKS)
     return made

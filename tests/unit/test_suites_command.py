@@ -13,6 +13,8 @@ from tests.tiny import tiny_model
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.cli import clusters
+from coordinate_eval.coordinator.cli import resume as continued
 from coordinate_eval.coordinator.cli import run as launch
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cluster import Node
@@ -156,8 +158,9 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     def opened(kind: str, settings: object) -> Iterator[OneNode]:
         yield OneNode()
 
-    monkeypatch.setattr(launch, "opened", opened)
-    monkeypatch.setattr(launch, "supervise", lambda *args, **options: 0)
+    monkeypatch.setattr(clusters, "opened", opened)
+    for module in (launch, continued):
+        monkeypatch.setattr(module, "supervise", lambda *args, **options: 0)
     made = Workspace(tmp_path)
     made.environ["COORDINATE_EVAL_CLUSTER"] = "ray"
     (tmp_path / "mine.yaml").write_text(

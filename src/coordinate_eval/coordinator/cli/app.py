@@ -251,11 +251,11 @@ def resume(
     settings_file: SettingsOption = None,
 ) -> None:
     """Go on with a run that lost its supervisor or was cancelled."""
-    from coordinate_eval.coordinator.cli import run as launch
+    from coordinate_eval.coordinator.cli import resume as continue_
     from coordinate_eval.coordinator.cli import status as inquire
 
     settings, _ = config.load({}, settings_file)
-    raise typer.Exit(launch.resume(inquire.find(run, settings), wait=wait, as_json=as_json))
+    raise typer.Exit(continue_.resume(inquire.find(run, settings), wait=wait, as_json=as_json))
 
 
 @app.command()

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cli import run as launch
+from coordinate_eval.coordinator.cli import clusters
 from coordinate_eval.coordinator.cluster import STARTED_VARIABLE, Cluster, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import first_signal, jobs
@@ -84,7 +84,7 @@ def cancel(run_dir: RunDir) -> None:
     run = _files.read_record(run_dir.run, Run)
     _files.write(run_dir.cancelled, "")
     if run.cluster == "slurm":
-        with launch.opened("slurm", run.settings) as cluster:
+        with clusters.opened("slurm", run.settings) as cluster:
             count = _cancel_all(run, cluster)
         sys.stderr.write(f"cancelled {count} jobs of run {run.id}\n")
     else:
@@ -96,7 +96,7 @@ def _cancel_all(run: Run, cluster: Cluster) -> int:
     cancelled: set[str] = set()
     give_up = time.monotonic() + CANCEL_SECONDS
     while time.monotonic() < give_up:
-        tasks = launch.patiently(lambda: cluster.poll(jobs.prefix(run)))
+        tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
         alive = [t for t in tasks if t.state is not State.ENDED]
         if not alive:
             break
@@ -121,7 +121,7 @@ def supervise_as_job(run_dir: RunDir, minutes: int) -> int:
             sys.stdout.write(event + "\n")
             sys.stdout.flush()
 
-    with launch.opened(run.cluster, run.settings) as cluster:
+    with clusters.opened(run.cluster, run.settings) as cluster:
         supervisor = Supervisor(run_dir, cluster, minutes=limit, tell=tell)
         # Slurm warns of preemption as well as of the time limit.
         signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
@@ -133,7 +133,7 @@ def _tasks(run: Run) -> tuple[list[TaskStatus], str]:
     if run.cluster != "slurm":
         return [], ""
     try:
-        with launch.opened("slurm", run.settings) as cluster:
+        with clusters.opened("slurm", run.settings) as cluster:
             return cluster.poll(jobs.prefix(run)), ""
     except (ClusterError, UserError) as error:
         return [], f"jobs are not shown: {error}"
