@@ -12,8 +12,8 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Claim, Held
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
-    NodeShare,
     Round,
+    RoundNode,
     Run,
     StageProgress,
     Submitted,
@@ -62,7 +62,7 @@ RUN = make_run()
 ROUND = Round(
     number=0,
     created=0,
-    shares=[NodeShare(node=n, gpu_type="h200", trials=2, memory_gib=1) for n in NODES],
+    nodes=[RoundNode(name=n, gpu_type="h200", trials=2) for n in NODES],
     minutes=30,
 )
 

@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claims import Ledger, PartWriter
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import NodeShare, Round, Run
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
 from coordinate_eval.coordinator.supervisor import learn_from_run
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.workers import trial
@@ -91,8 +91,8 @@ def run_dir(tmp_path: Path) -> RunDir:
         exclusive=False, asks=["text"], shards=shards,
     )  # fmt: skip
     _files.write_record(made.run, run)
-    share = NodeShare(node="n", gpu_type="h100", trials=1, memory_gib=1)
-    _files.write_record(made.round(0), Round(number=0, created=0, shares=[share], minutes=30))
+    share = RoundNode(name="n", gpu_type="h100", trials=1)
+    _files.write_record(made.round(0), Round(number=0, created=0, nodes=[share], minutes=30))
     _files.write(made.model / "config.json", '{"architectures": ["Llama"], "hidden_size": 64}')
     for dataset in datasets:
         lines = [[request(dataset.name, i, c).line() for c in range(2)] for i in range(ITEMS)]
@@ -231,9 +231,9 @@ def staging_run(run_dir: RunDir, tmp_path: Path) -> RunDir:
     _files.write_record(
         run_dir.run, record(run_dir).model_copy(update={"checkpoint": source, "staged_bytes": 1})
     )
-    share = NodeShare(node="n", gpu_type="h100", trials=1, memory_gib=1)
+    share = RoundNode(name="n", gpu_type="h100", trials=1)
     shares = [share, share.model_copy(update={"node": "m"})]
-    _files.write_record(run_dir.round(0), Round(number=0, created=0, shares=shares, minutes=30))
+    _files.write_record(run_dir.round(0), Round(number=0, created=0, nodes=shares, minutes=30))
     for node in "nm":
         _files.write(run_dir.released(0, node), "")
     return run_dir

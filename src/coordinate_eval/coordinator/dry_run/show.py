@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.planning.prepare import Prepared
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.jobs import keeper_gib
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import NodeShare, Run
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.records import Record
 
@@ -89,8 +89,8 @@ def planned_jobs(prepared: Prepared, made: Run, run_dir: RunDir) -> Iterator[Job
     round_ = first_round(prepared, made)
     if made.cluster == "slurm":
         yield jobs.supervisor_job(made, run_dir, 1)
-    for share in round_.shares:
-        yield from _node_jobs(made, run_dir, share, round_.minutes)
+    for node in round_.nodes:
+        yield from _node_jobs(made, run_dir, round_, node)
     # Which metrics ask questions is known of what was built; of the rest, those that cost anything.
     costly = dict.fromkeys(job.dataset for job in prepared.plan.metric_jobs)
     asks = made.asks if prepared.built else list(costly)
@@ -180,12 +180,12 @@ def _planned(job: Job, prepared: Prepared, kind: Literal["slurm", "ray"]) -> Pla
     return Planned(job.name, made.command(), made.script, made.text())
 
 
-def _node_jobs(made: Run, run_dir: RunDir, share: NodeShare, minutes: int) -> list[Job]:
+def _node_jobs(made: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> list[Job]:
     if made.exclusive:
-        return [jobs.node_job(made, run_dir, 0, share, minutes)]
+        return [jobs.node_job(made, run_dir, round_, node)]
     return [
-        jobs.keeper_job(made, run_dir, 0, share, minutes),
-        jobs.trials_job(made, run_dir, 0, share, minutes),
+        jobs.keeper_job(made, run_dir, round_, node),
+        jobs.trials_job(made, run_dir, round_, node),
     ]
 
 

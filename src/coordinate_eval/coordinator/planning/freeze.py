@@ -10,9 +10,8 @@ from typing import Literal
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.checkpoint import staged_bytes
 from coordinate_eval.coordinator.planning.prepare import Prepared
-from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.jobs import keeper_gib
-from coordinate_eval.coordinator.run.records import NodeShare, Round, Run, portion_seconds
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, portion_seconds
+from coordinate_eval.coordinator.run.rounds import make_round
 
 
 def frozen(
@@ -55,20 +54,15 @@ def with_asks(run: Run, asks: Sequence[str]) -> Run:
 
 def first_round(prepared: Prepared, run: Run) -> Round:
     """The nodes of the plan."""
-    gib = keeper_gib(run)
-    trials = Counter(t.node for t in prepared.plan.trials)
-    trial = run.settings.trial
-    return Round(
-        number=0,
-        created=time.time(),
-        shares=[
-            NodeShare(node=n.name, gpu_type=n.gpu_type, trials=trials[n.name], memory_gib=gib)
-            for n in prepared.plan.nodes
-        ],
-        minutes=jobs.time_limit_minutes(
-            trial.time_limit_factor,
-            prepared.plan.estimate.makespan_seconds,
-            trial.min_minutes,
-            trial.max_minutes,
-        ),
+    plan = prepared.plan
+    trials = Counter(t.node for t in plan.trials)
+    return make_round(
+        run,
+        0,
+        time.time(),
+        [RoundNode(name=n.name, gpu_type=n.gpu_type, trials=trials[n.name]) for n in plan.nodes],
+        run.shards,
+        ready_seconds=plan.ready_seconds,
+        floor_seconds=plan.floor_seconds,
+        planned_seconds=plan.estimate.makespan_seconds,
     )

@@ -143,3 +143,13 @@ class Plan(Record):
     metric_jobs: list[MetricJob]
     estimate: Estimate
     what_if: list[Size] = Field(default=[], description="other numbers of GPUs, when asked for")
+
+    @property
+    def ready_seconds(self) -> float:
+        """Seconds from the submission until the last engine answers."""
+        return max((t.start_seconds + t.setup_seconds for t in self.trials), default=0.0)
+
+    @property
+    def floor_seconds(self) -> dict[str, float]:
+        """Latency of each dataset's longest item, in seconds."""
+        return {dataset.name: dataset.floor_seconds for dataset in self.datasets}

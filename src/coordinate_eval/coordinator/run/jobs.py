@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import Job
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import NodeShare, Run, Submitted
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, Submitted
 from coordinate_eval.records import CheckpointFormat
 
 KEEPER_ROOM_GIB = 1.0
@@ -63,57 +63,57 @@ def supervisor_name(run: Run, epoch: int) -> str:
     return f"{prefix(run)}super{epoch}"
 
 
-def keeper_job(run: Run, run_dir: RunDir, number: int, share: NodeShare, minutes: int) -> Job:
+def keeper_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
     """The CPU-only job that holds the weights in a node's memory."""
-    name = keeper_name(run, number, share.node)
+    name = keeper_name(run, round_.number, node.name)
     # It begins before the trials and must not end before them, where limits allow.
-    longer = minutes + math.ceil(run.settings.supervisor.patience_seconds / 60) + 5
-    minutes = max(minutes, min(longer, run.settings.trial.max_minutes))
+    longer = round_.minutes + math.ceil(run.settings.supervisor.patience_seconds / 60) + 5
+    minutes = max(round_.minutes, min(longer, run.settings.trial.max_minutes))
     return Job(
         name=name,
-        argv=_argv(run, run_dir, "_keep", share.node, number, minutes),
-        node=share.node,
+        argv=_argv(run, run_dir, "_keep", node.name, round_.number, minutes),
+        node=node.name,
         cpus=1,
-        memory_mib=math.ceil(share.memory_gib * 1024),
+        memory_mib=math.ceil(keeper_gib(run) * 1024),
         minutes=minutes,
         gpu_work=True,
         log=str(run_dir.logs / name),
     )
 
 
-def trials_job(run: Run, run_dir: RunDir, number: int, share: NodeShare, minutes: int) -> Job:
+def trials_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
     """The trials of one node, one array."""
-    name = trials_name(run, number, share.node)
+    name = trials_name(run, round_.number, node.name)
     trial = run.settings.trial
     return Job(
         name=name,
-        argv=_argv(run, run_dir, "_trial", share.node, number, minutes),
-        node=share.node,
-        count=share.trials,
+        argv=_argv(run, run_dir, "_trial", node.name, round_.number, round_.minutes),
+        node=node.name,
+        count=node.trials,
         gpus=run.tensor_parallel,
-        gpu_type=share.gpu_type,
+        gpu_type=node.gpu_type,
         cpus=trial.cpus,
         memory_mib=math.ceil(trial.memory_gib * 1024),
-        minutes=minutes,
+        minutes=round_.minutes,
         gpu_work=True,
         log=str(run_dir.logs / name),
     )
 
 
-def node_job(run: Run, run_dir: RunDir, number: int, share: NodeShare, minutes: int) -> Job:
+def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
     """Keeper and trials of one node as one job, where jobs take whole nodes."""
-    name = trials_name(run, number, share.node)
+    name = trials_name(run, round_.number, node.name)
     trial = run.settings.trial
-    argv = _argv(run, run_dir, "_node", share.node, number, minutes)
+    argv = _argv(run, run_dir, "_node", node.name, round_.number, round_.minutes)
     return Job(
         name=name,
-        argv=(*argv, "--trials", str(share.trials)),
-        node=share.node,
-        gpus=run.tensor_parallel * share.trials,
-        gpu_type=share.gpu_type,
-        cpus=trial.cpus * share.trials + 1,
-        memory_mib=math.ceil((trial.memory_gib * share.trials + share.memory_gib) * 1024),
-        minutes=minutes,
+        argv=(*argv, "--trials", str(node.trials)),
+        node=node.name,
+        gpus=run.tensor_parallel * node.trials,
+        gpu_type=node.gpu_type,
+        cpus=trial.cpus * node.trials + 1,
+        memory_mib=math.ceil((trial.memory_gib * node.trials + keeper_gib(run)) * 1024),
+        minutes=round_.minutes,
         gpu_work=True,
         log=str(run_dir.logs / name),
     )
@@ -193,8 +193,15 @@ def keeper_gib(run: Run) -> float:
 
 
 def trial_id(node: str, index: int, round_number: int) -> str:
-    """A trial's name: as in the plan in the first round, marked with the round in later ones."""
+    """Return a trial's name: the plan's in the first round, with the round's number later."""
     return f"{node}-{index}" + (f"-r{round_number}" if round_number else "")
+
+
+def trials_of(round_: Round) -> Iterator[tuple[str, RoundNode]]:
+    """Yield the name of each trial of a round, and its node."""
+    for node in round_.nodes:
+        for index in range(node.trials):
+            yield trial_id(node.name, index, round_.number), node
 
 
 def read_submitted(run_dir: RunDir) -> Iterator[Submitted]:

@@ -72,21 +72,20 @@ class Run(Record):
         return [Span(shard.dataset, a, b) for a, b in itertools.pairwise(edges)]
 
 
-class NodeShare(Record):
-    """What is asked of one node."""
+class RoundNode(Record):
+    """One node of a round, and the number of trials on it."""
 
-    node: str
+    name: str
     gpu_type: str
     trials: int
-    memory_gib: float = Field(description="for the keeper: weights and some room")
 
 
 class Round(Record):
-    """Nodes asked for together; the next round follows when all trials of one have ended."""
+    """Nodes asked for together. The next round begins when all trials of this one have ended."""
 
     number: int
     created: float
-    shares: list[NodeShare]
+    nodes: list[RoundNode]
     minutes: int = Field(description="time limit of trials and keepers")
 
 

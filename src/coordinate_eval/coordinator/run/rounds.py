@@ -1,14 +1,60 @@
-"""Rounds: nodes that a run asks for together."""
+"""Rounds: the nodes that a run asks for together, and the time limit of the jobs on them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.run.jobs import time_limit_minutes
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Round
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
+from coordinate_eval.records import Shard
+
+
+def make_round(
+    run: Run,
+    number: int,
+    created: float,
+    nodes: Sequence[RoundNode],
+    shards: Sequence[Shard],
+    *,
+    ready_seconds: float,
+    floor_seconds: Mapping[str, float],
+    planned_seconds: float = 0.0,
+) -> Round:
+    """Return a round that runs `shards` on `nodes`.
+
+    Its time limit covers the predicted seconds until every shard is complete, times the setting
+    `[trial] time_limit_factor`, within `min_minutes` and `max_minutes`. Trials that each take the
+    next free shard end no later than the shards' seconds divided by the trials, plus the longest
+    shard (R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
+
+    Args:
+        run: the run's record.
+        number: of the round, from 0.
+        created: seconds since the epoch.
+        nodes: those that are asked for.
+        shards: those without published responses.
+        ready_seconds: from the submission until an engine answers: the copy of the weights and
+            the engine's start.
+        floor_seconds: of each dataset, the latency of its longest item; 0 where it is not given.
+        planned_seconds: the makespan, where a plan gives these nodes their shards.
+    """
+    trials = sum(node.trials for node in nodes)
+    longest = max(
+        (max(s.gpu_seconds, floor_seconds.get(s.dataset, 0.0)) for s in shards), default=0.0
+    )
+    seconds = ready_seconds + sum(s.gpu_seconds for s in shards) / max(1, trials) + longest
+    limits = run.settings.trial
+    minutes = time_limit_minutes(
+        limits.time_limit_factor,
+        max(seconds, planned_seconds),
+        limits.min_minutes,
+        limits.max_minutes,
+    )
+    return Round(number=number, created=created, nodes=list(nodes), minutes=minutes)
 
 
 def read_rounds(run_dir: RunDir) -> Iterator[Round]:
-    """All rounds so far, in order."""
+    """Yield all rounds so far, in order."""
     number = 0
     while (found := _files.read_record_if_there(run_dir.round(number), Round)) is not None:
         yield found

@@ -10,7 +10,7 @@ from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Held, LedgerName
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import NodeShare, Round, Run, StageProgress, Submitted
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, StageProgress, Submitted
 from coordinate_eval.records import Span
 
 MAX_IDLE_ROUNDS = 3
@@ -106,9 +106,9 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     actions += _metrics(run, run_dir, facts)
     round_over = facts.round is None
     if facts.round is not None:
-        for share in facts.round.shares:
-            actions += _node(run, run_dir, facts, facts.round, share)
-        round_over = all(_over(run, facts, facts.round, share) for share in facts.round.shares)
+        for node in facts.round.nodes:
+            actions += _node(run, run_dir, facts, facts.round, node)
+        round_over = all(_over(run, facts, facts.round, node) for node in facts.round.nodes)
     if facts.unscored == 0:
         actions.append(Finish())
     elif facts.undone and round_over:
@@ -131,26 +131,26 @@ def _orphans(facts: Facts) -> list[tuple[LedgerName, Held]]:
     ]
 
 
-def _node(run: Run, run_dir: RunDir, facts: Facts, round_: Round, share: NodeShare) -> list[Action]:
+def _node(run: Run, run_dir: RunDir, facts: Facts, round_: Round, node: RoundNode) -> list[Action]:
     """One node: keeper, then trials, then release."""
-    keeper = jobs.keeper_name(run, round_.number, share.node)
-    trials = jobs.trials_name(run, round_.number, share.node)
+    keeper = jobs.keeper_name(run, round_.number, node.name)
+    trials = jobs.trials_name(run, round_.number, node.name)
     if trials in facts.submitted:
-        return _trials(run, facts, share.node, trials)
+        return _trials(run, facts, node.name, trials)
     if not facts.undone:
-        return _release(facts, share.node)
+        return _release(facts, node.name)
     if run.exclusive:
-        return [Submit(jobs.node_job(run, run_dir, round_.number, share, round_.minutes))]
+        return [Submit(jobs.node_job(run, run_dir, round_, node))]
     if keeper not in facts.submitted:
-        return [Submit(jobs.keeper_job(run, run_dir, round_.number, share, round_.minutes))]
+        return [Submit(jobs.keeper_job(run, run_dir, round_, node))]
     if facts.ended(keeper):
-        stage = facts.stages.get(share.node)
+        stage = facts.stages.get(node.name)
         if stage is None or stage.state not in ("copying", "ready"):
-            return _release(facts, share.node)
+            return _release(facts, node.name)
         # It was killed, and left what it had copied: trials go on from there, and clean up.
-        return [Submit(jobs.trials_job(run, run_dir, round_.number, share, round_.minutes))]
-    if _nearly_staged(run, facts, share.node):
-        return [Submit(jobs.trials_job(run, run_dir, round_.number, share, round_.minutes))]
+        return [Submit(jobs.trials_job(run, run_dir, round_, node))]
+    if _nearly_staged(run, facts, node.name):
+        return [Submit(jobs.trials_job(run, run_dir, round_, node))]
     return _impatient(run, facts, keeper)
 
 
@@ -187,12 +187,12 @@ def _impatient(run: Run, facts: Facts, name: str) -> list[Action]:
     return _cancel(facts, pending, f"not started within {patience:g} s: {pending[0].reason}")
 
 
-def _over(run: Run, facts: Facts, round_: Round, share: NodeShare) -> bool:
+def _over(run: Run, facts: Facts, round_: Round, node: RoundNode) -> bool:
     """Whether nothing more is to come from a node in this round."""
-    trials = jobs.trials_name(run, round_.number, share.node)
+    trials = jobs.trials_name(run, round_.number, node.name)
     if trials in facts.submitted:
         return facts.ended(trials)
-    return share.node in facts.released or not facts.undone
+    return node.name in facts.released or not facts.undone
 
 
 def _next_round(facts: Facts) -> list[Action]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import TaskStatus
 from coordinate_eval.coordinator.run.claims import Ledger
-from coordinate_eval.coordinator.run.jobs import read_submitted, trial_id
+from coordinate_eval.coordinator.run.jobs import read_submitted, trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import asked, asking
 from coordinate_eval.coordinator.run.records import (
@@ -34,13 +34,13 @@ def gather(
     questions = asked(run_dir, run)
     stages: dict[str, StageProgress] = {}
     released: set[str] = set()
-    for share in current.shares if current else []:
+    for node in current.nodes if current else []:
         number = current.number if current else 0
-        stage = _files.read_record_if_there(run_dir.stage(number, share.node), StageProgress)
+        stage = _files.read_record_if_there(run_dir.stage(number, node.name), StageProgress)
         if stage is not None:
-            stages[share.node] = stage
-        if run_dir.released(number, share.node).exists():
-            released.add(share.node)
+            stages[node.name] = stage
+        if run_dir.released(number, node.name).exists():
+            released.add(node.name)
     return Facts(
         now=now,
         cancelled=run_dir.cancelled.exists(),
@@ -100,11 +100,10 @@ def idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float) -> i
 
 def _trials(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:
     """What the trials of a round said of themselves."""
-    for share in round_.shares:
-        for index in range(share.trials):
-            path = run_dir.trial(trial_id(share.node, index, round_.number))
-            if (found := _files.read_record_if_there(path, TrialProgress)) is not None:
-                yield found
+    for trial, _ in trials_of(round_):
+        found = _files.read_record_if_there(run_dir.trial(trial), TrialProgress)
+        if found is not None:
+            yield found
 
 
 def refresh(run_dir: RunDir, spans: list[Span]) -> None:

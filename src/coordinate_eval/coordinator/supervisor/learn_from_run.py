@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claims import Ledger
-from coordinate_eval.coordinator.run.jobs import trial_id
+from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.measurements import (
     EngineStarted,
     ShardDone,
@@ -120,9 +120,9 @@ def _metric(run_dir: RunDir, run: Run, of: DatasetSeen) -> Iterator[MetricSeen]:
 def _stages(run_dir: RunDir, run: Run, name: str, asked: roofline.Model) -> list[StageSeen]:
     """Every whole copy of the weights; a node that had them already made none."""
     nodes = {
-        share.node: share.gpu_type or run.gpu_type
+        node.name: node.gpu_type or run.gpu_type
         for round_ in read_rounds(run_dir)
-        for share in round_.shares
+        for node in round_.nodes
     }
     copies = [(node, copy) for node in nodes for copy in read_copies(run_dir.copies(node))]
     together = at_once([(copy.time - copy.seconds, copy.time) for _, copy in copies])
@@ -173,6 +173,5 @@ def _builds(run_dir: RunDir, run: Run, name: str, asked: roofline.Model) -> Iter
 def _trials(run_dir: RunDir, run: Run) -> Iterator[tuple[str, str]]:
     """Every trial that may have begun, and its type of GPU."""
     for round_ in read_rounds(run_dir):
-        for share in round_.shares:
-            for index in range(share.trials):
-                yield trial_id(share.node, index, round_.number), share.gpu_type or run.gpu_type
+        for trial, node in trials_of(round_):
+            yield trial, node.gpu_type or run.gpu_type

@@ -11,15 +11,14 @@ from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import Cluster, State, TaskStatus
-from coordinate_eval.coordinator.planning.nodes import choose
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run import results as report
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
-from coordinate_eval.coordinator.run.jobs import keeper_gib, read_submitted
+from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import NodeShare, Round, Run, Submitted
+from coordinate_eval.coordinator.run.records import Run, Submitted
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor import learn_from_run
 from coordinate_eval.coordinator.supervisor.decide import (
@@ -34,6 +33,7 @@ from coordinate_eval.coordinator.supervisor.decide import (
     decide,
 )
 from coordinate_eval.coordinator.supervisor.facts import gather, refresh
+from coordinate_eval.coordinator.supervisor.next_round import next_round
 from coordinate_eval.coordinator.supervisor.scorer_process import Scorer
 from coordinate_eval.errors import (
     ClusterError,
@@ -203,48 +203,24 @@ class Supervisor:
         self._answered = published
 
     def _new_round(self) -> None:
-        """Ask which nodes are free now; nothing happens while none is."""
+        """Create the next round on the nodes that are free now; create none while no GPU is."""
         rounds = list(read_rounds(self._dir))
-        run = self._run
-        nodes, busy = self._cluster.nodes()
-        # A run that waited for nodes takes the type of its first ones: one GPU type a run.
-        kind = run.gpu_type or next((r.shares[0].gpu_type for r in rounds), "")
-        nodes = [node for node in nodes if kind in ("", node.gpu_type)]
-        gib = keeper_gib(run)
+        undone = set(Ledger(self._dir, "outputs").undone(s.span for s in self._run.shards))
+        left = [shard for shard in self._run.shards if shard.span in undone]
+        plan = _files.read_record_if_there(self._dir.plan, Plan)
         try:
-            chosen = choose(nodes, busy, run.settings, run.tensor_parallel, gib)
+            new = next_round(self._run, plan, rounds, left, self._cluster.nodes(), time.time())
         except UserError as error:
             self._tell(None, f"waiting for a free GPU: {str(error).splitlines()[0]}")
             return
-        left = Ledger(self._dir, "outputs").undone(s.span for s in run.shards)
-        plan = _files.read_record_if_there(self._dir.plan, Plan)
-        # No more nodes than the plan took, if it knew any: how many was its decision.
-        most = min(len(left), len(plan.nodes)) if plan and run.gpu_type else len(left)
-        shares = [
-            NodeShare(node=n.name, gpu_type=n.gpu_type, trials=n.trials, memory_gib=gib)
-            for n in chosen[: max(1, most)]
-        ]
-        seconds = {s.span: s.gpu_seconds for s in run.shards}
-        trial = run.settings.trial
-        new = Round(
-            number=len(rounds),
-            created=time.time(),
-            shares=shares,
-            minutes=jobs.time_limit_minutes(
-                trial.time_limit_factor,
-                sum(seconds[span] for span in left) + trial.engine_start_seconds,
-                trial.min_minutes,
-                trial.max_minutes,
-            ),
-        )
         _files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
 
     def _finish(self, action: Finish, facts: Facts) -> dict[str, Any]:
         """Let go of all nodes, write the results, and see that every job has ended."""
         self._scorer.end()
         for round_ in read_rounds(self._dir):
-            for share in round_.shares:
-                released = self._dir.released(round_.number, share.node)
+            for node in round_.nodes:
+                released = self._dir.released(round_.number, node.name)
                 if not released.exists():
                     _files.write(released, "")
         results = report.collect(self._dir, self._run, action.why)

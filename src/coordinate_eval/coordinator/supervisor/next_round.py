@@ -1,0 +1,60 @@
+"""The round that follows when all trials of a run have ended and shards are left."""
+
+from collections.abc import Sequence
+
+from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.coordinator.planning.nodes import choose
+from coordinate_eval.coordinator.planning.plan import Plan
+from coordinate_eval.coordinator.run.jobs import keeper_gib
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
+from coordinate_eval.coordinator.run.rounds import make_round
+from coordinate_eval.records import Shard
+
+
+def next_round(
+    run: Run,
+    plan: Plan | None,
+    rounds: Sequence[Round],
+    left: Sequence[Shard],
+    available: tuple[Sequence[Node], Sequence[Busy]],
+    now: float,
+) -> Round:
+    """Return a round for the shards that are `left`, on nodes that are `available` now.
+
+    A run stays with one GPU type. It takes no more nodes than its plan, and no more than shards.
+
+    Args:
+        run: the run's record.
+        plan: None where the run waited for nodes and nothing was planned.
+        rounds: all earlier ones.
+        left: shards without published responses.
+        available: what `Cluster.nodes` returned.
+        now: seconds since the epoch.
+
+    Raises:
+        UserError: no trial can start now; waiting may help.
+    """
+    nodes, busy = available
+    gpu_type = run.gpu_type or next((r.nodes[0].gpu_type for r in rounds), "")
+    usable = [node for node in nodes if gpu_type in ("", node.gpu_type)]
+    chosen = choose(usable, busy, run.settings, run.tensor_parallel, keeper_gib(run))
+    # Without a GPU type the plan did not know the nodes, and did not decide on their number.
+    most = min(len(left), len(plan.nodes)) if plan and run.gpu_type else len(left)
+    return make_round(
+        run,
+        len(rounds),
+        now,
+        [
+            RoundNode(name=node.name, gpu_type=node.gpu_type, trials=node.trials)
+            for node in chosen[: max(1, most)]
+        ],
+        left,
+        ready_seconds=plan.ready_seconds if plan else _ready_seconds(run),
+        floor_seconds=plan.floor_seconds if plan else {},
+    )
+
+
+def _ready_seconds(run: Run) -> float:
+    """Return the seconds of a copy of the weights and of an engine's start, by the settings."""
+    copy = run.staged_bytes * 8 / (run.settings.stage.gigabits_per_node * 1e9)
+    return copy + run.settings.trial.engine_start_seconds

@@ -1,0 +1,165 @@
+"""The time limit of a round, the first and any later one."""
+
+import heapq
+import random
+
+import pytest
+from tests.plans import CHECKPOINT, capacity, costs
+from tests.unit.test_decide import make_run
+
+from coordinate_eval.coordinator.cluster import Node
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning import planner
+from coordinate_eval.coordinator.planning.plan import Plan, PlanEngine, PlanSuite
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
+from coordinate_eval.coordinator.run.rounds import make_round
+from coordinate_eval.coordinator.supervisor.next_round import next_round
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Shard
+
+FACTOR = 2
+EXACT = Settings.model_validate(
+    {"trial": {"time_limit_factor": FACTOR, "min_minutes": 1, "max_minutes": 720}}
+)
+
+
+def shards(*seconds: float) -> list[Shard]:
+    return [
+        Shard(dataset="a", start=n, stop=n + 1, gpu_seconds=s, metric_cpu_seconds=0)
+        for n, s in enumerate(seconds)
+    ]
+
+
+def nodes(trials: int) -> list[RoundNode]:
+    return [RoundNode(name="n1", gpu_type="h200", trials=trials)]
+
+
+def seconds(made: Round) -> float:
+    """The predicted seconds that the limit stands for, up to a minute more."""
+    return made.minutes * 60 / FACTOR
+
+
+def free(count: int, gpus: int = 8, gpu_type: str = "h200") -> list[Node]:
+    return [
+        Node(
+            name=f"n{i}",
+            gpus=gpus,
+            free_gpus=gpus,
+            gpu_type=gpu_type,
+            cpus=128,
+            memory_gib=1000,
+        )
+        for i in range(count)
+    ]
+
+
+def planned(run: Run) -> Plan:
+    """A plan on two nodes of four trials."""
+    made = planner.make(
+        CHECKPOINT,
+        PlanSuite(name="s", digest="d"),
+        PlanEngine(name="vllm", args={}),
+        costs(30),
+        capacity(2, 4),
+    )
+    assert made.trials
+    return made
+
+
+def test_a_limit_is_for_a_trials_part_of_the_work() -> None:
+    run = make_run(settings=EXACT)
+    made = make_round(run, 1, 0, nodes(8), shards(*[60.0] * 80), ready_seconds=60, floor_seconds={})
+    # Eighty minutes on eight trials: ten each, a shard more where they don't end together, and
+    # the engine's start.
+    assert made.minutes == FACTOR * (10 + 1 + 1)
+
+
+def test_a_limit_covers_the_longest_item() -> None:
+    run = make_run(settings=EXACT)
+    made = make_round(
+        run, 1, 0, nodes(8), shards(60.0), ready_seconds=0, floor_seconds={"a": 600, "b": 6000}
+    )
+    assert seconds(made) >= 600
+    assert made.minutes < FACTOR * 6000 / 60
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_trials_that_take_the_next_free_shard_end_in_time(seed: int) -> None:
+    dice = random.Random(seed)
+    trials = dice.randint(1, 16)
+    work = shards(*(dice.choice([1.0, 10.0, 300.0]) for _ in range(dice.randint(1, 60))))
+    floor = dice.choice([0.0, 100.0, 900.0])
+    made = make_round(
+        make_run(settings=EXACT), 0, 0, nodes(trials), work,
+        ready_seconds=50, floor_seconds={"a": floor},
+    )  # fmt: skip
+    begins = [50.0] * trials
+    last = 0.0
+    for shard in work:
+        begin = heapq.heappop(begins)
+        heapq.heappush(begins, begin + shard.gpu_seconds)
+        last = max(last, begin + max(shard.gpu_seconds, floor))
+    assert seconds(made) >= last
+
+
+def test_the_first_round_has_time_for_its_plan() -> None:
+    run = make_run(settings=EXACT)
+    plan = planned(run)
+    work = [shard for trial in plan.trials for shard in trial.shards]
+    for makespan in (plan.estimate.makespan_seconds, 5000.0):
+        made = make_round(
+            run, 0, 0, nodes(8), work,
+            ready_seconds=plan.ready_seconds, floor_seconds=plan.floor_seconds,
+            planned_seconds=makespan,
+        )  # fmt: skip
+        assert seconds(made) >= makespan
+    # Nor much more: a scheduler that fills gaps wants short jobs.
+    makespan = plan.estimate.makespan_seconds
+    made = make_round(
+        run, 0, 0, nodes(8), work,
+        ready_seconds=plan.ready_seconds, floor_seconds=plan.floor_seconds,
+    )  # fmt: skip
+    assert seconds(made) < 2.5 * makespan
+
+
+def test_a_second_round_asks_for_no_more_than_the_first() -> None:
+    run = make_run(settings=EXACT)
+    plan = planned(run)
+    work = [shard for trial in plan.trials for shard in trial.shards]
+    first = make_round(
+        run, 0, 0, [RoundNode(name=n.name, gpu_type="h200", trials=4) for n in plan.nodes], work,
+        ready_seconds=plan.ready_seconds, floor_seconds=plan.floor_seconds,
+        planned_seconds=plan.estimate.makespan_seconds,
+    )  # fmt: skip
+    second = next_round(run, plan, [first], work, (free(2, gpus=4), []), 7.0)
+    assert (second.number, second.created) == (1, 7.0)
+    assert [n.trials for n in second.nodes] == [4, 4]
+    assert second.minutes <= first.minutes
+    assert next_round(run, plan, [first], work[:3], (free(2), []), 7.0).minutes <= second.minutes
+
+
+def test_limits_stay_within_the_settings() -> None:
+    run = make_run()
+    trial = run.settings.trial
+    for each, minutes in ((1.0, trial.min_minutes), (1e6, trial.max_minutes)):
+        made = make_round(run, 0, 0, nodes(1), shards(each), ready_seconds=0, floor_seconds={})
+        assert made.minutes == minutes
+
+
+def test_a_later_round_takes_no_more_nodes_than_the_plan_nor_than_shards() -> None:
+    run = make_run()
+    plan = planned(run)
+    many = shards(*[1.0] * 20)
+    assert len(next_round(run, plan, [], many, (free(4), []), 0).nodes) == 2
+    assert len(next_round(run, plan, [], many[:1], (free(4), []), 0).nodes) == 1
+    # A run that waited for nodes has no plan of them.
+    assert len(next_round(run, None, [], many, (free(4), []), 0).nodes) == 4
+
+
+def test_a_run_stays_with_one_type_of_gpu() -> None:
+    run = make_run(gpu_type="")
+    earlier = Round(number=0, created=0, nodes=nodes(1), minutes=15)
+    other = free(1, gpu_type="a100")
+    assert next_round(run, None, [], shards(1.0), (other, []), 0).nodes[0].gpu_type == "a100"
+    with pytest.raises(UserError):
+        next_round(run, None, [earlier], shards(1.0), (other, []), 0)
