@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.coordinator.cluster import Busy, Node, ShownJob
 from coordinate_eval.coordinator.dry_run.risks import Site
-from coordinate_eval.coordinator.dry_run.summary import Planned, Review, review
+from coordinate_eval.coordinator.dry_run.summary import Review, review
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.plan import (
@@ -93,7 +93,7 @@ def reviewed(
     ]
     busy = [Busy(name=f"{name}-busy", why="8 of 8 GPUs in use")]
     planned = [
-        Planned(f"trial-{n.name}", f"sbatch {n.name}", f"echo {n.name}", f"sbatch {n.name} <<'E'")
+        ShownJob(f"trial-{n.name}", f"sbatch {n.name}", f"echo {n.name}", f"sbatch {n.name} <<'E'")
         for n in place.nodes
     ]
     choice = Choice(place.nodes, 1, "h200")

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from coordinate_eval.coordinator.cli import run
-from coordinate_eval.coordinator.cluster import Busy, Job, Node, State, TaskStatus
+from coordinate_eval.coordinator.cluster import Busy, Job, Node, ShownJob, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.arrange import Order
 from coordinate_eval.errors import SubmitRefused, UserError
@@ -47,14 +47,33 @@ datasets:
 class FakeCluster:
     """A scheduler that takes what it is given."""
 
+    name = "slurm"
+    local = False
+
     def __init__(self) -> None:
+        self.whole = False
         self.free, self.busy = list(NODES), list[Busy]()
         self.submitted: list[Job] = []
         self.calls: Mapping[str, int] = {}
         self.refuses = False
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+    def here(self) -> bool:
+        return True
+
+    def shown(self, job: Job) -> ShownJob:
+        return ShownJob(job.name, " ".join(job.argv), None, " ".join(job.argv))
+
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         return self.free, self.busy
+
+    def whole_nodes(self) -> bool:
+        return self.whole
 
     def submit(self, job: Job) -> str:
         if self.refuses:

@@ -111,10 +111,12 @@ def test_a_drained_node_is_busy_with_the_reason(
 
 def test_a_partition_of_whole_nodes(slurm_cluster: DevCluster, job: Callable[..., Job]) -> None:
     default = SlurmCluster(SlurmSettings())
-    whole = SlurmCluster(SlurmSettings(partition="whole"))
-    assert whole.partition_is_exclusive("whole")
-    assert not whole.partition_is_exclusive("low")
-    assert not whole.partition_is_exclusive("")
+    whole = SlurmCluster(SlurmSettings(partition="whole", cpu_partition="low"))
+    assert whole.whole_nodes()
+    assert not SlurmCluster(SlurmSettings(partition="low")).whole_nodes()
+    assert not default.whole_nodes()
+    with pytest.raises(UserError, match=r"whole nodes: set .* cpu_partition"):
+        SlurmCluster(SlurmSettings(partition="whole")).whole_nodes()
     job_id = default.submit(job(SLEEP, node="node1"))
     await_running(default, job("").name)
 
@@ -286,7 +288,7 @@ def test_a_silent_controller_is_no_answer_and_jobs_survive_it(
             cluster.nodes,
             lambda: cluster.submit(job("")),
             lambda: cluster.cancel([job_id]),
-            lambda: SlurmCluster(SlurmSettings()).partition_is_exclusive("low"),
+            lambda: SlurmCluster(SlurmSettings(partition="low")).whole_nodes(),
         ]
         # Each takes the ten seconds for which Slurm's commands try again.
         with ThreadPoolExecutor(len(questions)) as pool:

@@ -1,17 +1,14 @@
 """Who submits a reviewed plan; and no example of hypothesis fails for taking long."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 from hypothesis import HealthCheck
-from tests.reviewer import FakeCluster, Reviewer
+from tests.reviewer import Reviewer
 from tests.runs import TASKS
 
-from coordinate_eval.coordinator.cli import clusters
-from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator import clusters
 
 hypothesis.settings.register_profile(
     "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -34,11 +31,6 @@ def reviewer(
 ) -> Reviewer:
     """With settings and a scheduler of its own."""
     made = Reviewer(_cache, tmp_path, capsys)
-
-    @contextlib.contextmanager
-    def opened(kind: str, settings: Settings) -> Iterator[FakeCluster]:
-        yield made.cluster
-
-    monkeypatch.setattr(clusters, "opened", opened)
+    monkeypatch.setattr(clusters, "_MAKERS", {"slurm": lambda settings: made.cluster})
     monkeypatch.chdir(TASKS)
     return made

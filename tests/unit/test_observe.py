@@ -1,14 +1,14 @@
 """From a trial's shards to the store, to the next plan's costs."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.reviewer import FakeCluster
 from tests.unit.test_stage import checkpoint
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import Busy, Job, Node, TaskStatus
+from coordinate_eval.coordinator.cluster import Node
 from coordinate_eval.coordinator.inputs.settings import Layer, Settings, resolve
 from coordinate_eval.coordinator.planning import arrange, prepare
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
@@ -355,19 +355,12 @@ def test_the_next_plan_costs_what_this_run_took(
     assert 0 < cost.spread < shipped.spread
 
 
-class Idle:
-    """A cluster on which nothing runs any more."""
+class Idle(FakeCluster):
+    """A cluster on which nothing runs any more, and nothing is left to be done."""
 
-    calls: Mapping[str, int] = {}
-
-    def nodes(self) -> tuple[list[Node], list[Busy]]:
-        return [], []
-
-    def submit(self, job: Job) -> str:
-        raise AssertionError("nothing is left to be done")
-
-    def poll(self, prefix: str) -> list[TaskStatus]:
-        return []
+    def __init__(self) -> None:
+        super().__init__()
+        self.free, self.refuses = [], True
 
     def cancel(self, job_ids: list[str]) -> None:
         pass

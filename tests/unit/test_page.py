@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.plans import reviewed
 
+from coordinate_eval.coordinator.cluster import ShownJob
 from coordinate_eval.coordinator.dry_run import page
 from coordinate_eval.coordinator.dry_run.show import write_page, write_scripts
-from coordinate_eval.coordinator.dry_run.summary import Planned
 from coordinate_eval.errors import UserError
 
 HOSTILE = "</title></svg></script><script>alert(1)</script>\"' onload=x {{ 7*7 }} &amp; \x1b\x00é"
@@ -127,9 +127,9 @@ def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:
 
 
 PLANNED = [
-    Planned("ce-a-keep", "sbatch --mem=1M", "#!/bin/bash\necho 1\n", "…"),
-    Planned("../../etc/ä b\n", "sbatch --mem=2M", "#!/bin/bash\necho 2\n", "…"),
-    Planned("ce-a-trial", "2 × python -m x", None, "…"),
+    ShownJob("ce-a-keep", "sbatch --mem=1M", "#!/bin/bash\necho 1\n", "…"),
+    ShownJob("../../etc/ä b\n", "sbatch --mem=2M", "#!/bin/bash\necho 2\n", "…"),
+    ShownJob("ce-a-trial", "2 × python -m x", None, "…"),
 ]
 
 

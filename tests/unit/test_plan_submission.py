@@ -49,10 +49,8 @@ def test_the_first_signal_of_a_plan_is_that_of_its_run(reviewer: Reviewer) -> No
     assert first == sorted(first, reverse=True)
 
 
-def test_reviewed_nodes_are_asked_for_where_jobs_take_whole_ones(
-    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "_exclusive", lambda cluster, settings: True)
+def test_reviewed_nodes_are_asked_for_where_jobs_take_whole_ones(reviewer: Reviewer) -> None:
+    reviewer.cluster.whole = True
     usual = reviewer.settings.slurm.model_copy(update={"cpu_partition": "cpu"})
     reviewer.settings = reviewer.settings.model_copy(update={"slurm": usual})
     planned = reviewer.plan()

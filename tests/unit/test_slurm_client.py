@@ -156,7 +156,7 @@ def test_a_configuration_that_is_missing_is_told_and_still_means_slurm(
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone.conf"))
     assert slurm_configured()
     with pytest.raises(UserError, match=r"gone\.conf"):
-        SlurmCluster(SlurmSettings())
+        SlurmCluster(SlurmSettings()).nodes()
 
 
 def test_commands_without_any_configuration_are_no_slurm(says: Says) -> None:

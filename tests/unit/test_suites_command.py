@@ -1,19 +1,18 @@
 """What `coordinate-eval suites` says, and what a run does with a part of a suite."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.reviewer import FakeCluster
 from tests.runs import TASKS, Workspace
 from tests.tiny import tiny_model
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cli import clusters
+from coordinate_eval.coordinator import clusters
 from coordinate_eval.coordinator.cli import resume as continued
 from coordinate_eval.coordinator.cli import run as launch
 from coordinate_eval.coordinator.cli.app import app
@@ -138,27 +137,26 @@ def test_assumed_shapes_are_near_those_of_llama_3(parameters: int, layers: int) 
     assert llama_like(1).kv_bytes_per_token > 0
 
 
-class OneNode:
+class OneNode(FakeCluster):
     """A cluster of one node, to which nothing is submitted here."""
 
-    calls: dict[str, int] = {}  # noqa: RUF012
+    name = "ray"
+    local = True
 
-    def nodes(self) -> tuple[list[Node], list[Any]]:
-        node = Node(
-            name="n1", gpus=1, free_gpus=1, gpu_type="cpu", gpu_memory_gib=80, cpus=8, memory_gib=64
-        )
-        return [node], []
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = [
+            Node(
+                name="n1", gpus=1, free_gpus=1, gpu_type="cpu", gpu_memory_gib=80, cpus=8,
+                memory_gib=64,
+            )
+        ]  # fmt: skip
 
 
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A user whose runs come to be, and are then left alone."""
-
-    @contextmanager
-    def opened(kind: str, settings: object) -> Iterator[OneNode]:
-        yield OneNode()
-
-    monkeypatch.setattr(clusters, "opened", opened)
+    monkeypatch.setattr(clusters, "_MAKERS", {"ray": lambda settings: OneNode()})
     for module in (launch, continued):
         monkeypatch.setattr(module, "supervise", lambda *args, **options: 0)
     made = Workspace(tmp_path)

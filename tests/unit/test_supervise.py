@@ -1,10 +1,10 @@
 """How a supervisor does with a scheduler that does not answer."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.reviewer import FakeCluster
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
@@ -18,12 +18,11 @@ class Enough(Exception):
     """The test has seen what it wanted."""
 
 
-class Mute:
+class Mute(FakeCluster):
     """A scheduler of which every question ends like this."""
 
-    calls: Mapping[str, int] = {}
-
     def __init__(self, error: ClusterError) -> None:
+        super().__init__()
         self._error = error
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:

@@ -1,34 +1,35 @@
-"""What a cluster is to the supervisor: nodes, jobs, and nothing of any scheduler's own.
+"""The protocol of a cluster, and the values that pass through it.
 
-A `Job` is the same on every cluster: an argv that starts one of this program's own jobs. Names
-are unique per submission, so that one whose answer was lost is found by `poll` before it is
-tried again.
+A `Job` is the same on every cluster: an argv that starts one of this program's own jobs. Each
+submission has a name of its own. If the answer to a submission is lost, `poll` finds the job by
+its name before it is submitted again.
+
+To add a scheduler, write a class with this protocol and add it to `clusters.py`.
 """
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 from pydantic import Field
 
 from coordinate_eval.records import Record
 
 INDEX_VARIABLE = "COORDINATE_EVAL_INDEX"
-"""Environment variable in which a job of several tasks finds which of them it is, from 0."""
+"""Environment variable with the index of a task within its job, from 0."""
 
 TASK_VARIABLE = "COORDINATE_EVAL_TASK"
 """Environment variable with the task's scheduler id and restart count, as `123_4.0`."""
 
 STARTED_VARIABLE = "COORDINATE_EVAL_STARTED"
-"""Environment variable with the second since the epoch in which a job began."""
-
+"""Environment variable with the time at which a job began, in seconds since the epoch."""
 
 ENDS_WITH_PARENT: Mapping[str, str] = {"COORDINATE_EVAL_ENDS_WITH_PARENT": "1"}
-"""Environment of a child that is to end when its parent does, however that ends."""
+"""Environment of a child process that ends when its parent ends, even if that is killed."""
 
 
 class Node(Record):
-    """A node on which trials can start, with what is free on it now."""
+    """A node on which trials can start, with its free resources."""
 
     name: str
     gpus: int = Field(description="installed")
@@ -40,10 +41,10 @@ class Node(Record):
 
 
 class Busy(Record):
-    """A node that cannot take a trial now, and why, in words for a person."""
+    """A node that cannot take a trial now."""
 
     name: str
-    why: str
+    why: str = Field(description="in words for a person")
 
 
 class Job(Record):
@@ -63,8 +64,20 @@ class Job(Record):
     log: str = Field(description="absolute path without suffix; a task adds its id and '.log'")
 
 
+class ShownJob(NamedTuple):
+    """A submission in the form in which a person reads it."""
+
+    name: str
+    command: str
+    """The command that submits it, on one line."""
+    script: str | None
+    """The batch script on the command's standard input, if there is one."""
+    text: str
+    """Command and script together, to be pasted into a shell."""
+
+
 class State(StrEnum):
-    """What the scheduler says of a task."""
+    """The state of a task according to the scheduler."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -72,9 +85,9 @@ class State(StrEnum):
 
 
 class TaskStatus(Record):
-    """One task of a job as last polled."""
+    """One task of a job when it was last polled."""
 
-    name: str = Field(description="the job's")
+    name: str = Field(description="of the job")
     job_id: str
     index: int = 0
     state: State
@@ -83,33 +96,80 @@ class TaskStatus(Record):
 
 
 class Cluster(Protocol):
-    """A scheduler. Every method raises `ClusterSilent` when there is no answer."""
+    """A scheduler with the settings of a site.
+
+    Making one asks nothing and starts nothing: `name`, `local`, `here` and `shown` work at once.
+    Enter it as a context manager before calling any other method. Those methods raise
+    `ClusterSilent` if the scheduler does not answer.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name in the setting `cluster`, and in `run.json`."""
+        ...
+
+    @property
+    def local(self) -> bool:
+        """Whether jobs belong to the process that submitted them.
+
+        They end with that process, and no other process can ask about them or cancel them. The
+        process therefore supervises the run itself, and may poll often.
+        """
+        ...
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """How often each command of the scheduler was run so far."""
+        """Number of calls so far, by command of the scheduler."""
         ...
 
+    def here(self) -> bool:
+        """Return whether this machine belongs to such a cluster, reachable or not."""
+        ...
+
+    def shown(self, job: Job) -> ShownJob:
+        """Return the submission of `job` for a person to read. Runs no command.
+
+        Raises:
+            UserError: the settings cannot be part of a submission.
+        """
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
     def nodes(self) -> tuple[list[Node], list[Busy]]:
-        """Nodes on which a trial can start, and the others with the reason."""
+        """Return the nodes on which a trial can start, and the others with the reason.
+
+        Raises:
+            UserError: the settings name something that the cluster does not have.
+        """
+        ...
+
+    def whole_nodes(self) -> bool:
+        """Return whether each job with GPUs gets a whole node to itself.
+
+        Raises:
+            UserError: it does, and the settings leave no place for jobs that need only cores.
+        """
         ...
 
     def submit(self, job: Job) -> str:
-        """Submit and return the job id.
+        """Submit `job` and return its id.
 
         Raises:
-            SubmitRefused: with the scheduler's words.
-            ClusterSilent: no answer; the job may or may not exist, look it up by name.
+            SubmitRefused: the scheduler refused; the message holds its words.
+            ClusterSilent: no answer. The job may or may not exist: look it up by its name.
         """
         ...
 
     def poll(self, prefix: str) -> list[TaskStatus]:
-        """Every task the scheduler still knows whose job name starts with `prefix`.
+        """Return every task that the scheduler still knows and whose job name has this prefix.
 
         A task that is absent from an answer has ended.
         """
         ...
 
     def cancel(self, job_ids: list[str]) -> None:
-        """End jobs (`123`) or single tasks of them (`123_4`); unknown ones are no error."""
+        """End jobs (`123`) or single tasks of them (`123_4`). Ids that are unknown are ignored."""
         ...

@@ -8,11 +8,12 @@ import contextlib
 import io
 import logging
 import os
+import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from coordinate_eval._files import token
 from coordinate_eval.coordinator.cluster import (
@@ -22,6 +23,7 @@ from coordinate_eval.coordinator.cluster import (
     Busy,
     Job,
     Node,
+    ShownJob,
     State,
     TaskStatus,
 )
@@ -54,9 +56,24 @@ class _Task:
 
 
 class RayCluster:
-    """One machine; see `cluster.Cluster` for what the methods promise."""
+    """This machine as a `Cluster`. Ray runs from `__enter__` to `__exit__`."""
+
+    name = "ray"
+    local = True
 
     def __init__(self, settings: RaySettings, trial_memory_gib: float) -> None:
+        self._settings, self._trial_memory_gib = settings, trial_memory_gib
+        self._session = token()
+        self._tasks: list[_Task] = []
+        self._submitted = 0
+
+    def __enter__(self) -> Self:
+        """Start Ray.
+
+        Raises:
+            UserError: Ray is not installed, or there are fewer GPUs than the settings ask for.
+            ClusterError: Ray does not start.
+        """
         try:
             import ray
         except ImportError as error:
@@ -65,15 +82,22 @@ class RayCluster:
                 "pip install 'coordinate-eval[ray]'"
             ) from error
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        self._ray, self._trial_memory_gib = ray, trial_memory_gib
-        self._gpus, self._gpu_type, self._gpu_memory_gib = _gpus(settings)
-        self._begin(settings)
-        self._start = ray.remote(max_retries=0)(_run)
-        self._session = token()
-        self._tasks: list[_Task] = []
-        self._submitted = 0
+        self._ray: Any = ray
+        self._gpus, self._gpu_type, self._gpu_memory_gib = _gpus(self._settings)
+        self._begin()
+        self._start: Any = ray.remote(max_retries=0)(_run)
+        return self
 
-    def _begin(self, settings: RaySettings) -> None:
+    def __exit__(self, *exc_info: object) -> None:
+        """End all jobs, let them clear up, and stop Ray, which would only kill them."""
+        handles = [task.handle for task in self._tasks]
+        for handle in handles:
+            self._ray.cancel(handle)
+        if handles:
+            self._ray.wait(handles, num_returns=len(handles), timeout=2 * END_SECONDS)
+        self._ray.shutdown()
+
+    def _begin(self) -> None:
         """Start Ray, again where it gave up on itself: it waits 15 s for parts of its own, which
         a busy machine does not always start in time.
 
@@ -86,7 +110,7 @@ class RayCluster:
                 with contextlib.redirect_stderr(io.StringIO()):
                     self._ray.init(
                         address="local",  # one of our own, whatever RAY_ADDRESS says
-                        num_cpus=settings.cpus or os.cpu_count() or 1,
+                        num_cpus=self._settings.cpus or os.cpu_count() or 1,
                         num_gpus=self._gpus,
                         include_dashboard=False,
                         object_store_memory=OBJECT_STORE_BYTES,
@@ -107,12 +131,21 @@ class RayCluster:
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """None: Ray is in this process."""
+        """Always empty: Ray runs in this process, and no commands are run."""
         return {}
+
+    def here(self) -> bool:
+        """Return True: any machine can run Ray."""
+        return True
+
+    def shown(self, job: Job) -> ShownJob:
+        """Return the argv of `job` and the number of its tasks."""
+        text = f"{job.count} × {shlex.join(job.argv)}"
+        return ShownJob(job.name, text, None, text)
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """This machine, with what Ray has not handed out."""
-        free = self._ray.available_resources()  # type: ignore[no-untyped-call]  # Ray's
+        free = self._ray.available_resources()
         node = Node(
             name=NODE,
             gpus=self._gpus,
@@ -126,6 +159,10 @@ class RayCluster:
         if node.free_gpus:
             return [node], []
         return [], [Busy(name=NODE, why=f"{self._gpus} of {self._gpus} GPUs in use")]
+
+    def whole_nodes(self) -> bool:
+        """Return False: jobs share this machine."""
+        return False
 
     def submit(self, job: Job) -> str:
         """Start the job's tasks as soon as there are GPUs for them."""
@@ -169,15 +206,6 @@ class RayCluster:
         for task in self._tasks:
             if task.job_id in job_ids or f"{task.job_id}_{task.index}" in job_ids:
                 self._ray.cancel(task.handle)
-
-    def close(self) -> None:
-        """End all jobs, which may clear up, and then Ray, which would only kill them."""
-        handles = [task.handle for task in self._tasks]
-        for handle in handles:
-            self._ray.cancel(handle)
-        if handles:
-            self._ray.wait(handles, num_returns=len(handles), timeout=2 * END_SECONDS)
-        self._ray.shutdown()
 
 
 def _run(argv: list[str], environment: dict[str, str], log: str) -> int:

@@ -1,12 +1,14 @@
-"""The cluster protocol on Slurm: which command answers which question."""
+"""Slurm as a `Cluster`: the command behind each method."""
 
 import os
 import re
 import shutil
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
+from typing import Self
 
-from coordinate_eval.coordinator.cluster import Busy, Job, Node, TaskStatus
+from coordinate_eval.coordinator.cluster import Busy, Job, Node, ShownJob, TaskStatus
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 from coordinate_eval.records import SlurmSettings
 from coordinate_eval.slurm.client import SlurmClient
@@ -23,22 +25,48 @@ _NOTHING_TO_CANCEL = re.compile(r"invalid job id|already complet", re.IGNORECASE
 
 
 class SlurmCluster:
-    """Slurm as a `Cluster`. One call of a method is one Slurm command, or a few at first.
+    """Slurm as a `Cluster`. Each method runs one Slurm command, at first a few more.
 
-    Raises:
-        UserError: SLURM_CONF names a file that doesn't exist.
+    Every method that runs a command raises `UserError` if SLURM_CONF names a missing file.
     """
 
+    name = "slurm"
+    local = False
+
     def __init__(self, settings: SlurmSettings) -> None:
-        self.client = SlurmClient(settings.timeout_seconds)
         self._settings = settings
         self._partitions: dict[str, Partition] = {}
         self._node_command: tuple[str, ...] = ()
 
+    def __enter__(self) -> Self:
+        """Slurm needs no connection."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Slurm needs no connection."""
+
+    @cached_property
+    def client(self) -> SlurmClient:
+        """The runner of Slurm's commands."""
+        return SlurmClient(self._settings.timeout_seconds)
+
     @property
     def calls(self) -> Mapping[str, int]:
-        """Commands run so far, by name."""
+        """Number of commands run so far, by name."""
         return self.client.calls
+
+    def here(self) -> bool:
+        """Return whether this machine belongs to a Slurm cluster, reachable or not."""
+        return slurm_configured()
+
+    def shown(self, job: Job) -> ShownJob:
+        """Return the sbatch command and the script of `job`.
+
+        Raises:
+            UserError: sbatch would not understand a setting.
+        """
+        made = submission(job, self._settings)
+        return ShownJob(job.name, made.command(), made.script, made.text())
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """Nodes of the partition on which a trial can start; every other node with GPUs.
@@ -99,14 +127,21 @@ class SlurmCluster:
                 if not all(map(_NOTHING_TO_CANCEL.search, str(error).splitlines())):
                     raise
 
-    def partition_is_exclusive(self, partition: str) -> bool:
-        """Whether a job gets whole nodes in `partition` ('' is Slurm's default).
+    def whole_nodes(self) -> bool:
+        """Return whether a job gets whole nodes in the partition of the settings.
 
         Raises:
-            UserError: there is no such partition.
+            UserError: it does and `cpu_partition` is not set, or there is no such partition.
             ClusterSilent: no answer.
         """
-        return any(chosen.whole for chosen in self._chosen(partition))
+        if not any(chosen.whole for chosen in self._chosen(self._settings.partition)):
+            return False
+        if not self._settings.cpu_partition:
+            raise UserError(
+                f"partition {self._settings.partition or 'by default'} allocates whole nodes: set "
+                "[slurm] cpu_partition to another partition, for the supervisor and metric jobs"
+            )
+        return True
 
     def _chosen(self, names: str) -> list[Partition]:
         """The partitions of a setting: one, several with commas between, '' for the default."""

@@ -7,7 +7,6 @@ import re
 import shutil
 import time
 from pathlib import Path
-from typing import Literal
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import Cluster
@@ -80,7 +79,7 @@ def create(
     root: Path,
     identity: str,
     prepared: Prepared,
-    cluster: Literal["slurm", "ray"],
+    cluster: str,
     *,
     exclusive: bool,
 ) -> RunDir:

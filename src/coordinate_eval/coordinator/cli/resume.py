@@ -6,7 +6,7 @@ import sys
 from rich.console import Console
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cli import clusters
+from coordinate_eval.coordinator import clusters
 from coordinate_eval.coordinator.cli.create import submit_supervisor
 from coordinate_eval.coordinator.cli.progress import Display
 from coordinate_eval.coordinator.cluster import Cluster, State
@@ -24,8 +24,8 @@ def resume(run_dir: RunDir, *, wait: bool, as_json: bool) -> int:
         return show_results(run_dir, as_json=as_json)
     run_dir.cancelled.unlink(missing_ok=True)
     _files.write(run_dir.resumed, "")
-    with clusters.opened(made.cluster, made.settings) as cluster:
-        if made.cluster == "ray":
+    with clusters.by_name(made.cluster, made.settings) as cluster:
+        if cluster.local:
             return supervise(run_dir, made, cluster, as_json=as_json)
         tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(made)))
         alive = [

@@ -8,10 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cli import clusters
+from coordinate_eval.coordinator import clusters
 from coordinate_eval.coordinator.cli.create import create, existing, run_id, submit_supervisor
 from coordinate_eval.coordinator.cli.resume import announce, resume, supervise
-from coordinate_eval.coordinator.cluster import Cluster
 from coordinate_eval.coordinator.dry_run import show
 from coordinate_eval.coordinator.inputs import cluster_file, suite
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -26,46 +25,43 @@ def run(order: Order, settings: Settings) -> int:
     """Plan and submit, or show what would be; the exit status."""
     console = Console(stderr=order.as_json, soft_wrap=False)
     asked = arrange.asked(order, settings)
-    kind = clusters.cluster_kind(settings)
+    chosen = clusters.chosen(settings)
     identity = run_id(asked.checkpoint, asked.suite, settings)
     root = (order.run_dir or Path(settings.runs_dir).expanduser() / identity).absolute()
     outputs = show.Outputs(order.as_json, order.html, order.scripts)
-    if kind == "file":
+    if chosen is None:
         if not order.dry_run or asked.plan is not None:
-            instead = "leave --plan away" if order.dry_run else "add --dry-run"
+            instead = "leave out --plan" if order.dry_run else "add --dry-run to plan on it"
             raise UserError(
-                f"cluster file {settings.cluster} describes a cluster and is none: {instead}"
+                f"cluster file {settings.cluster} is only a description of a cluster: {instead}"
             )
         offer = arrange.offer_of_file(cluster_file.load(Path(settings.cluster)))
         prepared = arrange.prepared(asked, settings, offer)
-        show.show(prepared, RunDir(root), identity, "slurm", outputs, console, exclusive=False)
+        described = clusters.by_name(clusters.DESCRIBED, settings)
+        show.show(prepared, RunDir(root), identity, described, outputs, console, exclusive=False)
         return 0
     found = None if order.dry_run else existing(root, asked.checkpoint, asked.suite, settings)
     if found is not None:
         if asked.plan is not None:
             reviewed_plan.check_run(asked.plan, RunDir(root))
         return resume(RunDir(root), wait=order.wait, as_json=order.as_json)
-    with clusters.opened(kind, settings) as cluster:
+    with chosen as cluster:
         offer = arrange.offer_of_cluster(clusters.patiently(cluster.nodes), settings)
         asked = _runnable(asked, anything=order.dry_run)
         with console.status("building requests") as status:
             prepared = arrange.prepared(
                 asked, settings, offer, lambda name: status.update(f"building requests: {name}")
             )
-        exclusive = _exclusive(cluster, settings)
-        if exclusive and not settings.slurm.cpu_partition:
-            raise UserError(
-                f"partition {settings.slurm.partition or 'by default'} gives out whole nodes: set "
-                "[slurm] cpu_partition to another one for the supervisor and metric jobs"
-            )
+        exclusive = clusters.patiently(cluster.whole_nodes)
         if order.dry_run:
-            show.show(prepared, RunDir(root), identity, kind, outputs, console, exclusive=exclusive)
+            where = RunDir(root)
+            show.show(prepared, where, identity, cluster, outputs, console, exclusive=exclusive)
             return 0
-        run_dir = create(root, identity, prepared, kind, exclusive=exclusive)
+        run_dir = create(root, identity, prepared, cluster.name, exclusive=exclusive)
         _remember(settings, identity, root)
         made = _files.read_record(run_dir.run, Run)
         try:
-            if kind == "ray" or order.wait:
+            if cluster.local or order.wait:
                 return supervise(run_dir, made, cluster, as_json=order.as_json, strict=True)
             submitted = submit_supervisor(run_dir, made, cluster)
         except (SubmitRefused, UserError):
@@ -92,15 +88,6 @@ def _runnable(asked: Asked, *, anything: bool) -> Asked:
         said = "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
         sys.stderr.write(f"left out of suite {asked.suite.name}: {said}\n")
     return replace(asked, suite=kept, left_out=left_out)
-
-
-def _exclusive(cluster: Cluster, settings: Settings) -> bool:
-    """Whether the GPU partition gives out whole nodes only."""
-    from coordinate_eval.slurm.cluster import SlurmCluster
-
-    if not isinstance(cluster, SlurmCluster):
-        return False
-    return clusters.patiently(lambda: cluster.partition_is_exclusive(settings.slurm.partition))
 
 
 def _remember(settings: Settings, identity: str, root: Path) -> None:

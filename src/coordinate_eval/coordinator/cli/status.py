@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cli import clusters
+from coordinate_eval.coordinator import clusters
 from coordinate_eval.coordinator.cluster import STARTED_VARIABLE, Cluster, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import first_signal, jobs
@@ -83,12 +83,13 @@ def cancel(run_dir: RunDir) -> None:
     """
     run = _files.read_record(run_dir.run, Run)
     _files.write(run_dir.cancelled, "")
-    if run.cluster == "slurm":
-        with clusters.opened("slurm", run.settings) as cluster:
-            count = _cancel_all(run, cluster)
-        sys.stderr.write(f"cancelled {count} jobs of run {run.id}\n")
-    else:
+    cluster = clusters.by_name(run.cluster, run.settings)
+    if cluster.local:
         sys.stderr.write(f"run {run.id} is told to stop\n")
+        return
+    with cluster:
+        count = _cancel_all(run, cluster)
+    sys.stderr.write(f"cancelled {count} jobs of run {run.id}\n")
 
 
 def _cancel_all(run: Run, cluster: Cluster) -> int:
@@ -121,7 +122,7 @@ def supervise_as_job(run_dir: RunDir, minutes: int) -> int:
             sys.stdout.write(event + "\n")
             sys.stdout.flush()
 
-    with clusters.opened(run.cluster, run.settings) as cluster:
+    with clusters.by_name(run.cluster, run.settings) as cluster:
         supervisor = Supervisor(run_dir, cluster, minutes=limit, tell=tell)
         # Slurm warns of preemption as well as of the time limit.
         signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
@@ -130,10 +131,11 @@ def supervise_as_job(run_dir: RunDir, minutes: int) -> int:
 
 
 def _tasks(run: Run) -> tuple[list[TaskStatus], str]:
-    if run.cluster != "slurm":
+    cluster = clusters.by_name(run.cluster, run.settings)
+    if cluster.local:
         return [], ""
     try:
-        with clusters.opened("slurm", run.settings) as cluster:
+        with cluster:
             return cluster.poll(jobs.prefix(run)), ""
     except (ClusterError, UserError) as error:
         return [], f"jobs are not shown: {error}"

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,10 +14,10 @@ from pydantic import ConfigDict, Field
 from rich.console import Console
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import Job
+from coordinate_eval.coordinator.cluster import Cluster, Job, ShownJob
 from coordinate_eval.coordinator.dry_run import page, terminal
 from coordinate_eval.coordinator.dry_run.risks import Site
-from coordinate_eval.coordinator.dry_run.summary import Planned, Review, review
+from coordinate_eval.coordinator.dry_run.summary import Review, review
 from coordinate_eval.coordinator.planning import prepare
 from coordinate_eval.coordinator.planning.freeze import first_round, frozen, with_asks
 from coordinate_eval.coordinator.planning.prepare import Prepared
@@ -57,7 +56,7 @@ def show(
     prepared: Prepared,
     run_dir: RunDir,
     identity: str,
-    kind: str,
+    cluster: Cluster,
     outputs: Outputs,
     console: Console,
     *,
@@ -70,7 +69,7 @@ def show(
     """
     check(outputs)
     if outputs.html is not None or outputs.scripts is not None or not outputs.as_json:
-        found = _review(prepared, run_dir, identity, kind, exclusive=exclusive)
+        found = _review(prepared, run_dir, identity, cluster, exclusive=exclusive)
         if outputs.html is not None:
             write_page(outputs.html, found)
         if outputs.scripts is not None:
@@ -84,10 +83,10 @@ def show(
         console.print(each.text, markup=False, highlight=False, soft_wrap=True)
 
 
-def planned_jobs(prepared: Prepared, made: Run, run_dir: RunDir) -> Iterator[Job]:
-    """Every job that the plan leads to, as it would be submitted."""
+def planned_jobs(prepared: Prepared, made: Run, run_dir: RunDir, cluster: Cluster) -> Iterator[Job]:
+    """Yield every job of the plan in the order of submission."""
     round_ = first_round(prepared, made)
-    if made.cluster == "slurm":
+    if not cluster.local:
         yield jobs.supervisor_job(made, run_dir, 1)
     for node in round_.nodes:
         yield from _node_jobs(made, run_dir, round_, node)
@@ -130,7 +129,7 @@ def write_page(file: Path, found: Review) -> None:
         _files.write(place, page.render(found))
 
 
-def write_scripts(folder: Path, planned: Sequence[Planned]) -> None:
+def write_scripts(folder: Path, planned: Sequence[ShownJob]) -> None:
     """A folder with the script of each submission and the command that takes it, whole.
 
     Raises:
@@ -153,10 +152,9 @@ def write_scripts(folder: Path, planned: Sequence[Planned]) -> None:
 
 
 def _review(
-    prepared: Prepared, run_dir: RunDir, identity: str, kind: str, *, exclusive: bool
+    prepared: Prepared, run_dir: RunDir, identity: str, cluster: Cluster, *, exclusive: bool
 ) -> Review:
-    cluster: Literal["slurm", "ray"] = "ray" if kind == "ray" else "slurm"
-    made = frozen(identity, prepared, cluster, exclusive=exclusive)
+    made = frozen(identity, prepared, cluster.name, exclusive=exclusive)
     site = Site(
         nodes=prepared.nodes,
         busy=prepared.busy,
@@ -166,18 +164,8 @@ def _review(
         gigabits_per_node=prepared.gigabits_per_node,
         guessed=prepare.guessed(prepared.suite),
     )
-    planned = [_planned(job, prepared, cluster) for job in planned_jobs(prepared, made, run_dir)]
-    return review(prepared.plan, prepared.choice, site, planned)
-
-
-def _planned(job: Job, prepared: Prepared, kind: Literal["slurm", "ray"]) -> Planned:
-    if kind == "ray":
-        text = f"{job.count} × {shlex.join(job.argv)}"
-        return Planned(job.name, text, None, text)
-    from coordinate_eval.slurm.scripts import submission
-
-    made = submission(job, prepared.settings.slurm)
-    return Planned(job.name, made.command(), made.script, made.text())
+    shown = [cluster.shown(job) for job in planned_jobs(prepared, made, run_dir, cluster)]
+    return review(prepared.plan, prepared.choice, site, shown)
 
 
 def _node_jobs(made: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> list[Job]:
@@ -189,7 +177,7 @@ def _node_jobs(made: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> li
     ]
 
 
-def _texts(planned: Sequence[Planned]) -> Iterator[tuple[str, str]]:
+def _texts(planned: Sequence[ShownJob]) -> Iterator[tuple[str, str]]:
     """Names of files and what is in them; a node's name may be no name of a file."""
     seen: set[str] = set()
     for each in planned:

@@ -5,22 +5,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinate_eval._format import duration, plain, size
-from coordinate_eval.coordinator.cluster import Busy
+from coordinate_eval.coordinator.cluster import Busy, ShownJob
 from coordinate_eval.coordinator.dry_run import risks
 from coordinate_eval.coordinator.dry_run.one_job_each import Place, longest_first, one_job_each
 from coordinate_eval.coordinator.dry_run.risks import Site
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.prepare import Choice
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
-
-
-class Planned(NamedTuple):
-    """A submission: the scheduler's command on one line, and the script it gets, if any."""
-
-    name: str
-    command: str
-    script: str | None
-    text: str
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,7 @@ class Review:
     """The same with the longest first."""
     risks: Sequence[str]
     busy: Sequence[Busy]
-    submissions: Sequence[Planned]
+    submissions: Sequence[ShownJob]
 
 
 class NodeLine(NamedTuple):
@@ -57,7 +48,7 @@ class DatasetLine(NamedTuple):
     shards: int
 
 
-def review(plan: Plan, choice: Choice, site: Site, submissions: Sequence[Planned]) -> Review:
+def review(plan: Plan, choice: Choice, site: Site, submissions: Sequence[ShownJob]) -> Review:
     """What there is to see of a plan for these nodes."""
     drawn = simulate(plan.datasets, plan.trials, plan.metric_jobs, site.metric_cpus)
     used = {node.name for node in plan.nodes}

@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.checkpoint import staged_bytes
@@ -14,9 +13,7 @@ from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, porti
 from coordinate_eval.coordinator.run.rounds import make_round
 
 
-def frozen(
-    identity: str, prepared: Prepared, cluster: Literal["slurm", "ray"], *, exclusive: bool
-) -> Run:
+def frozen(identity: str, prepared: Prepared, cluster: str, *, exclusive: bool) -> Run:
     """The record of a run that is about to be."""
     shards = sorted(
         (shard for trial in prepared.plan.trials for shard in trial.shards),

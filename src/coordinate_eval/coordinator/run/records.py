@@ -33,7 +33,7 @@ class Run(Record):
     id: str
     nonce: str = Field(description="of this directory: part of the names of its jobs")
     created: float
-    cluster: Literal["slurm", "ray"]
+    cluster: str = Field(description="name of the scheduler")
     python: str = Field(description="interpreter that jobs use")
     folder: str = Field(description="where it was submitted: tasks may name data relative to it")
     checkpoint: Checkpoint

@@ -109,7 +109,7 @@ class Supervisor:
 
     def _loop(self) -> dict[str, Any] | None:
         poll_seconds = self._run.settings.supervisor.poll_seconds
-        if self._run.cluster == "ray":
+        if self._cluster.local:
             poll_seconds = min(poll_seconds, LOCAL_POLL_SECONDS)
         faults = silences = 0
         while True:

@@ -1,0 +1,81 @@
+"""The schedulers that this program knows, by name.
+
+To add one, write a class with the protocol of `cluster.py`, a function here that makes it from
+the settings, and a line in `_MAKERS`.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from coordinate_eval.coordinator.cluster import Cluster
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.errors import ClusterSilent, UserError
+
+DESCRIBED = "slurm"
+"""Scheduler of a cluster that is only described by a file."""
+
+SILENCE_SECONDS = 60.0
+"""Longest time for which a command repeats a question to a scheduler that does not answer."""
+
+T = TypeVar("T")
+
+
+def by_name(name: str, settings: Settings) -> Cluster:
+    """Return the cluster with this name. It is not opened yet.
+
+    Raises:
+        UserError: there is no such scheduler.
+    """
+    if name not in _MAKERS:
+        raise UserError(f"cluster {name!r} is unknown: choose one of {', '.join(_MAKERS)}")
+    return _MAKERS[name](settings)
+
+
+def chosen(settings: Settings) -> Cluster | None:
+    """Return the cluster that the settings name, or None if they name a cluster file.
+
+    `auto` is the first scheduler that this machine belongs to.
+    """
+    if settings.cluster == "auto":
+        made = (make(settings) for make in _MAKERS.values())
+        return next(cluster for cluster in made if cluster.here())
+    if settings.cluster in _MAKERS:
+        return by_name(settings.cluster, settings)
+    return None
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """Return the scheduler's answer; while it is silent, ask again with longer and longer pauses.
+
+    Raises:
+        ClusterSilent: it did not answer for `SILENCE_SECONDS`.
+    """
+    end, pause = time.monotonic() + SILENCE_SECONDS, 1.0
+    while True:
+        try:
+            return ask()
+        except ClusterSilent:
+            if time.monotonic() + pause > end:
+                raise
+            sys.stderr.write(f"the scheduler does not answer, next try in {pause:g} s\n")
+            time.sleep(pause)
+            pause = min(2 * pause, 15.0)
+
+
+# Each scheduler's module is imported where it is used: a command pays only for its own.
+def _slurm(settings: Settings) -> Cluster:
+    from coordinate_eval.slurm.cluster import SlurmCluster
+
+    return SlurmCluster(settings.slurm)
+
+
+def _ray(settings: Settings) -> Cluster:
+    from coordinate_eval.coordinator.ray_cluster import RayCluster
+
+    return RayCluster(settings.ray, settings.trial.memory_gib)
+
+
+_MAKERS: Mapping[str, Callable[[Settings], Cluster]] = {"slurm": _slurm, "ray": _ray}
+"""In the order in which `auto` tries them. The last one is at home on every machine."""
