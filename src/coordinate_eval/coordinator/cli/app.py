@@ -7,7 +7,6 @@ answer; 130 interrupted.
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinate_eval import __version__
-from coordinate_eval.coordinator.cli import priors
+from coordinate_eval.coordinator.cli import options, priors
 from coordinate_eval.coordinator.cli.stdout import whole_output
 from coordinate_eval.coordinator.inputs import settings as config
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -34,15 +33,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(priors.app, name="priors")
-
-RunArgument = Annotated[
-    str | None, typer.Argument(help="A run's directory or id.", show_default="the latest")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-SettingsOption = Annotated[
-    Path | None,
-    typer.Option("--settings", help="A TOML file.", show_default="the user's own"),
-]
 
 QUIET_VARIABLES = ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 """Switch off other people's progress bars; set to 0 to see them."""
@@ -104,92 +94,40 @@ def _group(
 
 @app.command()
 def run(
-    checkpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A Hugging Face directory, or a .pt file of a state dict.",
-            show_default="that of --plan",
-        ),
-    ] = None,
-    suite: Annotated[str | None, typer.Option(help="A shipped suite's name, or a file.")] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(help="slurm, ray, or with --dry-run a cluster file.", show_default="auto"),
-    ] = None,
-    nodes: Annotated[
-        str | None, typer.Option(help="At most so many nodes, or those to take: gpu[1-4,7].")
-    ] = None,
-    max_nodes: Annotated[
-        int | None, typer.Option(help="At most so many nodes, also of those named.")
-    ] = None,
-    max_gpus: Annotated[int | None, typer.Option(help="GPUs of all trials together.")] = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(help="makespan: end soon; gpu-hours: take few GPUs.", show_default="makespan"),
-    ] = None,
-    deadline: Annotated[
-        str | None,
-        typer.Option(help="Refuse what is not predicted to end within it: 900, 15m, 2h."),
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="vllm or transformers.", show_default="vllm")
-    ] = None,
-    engine_args: Annotated[
-        str | None, typer.Option(help='The engine\'s own, as JSON: {"dtype": "float32"}.')
-    ] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Where the run lives, on storage that all nodes share.")
-    ] = None,
-    model_config: Annotated[
-        Path | None, typer.Option("--config", help="config.json of a .pt checkpoint.")
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder of the tokenizer of a .pt checkpoint.")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Datasets to take, by name or pattern: gsm8k,arc_*.")
-    ] = None,
-    skip: Annotated[
-        list[str] | None, typer.Option(help="Datasets to leave away, by name or pattern.")
-    ] = None,
-    group: Annotated[
-        list[str] | None, typer.Option(help="Groups of datasets to take: maths,code.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, max=10**9, help="At most so many items of each task.")
-    ] = None,
-    partition: Annotated[str | None, typer.Option(help="Slurm partition of GPU jobs.")] = None,
-    account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
-    qos: Annotated[str | None, typer.Option(help="Slurm QOS.")] = None,
-    constraint: Annotated[str | None, typer.Option(help="Slurm node features.")] = None,
-    queue: Annotated[
-        bool | None, typer.Option("--queue", help="Wait in the queue when no GPU is free.")
-    ] = None,
-    first_signal: Annotated[
-        bool | None,
-        typer.Option("--first-signal", help="A slice of every dataset first: rough scores early."),
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Supervise here, and print the results.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only.")] = False,
-    as_json: JsonOption = False,
-    html: Annotated[
-        Path | None, typer.Option(help="With --dry-run: write the plan as one page of HTML.")
-    ] = None,
-    what_if: Annotated[
-        bool, typer.Option("--what-if", help="With --dry-run: what 1, 2, 4 … nodes would come to.")
-    ] = False,
-    scripts: Annotated[
-        Path | None, typer.Option(help="With --dry-run: a new folder for the exact scripts.")
-    ] = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="Submit the plan that --dry-run --json printed.")
-    ] = None,
-    settings_file: SettingsOption = None,
+    checkpoint: options.Checkpoint = None,
+    suite: options.Suite = None,
+    only: options.Only = None,
+    skip: options.Skip = None,
+    group: options.Group = None,
+    limit: options.Limit = None,
+    engine: options.Engine = None,
+    engine_args: options.EngineArgs = None,
+    model_config: options.ModelConfig = None,
+    tokenizer: options.Tokenizer = None,
+    cluster: options.Cluster = None,
+    nodes: options.Nodes = None,
+    max_nodes: options.MaxNodes = None,
+    max_gpus: options.MaxGpus = None,
+    queue: options.Queue = None,
+    partition: options.Partition = None,
+    account: options.Account = None,
+    qos: options.Qos = None,
+    constraint: options.Constraint = None,
+    run_dir: options.RunDirectory = None,
+    dry_run: options.DryRun = False,
+    html: options.Html = None,
+    scripts: options.Scripts = None,
+    what_if: options.WhatIf = False,
+    plan: options.PlanFile = None,
+    objective: options.Objective = None,
+    deadline: options.Deadline = None,
+    first_signal: options.FirstSignal = None,
+    wait: options.Wait = False,
+    as_json: options.Json = False,
+    settings_file: options.SettingsFile = None,
 ) -> None:
-    """Score CHECKPOINT: submit a supervisor to Slurm and return, or run here with Ray."""
-    from coordinate_eval.coordinator.cli import run as launch
+    """Evaluate the checkpoint CKPT: submit the run to Slurm and return, or run here with Ray."""
+    from coordinate_eval.coordinator.cli.run import run as plan_and_submit
     from coordinate_eval.coordinator.planning import arrange
 
     flags: dict[str, Any] = {
@@ -199,11 +137,11 @@ def run(
         "max_nodes": max_nodes,
         "max_gpus": max_gpus,
         "objective": objective,
-        "deadline_seconds": _seconds("--deadline", deadline),
+        "deadline_seconds": deadline,
         "queue": queue,
         "first_signal": first_signal,
         "engine.name": engine,
-        "engine.args": _json_object("--engine-args", engine_args),
+        "engine.args": engine_args,
         "slurm.partition": partition,
         "slurm.account": account,
         "slurm.qos": qos,
@@ -227,12 +165,14 @@ def run(
         plan=plan,
         what_if=what_if,
     )
-    raise typer.Exit(launch.run(order, settings))
+    raise typer.Exit(plan_and_submit(order, settings))
 
 
 @app.command()
 def status(
-    run: RunArgument = None, as_json: JsonOption = False, settings_file: SettingsOption = None
+    run: options.RunName = None,
+    as_json: options.Json = False,
+    settings_file: options.SettingsFile = None,
 ) -> None:
     """Show how far a run is, from its directory and the scheduler."""
     from coordinate_eval.coordinator.cli import status as inquire
@@ -243,14 +183,12 @@ def status(
 
 @app.command()
 def resume(
-    run: RunArgument = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Supervise here, and print the results.")
-    ] = False,
-    as_json: JsonOption = False,
-    settings_file: SettingsOption = None,
+    run: options.RunName = None,
+    wait: options.Wait = False,
+    as_json: options.Json = False,
+    settings_file: options.SettingsFile = None,
 ) -> None:
-    """Go on with a run that lost its supervisor or was cancelled."""
+    """Continue a run that was cancelled, ended incomplete, or lost its supervisor."""
     from coordinate_eval.coordinator.cli import resume as continue_
     from coordinate_eval.coordinator.cli import status as inquire
 
@@ -259,8 +197,8 @@ def resume(
 
 
 @app.command()
-def cancel(run: RunArgument = None, settings_file: SettingsOption = None) -> None:
-    """End all jobs of a run; what is published stays, and `resume` goes on with it."""
+def cancel(run: options.RunName = None, settings_file: options.SettingsFile = None) -> None:
+    """End all jobs of a run. What it has published stays; `resume` continues it."""
     from coordinate_eval.coordinator.cli import status as inquire
 
     settings, _ = config.load({}, settings_file)
@@ -269,19 +207,12 @@ def cancel(run: RunArgument = None, settings_file: SettingsOption = None) -> Non
 
 @app.command()
 def suites(
-    suite: Annotated[
-        str | None, typer.Argument(help="A shipped suite's name, or a file.", show_default="all")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Predict for a model of so many parameters: 350m.", show_default="7b"),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Predict for this checkpoint instead.")
-    ] = None,
-    gpu: Annotated[str, typer.Option(help="Type of the GPUs.")] = "h200",
-    tp: Annotated[int, typer.Option(min=1, max=1024, help="GPUs of one trial.")] = 1,
-    as_json: JsonOption = False,
+    suite: options.SuiteName = None,
+    model: options.ModelSize = None,
+    checkpoint: options.PredictedCheckpoint = None,
+    gpu: options.GpuType = "h200",
+    tp: options.TensorParallel = 1,
+    as_json: options.Json = False,
 ) -> None:
     """List the shipped suites, or the datasets of one and what they take."""
     from coordinate_eval.coordinator.cli import suites as suite_table
@@ -298,7 +229,7 @@ def suites(
 
 
 @app.command(name="config")
-def show_config(as_json: JsonOption = False, settings_file: SettingsOption = None) -> None:
+def show_config(as_json: options.Json = False, settings_file: options.SettingsFile = None) -> None:
     """Show every setting, its value, and where it comes from."""
     settings, sources = config.load({}, settings_file)
     values = config.flatten(settings.model_dump(mode="json"))
@@ -359,29 +290,3 @@ def _score(run_dir: Path) -> None:
 
     end_with_parent_if_asked()
     raise typer.Exit(run_scorer(RunDir(run_dir)))
-
-
-def _json_object(name: str, text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        value = json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"not JSON: {error}", param_hint=name) from error
-    if not isinstance(value, dict):
-        raise typer.BadParameter("must be a JSON object", param_hint=name)
-    return value
-
-
-def _seconds(name: str, text: str | None) -> float | None:
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    if match is None:
-        raise typer.BadParameter("a time such as 900, 15m or 2h", param_hint=name)
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def _no_number(constant: str) -> float:
-    """NaN and the infinities, which Python reads and JSON does not have."""
-    raise ValueError(f"{constant} is no number")

@@ -1,0 +1,255 @@
+"""Arguments and options of the commands, as annotated types: name, check and help text of each."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_WHAT = "What to evaluate"
+_WHERE = "Where to run"
+_PLAN = "Plan"
+_OUTPUT = "Run and output"
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object that an option's text holds.
+
+    Raises:
+        typer.BadParameter: it is not one.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter("must be a JSON object")
+    return value
+
+
+def seconds(text: str) -> float:
+    """Return the seconds that an option's text names, such as 900, 15m or 2h.
+
+    Raises:
+        typer.BadParameter: it is not a time.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if match is None:
+        raise typer.BadParameter("must be a time such as 900, 15m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _refuse_constant(constant: str) -> float:
+    """Refuse NaN and the infinities, which Python reads and JSON does not have."""
+    raise ValueError(f"{constant} is not a number")
+
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=_OUTPUT),
+]
+SettingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings",
+        help="Read settings from this TOML file.",
+        show_default="your config.toml",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait",
+        help="Supervise in this terminal until the run ends, then print the scores.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Print the scripts of a dry run, and the warnings of the evaluation harness.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+
+RunName = Annotated[
+    str | None, typer.Argument(help="A run's directory or id.", show_default="the latest run")
+]
+
+Checkpoint = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="CKPT",
+        help="A Hugging Face model directory, or a .pt file with a state dict.",
+        show_default="the checkpoint of --plan",
+    ),
+]
+Suite = Annotated[
+    str | None,
+    typer.Option(
+        help="A shipped suite's name, or a suite file.", show_default="base", rich_help_panel=_WHAT
+    ),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Evaluate only these datasets; names or patterns: gsm8k,arc_*.", rich_help_panel=_WHAT
+    ),
+]
+Skip = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Leave out these datasets; names or patterns: gsm8k,arc_*.", rich_help_panel=_WHAT
+    ),
+]
+Group = Annotated[
+    list[str] | None,
+    typer.Option(help="Evaluate only these groups of datasets: maths,code.", rich_help_panel=_WHAT),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=10**9, help="Use at most N items of each task.", metavar="N",
+        rich_help_panel=_WHAT,
+    ),
+]  # fmt: skip
+ModelConfig = Annotated[
+    Path | None,
+    typer.Option("--config", help="The config.json of a .pt checkpoint.", rich_help_panel=_WHAT),
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(help="The folder of a .pt checkpoint's tokenizer.", rich_help_panel=_WHAT),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(help="vllm or transformers.", show_default="vllm", rich_help_panel=_WHAT),
+]
+EngineArgs = Annotated[
+    dict[str, Any] | None,
+    typer.Option(
+        parser=json_object,
+        metavar="JSON",
+        help='Arguments of the engine, as JSON: {"dtype": "float32"}.',
+        rich_help_panel=_WHAT,
+    ),
+]
+
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        help="slurm; ray: this machine; or, with --dry-run, a cluster file.",
+        show_default="slurm if it is configured, else ray",
+        rich_help_panel=_WHERE,
+    ),
+]
+Nodes = Annotated[
+    str | None,
+    typer.Option(
+        help="The number of nodes to use at most, or their names: gpu[1-4,7].",
+        rich_help_panel=_WHERE,
+    ),
+]
+MaxNodes = Annotated[
+    int | None,
+    typer.Option(help="Use at most N nodes, also of those named.", metavar="N",
+                 rich_help_panel=_WHERE),
+]  # fmt: skip
+MaxGpus = Annotated[
+    int | None,
+    typer.Option(help="Use at most N GPUs in all.", metavar="N", rich_help_panel=_WHERE),
+]
+Queue = Annotated[
+    bool | None,
+    typer.Option("--queue", help="If no GPU is free, wait for one.", rich_help_panel=_WHERE),
+]
+Partition = Annotated[
+    str | None, typer.Option(help="Slurm partition for GPU jobs.", rich_help_panel=_WHERE)
+]
+Account = Annotated[str | None, typer.Option(help="Slurm account.", rich_help_panel=_WHERE)]
+Qos = Annotated[str | None, typer.Option(help="Slurm QOS.", rich_help_panel=_WHERE)]
+Constraint = Annotated[
+    str | None, typer.Option(help="Slurm node features.", rich_help_panel=_WHERE)
+]
+RunDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir",
+        help="The run's directory, on storage that all nodes share.",
+        show_default="runs_dir/<id>",
+        rich_help_panel=_WHERE,
+    ),
+]
+
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Show the plan and submit nothing.", rich_help_panel=_PLAN),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(help="With --dry-run: write the plan as one HTML page.", rich_help_panel=_PLAN),
+]
+Scripts = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --dry-run: write the exact job scripts into this new folder.",
+        rich_help_panel=_PLAN,
+    ),
+]
+WhatIf = Annotated[
+    bool,
+    typer.Option(
+        "--what-if",
+        help="With --dry-run: predict the times on 1, 2, 4 … nodes.",
+        rich_help_panel=_PLAN,
+    ),
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan", help="Submit the plan that --dry-run --json printed.", rich_help_panel=_PLAN
+    ),
+]
+Objective = Annotated[
+    str | None,
+    typer.Option(
+        help="makespan: end as soon as possible; gpu-hours: use few GPUs.",
+        show_default="makespan",
+        rich_help_panel=_PLAN,
+    ),
+]
+Deadline = Annotated[
+    float | None,
+    typer.Option(
+        parser=seconds,
+        metavar="TIME",
+        help="Refuse a plan that takes longer: 900 (seconds), 15m, 2h.",
+        rich_help_panel=_PLAN,
+    ),
+]
+FirstSignal = Annotated[
+    bool | None,
+    typer.Option(
+        "--first-signal",
+        help="Evaluate a slice of every dataset first, for rough scores early.",
+        rich_help_panel=_PLAN,
+    ),
+]
+
+SuiteName = Annotated[
+    str | None,
+    typer.Argument(help="A shipped suite's name, or a suite file.", show_default="list all"),
+]
+ModelSize = Annotated[
+    str | None,
+    typer.Option(help="Predict for a model with this many parameters: 350m.", show_default="7b"),
+]
+PredictedCheckpoint = Annotated[
+    Path | None, typer.Option(help="Predict for this checkpoint instead.")
+]
+GpuType = Annotated[str, typer.Option(help="Type of the GPUs.")]
+TensorParallel = Annotated[int, typer.Option(min=1, max=1024, help="GPUs of one trial.")]
