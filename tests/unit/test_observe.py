@@ -91,8 +91,8 @@ def run_dir(tmp_path: Path) -> RunDir:
         exclusive=False, asks=["text"], shards=shards,
     )  # fmt: skip
     _files.write_record(made.run, run)
-    share = RoundNode(name="n", gpu_type="h100", trials=1)
-    _files.write_record(made.round(0), Round(number=0, created=0, nodes=[share], minutes=30))
+    node = RoundNode(name="n", gpu_type="h100", trials=1)
+    _files.write_record(made.round(0), Round(number=0, created=0, nodes=[node], minutes=30))
     _files.write(made.model / "config.json", '{"architectures": ["Llama"], "hidden_size": 64}')
     for dataset in datasets:
         lines = [[request(dataset.name, i, c).line() for c in range(2)] for i in range(ITEMS)]
@@ -231,9 +231,8 @@ def staging_run(run_dir: RunDir, tmp_path: Path) -> RunDir:
     _files.write_record(
         run_dir.run, record(run_dir).model_copy(update={"checkpoint": source, "staged_bytes": 1})
     )
-    share = RoundNode(name="n", gpu_type="h100", trials=1)
-    shares = [share, share.model_copy(update={"node": "m"})]
-    _files.write_record(run_dir.round(0), Round(number=0, created=0, nodes=shares, minutes=30))
+    nodes = [RoundNode(name=n, gpu_type="h100", trials=1) for n in "nm"]
+    _files.write_record(run_dir.round(0), Round(number=0, created=0, nodes=nodes, minutes=30))
     for node in "nm":
         _files.write(run_dir.released(0, node), "")
     return run_dir
