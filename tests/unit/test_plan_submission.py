@@ -29,8 +29,8 @@ def test_what_was_reviewed_is_what_runs(reviewer: Reviewer) -> None:
     frozen = json.loads((run / "run.json").read_text())
     asked = [shard for trial in planned["trials"] for shard in trial["shards"]]
     assert sorted(map(str, frozen["shards"])) == sorted(map(str, asked))
-    shares = json.loads((run / "rounds" / "0.json").read_text())["shares"]
-    assert {s["node"]: s["trials"] for s in shares} == {
+    nodes = json.loads((run / "rounds" / "0.json").read_text())["nodes"]
+    assert {n["name"]: n["trials"] for n in nodes} == {
         node["name"]: sum(t["node"] == node["name"] for t in planned["trials"])
         for node in planned["nodes"]
     }
@@ -55,8 +55,8 @@ def test_reviewed_nodes_are_asked_for_where_jobs_take_whole_ones(reviewer: Revie
     reviewer.settings = reviewer.settings.model_copy(update={"slurm": usual})
     planned = reviewer.plan()
     run = reviewer.submit()
-    shares = json.loads((run / "rounds" / "0.json").read_text())["shares"]
-    assert [s["node"] for s in shares] == [n["name"] for n in planned["nodes"]]
+    nodes = json.loads((run / "rounds" / "0.json").read_text())["nodes"]
+    assert [n["name"] for n in nodes] == [n["name"] for n in planned["nodes"]]
 
 
 def test_what_cannot_be_run_is_in_neither_plan_nor_run(reviewer: Reviewer) -> None:

@@ -163,3 +163,9 @@ def test_a_run_stays_with_one_type_of_gpu() -> None:
     assert next_round(run, None, [], shards(1.0), (other, []), 0).nodes[0].gpu_type == "a100"
     with pytest.raises(UserError):
         next_round(run, None, [earlier], shards(1.0), (other, []), 0)
+
+
+def test_rounds_of_earlier_versions_can_be_read() -> None:
+    share = {"node": "n1", "gpu_type": "h200", "trials": 2, "memory_gib": 1.5}
+    old = Round.model_validate({"number": 0, "created": 0, "shares": [share], "minutes": 15})
+    assert old == Round(number=0, created=0, nodes=nodes(2), minutes=15)

@@ -4,7 +4,7 @@ import itertools
 import math
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 from coordinate_eval.coordinator.cluster import Job
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -75,7 +75,8 @@ class Run(Record):
 class RoundNode(Record):
     """One node of a round, and the number of trials on it."""
 
-    name: str
+    # Runs of earlier versions say `node` here, and `shares` below.
+    name: str = Field(validation_alias=AliasChoices("name", "node"))
     gpu_type: str
     trials: int
 
@@ -85,7 +86,7 @@ class Round(Record):
 
     number: int
     created: float
-    nodes: list[RoundNode]
+    nodes: list[RoundNode] = Field(validation_alias=AliasChoices("nodes", "shares"))
     minutes: int = Field(description="time limit of trials and keepers")
 
 
