@@ -335,6 +335,22 @@ def test_forms_of_the_command_line(user: Workspace) -> None:
     assert "--dry-run" in user.call("run", "--help").stdout
 
 
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("coordinate-eval st", ["status"]),
+        ("coordinate-eval /ckpt --sui", ["--suite"]),
+        ("coordinate-eval --suite base --dr", ["--dry-run"]),
+        ("coordinate-eval priors exp", ["export"]),
+    ],
+)
+def test_completion_in_bash(typed: str, completed: list[str]) -> None:
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    asked["_COORDINATE_EVAL_COMPLETE"] = "complete_bash"
+    ran = CliRunner().invoke(app, [], env=asked, prog_name="coordinate-eval")
+    assert ran.stdout.split() == completed
+
+
 def test_a_path_with_everything_in_it(user: Workspace, tmp_path: Path) -> None:
     checkpoint = copy_of_model(tmp_path / "step 1 \"best\" of 'all'\n[bold]$(touch it-ran)")
     plan = json.loads(user.call(*dry(user, "--json", checkpoint=checkpoint)).stdout)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from coordinate_eval import __version__
 from coordinate_eval.coordinator.cli import options, priors
@@ -23,19 +24,29 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.signals import end_with_parent_if_asked
 from coordinate_eval.errors import CoordinateError, UserError
 
+
+class _Group(TyperGroup):
+    """The commands, of which `run` may be left out, when typed and when completed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own type
+        return super().parse_args(ctx, with_default_command(args))
+
+
 app = typer.Typer(
     name="coordinate-eval",
+    cls=_Group,
     help="Score a checkpoint on a suite of benchmarks, on whatever GPUs are free.\n\n"
     "`coordinate-eval CKPT` is the same as `coordinate-eval run CKPT`.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode="markdown",
 )
 app.add_typer(priors.app, name="priors")
 
 QUIET_VARIABLES = ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 """Switch off other people's progress bars; set to 0 to see them."""
+
+_GROUP_OPTIONS = ("--help", "--version", "--install-completion", "--show-completion")
 
 _Round = Annotated[int, typer.Option("--round")]
 
@@ -46,7 +57,7 @@ def main() -> None:
         os.environ.setdefault(variable, "1")
     try:
         with whole_output():
-            _call(with_default_command(sys.argv[1:]))
+            _call(sys.argv[1:])
     except CoordinateError as error:
         sys.stderr.write(f"coordinate-eval: {error}\n")
         sys.exit(error.exit_status)
@@ -65,10 +76,10 @@ def _call(args: list[str]) -> None:
 
 
 def with_default_command(args: list[str]) -> list[str]:
-    """`CKPT …` as `run CKPT …`."""
+    """Return `run CKPT …` for `CKPT …`, and every other command line as it is."""
     commands = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
     commands |= {group.name for group in app.registered_groups if group.name}
-    if not args or args[0] in commands or args[0] in ("--help", "--version"):
+    if not args or args[0] in commands or args[0] in _GROUP_OPTIONS:
         return args
     return ["run", *args]
 
