@@ -115,7 +115,7 @@ def test_few_gpu_hours_and_in_time() -> None:
     assert len(soon.nodes) == 2
     for objective in ("makespan", "gpu-hours"):
         with pytest.raises(
-            UserError, match=r"nothing ends within 1000 s: .* on 32 GPUs of 4 nodes"
+            UserError, match=r"no plan ends within 1000 s: .* on 32 GPUs of 4 nodes"
         ):
             node_count.choose(draft, bounds, FOUR, objective, 1_000)
 

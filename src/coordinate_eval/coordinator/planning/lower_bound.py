@@ -1,22 +1,25 @@
-"""The lower bound of a plan: seconds that nobody can beat with the same costs.
+"""The lower bound of a plan: the makespan in seconds that no schedule with the same costs beats.
 
-`lower_bound` is the least makespan that passes every test of `_possible`; each test states what
-any schedule of that length must satisfy, so a makespan that fails one is out of reach, whatever
-the schedule. For a makespan T, a trial that is ready at r has T − r seconds:
+`lower_bound` returns the least makespan that passes every test of `_possible` and `_simple`. Each
+test states a condition that every schedule of that length meets, so no schedule is as short as a
+makespan that fails a test. For a makespan T, a trial that is ready at r has a window of T − r
+seconds:
 
-- capacity: all GPU seconds fit into all trials together (McNaughton, "Scheduling with deadlines
-  and loss functions", 1959), where a dataset too long for one trial has to be cut and pays its
-  overhead on each further trial that it needs at least;
-- items: a trial takes whole items, so a dataset needs enough trials for all of its own;
-- pigeonholes: of pieces that can't be cut and are longer than 1/(k+1) of the longest window, a
-  trial takes k at most;
-- floors: a dataset's longest item takes `floor_seconds` from the first moment it can begin;
-- metrics: no metric begins before the first response of its dataset can exist, and all metrics
-  of datasets that can't begin before some moment follow it, on all cores together. A metric
-  speeds up with cores without limit here, as plan@1 has it;
-- tails: of any datasets, some trial works on the last shard until all of their GPU seconds, spread
-  evenly, are over. What is left of its floor then, if the floor is longer than any shard of the
-  dataset, and the metric of one item at least, of all if it can't be cut, still follow.
+- capacity: all GPU seconds fit into all trials together (McNaughton, "Scheduling with Deadlines
+  and Loss Functions", 1959). A dataset too long for one trial has to be cut, and pays its overhead
+  on each further trial that it needs at least;
+- items: a trial takes whole items, so a dataset needs enough trials for all of its items;
+- pigeonholes: a trial takes at most k pieces that cannot be cut and are longer than 1/(k+1) of the
+  window;
+- floors: a dataset's longest item takes `floor_seconds` from the first moment at which it can
+  begin;
+- metrics: no metric begins before the first response of its dataset can exist. All metrics of the
+  datasets that cannot begin before some moment follow that moment, on all cores together. A metric
+  speeds up with cores without limit here, as in plan@1;
+- tails: take any datasets. Some trial works on their last shard until all of their GPU seconds,
+  spread evenly, are over. The rest of the shard's floor follows, if the floor is longer than any
+  shard of the dataset. Then follows the metric of at least one item, or of all items if the
+  dataset cannot be cut.
 """
 
 import math
@@ -25,16 +28,16 @@ from collections.abc import Iterator, Sequence
 from coordinate_eval.coordinator.planning.plan import Cost
 
 PRECISION = 1e-6
-"""Part of the bound up to which it is found."""
+"""Relative precision of the bound."""
 
 WIDEST = 1.0
-"""Spread that stands for larger ones too: between a third of what is predicted and three times."""
+"""Largest spread that `if_wrong` applies: between a third and three times the prediction."""
 
 _EPS = 1e-9
 
 
 def lower_bound(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: int) -> float:
-    """Seconds from submission that no plan beats; `ready` is when all of the trials can begin."""
+    """Return the makespan in seconds that no plan beats; trials can begin at `ready` seconds."""
     low = _simple(costs, ready, trials, metric_cpus)
     if _possible(costs, trials, low - ready):
         return low
@@ -51,10 +54,10 @@ def lower_bound(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: i
 
 
 def if_wrong(costs: Sequence[Cost]) -> Iterator[list[Cost]]:
-    """Two opposite ways in which all predictions are off by their spread.
+    """Yield the costs in two opposite cases in which all predictions are off by their spread.
 
-    Of the datasets by length every second takes longer and the others less; then the other way
-    round. So what decides the end may decide it no more, and what did not may.
+    Ordered by length, every second dataset takes longer and the others take less time; then the
+    other way round. Either way, other datasets may decide the makespan.
     """
     ordered = sorted(costs, key=lambda c: -max(c.gpu_seconds, c.floor_seconds))
     for first in (0, 1):
@@ -65,7 +68,7 @@ def if_wrong(costs: Sequence[Cost]) -> Iterator[list[Cost]]:
 
 
 def _times(cost: Cost, factor: float) -> Cost:
-    """A dataset of which a model writes more, or less: its longest item follows."""
+    """Scale a dataset's GPU seconds and longest item, as if the model wrote more or less."""
     seconds = {
         "gpu_seconds": cost.gpu_seconds * factor,
         "floor_seconds": cost.floor_seconds * factor,
@@ -74,7 +77,7 @@ def _times(cost: Cost, factor: float) -> Cost:
 
 
 def _simple(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: int) -> float:
-    """What needs no search: the work spread evenly, floors, and metrics after their first."""
+    """Return the tests that need no search: work spread evenly, floors, metrics, tails."""
     bound = ready + sum(c.gpu_seconds for c in costs) / trials
     firsts = []
     for cost in costs:
@@ -92,7 +95,7 @@ def _simple(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: int) 
 
 
 def _before_tails(costs: Sequence[Cost], trials: int, metric_cpus: int) -> float:
-    """The GPU seconds of datasets spread evenly, and the shortest tail of these; at most."""
+    """Return the longest time of any datasets' GPU work, spread evenly, and their shortest tail."""
     work = most = 0.0
     for tail, seconds in sorted(
         ((_tail(c, metric_cpus), c.gpu_seconds) for c in costs), reverse=True
@@ -103,7 +106,7 @@ def _before_tails(costs: Sequence[Cost], trials: int, metric_cpus: int) -> float
 
 
 def _tail(cost: Cost, metric_cpus: int) -> float:
-    """What follows the GPU work of any shard of a dataset, at least."""
+    """Return the least seconds that follow the GPU work of any shard of a dataset."""
     atoms = cost.items if cost.splittable else 1
     metric = cost.metric_cpu_seconds / metric_cpus / atoms
     later = cost.gpu_seconds * (1 - 1 / atoms) + cost.chunk_overhead_seconds
@@ -112,7 +115,7 @@ def _tail(cost: Cost, metric_cpus: int) -> float:
 
 
 def _possible(costs: Sequence[Cost], trials: int, window: float) -> bool:
-    """Whether nothing here rules out that each trial needs so many seconds only."""
+    """Return whether no test rules out a schedule in which each trial works `window` seconds."""
     needed = 0.0
     for cost in costs:
         pieces = _trials_needed(cost, window)
@@ -127,7 +130,7 @@ def _possible(costs: Sequence[Cost], trials: int, window: float) -> bool:
 
 
 def _trials_needed(cost: Cost, window: float) -> float:
-    """On how many trials a dataset has to run at least; infinite where no number is enough."""
+    """Return the least number of trials that a dataset needs; infinity if no number is enough."""
     if not cost.splittable:
         return 1 if cost.gpu_seconds <= window * (1 + _EPS) else math.inf
     each = cost.gpu_seconds / cost.items
@@ -144,7 +147,7 @@ def _fitting(seconds: float, each: float) -> int:
 
 
 def _atoms_over(cost: Cost, seconds: float) -> int:
-    """Pieces of a dataset that can't be cut and are longer than this."""
+    """Count the pieces of a dataset that cannot be cut and take longer than this."""
     if cost.splittable:
         return cost.items if cost.gpu_seconds / cost.items > seconds * (1 + _EPS) else 0
     return 1 if cost.gpu_seconds > seconds * (1 + _EPS) else 0

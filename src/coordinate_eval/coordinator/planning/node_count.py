@@ -1,8 +1,8 @@
-"""How many GPUs to take: the plan of each size that is worth a look, and which of them to run.
+"""The number of nodes to use: plan for several numbers of GPUs, and choose one of the plans.
 
-More nodes end sooner, up to what the suite itself takes, and each costs the copy of the weights and
-its engines' starts. Sizes are 1, 2, 4, … trials of the first node, then 1, 2, 4, … nodes, then all
-of them.
+More nodes end sooner, up to a limit set by the suite's longest work. Each node costs a copy of the
+weights and the start of its engines. The sizes tried are 1, 2, 4, … trials on the first node, then
+1, 2, 4, … nodes, then all nodes.
 """
 
 import math
@@ -12,25 +12,26 @@ from coordinate_eval.coordinator.planning.plan import Capacity, Plan, Size
 from coordinate_eval.errors import UserError
 
 Draft = Callable[[Capacity], Plan]
-"""The plan for a capacity."""
+"""A function that plans for a capacity."""
 
 Bounds = Callable[[Capacity], Iterable[float]]
-"""Seconds that no plan on a capacity beats: as predicted first, then if predictions are wrong."""
+"""A function that returns lower bounds in seconds, as predicted first, then if predictions are
+wrong."""
 
 SAME = 1.001
-"""Times the shortest makespan up to which a plan on fewer nodes is as good."""
+"""Multiple of the shortest makespan up to which a plan on fewer nodes is as good."""
 
 NEARLY_ALL = 0.95
-"""Part of the nodes from which on all are taken: few left out save nothing worth a risk."""
+"""Share of the nodes above which all are used: leaving a few out is not worth the risk."""
 
 
 def best(
     draft: Draft, bounds: Bounds, capacity: Capacity, deadline_seconds: float | None = None
 ) -> Plan:
-    """The plan that ends first; of those that end as soon, that on the fewest nodes.
+    """Return the plan with the shortest makespan, on the fewest nodes that reach it.
 
-    Fewer nodes are taken only where they end as soon also if predictions are wrong (`bounds`): what
-    others could take over is worth its GPUs.
+    Nodes are left out only if the run ends as soon without them even when predictions are wrong
+    (`bounds`). Otherwise they stay, to take over the work of others.
     """
     latest = deadline_seconds or math.inf
     capacity = _soonest(bounds, capacity)
@@ -40,7 +41,7 @@ def best(
         count = len(capacity.nodes)
     plan = draft(_first(capacity, count))
     if plan.estimate.makespan_seconds <= min(SAME * least[0], latest):
-        return plan  # all nodes can't do better
+        return plan  # no plan on all nodes beats it
     everything = plan if count == len(capacity.nodes) else draft(capacity)
     enough = min(SAME * everything.estimate.makespan_seconds, latest)
     while count < len(capacity.nodes):
@@ -52,10 +53,10 @@ def best(
 
 
 def cheapest(draft: Draft, capacity: Capacity, deadline_seconds: float | None) -> Plan:
-    """The plan of the fewest GPU-hours, of those that end by the deadline.
+    """Return the plan with the fewest GPU-hours that ends by the deadline.
 
     Raises:
-        UserError: none does; says what is possible.
+        UserError: No plan ends by the deadline; the message says what is possible.
     """
     plans = [draft(size) for size in sizes(capacity)]
     within = [plan for plan in plans if _in_time(plan, deadline_seconds)]
@@ -75,12 +76,18 @@ def choose(
     *,
     named: bool = False,
 ) -> Plan:
-    """The plan to run, by the objective `makespan` or `gpu-hours`; `deadline` in seconds.
+    """Return the plan to run.
 
-    `named`: the user has named the nodes; for the makespan all of them are taken.
+    Args:
+        draft: Plans for a capacity.
+        bounds: Lower bounds for a capacity.
+        capacity: All nodes that can be used.
+        objective: `makespan` or `gpu-hours`.
+        deadline: The longest makespan allowed, in seconds.
+        named: The user named the nodes; with the objective `makespan` all of them are used.
 
     Raises:
-        UserError: nothing ends by the deadline; says what is possible.
+        UserError: No plan ends by the deadline; the message says what is possible.
     """
     if objective == "gpu-hours":
         return cheapest(draft, capacity, deadline)
@@ -92,19 +99,19 @@ def choose(
 
 
 def curve(draft: Draft, capacity: Capacity) -> list[Size]:
-    """What each size would come to."""
+    """Plan each size and return what it takes."""
     return [size_of(draft(smaller)) for smaller in sizes(capacity)]
 
 
 def size_of(plan: Plan) -> Size:
-    """What a plan takes and what it comes to."""
+    """Return the nodes and GPUs of a plan beside its estimate."""
     return Size(
         nodes=len(plan.nodes), gpus=sum(t.gpus for t in plan.trials), estimate=plan.estimate
     )
 
 
 def sizes(capacity: Capacity) -> Iterator[Capacity]:
-    """Capacities from one trial to all, the most spacious nodes first."""
+    """Yield capacities from one trial to all, nodes with the most trials first."""
     nodes = sorted(capacity.nodes, key=lambda n: -n.trials)
     trials = 1
     while trials < nodes[0].trials:
@@ -119,9 +126,9 @@ def sizes(capacity: Capacity) -> Iterator[Capacity]:
 
 
 def late(plan: Plan, deadline_seconds: float) -> UserError:
-    """What to say when even this plan misses the deadline."""
+    """Return the error for a deadline that even this plan misses."""
     return UserError(
-        f"nothing ends within {deadline_seconds:g} s: the shortest plan takes "
+        f"no plan ends within {deadline_seconds:g} s: the shortest takes "
         f"{plan.estimate.makespan_seconds:.0f} s on {sum(t.gpus for t in plan.trials)} GPUs of "
         f"{len(plan.nodes)} nodes; allow more time (--deadline), more GPUs or fewer items"
     )
@@ -130,7 +137,7 @@ def late(plan: Plan, deadline_seconds: float) -> UserError:
 def _fewest_nodes(
     draft: Draft, capacity: Capacity, chosen: Plan, deadline_seconds: float | None
 ) -> Plan:
-    """The plan on the fewest nodes, of those between half as many and these, that is in time."""
+    """Return the cheapest plan in time, on as many nodes as `chosen` or down to half as many."""
     low, high = len(chosen.nodes) // 2, len(chosen.nodes)
     while high - low > 1:
         count = (low + high) // 2
@@ -145,8 +152,9 @@ def _fewest_nodes(
 
 
 def _soonest(bounds: Bounds, capacity: Capacity) -> Capacity:
-    """All nodes, or half of them and half of these where that many can end sooner: nodes that
-    share a storage have their weights earlier where they are fewer.
+    """Halve the nodes as long as half of them can end sooner.
+
+    Nodes that share a storage get their weights earlier if there are fewer of them.
     """
     seconds = next(iter(bounds(capacity)))
     while len(capacity.nodes) > 1:
@@ -159,7 +167,7 @@ def _soonest(bounds: Bounds, capacity: Capacity) -> Capacity:
 
 
 def _fewest(capacity: Capacity, enough: Callable[[Capacity], bool]) -> int:
-    """The smallest number of nodes that is enough, where all are and more never are less so."""
+    """Return the smallest number of nodes that is enough, by bisection; all nodes are enough."""
     low, high = 0, len(capacity.nodes)
     while high - low > 1:
         count = (low + high) // 2
@@ -171,7 +179,10 @@ def _fewest(capacity: Capacity, enough: Callable[[Capacity], bool]) -> int:
 
 
 def _first(capacity: Capacity, count: int) -> Capacity:
-    """So many of the nodes, the most spacious first; as they are listed where that is all."""
+    """Return the capacity of `count` nodes, those with the most trials first.
+
+    All nodes stay in the order listed.
+    """
     if count == len(capacity.nodes):
         return capacity
     nodes = sorted(capacity.nodes, key=lambda n: -n.trials)

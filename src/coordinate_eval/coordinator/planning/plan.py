@@ -1,4 +1,4 @@
-"""What a plan is made from and what it is: plan@1. `planner` makes one, `simulate` explains it."""
+"""The records of a plan (plan@1) and of its inputs. `planner` makes a plan, `simulate` plays it."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from coordinate_eval.records import Record, Shard
 
 
 class Cost(Record):
-    """What a whole dataset costs: seconds on one trial, and of its metric on one core."""
+    """The cost of a whole dataset: GPU seconds on one trial, metric seconds on one core."""
 
     name: str
     items: int = Field(gt=0, le=10**12)
@@ -26,7 +26,7 @@ class Cost(Record):
 
 
 class NodeCapacity(Record):
-    """A node that takes part, and how many trials can start on it."""
+    """A node to plan on, and the number of trials that can start on it."""
 
     name: str
     gpus: int
@@ -35,20 +35,23 @@ class NodeCapacity(Record):
 
 
 class Capacity(Record):
-    """What there is to run on."""
+    """The nodes to plan on, and their rates."""
 
     nodes: list[NodeCapacity]
     gpus_per_trial: int
     engine_start_seconds: float
-    storage_gigabits_per_node: float = Field(gt=0, description="of a node that copies alone")
+    storage_gigabits_per_node: float = Field(gt=0, description="of one node that copies alone")
     storage_shared: float = Field(
-        default=0.0, ge=0, le=1, description="part of its time that other nodes multiply: `Link`"
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of the copy time that grows with the number of nodes; see `Link`",
     )
     metric_cpus: int
 
 
 class PlanCheckpoint(Record):
-    """The checkpoint as a plan shows it."""
+    """The checkpoint of a plan."""
 
     path: str
     identity: str
@@ -57,21 +60,21 @@ class PlanCheckpoint(Record):
 
 
 class PlanSuite(Record):
-    """The suite as a plan shows it."""
+    """The suite of a plan."""
 
     name: str
     digest: str
 
 
 class PlanEngine(Record):
-    """The engine as a plan shows it."""
+    """The engine of a plan."""
 
     name: str
     args: dict[str, Any]
 
 
 class PlanNode(Record):
-    """A node as a plan shows it."""
+    """A node of a plan."""
 
     name: str
     gpus: int
@@ -87,7 +90,7 @@ class Stage(Record):
 
 
 class PlanTrial(Record):
-    """One engine and the shards that it runs first, in this order."""
+    """A trial of a plan: one engine, and the shards that it runs first, in this order."""
 
     id: str
     node: str
@@ -98,7 +101,7 @@ class PlanTrial(Record):
 
 
 class MetricJob(Record):
-    """A span whose questions are answered together."""
+    """A span of items whose questions are answered together."""
 
     dataset: str
     start: int
@@ -108,7 +111,7 @@ class MetricJob(Record):
 
 
 class Estimate(Record):
-    """What a plan comes to; see `simulate`."""
+    """The makespan and GPU use of a plan; see `simulate`."""
 
     makespan_seconds: float
     lower_bound_seconds: float
@@ -117,7 +120,7 @@ class Estimate(Record):
 
 
 class Size(Record):
-    """What a plan on so many GPUs would come to."""
+    """The estimate of a plan on another number of GPUs."""
 
     nodes: int
     gpus: int

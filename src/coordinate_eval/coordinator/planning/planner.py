@@ -1,7 +1,8 @@
 """Planning: values in, `Plan` out. Nothing here reads a file, a clock or a cluster.
 
-`pack` deals the shards, `bound` says what nobody can beat, `replay` what a plan comes to. Here
-a few ways of dealing are tried and the one with the earliest last score is taken.
+`packing` deals the shards, `simulate` finds the makespan of the result, and `lower_bound` the
+makespan that no plan beats. This module tries a few ways to deal and keeps the plan whose last
+score comes first.
 """
 
 import math
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from coordinate_eval.coordinator.planning import packing, signal_slices
 from coordinate_eval.coordinator.planning.lower_bound import lower_bound
-from coordinate_eval.coordinator.planning.packing import Piece, Way
+from coordinate_eval.coordinator.planning.packing import LONG, Piece, Way
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
@@ -31,23 +32,26 @@ from coordinate_eval.priors.staging import Link
 from coordinate_eval.records import Checkpoint, Shard
 
 GOOD_ENOUGH = 1.01
-"""Times the bound: a plan below needs no other way of dealing."""
+"""Multiple of the lower bound below which no other way to deal is tried."""
 
-METRIC_PART = 0.002
-"""Part of the bound that one metric job takes on all cores, where its dataset's shards allow."""
+METRICS_WORTH_HURRY = 0.2
+"""Metric time, as a share of the GPU time, above which `Way.EARLY` is tried."""
 
-LONG_METRIC_PART = 0.01
-"""Part of the bound above which one item's metric is long: plan@1 lets it have more cores."""
+METRIC_SHARE = 0.002
+"""Share of the lower bound that one metric job takes on all cores, where shards are that small."""
+
+LONG_METRIC_SHARE = 0.01
+"""Share of the lower bound above which the metric of one item gets more than one core."""
 
 SIGNAL_PRICE = 1.02
-"""Times the makespan without a first signal that a plan with one takes at most."""
+"""Longest makespan with a first signal, as a multiple of the makespan without one."""
 
 SIGNAL_SCALES = (1.0, 0.5, 0.25)
-"""How much of a first signal is tried, one after the other, until it costs no more than that."""
+"""Sizes of a first signal to try in turn, until one stays within `SIGNAL_PRICE`."""
 
 
 class _Dealt(NamedTuple):
-    """A way of dealing and what it comes to."""
+    """The result of dealing in one way."""
 
     trials: list[PlanTrial]
     jobs: list[MetricJob]
@@ -63,13 +67,13 @@ def make(
     *,
     first_signal: bool = False,
 ) -> Plan:
-    """The plan of one checkpoint on this capacity.
+    """Plan the evaluation of one checkpoint on this capacity.
 
-    `first_signal`: a slice of every dataset first, where the makespan stays within
-    `SIGNAL_PRICE` of that without (see `signal_slice`).
+    With `first_signal`, trials begin with a slice of every dataset (see `signal_slices`), where
+    that keeps the makespan within `SIGNAL_PRICE`.
 
     Raises:
-        UserError: there is nothing to run, or nothing to run it on.
+        UserError: There is nothing to run, or no node to run it on.
     """
     if not costs:
         raise UserError("the suite has no datasets")
@@ -83,7 +87,7 @@ def make(
     if first_signal:
         best = _with_signal(costs, capacity, slots, staged, bound, best)
     trials, jobs, outcome = best
-    # The bound may be the makespan itself, and sums of floats differ with their order.
+    # A plan may reach the bound exactly, and sums of floats differ with their order.
     least = min(bound, outcome.makespan_seconds)
     outcome = outcome.model_copy(update={"lower_bound_seconds": least})
     used = {trial.node for trial in trials}
@@ -103,16 +107,16 @@ def make(
 
 
 def least_seconds(checkpoint: Checkpoint, costs: Sequence[Cost], capacity: Capacity) -> float:
-    """Seconds that no plan on this capacity beats."""
+    """Return the makespan in seconds that no plan on this capacity beats."""
     ready = stage_seconds(checkpoint, capacity) + capacity.engine_start_seconds
     trials = sum(node.trials for node in capacity.nodes)
     return lower_bound(costs, ready, trials, capacity.metric_cpus)
 
 
 def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:
-    """How long the copy of the weights to one node takes; all nodes copy at once.
+    """Return the seconds to copy the weights to one node while all nodes copy at once.
 
-    The bound takes it as given too: it is of plans that stage all of these nodes.
+    The lower bound includes them too: it is for plans that stage all of these nodes.
     """
     link = Link(capacity.storage_gigabits_per_node, capacity.storage_shared)
     return link.seconds(checkpoint.bytes, len(capacity.nodes))
@@ -121,9 +125,10 @@ def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:
 def metric_jobs(
     costs: Sequence[Cost], trials: Sequence[PlanTrial], cpus: int, bound: float
 ) -> list[MetricJob]:
-    """Jobs over neighbouring shards of each dataset whose metric costs anything, longest first.
+    """Return the metric jobs, each over neighbouring shards of one dataset, longest first.
 
-    As few as keep each below `METRIC_PART` of the bound: a dataset of little metric work has one.
+    A dataset gets the fewest jobs that each stay below `METRIC_SHARE` of the lower bound (`bound`,
+    in seconds), and none if its metric costs nothing.
     """
     shards: dict[str, list[Shard]] = {}
     for trial in trials:
@@ -134,7 +139,7 @@ def metric_jobs(
         if cost.metric_cpu_seconds <= 0:
             continue
         mine = sorted(shards[cost.name], key=lambda s: s.start)
-        wanted = math.ceil(cost.metric_cpu_seconds / cpus / (METRIC_PART * bound))
+        wanted = math.ceil(cost.metric_cpu_seconds / cpus / (METRIC_SHARE * bound))
         jobs += [
             _metric_job(cost, start, stop, cpus, bound)
             for start, stop in _ranges(mine, min(wanted, len(mine)))
@@ -143,16 +148,20 @@ def metric_jobs(
 
 
 def _metric_job(cost: Cost, start: int, stop: int, cpus: int, bound: float) -> MetricJob:
-    """One core an item, as metrics run, and more where an item alone would decide the makespan."""
+    """Return a job with one core per item, as metrics run.
+
+    It has more cores where the metric of a single item would decide the makespan; plan@1 lets a
+    metric speed up with cores without limit.
+    """
     work = cost.metric_cpu_seconds * (stop - start) / cost.items
-    cores = min(cpus, max(stop - start, math.ceil(work / (LONG_METRIC_PART * bound))))
-    # So many that whole numbers of such jobs fill all cores.
+    cores = min(cpus, max(stop - start, math.ceil(work / (LONG_METRIC_SHARE * bound))))
+    # Round down so that a whole number of such jobs fills all cores.
     cores = cpus // math.ceil(cpus / cores)
     return MetricJob(dataset=cost.name, start=start, stop=stop, cpus=cores, seconds=work / cores)
 
 
 def _ranges(shards: Sequence[Shard], count: int) -> Iterator[tuple[int, int]]:
-    """So many ranges of about equal items, ending where shards end."""
+    """Yield `count` ranges with about equally many items, each ending at the end of a shard."""
     first = 0
     items = shards[-1].stop - shards[0].start
     for number in range(1, count + 1):
@@ -167,7 +176,7 @@ def _ranges(shards: Sequence[Shard], count: int) -> Iterator[tuple[int, int]]:
 
 
 def _slots(capacity: Capacity) -> list[tuple[NodeCapacity, int]]:
-    """(node, index of a trial on it): one of each node, then the second of each, …"""
+    """Return (node, index of a trial on it): the first trial of each node, then the second, …"""
     most = max(node.trials for node in capacity.nodes)
     every = [(node, index) for index in range(most) for node in capacity.nodes]
     return [(node, index) for node, index in every if index < node.trials]
@@ -181,7 +190,10 @@ def _best(
     bound: float,
     slices: Sequence[Piece],
 ) -> _Dealt:
-    """The dealing with the earliest last score, after these slices; of equals the first tried."""
+    """Deal in several ways and return the one with the shortest makespan.
+
+    Trials run `slices` first. Among equal makespans the way tried first wins.
+    """
     first = signal_slices.deal(costs, slices, len(slots))
     ready = [
         staged
@@ -189,7 +201,7 @@ def _best(
         + sum(packing.seconds(costs[p.cost], p.start, p.stop) for p in queue)
         for queue in first
     ]
-    parts = signal_slices.rest(costs, slices)
+    pieces = signal_slices.rest(costs, slices)
     found: list[_Dealt] = []
 
     def consider(queues: list[list[Piece]]) -> float:
@@ -200,12 +212,12 @@ def _best(
         return outcome.makespan_seconds
 
     for way in _ways(costs, len(slots), capacity.metric_cpus):
-        queues = packing.deal(costs, parts, ready, capacity.metric_cpus, way)
+        queues = packing.deal(costs, pieces, ready, capacity.metric_cpus, way)
         if consider(queues) <= GOOD_ENOUGH * bound:
             break
-    # Whole datasets too, in the best order and in the plain one, so that no plan is worse.
-    consider(packing.deal(costs, parts, ready, capacity.metric_cpus, Way(whole=True)))
-    consider(packing.deal_whole(costs, parts, len(slots)))
+    # Always try whole datasets too, in the best order and in the plain one: no plan is worse.
+    consider(packing.deal(costs, pieces, ready, capacity.metric_cpus, Way.WHOLE))
+    consider(packing.deal_round_robin(costs, pieces, len(slots)))
     return min(found, key=lambda f: f.outcome.makespan_seconds)
 
 
@@ -217,8 +229,9 @@ def _with_signal(
     bound: float,
     without: _Dealt,
 ) -> _Dealt:
-    """The same with slices of datasets first, as large as they may be; without where they cost
-    too much.
+    """Return the plan with the largest slices that cost no more than `SIGNAL_PRICE`.
+
+    Return `without` where all slices cost more.
     """
     makespan = without.outcome.makespan_seconds
     window = makespan - staged - capacity.engine_start_seconds
@@ -231,13 +244,13 @@ def _with_signal(
 
 
 def _ways(costs: Sequence[Cost], trials: int, cpus: int) -> list[Way]:
-    """Ways of dealing to try: others than the first only where it is not good enough."""
+    """Return the ways to try, in order; those after the first only if it is not good enough."""
     metrics = sum(c.metric_cpu_seconds for c in costs) / cpus
     gpus = sum(c.gpu_seconds for c in costs) / trials
-    early = [Way(early_overhead=share) for share in (0.03, 0.1, 0.3)]
     longest = max(c.floor_seconds for c in costs)
-    apart = [Way(apart=share) for share in (1.0, 0.3) if longest > share * gpus]
-    return [Way(), Way(fine=0.1), *apart, *(early if metrics > 0.2 * gpus else [])]
+    apart = [Way.APART] if longest > LONG * gpus else []
+    early = [Way.EARLY] if metrics > METRICS_WORTH_HURRY * gpus else []
+    return [Way.POUR, *apart, *early]
 
 
 def _trials(
@@ -248,7 +261,7 @@ def _trials(
     queues: list[list[Piece]],
     staged: float,
 ) -> list[PlanTrial]:
-    """Trials with anything to do, slices first."""
+    """Return the trials that have work, each with its slices first."""
     return [
         PlanTrial(
             id=f"{node.name}-{index}",

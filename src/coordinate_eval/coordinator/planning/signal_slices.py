@@ -1,14 +1,14 @@
-"""The first signal: which items of each dataset to run first, so that every score exists early.
+"""The first signal: a slice of each dataset to run first, so that every score exists early.
 
-A slice is ranges of items, evenly spaced from the first item on, so that it touches all parts of
-a dataset that is in some order, as a group is in the order of its leaf tasks (systematic
-sampling; W. G. Cochran, "Sampling Techniques", 3rd ed., 1977, chapter 8). Each range but the
-first costs the overhead of a shard, and so does what follows it; of such cuts there are as many
-as `OVERHEAD` allows, at least one range a dataset while that lasts.
+A slice consists of ranges of items, evenly spaced from the first item on. It touches all parts of
+a dataset whose items are in some order, such as a group in the order of its leaf tasks (systematic
+sampling; W. G. Cochran, "Sampling Techniques", 3rd ed., 1977, chapter 8). Each range but the first
+costs the overhead of a shard, and so do the items behind it. `OVERHEAD` limits the number of these
+cuts; while it lasts, each dataset gets at least one range.
 
-Slices are dealt longest first (LPT). The last ends after the mean load and the longest range at
-most (R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", 1969): `EARLY` and `LONGEST`
-together are a tenth.
+Slices are dealt longest first (LPT). The last one ends no later than the mean load plus the longest
+range (R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", 1969). `EARLY` and `LONGEST` add
+up to a tenth of the trials' time.
 """
 
 import heapq
@@ -20,30 +20,31 @@ from coordinate_eval.coordinator.planning.packing import WORTH_CUTTING, Piece, s
 from coordinate_eval.coordinator.planning.plan import Cost
 
 SHARE = 0.055
-"""Part of a dataset's items that its slice has."""
+"""Share of a dataset's items in its slice."""
 
 ENOUGH_ITEMS = 2500
-"""Items at which the standard error of a proportion is at most 0.5 / √2500 = 0.01."""
+"""Most items in a slice: the standard error of a proportion is at most 0.5 / √2500 = 0.01 then."""
 
 FEWEST_ITEMS = 4
-"""Below, no standard error is worth the name; a dataset of fewer than twice as many has none."""
+"""Fewest items in a slice that leaves others: fewer give no useful standard error. A dataset with
+fewer than twice as many has no slice."""
 
 MOST_RANGES = 32
-"""Ranges of one slice."""
+"""Most ranges in one slice."""
 
 EARLY = 0.07
-"""Part of the trials' time that all slices together take."""
+"""Share of the trials' time that all slices together take at most."""
 
 LONGEST = 0.03
-"""Part of a trial's time that one range takes."""
+"""Share of a trial's time that one range takes at most."""
 
 OVERHEAD = 0.01
-"""Part of all GPU seconds that cuts may cost."""
+"""Share of all GPU seconds that cuts may cost."""
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """So many items of a dataset in so many ranges."""
+    """A number of items of a dataset, in a number of ranges."""
 
     number: int
     cost: Cost
@@ -56,7 +57,7 @@ class _Slice:
 
     @property
     def cut_seconds(self) -> float:
-        """What its ranges, and what follows each, cost beside the items themselves."""
+        """The overhead of its ranges and of the items behind each."""
         return 0.0 if self.whole else (2 * self.ranges - 1) * self.cost.chunk_overhead_seconds
 
     @property
@@ -66,12 +67,12 @@ class _Slice:
 
     @property
     def most_ranges(self) -> int:
-        """So that nothing between two ranges is too short to be cut off."""
+        """The number of ranges up to which the items between two are worth cutting off."""
         least = WORTH_CUTTING * self.cost.chunk_overhead_seconds
         between = self.cost.gpu_seconds / least if least else math.inf
         return 1 if self.whole else int(min(MOST_RANGES, self.items, between))
 
-    def parts(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[Piece]:
         for n in range(self.ranges):
             start = self.cost.items * n // self.ranges
             items = (self.items + self.ranges - 1 - n) // self.ranges
@@ -79,17 +80,17 @@ class _Slice:
 
 
 def pick(costs: Sequence[Cost], trials: int, window: float, scale: float = 1.0) -> list[Piece]:
-    """The slices of these datasets on so many trials.
+    """Choose the slices of these datasets.
 
-    A dataset that is too short to be cut is in it whole. One has no slice where that would not
-    end in time: where it cannot be split, a single item is too long, or there are too many
-    datasets; then those of the cheapest cuts are in it.
+    A dataset that is too short to cut is its own slice. A dataset has no slice if it cannot be
+    split, if a single item takes too long, or if there is no room for all datasets; the datasets
+    with the cheapest cuts go first then.
 
     Args:
-        costs: of whole datasets.
-        trials: how many.
-        window: seconds from the trials' start to the end of a plan without slices.
-        scale: times `SHARE`, `EARLY` and `OVERHEAD`, for less of a signal.
+        costs: Costs of whole datasets.
+        trials: Number of trials.
+        window: Seconds from the trials' start to the end of a plan without slices.
+        scale: Factor on `SHARE`, `EARLY` and `OVERHEAD`; below 1 the signal is smaller.
     """
     room = EARLY * scale * window * trials
     budget = OVERHEAD * scale * min(window * trials, sum(c.gpu_seconds for c in costs))
@@ -111,43 +112,45 @@ def pick(costs: Sequence[Cost], trials: int, window: float, scale: float = 1.0) 
             budget -= 2 * overhead
             room -= overhead
             heapq.heappush(heap, ((one.ranges + 1) / one.cost.items, number))
-    return [part for _, one in sorted(slices.items()) for part in one.parts()]
+    return [piece for _, one in sorted(slices.items()) for piece in one.pieces()]
 
 
 def rest(costs: Sequence[Cost], slices: Sequence[Piece]) -> list[Piece]:
-    """All items that are in none of these parts, in as few parts as possible."""
+    """Return all items that are in no slice, in as few pieces as possible."""
     taken: dict[int, list[Piece]] = {}
-    for part in sorted(slices):
-        taken.setdefault(part.cost, []).append(part)
+    for piece in sorted(slices):
+        taken.setdefault(piece.cost, []).append(piece)
     left = []
     for number, cost in enumerate(costs):
         start = 0
-        for part in taken.get(number, []):
-            left.append(Piece(number, start, part.start))
-            start = part.stop
+        for piece in taken.get(number, []):
+            left.append(Piece(number, start, piece.start))
+            start = piece.stop
         left.append(Piece(number, start, cost.items))
-    return [part for part in left if part.start < part.stop]
+    return [piece for piece in left if piece.start < piece.stop]
 
 
 def deal(costs: Sequence[Cost], slices: Sequence[Piece], trials: int) -> list[list[Piece]]:
-    """Each trial's slices, those that take longest to be complete first."""
+    """Return one queue per trial: slices in the order of the time until they are complete, longest
+    first.
+    """
     queues: list[list[Piece]] = [[] for _ in range(trials)]
     heap = [(0.0, trial) for trial in range(trials)]
 
-    def tail(part: Piece) -> float:
-        cost = costs[part.cost]
-        return max(seconds(cost, part.start, part.stop), cost.floor_seconds)
+    def until_complete(piece: Piece) -> float:
+        cost = costs[piece.cost]
+        return max(seconds(cost, piece.start, piece.stop), cost.floor_seconds)
 
-    for part in sorted(slices, key=tail, reverse=True):
+    for piece in sorted(slices, key=until_complete, reverse=True):
         load, trial = heapq.heappop(heap)
-        queues[trial].append(part)
-        load += seconds(costs[part.cost], part.start, part.stop)
+        queues[trial].append(piece)
+        load += seconds(costs[piece.cost], piece.start, piece.stop)
         heapq.heappush(heap, (load, trial))
     return queues
 
 
 def _least(number: int, cost: Cost, longest: float, scale: float) -> _Slice | None:
-    """A dataset's slice in as few ranges as are short enough; None where it has none."""
+    """Return a dataset's slice in the fewest ranges that are short enough, or None."""
     short = cost.gpu_seconds <= WORTH_CUTTING * cost.chunk_overhead_seconds
     if short or not cost.splittable:
         return _Slice(number, cost, cost.items, 1) if cost.gpu_seconds <= longest else None
