@@ -84,6 +84,7 @@ def facts(**changes: Any) -> d.Facts:
         scorable=0,
         idle_rounds=0,
         idle_arrays=0,
+        recurring=False,
     )
     return replace(base, **changes)
 
@@ -219,6 +220,12 @@ def test_rounds_that_bring_nothing_end_the_run() -> None:
     gone = facts(submitted=submitted(*KEEP, *TRIAL), idle_rounds=d.MAX_IDLE_ROUNDS)
     (finish,) = (a for a in d.decide(RUN, DIR, gone) if isinstance(a, d.Finish))
     assert "answered nothing" in finish.why
+
+
+def test_an_error_that_comes_back_ends_the_run_after_one_round() -> None:
+    gone = facts(submitted=submitted(*KEEP, *TRIAL), recurring=True)
+    (finish,) = (a for a in d.decide(RUN, DIR, gone) if isinstance(a, d.Finish))
+    assert "same error" in finish.why
 
 
 def test_shards_that_kill_every_trial_end_the_run() -> None:

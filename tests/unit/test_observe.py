@@ -14,8 +14,10 @@ from coordinate_eval.coordinator.planning import arrange, prepare
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claims import Ledger, PartWriter
+from coordinate_eval.coordinator.run.failures import recurring_failure
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
+from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor import learn_from_run
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.workers import trial
@@ -436,3 +438,18 @@ def test_a_config_of_other_shapes_is_still_told_apart_by_its_sizes(
         file.write_text(text)
         families.append(conditions_of.model_of(CHECKPOINT, 1, file).family)
     assert families[0] == families[1] != families[2]
+
+
+def test_a_trial_tells_bad_input_from_other_errors(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = record(run_dir)
+    engine = EngineSettings(name="simulated", args={"surprise": 1})
+    settings = run.settings.model_copy(update={"engine": engine})
+    _files.write_record(run_dir.run, run.model_copy(update={"settings": settings}))
+    with pytest.raises(UserError):
+        work(run_dir, monkeypatch)
+    found = _files.read_record(run_dir.trial("n-0"), TrialProgress)
+    assert (found.state, found.cause) == ("failed", "input")
+    assert found.message.startswith("unknown engine arguments surprise")
+    assert recurring_failure(run_dir, list(read_rounds(run_dir)))

@@ -100,18 +100,19 @@ class Submitted(Record):
 
 
 class StageProgress(Record):
-    """What a keeper, or a trial in its place, says of its node."""
+    """`stage/<round>-<node>.json`: how far a keeper's copy of the weights is."""
 
     state: Literal["copying", "ready", "removed", "failed"]
     done_bytes: int
     total_bytes: int
     started: float
     updated: float
-    message: str = ""
+    message: str = Field(default="", description="the error, where it failed")
+    log: str = Field(default="", description="absolute path of the job's log, if it has one")
 
 
 class TrialProgress(Record):
-    """What a trial says of itself."""
+    """`trials/<trial>.json`: how far a trial is."""
 
     trial: str
     task: str
@@ -122,4 +123,8 @@ class TrialProgress(Record):
     updated: float
     shards: int = Field(default=0, description="published by this trial")
     responses: int = 0
-    message: str = ""
+    message: str = Field(default="", description="why it failed, or ended early")
+    cause: Literal["input", "engine start", "other"] | None = Field(
+        default=None, description="of a failure; bad input fails in every trial"
+    )
+    log: str = Field(default="", description="absolute path of the job's log, if it has one")

@@ -4,26 +4,28 @@ import time
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger
+from coordinate_eval.coordinator.run.failures import report_failures
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import Dataset, DatasetResults
 
-LAST_LOG_LINES = 15
-"""Lines of a failed job's log that a report quotes."""
 
+def collect(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, Any]:
+    """Return the content of `results.json`, from the datasets that are scored so far.
 
-def collect(run_dir: RunDir, run: Run, why: str = "") -> dict[str, Any]:
-    """The content of `results.json`, from what is scored so far."""
+    `reason` is why the run ended, where it ended before all of them were.
+    """
     scored = {}
     for dataset in run.suite.datasets:
         found = _files.read_record_if_there(run_dir.dataset_results(dataset.name), DatasetResults)
         if found is not None:
             scored[dataset.name] = found
     missing = {
-        d.name: _why_missing(run_dir, run, d.name, why)
+        d.name: _why_missing(run_dir, run, d.name)
         for d in run.suite.datasets
         if d.name not in scored
     }
@@ -37,7 +39,8 @@ def collect(run_dir: RunDir, run: Run, why: str = "") -> dict[str, Any]:
         "items": {name: found.items for name, found in scored.items()},
         "missing": missing,
         "left_out": run.left_out,
-        "failures": failures(run_dir) if missing else [],
+        "reason": reason if missing else "",
+        "failures": report_failures(run_dir) if missing else [],
         "run": run.id,
         "checkpoint": {
             "path": run.checkpoint.path,
@@ -79,39 +82,17 @@ def table(results: dict[str, Any]) -> Table:
     for name, why in results["missing"].items():
         shown.add_row(f"[red]{name}", "[red]missing", "", "", "", end_section=False)
         shown.add_row("", f"[red]{why.splitlines()[-1] if why else ''}", "", "", "")
-    # A run of an earlier version says nothing of it.
+    # Results of earlier versions have neither `left_out` nor `reason`.
     for name, why in results.get("left_out", {}).items():
         shown.add_row(f"[yellow]{name}", "[yellow]left out", "", "", "")
         shown.add_row("", f"[yellow]{why}", "", "", "")
+    if results.get("reason"):
+        shown.caption = Text(results["reason"], style="red")
     return shown
 
 
-def failures(run_dir: RunDir) -> list[str]:
-    """What keepers and trials said before they failed, with the end of their logs."""
-    said = []
-    for folder, kind in (
-        (run_dir.stage(0, "").parent, StageProgress),
-        (run_dir.trial("").parent, TrialProgress),
-    ):
-        for name in sorted(_files.names(folder)):
-            if not name.endswith(".json") or name.startswith("."):
-                continue
-            found = _files.read_record_if_there(folder / name, kind)
-            if isinstance(found, StageProgress | TrialProgress) and found.state == "failed":
-                said.append(f"{folder.name}/{name}: {found.message}")
-    return said
-
-
-def log_tail(run_dir: RunDir, job: str, lines: int = LAST_LOG_LINES) -> str:
-    """The last lines of a job's newest log."""
-    logs = sorted(run_dir.logs.glob(f"{job}*.log"), key=lambda p: p.stat().st_mtime)
-    if not logs:
-        return ""
-    return "\n".join(logs[-1].read_text(errors="replace").splitlines()[-lines:])
-
-
-def _why_missing(run_dir: RunDir, run: Run, dataset: str, why: str) -> str:
-    """In words, the nearest cause first."""
+def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
+    """Return what a dataset without results still needed when the run ended."""
     path = run_dir.dataset_error(dataset)
     if path.exists():
         return path.read_text().strip()
@@ -123,11 +104,11 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str, why: str) -> str:
         return f"items {deadly[0].stem}: {MAX_DEATHS} trials died on them; see {run_dir.logs}"
     if undone:
         items = sum(s.stop - s.start for s in undone)
-        return f"{items} items have no responses" + (f": {why}" if why else "")
+        return f"{items} items have no responses"
     asked = [p for s in run.asking() if s.dataset == dataset for p in run.portions(s)]
     if Ledger(run_dir, "answers").undone(asked):
-        return "the questions of its metric are not all answered" + (f": {why}" if why else "")
-    return "not scored" + (f": {why}" if why else "")
+        return "the questions of its metric are not all answered"
+    return "not scored"
 
 
 def unscored(run_dir: RunDir, run: Run) -> list[Dataset]:

@@ -42,6 +42,7 @@ class Facts:
     scorable: int
     idle_rounds: int
     idle_arrays: int
+    recurring: bool
 
     def alive(self, name: str) -> list[TaskStatus]:
         """Tasks of a job that have not ended."""
@@ -196,6 +197,8 @@ def _over(run: Run, facts: Facts, round_: Round, node: RoundNode) -> bool:
 
 
 def _next_round(facts: Facts) -> list[Action]:
+    if facts.recurring:
+        return [Finish("every trial of a round failed with the same error, and would again")]
     if facts.idle_rounds >= MAX_IDLE_ROUNDS:
         return [Finish(f"{facts.idle_rounds} rounds in a row answered nothing")]
     if not facts.claimable and not any(ledger == "outputs" for ledger, _ in facts.held):

@@ -1,18 +1,16 @@
 """What is the case: the run directory and one poll, read into `Facts`."""
 
-from collections.abc import Iterator
-
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import TaskStatus
 from coordinate_eval.coordinator.run.claims import Ledger
-from coordinate_eval.coordinator.run.jobs import read_submitted, trials_of
+from coordinate_eval.coordinator.run.failures import read_trials, recurring_failure
+from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import asked, asking
 from coordinate_eval.coordinator.run.records import (
     Round,
     Run,
     StageProgress,
-    TrialProgress,
 )
 from coordinate_eval.coordinator.run.results import unscored
 from coordinate_eval.coordinator.run.rounds import read_rounds
@@ -60,6 +58,7 @@ def gather(
         scorable=scorable(run_dir, run, undone),
         idle_rounds=idle_rounds(run_dir, run, rounds, now),
         idle_arrays=idle_arrays,
+        recurring=recurring_failure(run_dir, rounds),
     )
 
 
@@ -90,20 +89,12 @@ def idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float) -> i
     since = _files.modified(run_dir.resumed)
     idle, end = 0, now
     for round_ in reversed(rounds):
-        trials = list(_trials(run_dir, round_))
+        trials = list(read_trials(run_dir, round_))
         if round_.created < since or any(trial.responses for trial in trials):
             break
         idle += bool(trials) or end - round_.created < patience
         end = round_.created
     return idle
-
-
-def _trials(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:
-    """What the trials of a round said of themselves."""
-    for trial, _ in trials_of(round_):
-        found = _files.read_record_if_there(run_dir.trial(trial), TrialProgress)
-        if found is not None:
-            yield found
 
 
 def refresh(run_dir: RunDir, spans: list[Span]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import ENDS_WITH_PARENT
-from coordinate_eval.coordinator.run import results
+from coordinate_eval.coordinator.run.failures import log_tail
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.results import unscored
@@ -99,7 +99,7 @@ class Scorer:
         if self._ends[name] < MAX_ENDS:
             return f"{what}; trying again"
         lost = {name} if name else {d.name for d in unscored(self._dir, self._run)} - set(waiting)
-        tail = results.log_tail(self._dir, "score")
+        tail = log_tail(self._dir, "score")
         for dataset in sorted(lost):
             _files.write(self._dir.dataset_error(dataset), f"{why}:\n{tail}\n")
         return what

@@ -10,6 +10,7 @@ import time
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run import measurements
+from coordinate_eval.coordinator.run.failures import own_log
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, StageProgress
 from coordinate_eval.coordinator.workers.signals import MARGIN_SECONDS, Stop, stop_on_signals
@@ -31,6 +32,7 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
 
     def say(state: str, done: int, message: str = "") -> None:
         values = {"state": state, "done_bytes": done, "total_bytes": total, "message": message}
+        values["log"] = own_log()
         values |= {"started": started, "updated": time.time()}
         _files.write_record(path, StageProgress.model_validate(values))
 

@@ -18,13 +18,14 @@ from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claims import Ledger, PartWriter
+from coordinate_eval.coordinator.run.failures import own_log
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, TrialProgress
 from coordinate_eval.coordinator.workers.pace import Pace
 from coordinate_eval.coordinator.workers.signals import MARGIN_SECONDS, Stop, stop_on_signals
 from coordinate_eval.coordinator.workers.staging import StagePlace, Throttle
-from coordinate_eval.errors import RecordError
+from coordinate_eval.errors import CoordinateError, EngineError, RecordError, UserError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import this_machine
 from coordinate_eval.priors.time_shares import Shares
@@ -56,7 +57,7 @@ def run_trial(run_dir: RunDir, node: str, round_number: int, minutes: int) -> in
     except Stop:
         worker.progress("ended", message="stopped by a signal")
     except BaseException as error:
-        worker.progress("failed", message=f"{type(error).__name__}: {error}"[:2000])
+        worker.fail(error)
         raise
     else:
         worker.progress("ended")
@@ -76,6 +77,8 @@ class Trial:
         self._started = time.time()
         self._pace = Pace(deadline)
         self._ready: float | None = None
+        self._engine_started = False
+        self._log = own_log()
         self._shards = self._responses = 0
         self._shares = Shares()
         self._throttle = Throttle(2.0)
@@ -102,6 +105,7 @@ class Trial:
                 max_length=self._run.max_length,
                 args=settings.args,
             )
+            self._engine_started = True
             try:
                 self.progress("running")
                 self._note_start(settings.name, time.monotonic() - began)
@@ -116,8 +120,19 @@ class Trial:
             finally:
                 engine.close()
 
-    def progress(self, state: str, message: str = "") -> None:
-        """Tell whoever looks how far this trial is."""
+    def fail(self, error: BaseException) -> None:
+        """Record the error, and whether other trials would meet it too."""
+        ours = isinstance(error, CoordinateError)
+        message = str(error) if ours else f"{type(error).__name__}: {error}"
+        cause = "other"
+        if isinstance(error, UserError):
+            cause = "input"
+        elif isinstance(error, EngineError) and not self._engine_started:
+            cause = "engine start"
+        self.progress("failed", message[:2000], cause)
+
+    def progress(self, state: str, message: str = "", cause: str | None = None) -> None:
+        """Record how far this trial is."""
         record = TrialProgress.model_validate(
             {
                 "trial": self._trial,
@@ -130,6 +145,8 @@ class Trial:
                 "shards": self._shards,
                 "responses": self._responses,
                 "message": message,
+                "cause": cause,
+                "log": self._log,
             }
         )
         _files.write_record(self._dir.trial(self._trial), record)

@@ -1,0 +1,96 @@
+"""Errors of keepers and trials: equal ones are reported once, and some end the run."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.run.jobs import trials_of
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Round, StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.rounds import read_rounds
+
+LAST_LOG_LINES = 15
+"""Lines of a failed job's log that a report quotes."""
+
+
+class Failure(NamedTuple):
+    """The error of one keeper or trial."""
+
+    kind: str
+    name: str
+    node: str
+    message: str
+    log: str
+
+    @property
+    def error(self) -> str:
+        """The message without the node's name, by which equal errors on several nodes differ."""
+        return self.message.replace(self.node, "NODE")
+
+
+def report_failures(run_dir: RunDir) -> list[str]:
+    """Return a line for each error since the run was last resumed: who met it, and a log."""
+    alike: dict[tuple[str, str], list[Failure]] = {}
+    for failure in _failures(run_dir):
+        alike.setdefault((failure.kind, failure.error), []).append(failure)
+    lines = []
+    for (kind, _), group in alike.items():
+        last = group[-1]
+        who = f"{kind} {last.name}" if len(group) == 1 else f"{len(group)} {kind}s"
+        lines.append(f"{who}: {last.message}" + (f"; log: {last.log}" if last.log else ""))
+    return lines
+
+
+def recurring_failure(run_dir: RunDir, rounds: Sequence[Round]) -> bool:
+    """Tell whether another round would fail like the last one, in all of its trials.
+
+    That is so when all trials of the last round that began failed with the same error, and it is
+    bad input. One engine that does not start may be bad luck; several with the same error are not.
+    """
+    if not rounds or rounds[-1].created < _files.modified(run_dir.resumed):
+        return False
+    trials = list(read_trials(run_dir, rounds[-1]))
+    errors = {trial.message.replace(trial.node, "NODE") for trial in trials}
+    causes = {trial.cause for trial in trials}
+    return len(errors) == 1 and (
+        causes == {"input"} or (causes == {"engine start"} and len(trials) > 1)
+    )
+
+
+def read_trials(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:
+    """Yield the progress of each trial of a round that has begun."""
+    for trial, _ in trials_of(round_):
+        found = _files.read_record_if_there(run_dir.trial(trial), TrialProgress)
+        if found is not None:
+            yield found
+
+
+def log_tail(run_dir: RunDir, job: str, lines: int = LAST_LOG_LINES) -> str:
+    """Return the last lines of a job's newest log."""
+    logs = sorted(run_dir.logs.glob(f"{job}*.log"), key=lambda p: p.stat().st_mtime)
+    if not logs:
+        return ""
+    return "\n".join(logs[-1].read_text(errors="replace").splitlines()[-lines:])
+
+
+def own_log() -> str:
+    """Return the path of the file that this process's errors go to; empty where it is no file."""
+    try:
+        path = Path("/proc/self/fd/2").readlink()
+    except OSError:
+        return ""
+    return str(path) if path.is_file() else ""
+
+
+def _failures(run_dir: RunDir) -> Iterator[Failure]:
+    since = _files.modified(run_dir.resumed)
+    for round_ in read_rounds(run_dir):
+        for node in round_.nodes:
+            path = run_dir.stage(round_.number, node.name)
+            stage = _files.read_record_if_there(path, StageProgress)
+            if stage is not None and stage.state == "failed" and stage.updated >= since:
+                yield Failure("keeper", node.name, node.name, stage.message, stage.log)
+        for trial in read_trials(run_dir, round_):
+            if trial.state == "failed" and trial.updated >= since:
+                yield Failure("trial", trial.trial, trial.node, trial.message, trial.log)

@@ -1,0 +1,126 @@
+"""Errors of keepers and trials: which end a run, and how they are reported."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from tests.unit.test_decide import make_run
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.run.failures import recurring_failure, report_failures
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import (
+    Round,
+    RoundNode,
+    Run,
+    StageProgress,
+    TrialProgress,
+)
+from coordinate_eval.coordinator.run.results import collect
+
+ROUND = Round(
+    number=0,
+    created=time.time(),
+    nodes=[RoundNode(name=n, gpu_type="h200", trials=4) for n in ("n1", "n2")],
+    minutes=30,
+)
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path)
+    _files.write_record(made.run, make_run())
+    _files.write_record(made.round(0), ROUND)
+    return made
+
+
+def say(run_dir: RunDir, cause: str | None, message: str = "no such argument: x") -> None:
+    """All trials of the round fail so."""
+    for node in ("n1", "n2"):
+        for index in range(4):
+            tell(run_dir, node, index, cause, message)
+
+
+def tell(run_dir: RunDir, node: str, index: int, cause: str | None, message: str) -> None:
+    record = TrialProgress.model_validate(
+        {
+            "trial": f"{node}-{index}",
+            "task": f"7_{index}.0",
+            "node": node,
+            "state": "failed" if cause else "ended",
+            "started": 0,
+            "updated": time.time(),
+            "message": message,
+            "cause": cause,
+            "log": f"/logs/{node}_{index}.log",
+        }
+    )
+    _files.write_record(run_dir.trial(record.trial), record)
+
+
+def test_bad_input_comes_back(failing: RunDir) -> None:
+    say(failing, "input")
+    assert recurring_failure(failing, [ROUND])
+    tell(failing, "n1", 2, "input", "something else")
+    assert not recurring_failure(failing, [ROUND])
+
+
+@pytest.mark.parametrize("cause", ["other", None])
+def test_other_errors_may_pass(failing: RunDir, cause: str | None) -> None:
+    say(failing, cause, "stale file handle")
+    assert not recurring_failure(failing, [ROUND])
+
+
+def test_one_trial_that_ended_well_is_enough_to_go_on(failing: RunDir) -> None:
+    say(failing, "input")
+    tell(failing, "n1", 2, None, "")
+    assert not recurring_failure(failing, [ROUND])
+
+
+def test_engines_that_do_not_start_say_so_together(failing: RunDir) -> None:
+    tell(failing, "n1", 0, "engine start", "cannot load /dev/shm/n1")
+    assert not recurring_failure(failing, [ROUND])
+    tell(failing, "n2", 0, "engine start", "cannot load /dev/shm/n2")
+    assert recurring_failure(failing, [ROUND])
+
+
+def test_a_round_without_trials_tells_nothing(failing: RunDir) -> None:
+    assert not recurring_failure(failing, [ROUND])
+    assert not recurring_failure(failing, [])
+
+
+def test_a_resumed_run_tries_again(failing: RunDir) -> None:
+    say(failing, "input")
+    _files.write(failing.resumed, "")
+    later = time.time() + 10
+    os.utime(failing.resumed, (later, later))
+    assert not recurring_failure(failing, [ROUND])
+    assert report_failures(failing) == []
+
+
+def test_an_error_is_reported_once(failing: RunDir) -> None:
+    say(failing, "input", "no such argument on n1: x")
+    assert report_failures(failing) == [
+        "4 trials: no such argument on n1: x; log: /logs/n1_3.log",
+        "4 trials: no such argument on n1: x; log: /logs/n2_3.log",
+    ]
+    say(failing, "input")
+    stage = StageProgress(
+        state="failed", done_bytes=0, total_bytes=1, started=0, updated=time.time(),
+        message="no room",
+    )  # fmt: skip
+    _files.write_record(failing.stage(0, "n2"), stage)
+    assert report_failures(failing) == [
+        "keeper n2: no room",
+        "8 trials: no such argument: x; log: /logs/n2_3.log",
+    ]
+    run = _files.read_record(failing.run, Run)
+    results = collect(failing, run, "every trial failed")
+    assert results["reason"] == "every trial failed"
+    assert _files.pretty(results).count("no such argument") == 1
+    assert _files.pretty(results).count("every trial failed") == 1
+    assert results["missing"] == {
+        "a": "10 items have no responses",
+        "b": "3 items have no responses",
+    }
