@@ -19,6 +19,7 @@ from coordinate_eval.coordinator.planning.prepare import Choice, Prepared
 from coordinate_eval.coordinator.planning.requests import Builder
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.priors.staging import Link
 from coordinate_eval.records import Checkpoint, Dataset, Suite
@@ -99,6 +100,7 @@ def asked(order: Order, settings: Settings) -> Asked:
     checkpoint = checkpoints.inspect(path, config=order.config, tokenizer=order.tokenizer)
     if plan is not None:
         reviewed_plan.check_same(plan, checkpoint, wanted, settings)
+    engines.check_args(settings.engine.name, settings.engine.args)
     return Asked(checkpoint, wanted, plan, what_if=order.what_if)
 
 

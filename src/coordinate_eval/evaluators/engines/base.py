@@ -9,7 +9,7 @@ generation once its text holds one of `Request.stop`; whether the stop string it
 in the text does not matter.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +38,28 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free the GPU and end the engine's own processes."""
         ...
+
+
+def check_args(name: str, args: Mapping[str, Any]) -> None:
+    """Check the engine arguments of a user before anything is submitted.
+
+    Imports neither torch nor the engine's own package.
+
+    Raises:
+        UserError: the engine would not take an argument; the message names it.
+    """
+    if name == "vllm":
+        from coordinate_eval.evaluators.engines import vllm_arguments
+
+        vllm_arguments.check_args(args)
+    elif name == "transformers":
+        from coordinate_eval.evaluators.engines import transformers
+
+        transformers.check_args(args)
+    elif name == "simulated":
+        from coordinate_eval.evaluators.engines import simulated
+
+        simulated.check_args(args)
 
 
 def prepare(name: str, tensor_parallel: int) -> None:

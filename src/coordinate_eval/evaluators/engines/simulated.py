@@ -9,11 +9,12 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from coordinate_eval.errors import EngineError, UserError
+from coordinate_eval.errors import EngineError
+from coordinate_eval.evaluators.engines import arguments
 from coordinate_eval.evaluators.engines.common import respond
 from coordinate_eval.records import Request, RequestKind, Response
 
@@ -25,6 +26,24 @@ _DEFAULTS: dict[str, float | None] = {
 }
 
 _WORDS = ("the", "answer", "is", "yes", "no", "Paris", "42", "return", "def", "x", "=", "(A)", "\n")
+
+
+def check_args(args: Mapping[str, Any]) -> None:
+    """Check the names and values of engine arguments.
+
+    Raises:
+        UserError: an argument is unknown, or not a number in its range.
+    """
+    arguments.check_names("the simulated engine", args, _DEFAULTS)
+    for name, value in args.items():
+        least = 1 if name == "concurrency" else 0
+        whole = name in ("concurrency", "fail_after")
+        if value is None and name == "fail_after":
+            continue
+        if type(value) not in ((int,) if whole else (int, float)) or not least <= value < 1e9:
+            raise arguments.wrong(
+                name, value, f"a {'whole ' if whole else ''}number from {least} up"
+            )
 
 
 class SimulatedEngine:
@@ -44,22 +63,8 @@ class SimulatedEngine:
     """The one that it pretends to work on."""
 
     def __init__(self, *, args: dict[str, Any]) -> None:
-        if unknown := sorted(args.keys() - _DEFAULTS.keys()):
-            raise UserError(
-                f"unknown engine arguments {', '.join(unknown)}: the simulated engine knows "
-                f"{', '.join(_DEFAULTS)}"
-            )
+        check_args(args)
         chosen = _DEFAULTS | args
-        for name, value in chosen.items():
-            least = 1 if name == "concurrency" else 0
-            whole = name in ("concurrency", "fail_after")
-            if value is None and name == "fail_after":
-                continue
-            if type(value) not in ((int,) if whole else (int, float)) or not least <= value < 1e9:
-                raise UserError(
-                    f"engine argument {name}={value!r} is not a {'whole ' if whole else ''}number "
-                    f"from {least} up"
-                )
         self._seconds = chosen["seconds_per_request"]
         self._concurrency = int(chosen["concurrency"])
         self._fail_after = chosen["fail_after"]

@@ -8,20 +8,44 @@ meant for new architectures, for machines without a GPU, and for checking.
 # ruff: noqa: ANN401
 
 import gc
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from coordinate_eval.errors import EngineError, UserError
-from coordinate_eval.evaluators.engines import common
+from coordinate_eval.errors import EngineError
+from coordinate_eval.evaluators.engines import arguments, common
 from coordinate_eval.evaluators.engines.text import Text
 from coordinate_eval.records import Request, RequestKind, Response
 
 _INSTALL = "coordinate-eval[transformers]"
 
+_BATCH_SIZE = 8
+
+_DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "float", "half", "double")
+
+_DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
+
 _LOOK_AHEAD = 16
 """Batches of requests pulled at once, to sort them: more sorts better and is less lazy."""
+
+
+def check_args(args: Mapping[str, Any]) -> None:
+    """Check the names and values of engine arguments; needs no torch.
+
+    Raises:
+        UserError: an argument is unknown, or has a value that it cannot have.
+    """
+    arguments.check_names("the transformers engine", args, ("batch_size", "dtype", "device"))
+    size = args.get("batch_size", _BATCH_SIZE)
+    if type(size) is not int or size < 1:
+        raise arguments.wrong("batch_size", size, "a whole number from 1 up")
+    if (dtype := args.get("dtype", _DTYPES[0])) not in _DTYPES:
+        raise arguments.wrong("dtype", dtype, f"one of {', '.join(_DTYPES)}")
+    device = args.get("device") or "auto"
+    if not isinstance(device, str) or not _DEVICE.fullmatch(device):
+        raise arguments.wrong("device", device, "auto, cpu, cuda, cuda:0 or the like")
 
 
 class TransformersEngine:
@@ -42,14 +66,8 @@ class TransformersEngine:
     """The batch in hand."""
 
     def __init__(self, model: Path, *, max_length: int, args: dict[str, Any]) -> None:
-        if unknown := sorted(args.keys() - {"batch_size", "dtype", "device"}):
-            raise UserError(
-                f"unknown engine arguments {', '.join(unknown)}: the transformers engine knows "
-                "batch_size, dtype and device"
-            )
-        self._batch_size = args.get("batch_size", 8)
-        if type(self._batch_size) is not int or self._batch_size < 1:
-            raise UserError(f"engine argument batch_size={self._batch_size!r} is not 1 or more")
+        check_args(args)
+        self._batch_size: int = args.get("batch_size", _BATCH_SIZE)
         self._torch = common.load("torch", _INSTALL)
         self._transformers = common.load("transformers", _INSTALL)
         self._transformers.utils.logging.disable_progress_bar()

@@ -14,7 +14,6 @@ tokens to be scored, the request is asked again without it.
 # ruff: noqa: ANN401
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import importlib
@@ -24,8 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coordinate_eval.errors import EngineError, UserError
+from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines import common
+from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.records import Request, RequestKind, Response
 
 _ENVIRONMENT = {
@@ -37,12 +37,6 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-
-_OURS = frozenset({"model", "tokenizer", "tensor_parallel_size", "trust_remote_code"})
-"""Arguments that are not the user's to give."""
-
-_SAFE_FORMATS = ("safetensors", "fastsafetensors", "runai_streamer", "instanttensor", "dummy")
-"""Load formats that read nothing but safetensors, which cannot hold code."""
 
 
 def prepare(tensor_parallel: int) -> None:
@@ -202,23 +196,12 @@ def _set_environment(tensor_parallel: int) -> None:
 def _arguments(
     model: Path, tensor_parallel: int, max_length: int, args: dict[str, Any]
 ) -> dict[str, Any]:
-    """What `EngineArgs` is made of: the user's arguments over ours.
+    """Return the arguments of `EngineArgs`: those of the user, and defaults for the others.
 
     Raises:
         UserError: an argument is unknown, or not the user's to give.
     """
-    known = importlib.import_module("vllm").EngineArgs
-    allowed = {field.name for field in dataclasses.fields(known)} - _OURS
-    if wrong := sorted(args.keys() - allowed):
-        raise UserError(
-            f"engine arguments {', '.join(wrong)} cannot be given: vLLM's `EngineArgs` has them "
-            f"under another name, or they are set from the checkpoint ({', '.join(sorted(_OURS))})"
-        )
-    if (form := args.get("load_format", "safetensors")) not in _SAFE_FORMATS:
-        raise UserError(
-            f"engine argument load_format={form!r} may run code hidden in a checkpoint: "
-            f"choose one of {', '.join(_SAFE_FORMATS)}"
-        )
+    check_args(args)
     chosen: dict[str, Any] = {
         "load_format": "safetensors",
         "max_model_len": max_length,
