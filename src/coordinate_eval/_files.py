@@ -144,6 +144,12 @@ def names(folder: Path) -> set[str]:
         return set()
 
 
+def records_in(folder: Path) -> list[Path]:
+    """Return the paths of a folder's whole JSON files, by name; none if it is not there yet."""
+    found = sorted(names(folder))
+    return [folder / n for n in found if n.endswith(".json") and not n.startswith(".")]
+
+
 def modified(path: Path) -> float:
     """When a file was last written, seconds since the epoch; 0 when it is not there."""
     try:

@@ -9,7 +9,7 @@ from tests.plans import CHECKPOINT
 from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claims import Claim, Held
+from coordinate_eval.coordinator.run.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     Round,
@@ -76,9 +76,9 @@ def facts(**changes: Any) -> d.Facts:
         tasks=[],
         stages={},
         released=frozenset(),
-        undone=list(SPANS),
+        unpublished=list(SPANS),
         claimable=list(SPANS),
-        held=[],
+        open_claims=[],
         answerable=[],
         unscored=2,
         scorable=0,
@@ -154,9 +154,9 @@ def test_a_node_is_released_when_its_trials_have_ended() -> None:
 
 
 def test_claims_of_ended_tasks_are_revoked_and_only_those() -> None:
-    def held(task: str) -> Held:
+    def held(task: str) -> OpenClaim:
         claim = Claim(owner="o", task=task, host="h", pid=1, time=0, token="t")
-        return Held(SPANS[0], 1, claim)
+        return OpenClaim(SPANS[0], 1, claim)
 
     alive = [TaskStatus(name=TRIAL[0], job_id="7", index=1, state=State.RUNNING)]
     alive += [TaskStatus(name=TRIAL[1], job_id="8", index=0, state=State.PENDING)]
@@ -167,7 +167,7 @@ def test_claims_of_ended_tasks_are_revoked_and_only_those() -> None:
         facts(
             submitted=submitted(*KEEP, *TRIAL),
             tasks=alive,
-            held=[("outputs", living), ("outputs", single), ("outputs", dead)],
+            open_claims=[("outputs", living), ("outputs", single), ("outputs", dead)],
         ),
     )
     assert [a for a in actions if isinstance(a, d.Revoke)] == [d.Revoke("outputs", dead)]
@@ -187,7 +187,7 @@ def test_waiting_trials_are_cancelled_when_nothing_is_left_to_do() -> None:
     names = [*KEEP, *TRIAL]
     waiting = tasks(TRIAL[0], State.RUNNING, State.PENDING)
     actions = d.decide(
-        RUN, DIR, facts(submitted=submitted(*names), tasks=waiting, undone=[], claimable=[])
+        RUN, DIR, facts(submitted=submitted(*names), tasks=waiting, unpublished=[], claimable=[])
     )
     assert [a.job_ids for a in actions if isinstance(a, d.Cancel)] == [(f"{TRIAL[0]}_1",)]
 
@@ -266,7 +266,7 @@ def test_metric_pullers_while_there_are_questions_and_none_before() -> None:
 
 
 def test_all_responses_there_the_scorer_is_waited_for() -> None:
-    done = facts(submitted=submitted(*KEEP, *TRIAL), undone=[], claimable=[], scorable=1)
+    done = facts(submitted=submitted(*KEEP, *TRIAL), unpublished=[], claimable=[], scorable=1)
     assert not any(isinstance(a, d.Finish | d.NewRound) for a in d.decide(RUN, DIR, done))
     stuck = replace(done, scorable=0)
     assert any(isinstance(a, d.Finish) for a in d.decide(RUN, DIR, stuck))

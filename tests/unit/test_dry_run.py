@@ -46,7 +46,7 @@ def test_long_metrics_have_no_more_portions_than_a_run_would(
     found: list[int] = []
 
     def counted(run: Run) -> int:
-        found.append(sum(len(run.portions(shard)) for shard in run.asking()))
+        found.append(sum(len(run.portions(shard)) for shard in run.shards_with_questions()))
         return 1
 
     monkeypatch.setattr(jobs, "pullers", counted)

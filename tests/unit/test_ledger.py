@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, PartWriter
+from coordinate_eval.coordinator.run.claims import MAX_DEATHS, AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Span
 
@@ -24,7 +24,7 @@ def test_a_claim_has_one_owner(tmp_path: Path) -> None:
     assert book.claim(SPAN, "a", "1.0") == 1
     assert book.claim(SPAN, "b", "2.0") is None
     assert book.claimable([SPAN]) == []
-    (held,) = book.held([SPAN])
+    (held,) = book.open_claims([SPAN])
     assert (held.attempt, held.claim.owner, held.claim.task) == (1, "a", "1.0")
 
 
@@ -56,25 +56,25 @@ def test_a_later_attempt_finds_whole_lines_only(tmp_path: Path) -> None:
     book = ledger(tmp_path)
     attempt = book.claim(SPAN, "a", "1.0")
     assert attempt is not None
-    writer = PartWriter(book, SPAN, attempt)
+    writer = AttemptWriter(book, SPAN, attempt)
     writer.write("one\n")
     writer.write("two\ntorn")
     writer.give_back("released")
     again = book.claim(SPAN, "b", "2.0")
     assert again == 2
-    assert list(book.lines_so_far(SPAN, again)) == [b"one\n", b"two\n"]
+    assert list(book.earlier_lines(SPAN, again)) == [b"one\n", b"two\n"]
 
 
 def test_the_first_complete_attempt_stays(tmp_path: Path) -> None:
     book = ledger(tmp_path)
     first = book.claim(SPAN, "a", "1.0")
     assert first is not None
-    slow = PartWriter(book, SPAN, first)
+    slow = AttemptWriter(book, SPAN, first)
     slow.write("slow\n")
     book.revoke(SPAN, first, "died")
     second = book.claim(SPAN, "b", "2.0")
     assert second is not None
-    quick = PartWriter(book, SPAN, second)
+    quick = AttemptWriter(book, SPAN, second)
     quick.write("quick\n")
     assert quick.publish()
     assert not slow.publish()
@@ -86,9 +86,9 @@ def test_nothing_is_published_before_it_is_complete(tmp_path: Path) -> None:
     book = ledger(tmp_path)
     attempt = book.claim(SPAN, "a", "1.0")
     assert attempt is not None
-    PartWriter(book, SPAN, attempt).write("half\n")
-    assert not book.done(SPAN)
-    assert book.undone([SPAN]) == [SPAN]
+    AttemptWriter(book, SPAN, attempt).write("half\n")
+    assert not book.is_published(SPAN)
+    assert book.unpublished([SPAN]) == [SPAN]
 
 
 def test_a_span_that_kills_is_left_alone(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_span_that_kills_is_left_alone(tmp_path: Path) -> None:
         assert book.claim(SPAN, "a", "1.0") == attempt
         book.revoke(SPAN, attempt, "died")
     assert book.claimable([SPAN]) == []
-    assert book.deaths(SPAN) == MAX_DEATHS
+    assert book.count_deaths(SPAN) == MAX_DEATHS
 
 
 def test_giving_back_is_not_dying(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ class Protocol(RuleBasedStateMachine):
         self.folder.cleanup()
 
     @rule(target=working, start=st.integers(0, 3))
-    def claim(self, start: int) -> tuple[Span, int, PartWriter] | None:
+    def claim(self, start: int) -> tuple[Span, int, AttemptWriter] | None:
         span = Span("d", start, start + 1)
         self.count += 1
         attempt = self.book.claim(span, f"w{self.count}", f"{self.count}.0")
@@ -148,18 +148,18 @@ class Protocol(RuleBasedStateMachine):
             return None
         assert span not in self.live
         self.live[span] = attempt
-        writer = PartWriter(self.book, span, attempt)
+        writer = AttemptWriter(self.book, span, attempt)
         writer.write(f"{self.count}\n")
         return span, attempt, writer
 
     @rule(work=working)
-    def die(self, work: tuple[Span, int, PartWriter] | None) -> None:
+    def die(self, work: tuple[Span, int, AttemptWriter] | None) -> None:
         if work is not None and self.live.get(work[0]) == work[1]:
             self.book.revoke(work[0], work[1], "died")
             del self.live[work[0]]
 
     @rule(work=working)
-    def publish(self, work: tuple[Span, int, PartWriter] | None) -> None:
+    def publish(self, work: tuple[Span, int, AttemptWriter] | None) -> None:
         if work is None or work[2]._file.closed:
             return
         span, _, writer = work

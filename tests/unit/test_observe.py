@@ -13,7 +13,7 @@ from coordinate_eval.coordinator.inputs.settings import Layer, Settings, resolve
 from coordinate_eval.coordinator.planning import arrange, prepare
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import measurements
-from coordinate_eval.coordinator.run.claims import Ledger, PartWriter
+from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.failures import recurring_failure
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.supervisor import learn_from_run
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.workers import trial
 from coordinate_eval.coordinator.workers.keeper import run_keeper
-from coordinate_eval.coordinator.workers.staging import StagePlace
+from coordinate_eval.coordinator.workers.staging import StagedWeights
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines.simulated import answer
 from coordinate_eval.priors import catalogue, this_machine
@@ -115,7 +115,7 @@ def record(run_dir: RunDir) -> Run:
 
 def work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the trial; weights are nothing that the simulated engine needs."""
-    monkeypatch.setattr(trial.Trial, "_wait_for_weights", lambda *_: None)
+    monkeypatch.setattr(trial.TrialRunner, "_wait_for_weights", lambda *_: None)
     assert trial.run_trial(run_dir, "n", 0, 60) == 0
 
 
@@ -153,7 +153,7 @@ def test_what_an_earlier_attempt_answered_is_not_counted(
     span = record(run_dir).shards[0].span
     ledger = Ledger(run_dir, "outputs")
     assert ledger.claim(span, "other", "gone") == 1
-    writer = PartWriter(ledger, span, 1)
+    writer = AttemptWriter(ledger, span, 1)
     for choice in range(2):
         writer.write(answer(request("text", 0, choice)).line())
     writer.give_back("died")
@@ -189,7 +189,7 @@ def test_a_folder_that_cannot_be_written_does_not_end_a_trial(
 ) -> None:
     (run_dir.root / "observations").write_text("a file is in the way")
     work(run_dir, monkeypatch)
-    assert not Ledger(run_dir, "outputs").undone(s.span for s in record(run_dir).shards)
+    assert not Ledger(run_dir, "outputs").unpublished(s.span for s in record(run_dir).shards)
     assert learn_from_run.collect(run_dir, record(run_dir)) == []
 
 
@@ -208,7 +208,7 @@ def test_seconds_of_a_metric_come_from_its_answers(
 
     def answered(portion: Span) -> None:
         assert ledger.claim(portion, "me", "task") == 1
-        writer = PartWriter(ledger, portion, 1)
+        writer = AttemptWriter(ledger, portion, 1)
         for number in range(3):
             done = Answer(id=str(number), passed=True, result="passed", seconds=0.5)
             writer.write(done.line())
@@ -245,9 +245,9 @@ def stages_of(run_dir: RunDir) -> dict[str, StageSeen]:
     return {s.node: s for s in seen if isinstance(s, StageSeen)}
 
 
-def place_of(run_dir: RunDir, node: str) -> StagePlace:
+def place_of(run_dir: RunDir, node: str) -> StagedWeights:
     run = record(run_dir)
-    return StagePlace(run.settings.stage.root, run.id, node)
+    return StagedWeights(run.settings.stage.root, run.id, node)
 
 
 def test_keepers_measure_their_copies(staging_run: RunDir) -> None:

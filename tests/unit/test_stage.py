@@ -16,7 +16,7 @@ from tests.runs import PATIENCE_SECONDS, until
 
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.workers import staging
-from coordinate_eval.coordinator.workers.staging import StagePlace
+from coordinate_eval.coordinator.workers.staging import StagedWeights
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
@@ -25,7 +25,7 @@ WEIGHTS = 3 * staging.CHUNK_BYTES + 17
 
 WORKER = '''
 import sys
-from coordinate_eval.coordinator.workers.staging import StagePlace
+from coordinate_eval.coordinator.workers.staging import StagedWeights
 from coordinate_eval.records import Checkpoint
 
 root, run, node, what, checkpoint = sys.argv[1:]
@@ -40,7 +40,7 @@ def pause(done):
         say("copying")
         sys.stdin.readline()
 
-place = StagePlace(root, run, node)
+place = StagedWeights(root, run, node)
 with place.hold():
     say("holding")
     if what != "hold":
@@ -118,7 +118,7 @@ def checkpoint(folder: Path, size: int = WEIGHTS) -> Checkpoint:
     )
 
 
-def staged(place: StagePlace, source: Checkpoint) -> bool:
+def staged(place: StagedWeights, source: Checkpoint) -> bool:
     """Whether the copy says that it is whole, and is."""
     same = all(
         (place.folder / Path(file).name).read_bytes() == Path(file).read_bytes()
@@ -128,7 +128,7 @@ def staged(place: StagePlace, source: Checkpoint) -> bool:
 
 
 def test_the_last_one_out_removes_everything(root: Path, source: Checkpoint) -> None:
-    place = StagePlace(str(root), "run", "node")
+    place = StagedWeights(str(root), "run", "node")
     one = Worker(root, "node", "fill", source)
     one.says("filled")
     two = Worker(root, "node", "hold", source)
@@ -139,7 +139,7 @@ def test_the_last_one_out_removes_everything(root: Path, source: Checkpoint) -> 
 
 
 def test_all_is_private_to_the_user(root: Path, source: Checkpoint) -> None:
-    place = StagePlace(str(root), "run", "node")
+    place = StagedWeights(str(root), "run", "node")
     seen: list[int] = []
     with place.hold():
         assert place.fill(source, seen.append)
@@ -156,7 +156,7 @@ def test_all_is_private_to_the_user(root: Path, source: Checkpoint) -> None:
 def test_one_copies_and_the_others_wait_for_it(root: Path, source: Checkpoint) -> None:
     copier = Worker(root, "node", "pause", source)
     copier.says("copying")
-    place = StagePlace(str(root), "run", "node")
+    place = StagedWeights(str(root), "run", "node")
     with place.hold():
         assert not place.ready(source.identity)
         assert 0 < place.copied_bytes() < source.bytes
@@ -175,7 +175,7 @@ def test_a_keeper_that_is_killed_leaves_its_weights_to_the_others(
     keeper.says("filled")
     trial = Worker(root, "node", "hold", source)
     keeper.kill()
-    place = StagePlace(str(root), "run", "node")
+    place = StagedWeights(str(root), "run", "node")
     assert staged(place, source)
     with place.hold():
         assert place.fill(source, lambda _: None)
@@ -198,10 +198,10 @@ def test_sweeping_takes_what_the_killed_left_and_nothing_in_use(
     busy.says("copying")
     dead.kill()
     torn.kill()
-    mine = StagePlace(str(root), "run 2", "alive")
+    mine = StagedWeights(str(root), "run 2", "alive")
     swept = {folder.name for folder in mine.sweep()}
     assert swept == {"dead", "torn"}
-    assert staged(StagePlace(str(root), "run", "alive"), source)
+    assert staged(StagedWeights(str(root), "run", "alive"), source)
     busy.go()
     busy.says("copying")  # it goes on, to its next pause
     for worker in (alive, busy):
@@ -217,7 +217,7 @@ def test_sweeping_follows_no_link_and_trusts_no_folder_of_others(
     (project / "uv").mkdir(parents=True)
     (project / "uv" / "main.py").write_text("work of years")
     (project / "uv.lock").write_text("")
-    place = StagePlace(str(root), "run", "node")
+    place = StagedWeights(str(root), "run", "node")
     place.user_folder.mkdir(mode=0o700)
     (place.user_folder / "run-2").symlink_to(project)
     assert place.sweep() == []
@@ -231,7 +231,7 @@ def test_sweeping_follows_no_link_and_trusts_no_folder_of_others(
 def test_a_sweeper_that_comes_late_leaves_the_next_ones_weights(
     root: Path, source: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other, mine = StagePlace(str(root), "other", "n"), StagePlace(str(root), "mine", "n")
+    other, mine = StagedWeights(str(root), "other", "n"), StagedWeights(str(root), "mine", "n")
     leaving, coming = contextlib.ExitStack(), contextlib.ExitStack()
     leaving.enter_context(other.hold())
     real = fcntl.flock
@@ -252,8 +252,8 @@ def test_a_sweeper_that_comes_late_leaves_the_next_ones_weights(
 
 
 def test_nodes_that_share_a_root_do_not_meet(root: Path, source: Checkpoint) -> None:
-    one = StagePlace(str(root), "run", "node1")
-    two = StagePlace(str(root), "run", "node2")
+    one = StagedWeights(str(root), "run", "node1")
+    two = StagedWeights(str(root), "run", "node2")
     with one.hold():
         assert one.fill(source, lambda _: None)
         with two.hold():
@@ -265,7 +265,7 @@ def test_nodes_that_share_a_root_do_not_meet(root: Path, source: Checkpoint) -> 
 
 
 def test_a_checkpoint_that_changes_meanwhile_is_refused(root: Path, source: Checkpoint) -> None:
-    place = StagePlace(str(root), "run", "node")
+    place = StagedWeights(str(root), "run", "node")
 
     def overwrite(done: int) -> None:
         if done == staging.CHUNK_BYTES:
@@ -281,7 +281,7 @@ def test_a_checkpoint_that_changes_meanwhile_is_refused(root: Path, source: Chec
 
 def test_a_checkpoint_that_vanishes_is_said(root: Path, source: Checkpoint) -> None:
     shutil.rmtree(source.path)
-    place = StagePlace(str(root), "run", "node")
+    place = StagedWeights(str(root), "run", "node")
     with place.hold(), pytest.raises(UserError, match="No such file"):
         place.fill(source, lambda _: None)
     assert list(root.iterdir()) == []
@@ -291,7 +291,7 @@ def test_another_checkpoints_weights_are_replaced(
     root: Path, source: Checkpoint, tmp_path: Path
 ) -> None:
     other = checkpoint(tmp_path / "step 2", size=1000)
-    place = StagePlace(str(root), "run", "node")
+    place = StagedWeights(str(root), "run", "node")
     with place.hold():
         assert place.fill(source, lambda _: None)
         assert not place.ready(other.identity)
@@ -300,7 +300,7 @@ def test_another_checkpoints_weights_are_replaced(
 
 
 def test_a_torn_manifest_counts_as_none(root: Path, source: Checkpoint) -> None:
-    place = StagePlace(str(root), "run", "node")
+    place = StagedWeights(str(root), "run", "node")
     with place.hold():
         assert place.fill(source, lambda _: None)
         (place.folder / "manifest.json").write_bytes(b'{"identity": \xff')
@@ -310,7 +310,7 @@ def test_a_torn_manifest_counts_as_none(root: Path, source: Checkpoint) -> None:
 
 
 def test_a_folder_that_somebody_else_made_is_refused(root: Path, source: Checkpoint) -> None:
-    place = StagePlace(str(root), "run", "node")
+    place = StagedWeights(str(root), "run", "node")
     place.user_folder.mkdir(mode=0o700)
     place.user_folder.chmod(0o755)
     refused(place)
@@ -322,7 +322,7 @@ def test_a_folder_that_somebody_else_made_is_refused(root: Path, source: Checkpo
 
 
 def test_a_link_in_the_folders_place_is_refused(root: Path, tmp_path: Path) -> None:
-    place = StagePlace(str(root), "run", "node")
+    place = StagedWeights(str(root), "run", "node")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     place.user_folder.symlink_to(elsewhere)
@@ -331,10 +331,10 @@ def test_a_link_in_the_folders_place_is_refused(root: Path, tmp_path: Path) -> N
 
 
 def test_a_root_that_is_not_there_is_said(tmp_path: Path) -> None:
-    refused(StagePlace(str(tmp_path / "nowhere"), "run", "node"))
+    refused(StagedWeights(str(tmp_path / "nowhere"), "run", "node"))
 
 
-def refused(place: StagePlace) -> None:
+def refused(place: StagedWeights) -> None:
     with pytest.raises(UserError, match=r"\[stage\] root"), place.hold():
         raise AssertionError("held")
 
@@ -354,7 +354,7 @@ def small_memory(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_no_room_is_said_and_leaves_nothing(small_memory: Path, source: Checkpoint) -> None:
-    place = StagePlace(str(small_memory), "run", "node")
+    place = StagedWeights(str(small_memory), "run", "node")
     with place.hold():
         with pytest.raises(UserError, match="No space left") as caught:
             place.fill(source, lambda _: None)
@@ -368,7 +368,7 @@ def test_a_copy_cut_short_is_never_taken_for_whole(small_memory: Path, tmp_path:
     source = checkpoint(tmp_path / "step", size=900_000)
     others = small_memory / "of another job"
     others.write_bytes(bytes(500_000))
-    place = StagePlace(str(small_memory), "run", "node")
+    place = StagedWeights(str(small_memory), "run", "node")
     # The other job ends right after the write that found too little room.
     with place.hold():
         with pytest.raises(UserError, match="No space left"):

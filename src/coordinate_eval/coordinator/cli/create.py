@@ -101,7 +101,7 @@ def create(
         made.model.mkdir()
         for name in prepared.checkpoint.files:
             shutil.copyfile(name, made.model / Path(name).name)
-        (draft / "requests").mkdir()
+        made.requests_folder.mkdir()
         for name, built in prepared.built.items():
             _link(built.requests, made.requests(name))
             _files.write_record(made.requests_index(name), built.index)

@@ -72,6 +72,6 @@ def summary(run: Run, facts: Facts) -> str:
     trials = f"{running} trials" + (f", {pending} waiting" if pending else "")
     unanswered = f", {len(facts.answerable)} portions of questions" if facts.answerable else ""
     return (
-        f"{shards - len(facts.undone)} of {shards} shards, "
+        f"{shards - len(facts.unpublished)} of {shards} shards, "
         f"{datasets - facts.unscored} of {datasets} datasets scored, {trials}{unanswered}"
     )

@@ -65,7 +65,7 @@ def run(order: Order, settings: Settings) -> int:
                 return supervise(run_dir, made, cluster, as_json=order.as_json, strict=True)
             submitted = submit_supervisor(run_dir, made, cluster)
         except (SubmitRefused, UserError):
-            if not _files.names(run_dir.job("").parent):
+            if not _files.names(run_dir.jobs_folder):
                 shutil.rmtree(root)
                 _forget(settings, identity)
             raise

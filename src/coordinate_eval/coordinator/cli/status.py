@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.first_signal import FirstSignal
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, TrialProgress
-from coordinate_eval.coordinator.run.results import unscored
+from coordinate_eval.coordinator.run.results import unscored_datasets
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.errors import ClusterError, UserError
 
@@ -142,8 +142,8 @@ def _tasks(run: Run) -> tuple[list[TaskStatus], str]:
 
 
 def _status(run_dir: RunDir, run: Run, tasks: list[TaskStatus], note: str) -> dict[str, Any]:
-    undone = Ledger(run_dir, "outputs").undone(s.span for s in run.shards)
-    left = {d.name for d in unscored(run_dir, run)}
+    undone = Ledger(run_dir, "outputs").unpublished(s.span for s in run.shards)
+    left = {d.name for d in unscored_datasets(run_dir, run)}
     datasets = {}
     for dataset in run.suite.datasets:
         shards = sum(1 for s in run.shards if s.dataset == dataset.name)
@@ -199,9 +199,6 @@ def _state(run_dir: RunDir, unscored_names: set[str], tasks: list[TaskStatus]) -
 
 
 def _trials(run_dir: RunDir) -> list[TrialProgress]:
-    folder = run_dir.trial("").parent
     return [
-        _files.read_record(folder / name, TrialProgress)
-        for name in sorted(_files.names(folder))
-        if name.endswith(".json") and not name.startswith(".")
+        _files.read_record(path, TrialProgress) for path in _files.records_in(run_dir.trials_folder)
     ]

@@ -1,20 +1,20 @@
-"""Who works on what: claims on spans, numbered by attempt, never deleted.
+"""Claims: who works on which span. Attempts are numbered; nothing is locked or deleted.
 
-Attempt n of a span belongs to whoever creates `<span>.<n>.json`; it is over when
-`<span>.<n>.revoked` exists, which its owner writes when it stops early and the supervisor when
-the owner's job has ended. Only then can attempt n+1 be created. The lines of an attempt are
-appended to a file of its own and published with link(2) under one name for all attempts, so an
-owner that was declared dead and still runs can do no harm: it loses that race, or wins it with
-lines that are just as good.
+Attempt n at a span belongs to whoever creates `<span>.<n>.json`. It is over when
+`<span>.<n>.revoked` exists: its owner writes that when it stops early, the supervisor when the
+owner's job has ended. Only then can attempt n+1 be created.
 
-Listings are used to skip what is surely taken; creating decides. So a stale listing costs time
-and nothing else.
+An attempt appends its lines to a file of its own, and publishes them with link(2) under one name
+for all attempts. So an owner that was declared dead and still runs does no harm: it loses that
+race, or wins it with lines that are just as good.
+
+Listings serve to skip spans that are surely taken; creating a file decides. A stale listing
+costs time and nothing else.
 """
 
 import os
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from coordinate_eval import _files
@@ -24,11 +24,16 @@ from coordinate_eval.records import Record, Span
 MAX_DEATHS = 5
 """A span on which this many owners died is left alone: it may be what kills them."""
 
+MAX_ATTEMPTS = 10_000
+"""Attempts at one span: more than any run makes."""
+
 LedgerName = Literal["outputs", "answers"]
+
+Cause = Literal["released", "died"]
 
 
 class Claim(Record):
-    """What a claim file holds."""
+    """The owner of one attempt at a span."""
 
     owner: str
     task: str
@@ -39,14 +44,14 @@ class Claim(Record):
 
 
 class Revocation(Record):
-    """Why an attempt is over: its owner gave it back, or it or its engine died."""
+    """The end of an attempt that published nothing: its owner gave the span back, or died."""
 
-    cause: Literal["released", "died"]
+    cause: Cause
     time: float
 
 
-class Held(NamedTuple):
-    """A claim that is neither revoked nor published."""
+class OpenClaim(NamedTuple):
+    """A claim that is not revoked, on a span that is not published."""
 
     span: Span
     attempt: int
@@ -54,27 +59,27 @@ class Held(NamedTuple):
 
 
 class Ledger:
-    """The claims on one kind of work of a run."""
+    """The claims on one kind of a run's work: responses ("outputs") or answers ("answers")."""
 
     def __init__(self, run: RunDir, name: LedgerName) -> None:
         self.run = run
         self.name = name
 
-    def done(self, span: Span) -> bool:
-        """Whether the span's lines are published."""
+    def is_published(self, span: Span) -> bool:
+        """Tell whether the span's lines are published."""
         return self.run.published(self.name, span).exists()
 
-    def undone(self, spans: Iterable[Span]) -> list[Span]:
-        """Those not yet published, in the order given."""
+    def unpublished(self, spans: Iterable[Span]) -> list[Span]:
+        """Return the spans that are not yet published, in the order given."""
         published: dict[str, set[str]] = {}
         for span in (spans := list(spans)):
             if span.dataset not in published:
-                folder = self.run.published(self.name, span).parent
+                folder = self.run.published_folder(self.name, span.dataset)
                 published[span.dataset] = _files.names(folder)
         return [s for s in spans if f"{s.stem}.jsonl" not in published[s.dataset]]
 
     def claim(self, span: Span, owner: str, task: str) -> int | None:
-        """Take the span; the attempt's number, or None when somebody else has it."""
+        """Claim the span. Return the attempt's number, or None if somebody else has the span."""
         claim = Claim(
             owner=owner,
             task=task,
@@ -83,76 +88,75 @@ class Ledger:
             time=time.time(),
             token=_files.token(),
         )
-        for attempt in range(1, 10_000):
-            path = self._claim(span, attempt)
+        for attempt in range(1, MAX_ATTEMPTS):
+            path = self.run.claim(self.name, span, attempt)
             if not path.exists() and _files.create(path, claim.model_dump_json()):
-                return None if self.done(span) else attempt
-            if not self._revoked(span, attempt).exists():
+                return None if self.is_published(span) else attempt
+            if not self.run.revocation(self.name, span, attempt).exists():
                 return None
         return None
 
     def claimable(self, spans: Iterable[Span]) -> list[Span]:
-        """Those that look free and have not killed too many owners, in the order given."""
+        """Return the spans that look free and on which fewer than `MAX_DEATHS` owners died."""
         free = []
-        listings: dict[str, set[str]] = {}
-        for span in self.undone(spans):
-            if span.dataset not in listings:
-                listings[span.dataset] = _files.names(self.run.claims(self.name, span.dataset))
-            last = _last_attempt(listings[span.dataset], span)
-            if last and f"{span.stem}.{last}.revoked" not in listings[span.dataset]:
-                continue
-            if last < MAX_DEATHS or self.deaths(span, last) < MAX_DEATHS:
+        for span, attempt, is_open in self._last_attempts(spans):
+            if not is_open and (
+                attempt < MAX_DEATHS or self.count_deaths(span, attempt) < MAX_DEATHS
+            ):
                 free.append(span)
         return free
 
-    def deaths(self, span: Span, attempts: int | None = None) -> int:
-        """How many owners of the span died since the run was last resumed."""
+    def open_claims(self, spans: Iterable[Span]) -> list[OpenClaim]:
+        """Return the claims on unpublished spans that nobody has revoked."""
+        found = []
+        for span, attempt, is_open in self._last_attempts(spans):
+            if is_open:
+                path = self.run.claim(self.name, span, attempt)
+                claim = _files.read_record_if_there(path, Claim)
+                if claim is not None:
+                    found.append(OpenClaim(span, attempt, claim))
+        return found
+
+    def count_deaths(self, span: Span, attempts: int | None = None) -> int:
+        """Return how many owners of the span died since the run was last resumed."""
         if attempts is None:
-            attempts = _last_attempt(_files.names(self.run.claims(self.name, span.dataset)), span)
+            folder = self.run.claims_folder(self.name, span.dataset)
+            attempts = _last_attempt(_files.names(folder), span)
         since = _files.modified(self.run.resumed)
         ends = (
-            _files.read_record_if_there(self._revoked(span, n), Revocation)
+            _files.read_record_if_there(self.run.revocation(self.name, span, n), Revocation)
             for n in range(1, attempts + 1)
         )
         return sum(1 for end in ends if end and end.cause == "died" and end.time >= since)
 
-    def held(self, spans: Iterable[Span]) -> list[Held]:
-        """Claims on spans not yet published that nobody has revoked."""
-        found = []
-        listings: dict[str, set[str]] = {}
-        for span in self.undone(spans):
-            if span.dataset not in listings:
-                listings[span.dataset] = _files.names(self.run.claims(self.name, span.dataset))
-            last = _last_attempt(listings[span.dataset], span)
-            if last and f"{span.stem}.{last}.revoked" not in listings[span.dataset]:
-                claim = _files.read_record_if_there(self._claim(span, last), Claim)
-                if claim is not None:
-                    found.append(Held(span, last, claim))
-        return found
-
-    def revoke(self, span: Span, attempt: int, cause: Literal["released", "died"]) -> None:
-        """End an attempt, so that the span can be claimed again; idempotent."""
+    def revoke(self, span: Span, attempt: int, cause: Cause) -> None:
+        """End an attempt, so that the span can be claimed again. Doing it twice does no harm."""
         end = Revocation(cause=cause, time=time.time())
-        _files.create(self._revoked(span, attempt), end.model_dump_json())
+        _files.create(self.run.revocation(self.name, span, attempt), end.model_dump_json())
 
-    def lines_so_far(self, span: Span, attempt: int) -> Iterator[bytes]:
-        """Whole lines of the attempts before this one."""
+    def earlier_lines(self, span: Span, attempt: int) -> Iterator[bytes]:
+        """Yield the whole lines that the attempts before this one wrote."""
         for earlier in range(1, attempt):
-            yield from _files.whole_lines(self.run.part(self.name, span, earlier))
+            yield from _files.whole_lines(self.run.unpublished(self.name, span, earlier))
 
-    def _claim(self, span: Span, attempt: int) -> Path:
-        return self.run.claims(self.name, span.dataset) / f"{span.stem}.{attempt}.json"
+    def _last_attempts(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int, bool]]:
+        """Yield each unpublished span, its last attempt (0 for none), and whether that is open."""
+        listings: dict[str, set[str]] = {}
+        for span in self.unpublished(spans):
+            if span.dataset not in listings:
+                folder = self.run.claims_folder(self.name, span.dataset)
+                listings[span.dataset] = _files.names(folder)
+            listing = listings[span.dataset]
+            last = _last_attempt(listing, span)
+            yield span, last, last > 0 and f"{span.stem}.{last}.revoked" not in listing
 
-    def _revoked(self, span: Span, attempt: int) -> Path:
-        return self.run.claims(self.name, span.dataset) / f"{span.stem}.{attempt}.revoked"
 
-
-class PartWriter:
-    """Appends the lines of one attempt and publishes them when they are all there."""
+class AttemptWriter:
+    """Appends the lines of one attempt, and publishes them when all are there."""
 
     def __init__(self, ledger: Ledger, span: Span, attempt: int) -> None:
         self._ledger, self._span, self._attempt = ledger, span, attempt
-        self._path = ledger.run.part(ledger.name, span, attempt)
+        self._path = ledger.run.unpublished(ledger.name, span, attempt)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("wb")
 
@@ -162,17 +166,17 @@ class PartWriter:
         self._file.flush()
 
     def publish(self) -> bool:
-        """Make the lines durable and known; False when another attempt was first."""
+        """Make the lines durable and publish them. Return False if another attempt was first."""
         os.fsync(self._file.fileno())
         self._file.close()
-        span = self._span
-        won = _files.publish(self._path, self._ledger.run.published(self._ledger.name, span))
+        run, name, span = self._ledger.run, self._ledger.name, self._span
+        won = _files.publish(self._path, run.published(name, span))
         for earlier in range(1, self._attempt):
-            self._ledger.run.part(self._ledger.name, span, earlier).unlink(missing_ok=True)
+            run.unpublished(name, span, earlier).unlink(missing_ok=True)
         return won
 
-    def give_back(self, cause: Literal["released", "died"]) -> None:
-        """Keep the lines for whoever comes next, and let them come."""
+    def give_back(self, cause: Cause) -> None:
+        """End the attempt. Its lines stay, for whoever claims the span next."""
         self._file.close()
         self._ledger.revoke(self._span, self._attempt, cause)
 

@@ -20,7 +20,7 @@ class Epoch(Record):
 
 def latest_epoch(run_dir: RunDir) -> int:
     """The highest epoch that anybody took; 0 when nobody has."""
-    stems = (name.removesuffix(".json") for name in _files.names(run_dir.supervisors))
+    stems = (name.removesuffix(".json") for name in _files.names(run_dir.supervisors_folder))
     return max((int(stem) for stem in stems if stem.isdigit()), default=0)
 
 

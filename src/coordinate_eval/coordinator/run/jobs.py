@@ -121,7 +121,7 @@ def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
 
 def pullers(run: Run) -> int:
     """How many of them find something to answer at once."""
-    portions = sum(run.portion_count(shard) for shard in run.asking())
+    portions = sum(run.portion_count(shard) for shard in run.shards_with_questions())
     return max(1, min(run.settings.metrics.cpus, portions))
 
 
@@ -129,7 +129,7 @@ def metric_job(run: Run, run_dir: RunDir, number: int, count: int) -> Job:
     """An array of pullers, one core each."""
     name = metric_name(run, number)
     trial = run.settings.trial
-    seconds = sum(s.metric_cpu_seconds for s in run.asking()) / count
+    seconds = sum(s.metric_cpu_seconds for s in run.shards_with_questions()) / count
     return Job(
         name=name,
         argv=(run.python, "-m", "coordinate_eval", "_metric", str(run_dir.root)),
@@ -206,7 +206,5 @@ def trials_of(round_: Round) -> Iterator[tuple[str, RoundNode]]:
 
 def read_submitted(run_dir: RunDir) -> Iterator[Submitted]:
     """Every job that was handed to the scheduler."""
-    folder = run_dir.job("").parent
-    for name in sorted(_files.names(folder)):
-        if name.endswith(".json") and not name.startswith("."):
-            yield _files.read_record(folder / name, Submitted)
+    for path in _files.records_in(run_dir.jobs_folder):
+        yield _files.read_record(path, Submitted)

@@ -1,4 +1,4 @@
-"""Every path of a run directory, and nothing else; docs/run-directory.md says who writes what."""
+"""Every path of a run directory, folders too; docs/run-directory.md tells who writes what."""
 
 from pathlib import Path
 
@@ -6,24 +6,26 @@ from coordinate_eval.records import Span
 
 
 class RunDir:
-    """Names the files of one run."""
+    """The paths of one run. Nothing here reads or writes a file."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    # The run as a whole.
+
     @property
     def run(self) -> Path:
-        """`Run`: everything frozen at submission."""
+        """`Run`: everything that is fixed when the run is created."""
         return self.root / "run.json"
 
     @property
     def plan(self) -> Path:
-        """`Plan`: what was planned at submission."""
+        """`Plan`: the plan by which the run was submitted."""
         return self.root / "plan.json"
 
     @property
     def results(self) -> Path:
-        """The scores, whole or said to be incomplete."""
+        """The scores, or what is missing and why."""
         return self.root / "results.json"
 
     @property
@@ -33,94 +35,136 @@ class RunDir:
 
     @property
     def cancelled(self) -> Path:
-        """There once the run was cancelled."""
+        """An empty file: the run was cancelled."""
         return self.root / "cancelled"
 
     @property
     def resumed(self) -> Path:
-        """Written when the run is resumed: what failed before does not count any more."""
+        """An empty file: failures from before its time no longer count."""
         return self.root / "resumed"
 
     @property
-    def scoring(self) -> Path:
-        """Name of the dataset that the scorer works on; empty while there is none."""
-        return self.root / "results" / "scoring"
-
-    @property
     def model(self) -> Path:
-        """The checkpoint's configuration and tokenizer; it may be gone when scores are due."""
+        """Folder of the checkpoint's configuration and tokenizer, which scoring needs."""
         return self.root / "model"
 
     @property
     def logs(self) -> Path:
-        """Output of every job."""
+        """Folder of the output of every job."""
         return self.root / "logs"
 
-    def requests(self, dataset: str) -> Path:
-        """JSON lines of `Request`, in item order."""
-        return self.root / "requests" / f"{dataset}.jsonl"
-
-    def requests_index(self, dataset: str) -> Path:
-        """`DatasetRequests` of that file."""
-        return self.root / "requests" / f"{dataset}.json"
+    # Rounds, jobs, and the processes that jobs run.
 
     def round(self, number: int) -> Path:
-        """`Round`: the nodes asked for together."""
+        """`Round`: nodes that were asked for together."""
         return self.root / "rounds" / f"{number}.json"
 
+    @property
+    def jobs_folder(self) -> Path:
+        """Folder of `job`."""
+        return self.root / "jobs"
+
     def job(self, name: str) -> Path:
-        """`Submitted`: a job that the scheduler accepted, or its refusal."""
-        return self.root / "jobs" / f"{name}.json"
-
-    def stage(self, round_number: int, node: str) -> Path:
-        """`StageProgress` of a keeper."""
-        return self.root / "stage" / f"{round_number}-{node}.json"
-
-    def copies(self, node: str) -> Path:
-        """JSON lines of `WeightsCopied`: each whole copy of the weights to this node."""
-        return self.root / "stage" / f"{node}.jsonl"
-
-    def released(self, round_number: int, node: str) -> Path:
-        """There once no trial of that round needs the node's weights any more."""
-        return self.root / "stage" / f"{round_number}-{node}.released"
-
-    def trial(self, trial: str) -> Path:
-        """`TrialProgress`."""
-        return self.root / "trials" / f"{trial}.json"
-
-    def observations(self, trial: str) -> Path:
-        """JSON lines of what a trial measured: `EngineStarted`, then a `ShardDone` each."""
-        return self.root / "observations" / f"{trial}.jsonl"
-
-    def supervisor(self, epoch: int) -> Path:
-        """Who supervises: the highest epoch does."""
-        return self.root / "supervisor" / f"{epoch}.json"
+        """`Submitted`: a job's id, or the scheduler's refusal."""
+        return self.jobs_folder / f"{name}.json"
 
     @property
-    def supervisors(self) -> Path:
+    def supervisors_folder(self) -> Path:
         """Folder of `supervisor`."""
         return self.root / "supervisor"
 
-    def claims(self, ledger: str, dataset: str) -> Path:
-        """Folder of the claims on a dataset's spans."""
-        return self.root / "claims" / ledger / dataset
+    def supervisor(self, epoch: int) -> Path:
+        """`Epoch`: a supervisor. The one with the highest epoch supervises."""
+        return self.supervisors_folder / f"{epoch}.json"
 
-    def published(self, ledger: str, span: Span) -> Path:
-        """The complete lines of a span: responses (`outputs`) or answers (`answers`)."""
-        return self.root / ledger / span.dataset / f"{span.stem}.jsonl"
+    def stage(self, round_number: int, node: str) -> Path:
+        """`StageProgress` of a node's keeper."""
+        return self.root / "stage" / f"{round_number}-{node}.json"
 
-    def part(self, ledger: str, span: Span, attempt: int) -> Path:
-        """The lines so far of one attempt at a span."""
-        return self.root / ledger / span.dataset / f"{span.stem}.{attempt}.part"
+    def released(self, round_number: int, node: str) -> Path:
+        """An empty file: no trial of that round needs the node's weights any more."""
+        return self.root / "stage" / f"{round_number}-{node}.released"
+
+    def copies(self, node: str) -> Path:
+        """JSON lines of `WeightsCopied`: each whole copy of the weights to a node."""
+        return self.root / "stage" / f"{node}.jsonl"
+
+    @property
+    def trials_folder(self) -> Path:
+        """Folder of `trial`."""
+        return self.root / "trials"
+
+    def trial(self, trial: str) -> Path:
+        """`TrialProgress`."""
+        return self.trials_folder / f"{trial}.json"
+
+    def observations(self, trial: str) -> Path:
+        """JSON lines that a trial measured: `EngineStarted`, then one `ShardDone` each."""
+        return self.root / "observations" / f"{trial}.jsonl"
+
+    # Requests, responses, questions, answers. A ledger is "outputs" (responses) or "answers".
+
+    @property
+    def requests_folder(self) -> Path:
+        """Folder of `requests`."""
+        return self.root / "requests"
+
+    def requests(self, dataset: str) -> Path:
+        """JSON lines of `Request`, in item order."""
+        return self.requests_folder / f"{dataset}.jsonl"
+
+    def requests_index(self, dataset: str) -> Path:
+        """`DatasetRequests` of that file."""
+        return self.requests_folder / f"{dataset}.json"
+
+    def questions_folder(self, dataset: str) -> Path:
+        """Folder of a dataset's `questions`."""
+        return self.root / "questions" / dataset
 
     def questions(self, span: Span) -> Path:
-        """JSON lines of `Question` of a span."""
-        return self.root / "questions" / span.dataset / f"{span.stem}.jsonl"
+        """JSON lines of `Question` of a portion."""
+        return self.questions_folder(span.dataset) / f"{span.stem}.jsonl"
+
+    def published_folder(self, ledger: str, dataset: str) -> Path:
+        """Folder of a dataset's `published` and `unpublished`."""
+        return self.root / ledger / dataset
+
+    def published(self, ledger: str, span: Span) -> Path:
+        """The complete lines of a span."""
+        return self.published_folder(ledger, span.dataset) / f"{span.stem}.jsonl"
+
+    def unpublished(self, ledger: str, span: Span, attempt: int) -> Path:
+        """The lines that one attempt at a span has written so far."""
+        return self.published_folder(ledger, span.dataset) / f"{span.stem}.{attempt}.part"
+
+    def claims_folder(self, ledger: str, dataset: str) -> Path:
+        """Folder of a dataset's `claim` and `revocation`."""
+        return self.root / "claims" / ledger / dataset
+
+    def claim(self, ledger: str, span: Span, attempt: int) -> Path:
+        """`Claim`: the owner of one attempt at a span."""
+        return self.claims_folder(ledger, span.dataset) / f"{span.stem}.{attempt}.json"
+
+    def revocation(self, ledger: str, span: Span, attempt: int) -> Path:
+        """`Revocation`: that attempt is over, and another one may begin."""
+        return self.claims_folder(ledger, span.dataset) / f"{span.stem}.{attempt}.revoked"
+
+    # Scores of datasets.
+
+    @property
+    def results_folder(self) -> Path:
+        """Folder of `dataset_results` and `dataset_error`."""
+        return self.root / "results"
 
     def dataset_results(self, dataset: str) -> Path:
         """`DatasetResults`."""
-        return self.root / "results" / f"{dataset}.json"
+        return self.results_folder / f"{dataset}.json"
 
     def dataset_error(self, dataset: str) -> Path:
-        """Why a dataset could not be scored, in words."""
-        return self.root / "results" / f"{dataset}.error"
+        """Text: why a dataset could not be scored."""
+        return self.results_folder / f"{dataset}.error"
+
+    @property
+    def scoring(self) -> Path:
+        """Text: the dataset that the scorer works on; empty while it works on none."""
+        return self.results_folder / "scoring"

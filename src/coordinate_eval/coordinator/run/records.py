@@ -56,7 +56,7 @@ class Run(Record):
         default=PORTION_SECONDS, description="of a metric, answered under one claim"
     )
 
-    def asking(self) -> list[Shard]:
+    def shards_with_questions(self) -> list[Shard]:
         """Shards whose metric asks questions."""
         return [shard for shard in self.shards if shard.dataset in self.asks]
 

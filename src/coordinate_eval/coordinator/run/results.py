@@ -98,22 +98,24 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
         return path.read_text().strip()
     spans = [s.span for s in run.shards if s.dataset == dataset]
     outputs = Ledger(run_dir, "outputs")
-    undone = outputs.undone(spans)
-    deadly = [s for s in undone if outputs.deaths(s) >= MAX_DEATHS]
+    unpublished = outputs.unpublished(spans)
+    deadly = [s for s in unpublished if outputs.count_deaths(s) >= MAX_DEATHS]
     if deadly:
         return f"items {deadly[0].stem}: {MAX_DEATHS} trials died on them; see {run_dir.logs}"
-    if undone:
-        items = sum(s.stop - s.start for s in undone)
+    if unpublished:
+        items = sum(s.stop - s.start for s in unpublished)
         return f"{items} items have no responses"
-    asked = [p for s in run.asking() if s.dataset == dataset for p in run.portions(s)]
-    if Ledger(run_dir, "answers").undone(asked):
+    asked = [
+        p for s in run.shards_with_questions() if s.dataset == dataset for p in run.portions(s)
+    ]
+    if Ledger(run_dir, "answers").unpublished(asked):
         return "the questions of its metric are not all answered"
     return "not scored"
 
 
-def unscored(run_dir: RunDir, run: Run) -> list[Dataset]:
+def unscored_datasets(run_dir: RunDir, run: Run) -> list[Dataset]:
     """Datasets with neither results nor an error."""
-    done = _files.names(run_dir.dataset_results("").parent)
+    done = _files.names(run_dir.results_folder)
     return [
         d
         for d in run.suite.datasets

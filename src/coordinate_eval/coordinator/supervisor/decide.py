@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claims import Held, LedgerName
+from coordinate_eval.coordinator.run.claims import LedgerName, OpenClaim
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, StageProgress, Submitted
 from coordinate_eval.records import Span
@@ -34,9 +34,9 @@ class Facts:
     tasks: list[TaskStatus]
     stages: Mapping[str, StageProgress]
     released: frozenset[str]
-    undone: list[Span]
+    unpublished: list[Span]
     claimable: list[Span]
-    held: list[tuple[LedgerName, Held]]
+    open_claims: list[tuple[LedgerName, OpenClaim]]
     answerable: list[Span]
     unscored: int
     scorable: int
@@ -73,7 +73,7 @@ class Revoke:
     """Declare the owner of a claim dead."""
 
     ledger: LedgerName
-    held: Held
+    claim: OpenClaim
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     """Everything to do now, in this order."""
     if facts.cancelled:
         return [Finish("cancelled")]
-    actions: list[Action] = [Revoke(ledger, held) for ledger, held in _orphans(facts)]
+    actions: list[Action] = [Revoke(ledger, claim) for ledger, claim in _orphans(facts)]
     actions += _metrics(run, run_dir, facts)
     round_over = facts.round is None
     if facts.round is not None:
@@ -112,23 +112,23 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
         round_over = all(_over(run, facts, facts.round, node) for node in facts.round.nodes)
     if facts.unscored == 0:
         actions.append(Finish())
-    elif facts.undone and round_over:
+    elif facts.unpublished and round_over:
         actions += _next_round(facts)
-    elif not facts.undone and round_over:
+    elif not facts.unpublished and round_over:
         actions += _waiting_for_scores(facts)
     return actions
 
 
-def _orphans(facts: Facts) -> list[tuple[LedgerName, Held]]:
+def _orphans(facts: Facts) -> list[tuple[LedgerName, OpenClaim]]:
     """Claims whose owner's task has ended."""
     living: set[str] = set()
     for task in facts.tasks:
         if task.state is not State.ENDED:
             living |= {task.job_id, f"{task.job_id}_{task.index}"}
     return [
-        (ledger, held)
-        for ledger, held in facts.held
-        if held.claim.task.rsplit(".", 1)[0] not in living
+        (ledger, open_claim)
+        for ledger, open_claim in facts.open_claims
+        if open_claim.claim.task.rsplit(".", 1)[0] not in living
     ]
 
 
@@ -138,7 +138,7 @@ def _node(run: Run, run_dir: RunDir, facts: Facts, round_: Round, node: RoundNod
     trials = jobs.trials_name(run, round_.number, node.name)
     if trials in facts.submitted:
         return _trials(run, facts, node.name, trials)
-    if not facts.undone:
+    if not facts.unpublished:
         return _release(facts, node.name)
     if run.exclusive:
         return [Submit(jobs.node_job(run, run_dir, round_, node))]
@@ -158,7 +158,7 @@ def _node(run: Run, run_dir: RunDir, facts: Facts, round_: Round, node: RoundNod
 def _trials(run: Run, facts: Facts, node: str, trials: str) -> list[Action]:
     if facts.ended(trials):
         return _release(facts, node)
-    if not facts.undone:
+    if not facts.unpublished:
         pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
         return _cancel(facts, pending, "nothing is left to do")
     return _impatient(run, facts, trials)
@@ -193,7 +193,7 @@ def _over(run: Run, facts: Facts, round_: Round, node: RoundNode) -> bool:
     trials = jobs.trials_name(run, round_.number, node.name)
     if trials in facts.submitted:
         return facts.ended(trials)
-    return node.name in facts.released or not facts.undone
+    return node.name in facts.released or not facts.unpublished
 
 
 def _next_round(facts: Facts) -> list[Action]:
@@ -201,7 +201,7 @@ def _next_round(facts: Facts) -> list[Action]:
         return [Finish("every trial of a round failed with the same error, and would again")]
     if facts.idle_rounds >= MAX_IDLE_ROUNDS:
         return [Finish(f"{facts.idle_rounds} rounds in a row answered nothing")]
-    if not facts.claimable and not any(ledger == "outputs" for ledger, _ in facts.held):
+    if not facts.claimable and not any(ledger == "outputs" for ledger, _ in facts.open_claims):
         return [Finish("the shards that are left have killed every trial that ran them")]
     pause = ROUND_PAUSE_SECONDS * facts.idle_rounds
     if not facts.claimable or (facts.round and facts.now - facts.round.created < pause):
@@ -211,7 +211,7 @@ def _next_round(facts: Facts) -> list[Action]:
 
 def _waiting_for_scores(facts: Facts) -> list[Action]:
     """All responses are there: answers and the scorer are what is missing."""
-    answering = facts.held or (facts.answerable and facts.idle_arrays < MAX_IDLE_ARRAYS)
+    answering = facts.open_claims or (facts.answerable and facts.idle_arrays < MAX_IDLE_ARRAYS)
     if answering or facts.scorable:
         return []
     if facts.answerable:

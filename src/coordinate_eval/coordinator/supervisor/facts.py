@@ -6,13 +6,13 @@ from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.failures import read_trials, recurring_failure
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import asked, asking
+from coordinate_eval.coordinator.run.portions import all_portions, portions_with_questions
 from coordinate_eval.coordinator.run.records import (
     Round,
     Run,
     StageProgress,
 )
-from coordinate_eval.coordinator.run.results import unscored
+from coordinate_eval.coordinator.run.results import unscored_datasets
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor.decide import Facts
 from coordinate_eval.records import Span
@@ -26,10 +26,10 @@ def gather(
     """
     spans = [shard.span for shard in run.shards]
     outputs, answers = Ledger(run_dir, "outputs"), Ledger(run_dir, "answers")
-    undone = outputs.undone(spans)
+    unpublished = outputs.unpublished(spans)
     rounds = list(read_rounds(run_dir))
     current = rounds[-1] if rounds else None
-    questions = asked(run_dir, run)
+    questions = portions_with_questions(run_dir, run)
     stages: dict[str, StageProgress] = {}
     released: set[str] = set()
     for node in current.nodes if current else []:
@@ -47,33 +47,33 @@ def gather(
         tasks=tasks,
         stages=stages,
         released=frozenset(released),
-        undone=undone,
-        claimable=outputs.claimable(undone),
-        held=[
-            *(("outputs", held) for held in outputs.held(undone)),
-            *(("answers", held) for held in answers.held(questions)),
+        unpublished=unpublished,
+        claimable=outputs.claimable(unpublished),
+        open_claims=[
+            *(("outputs", claim) for claim in outputs.open_claims(unpublished)),
+            *(("answers", claim) for claim in answers.open_claims(questions)),
         ],
         answerable=answers.claimable(questions),
-        unscored=len(unscored(run_dir, run)),
-        scorable=scorable(run_dir, run, undone),
+        unscored=len(unscored_datasets(run_dir, run)),
+        scorable=scorable(run_dir, run, unpublished),
         idle_rounds=idle_rounds(run_dir, run, rounds, now),
         idle_arrays=idle_arrays,
         recurring=recurring_failure(run_dir, rounds),
     )
 
 
-def scorable(run_dir: RunDir, run: Run, undone: list[Span]) -> int:
+def scorable(run_dir: RunDir, run: Run, unpublished: list[Span]) -> int:
     """How many datasets or spans only the scorer can bring further."""
-    waiting = {span.dataset for span in undone}
-    unanswered = {s.dataset for s in Ledger(run_dir, "answers").undone(asking(run))}
+    waiting = {span.dataset for span in unpublished}
+    unanswered = {s.dataset for s in Ledger(run_dir, "answers").unpublished(all_portions(run))}
     unasked = {
         shard.dataset
-        for shard in run.asking()
+        for shard in run.shards_with_questions()
         if not run_dir.questions(run.portions(shard)[-1]).exists()
     }
     return sum(
         1
-        for dataset in unscored(run_dir, run)
+        for dataset in unscored_datasets(run_dir, run)
         if dataset.name not in waiting
         and (dataset.name not in unanswered or dataset.name in unasked)
     )
@@ -104,7 +104,7 @@ def refresh(run_dir: RunDir, spans: list[Span]) -> None:
     for ledger in ("outputs", "answers"):
         for span in {span.dataset: span for span in spans}.values():
             for folder in (
-                run_dir.published(ledger, span).parent,
-                run_dir.claims(ledger, span.dataset),
+                run_dir.published_folder(ledger, span.dataset),
+                run_dir.claims_folder(ledger, span.dataset),
             ):
                 _files.touch(folder)

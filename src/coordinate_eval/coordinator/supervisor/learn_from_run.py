@@ -99,7 +99,7 @@ def _metric(run_dir: RunDir, run: Run, of: DatasetSeen) -> Iterator[MetricSeen]:
     ledger = Ledger(run_dir, "answers")
     items, seconds = 0, 0.0
     for shard in run.shards:
-        if shard.dataset != of.dataset or ledger.undone(portions := run.portions(shard)):
+        if shard.dataset != of.dataset or ledger.unpublished(portions := run.portions(shard)):
             continue
         items += shard.stop - shard.start
         for portion in portions:

@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.portions import unanswered_portions
 from coordinate_eval.coordinator.run.records import Run, Submitted
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor import learn_from_run
@@ -88,7 +89,7 @@ class Supervisor:
         self._scorer = Scorer(run_dir, self._run)
         self._metrics_after = 0.0
         self._idle_arrays = 0
-        self._answered = -1
+        self._unanswered = -1
         self._epoch = take_over(run_dir)
 
     def run(self) -> dict[str, Any] | None:
@@ -124,7 +125,7 @@ class Supervisor:
                     if isinstance(action, Finish):
                         return self._finish(action, facts)
                     self._act(action, tasks)
-                event = self._scorer.tend({span.dataset for span in facts.undone})
+                event = self._scorer.tend({span.dataset for span in facts.unpublished})
                 if event:
                     self._tell(None, event)
                 faults = silences = 0
@@ -161,9 +162,13 @@ class Supervisor:
             self._tell(None, f"cancelling {', '.join(action.job_ids)}: {action.why}")
             self._cluster.cancel(list(action.job_ids))
         elif isinstance(action, Revoke):
-            held = action.held
-            self._tell(None, f"{held.claim.owner} died; its {held.span} is free again")
-            Ledger(self._dir, action.ledger).revoke(held.span, held.attempt, "died")
+            span, attempt, claim = action.claim
+            self._tell(
+                None,
+                f"{claim.owner} ended without finishing items {span.stem} of {span.dataset}; "
+                "they can be claimed again",
+            )
+            Ledger(self._dir, action.ledger).revoke(span, attempt, "died")
         elif isinstance(action, Release):
             _files.write(self._dir.released(action.round, action.node), "")
         elif isinstance(action, NewRound):
@@ -197,16 +202,18 @@ class Supervisor:
         _files.write_record(self._dir.job(job.name), submitted)
 
     def _count_array(self) -> None:
-        """How many arrays of metric pullers in a row have answered nothing."""
-        published = sum(1 for _ in self._dir.root.glob("answers/*/*.jsonl"))
-        self._idle_arrays = self._idle_arrays + 1 if published == self._answered else 0
-        self._answered = published
+        """Count the arrays of metric pullers in a row that answered nothing."""
+        unanswered = len(unanswered_portions(self._dir, self._run))
+        self._idle_arrays = self._idle_arrays + 1 if unanswered == self._unanswered else 0
+        self._unanswered = unanswered
 
     def _new_round(self) -> None:
         """Create the next round on the nodes that are free now; create none while no GPU is."""
         rounds = list(read_rounds(self._dir))
-        undone = set(Ledger(self._dir, "outputs").undone(s.span for s in self._run.shards))
-        left = [shard for shard in self._run.shards if shard.span in undone]
+        unpublished = set(
+            Ledger(self._dir, "outputs").unpublished(s.span for s in self._run.shards)
+        )
+        left = [shard for shard in self._run.shards if shard.span in unpublished]
         plan = _files.read_record_if_there(self._dir.plan, Plan)
         try:
             new = next_round(self._run, plan, rounds, left, self._cluster.nodes(), time.time())

@@ -12,7 +12,7 @@ from coordinate_eval.coordinator.cluster import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.run.failures import log_tail
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.results import unscored
+from coordinate_eval.coordinator.run.results import unscored_datasets
 
 MAX_ENDS = 3
 """Times that a dataset may end the scorer before it is given up."""
@@ -48,7 +48,7 @@ class Scorer:
             event = self._give_up("the scorer crashed", waiting)
         if event or self.ended:
             self.end()
-        if self._child is None and unscored(self._dir, self._run):
+        if self._child is None and unscored_datasets(self._dir, self._run):
             self._start()
         return event
 
@@ -98,7 +98,11 @@ class Scorer:
         what = f"{why}, at {name}" if name else why
         if self._ends[name] < MAX_ENDS:
             return f"{what}; trying again"
-        lost = {name} if name else {d.name for d in unscored(self._dir, self._run)} - set(waiting)
+        lost = (
+            {name}
+            if name
+            else {d.name for d in unscored_datasets(self._dir, self._run)} - set(waiting)
+        )
         tail = log_tail(self._dir, "score")
         for dataset in sorted(lost):
             _files.write(self._dir.dataset_error(dataset), f"{why}:\n{tail}\n")

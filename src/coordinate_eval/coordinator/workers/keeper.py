@@ -13,8 +13,12 @@ from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.failures import own_log
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, StageProgress
-from coordinate_eval.coordinator.workers.signals import MARGIN_SECONDS, Stop, stop_on_signals
-from coordinate_eval.coordinator.workers.staging import StagePlace, Throttle
+from coordinate_eval.coordinator.workers.signals import (
+    MARGIN_SECONDS,
+    StopRequested,
+    stop_on_signals,
+)
+from coordinate_eval.coordinator.workers.staging import StagedWeights, Throttle
 
 WATCH_SECONDS = 1.0
 """How often a keeper looks whether it is released."""
@@ -44,9 +48,9 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
             say("copying", done)
 
     stop_on_signals()
-    place = StagePlace(run.settings.stage.root, run.id, node)
+    place = StagedWeights(run.settings.stage.root, run.id, node)
     try:
-        with contextlib.suppress(Stop):
+        with contextlib.suppress(StopRequested):
             say("copying", 0)
             place.sweep()
             with place.hold():

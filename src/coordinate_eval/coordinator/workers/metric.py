@@ -10,11 +10,11 @@ import time
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
-from coordinate_eval.coordinator.run.claims import Ledger, PartWriter
+from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import asked, unanswered
+from coordinate_eval.coordinator.run.portions import portions_with_questions, unanswered_portions
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.workers.signals import Stop, stop_on_signals
+from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
 from coordinate_eval.evaluators.sandbox.sandbox import Sandbox
 from coordinate_eval.records import Answer, Question, Span
 
@@ -33,9 +33,9 @@ def run_metric(run_dir: RunDir) -> int:
     task = os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
     stop_on_signals()
     idle_since = time.monotonic()
-    with contextlib.suppress(Stop):
+    with contextlib.suppress(StopRequested):
         while time.monotonic() - idle_since < IDLE_SECONDS:
-            spans = ledger.claimable(asked(run_dir, run))
+            spans = ledger.claimable(portions_with_questions(run_dir, run))
             # Each begins elsewhere, so that they don't all try the first.
             first = index % len(spans) if spans else 0
             for span in spans[first:] + spans[:first]:
@@ -45,18 +45,18 @@ def run_metric(run_dir: RunDir) -> int:
                     idle_since = time.monotonic()
                     break
             else:
-                if not unanswered(run_dir, run):
+                if not unanswered_portions(run_dir, run):
                     return 0
                 time.sleep(0.5)
     return 0
 
 
 def _answer(run_dir: RunDir, ledger: Ledger, span: Span, attempt: int, sandbox: Sandbox) -> None:
-    writer = PartWriter(ledger, span, attempt)
+    writer = AttemptWriter(ledger, span, attempt)
     try:
         lines = _files.lines(run_dir.questions(span))
         questions = {q.id: q for q in (Question.model_validate_json(line) for line in lines)}
-        for line in ledger.lines_so_far(span, attempt):
+        for line in ledger.earlier_lines(span, attempt):
             with contextlib.suppress(ValueError):
                 if questions.pop(Answer.model_validate_json(line).id, None) is not None:
                     writer.write(line)

@@ -18,9 +18,9 @@ from coordinate_eval.coordinator.run import first_signal
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.first_signal import FirstSignal
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import asking
+from coordinate_eval.coordinator.run.portions import all_portions
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.results import unscored
+from coordinate_eval.coordinator.run.results import unscored_datasets
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
 from coordinate_eval.records import (
@@ -41,7 +41,7 @@ def run_scorer(run_dir: RunDir) -> int:
         run_dir.model, run.suite, run.settings.engine.name, run.max_length
     )
     idle = False
-    while unscored(run_dir, run):
+    while unscored_datasets(run_dir, run):
         asked = _ask(run_dir, evaluator, run)
         scored = _signal(run_dir, evaluator, run) or _finish(run_dir, evaluator, run)
         if not asked and not scored:
@@ -55,13 +55,15 @@ def run_scorer(run_dir: RunDir) -> int:
 def _ask(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
     """Write the questions of one published shard; False when there is none to write."""
     ledger = Ledger(run_dir, "outputs")
-    failed = {d.name for d in run.suite.datasets} - {d.name for d in unscored(run_dir, run)}
-    for shard in run.asking():
+    failed = {d.name for d in run.suite.datasets} - {
+        d.name for d in unscored_datasets(run_dir, run)
+    }
+    for shard in run.shards_with_questions():
         if shard.dataset in failed:
             continue
         portions = run.portions(shard)
         # The last one is written last.
-        if run_dir.questions(portions[-1]).exists() or not ledger.done(shard.span):
+        if run_dir.questions(portions[-1]).exists() or not ledger.is_published(shard.span):
             continue
         dataset = next(d for d in run.suite.datasets if d.name == shard.dataset)
         _files.write(run_dir.scoring, dataset.name)
@@ -98,12 +100,12 @@ def _signal(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
         return False
     path = run_dir.first_signal
     known = _files.read_record_if_there(path, FirstSignal) or first_signal.begun(run)
-    for dataset in unscored(run_dir, run):
+    for dataset in unscored_datasets(run_dir, run):
         mine = slices.get(dataset.name, [])
-        if known.tried(dataset.name) or Ledger(run_dir, "outputs").undone(mine):
+        if known.tried(dataset.name) or Ledger(run_dir, "outputs").unpublished(mine):
             continue
-        asked = [p for s in run.asking() if s.span in mine for p in run.portions(s)]
-        if Ledger(run_dir, "answers").undone(asked):
+        asked = [p for s in run.shards_with_questions() if s.span in mine for p in run.portions(s)]
+        if Ledger(run_dir, "answers").unpublished(asked):
             continue
         _files.write(run_dir.scoring, dataset.name)
         # Said first, so that a scorer that this ends does not try it again.
@@ -127,11 +129,13 @@ def _finish(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
     for shard in run.shards:
         spans.setdefault(shard.dataset, []).append(shard.span)
     portions: dict[str, list[Span]] = {name: [] for name in spans}
-    for span in asking(run):
+    for span in all_portions(run):
         portions[span.dataset].append(span)
-    for dataset in unscored(run_dir, run):
+    for dataset in unscored_datasets(run_dir, run):
         mine, asked = spans[dataset.name], portions[dataset.name]
-        if Ledger(run_dir, "outputs").undone(mine) or Ledger(run_dir, "answers").undone(asked):
+        if Ledger(run_dir, "outputs").unpublished(mine) or Ledger(run_dir, "answers").unpublished(
+            asked
+        ):
             continue
         _files.write(run_dir.scoring, dataset.name)
         try:

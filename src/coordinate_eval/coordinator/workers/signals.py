@@ -17,16 +17,16 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _PR_SET_PDEATHSIG = 1
 
 
-class Stop(BaseException):
+class StopRequested(BaseException):
     """Raised by a signal: give back what is not finished, and leave."""
 
 
 def stop_on_signals() -> None:
-    """Make TERM and USR1 raise `Stop` in the main thread, once."""
+    """Make TERM and USR1 raise `StopRequested` in the main thread, once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         ignore_signals()
-        raise Stop(f"signal {number}")
+        raise StopRequested(f"signal {number}")
 
     for known in _SIGNALS:
         signal.signal(known, stop)

@@ -47,7 +47,7 @@ class Manifest(Record):
     sha256: dict[str, str] = Field(description="by file name, made while copying; for people")
 
 
-class StagePlace:
+class StagedWeights:
     """The staged weights of one run on one node."""
 
     def __init__(self, root: str, run_id: str, node: str) -> None:

@@ -17,14 +17,18 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
-from coordinate_eval.coordinator.run.claims import Ledger, PartWriter
+from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.failures import own_log
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, TrialProgress
 from coordinate_eval.coordinator.workers.pace import Pace
-from coordinate_eval.coordinator.workers.signals import MARGIN_SECONDS, Stop, stop_on_signals
-from coordinate_eval.coordinator.workers.staging import StagePlace, Throttle
+from coordinate_eval.coordinator.workers.signals import (
+    MARGIN_SECONDS,
+    StopRequested,
+    stop_on_signals,
+)
+from coordinate_eval.coordinator.workers.staging import StagedWeights, Throttle
 from coordinate_eval.errors import CoordinateError, EngineError, RecordError, UserError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import this_machine
@@ -41,7 +45,7 @@ class _Open:
 
     shard: Shard
     attempt: int
-    writer: PartWriter
+    writer: AttemptWriter
     missing: set[tuple[str, int, int, int, int]]
     tally: measurements.Tally = field(default_factory=measurements.Tally)
     predicted: float = 0.0  # seconds for what earlier attempts have not answered
@@ -51,20 +55,20 @@ def run_trial(run_dir: RunDir, node: str, round_number: int, minutes: int) -> in
     """Run to the end, or until the time limit of `minutes` is near; the exit status."""
     trial = trial_id(node, int(os.environ.get(INDEX_VARIABLE, "0")), round_number)
     stop_on_signals()
-    worker = Trial(run_dir, trial, node, time.time() + minutes * 60 - MARGIN_SECONDS)
+    runner = TrialRunner(run_dir, trial, node, time.time() + minutes * 60 - MARGIN_SECONDS)
     try:
-        worker.run()
-    except Stop:
-        worker.progress("ended", message="stopped by a signal")
+        runner.run()
+    except StopRequested:
+        runner.progress("ended", message="stopped by a signal")
     except BaseException as error:
-        worker.fail(error)
+        runner.fail(error)
         raise
     else:
-        worker.progress("ended")
+        runner.progress("ended")
     return 0
 
 
-class Trial:
+class TrialRunner:
     """The state of one trial between its first claim and its last."""
 
     def __init__(self, run_dir: RunDir, trial: str, node: str, deadline: float) -> None:
@@ -89,7 +93,7 @@ class Trial:
         if not any(s.span in free and self._pace.in_time(s.gpu_seconds) for s in self._run.shards):
             return
         began = time.monotonic()
-        place = StagePlace(self._run.settings.stage.root, self._run.id, self._node)
+        place = StagedWeights(self._run.settings.stage.root, self._run.id, self._node)
         with place.hold():
             self.progress("staging")
             settings = self._run.settings.engine
@@ -110,7 +114,7 @@ class Trial:
                 self.progress("running")
                 self._note_start(settings.name, time.monotonic() - began)
                 self._answer(engine)
-            except Stop:
+            except StopRequested:
                 self._give_back("released")
                 raise
             except BaseException:
@@ -151,7 +155,7 @@ class Trial:
         )
         _files.write_record(self._dir.trial(self._trial), record)
 
-    def _wait_for_weights(self, place: StagePlace) -> None:
+    def _wait_for_weights(self, place: StagedWeights) -> None:
         """Until the keeper has them; where it died, or none shows, copy for the node."""
         give_up = time.monotonic() + STAGE_PATIENCE_SECONDS
         while not place.ready(self._run.checkpoint.identity):
@@ -215,9 +219,9 @@ class Trial:
         span = shard.span
         requests = list(read_requests(self._dir, span))
         wanted = {r.identity(): r.prompt_hash for r in requests}
-        work = _Open(shard, attempt, PartWriter(self._ledger, span, attempt), set(wanted))
+        work = _Open(shard, attempt, AttemptWriter(self._ledger, span, attempt), set(wanted))
         self._open.setdefault(span.dataset, {})[span] = work
-        for line in self._ledger.lines_so_far(span, attempt):
+        for line in self._ledger.earlier_lines(span, attempt):
             with contextlib.suppress(ValueError):
                 old = Response.model_validate_json(line)
                 key = old.identity()

@@ -13,7 +13,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import ENDS_WITH_PARENT, INDEX_VARIABLE
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.workers.signals import Stop, stop_on_signals
+from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
 
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -35,7 +35,7 @@ def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials
             argv = [*command, "_trial", str(run_dir.root), node, *end]
             children.append(subprocess.Popen(argv, env=environment))
         statuses = [child.wait() for child in children]
-    except Stop:
+    except StopRequested:
         for child in children:
             child.terminate()
         statuses = [child.wait() for child in children]
