@@ -19,7 +19,7 @@ from rich.console import Console
 from coordinate_eval.coordinator.run import first_signal
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.harness.built_dataset import prompt_hash
-from coordinate_eval.evaluators.harness.code_metric import AnswerBook, judged_by
+from coordinate_eval.evaluators.harness.code_eval import AnswerBook, judged_by
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import (
     Answer,

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from transformers import PreTrainedTokenizerFast
 
 from coordinate_eval.errors import RecordError, UserError
-from coordinate_eval.evaluators.harness.data_sources import data_sources
+from coordinate_eval.evaluators.harness.data_files import data_sources
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.evaluators.harness.language_models import Backend, RequestModel, load_tokenizer
 from coordinate_eval.records import Answer, Dataset, Key, Request, RequestKind, Response

@@ -11,7 +11,7 @@ import evaluate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinate_eval.evaluators.harness.code_metric import (
+from coordinate_eval.evaluators.harness.code_eval import (
     AnswerBook,
     CodeEval,
     Collector,

@@ -21,7 +21,7 @@ pytest.importorskip("lm_eval")
 
 from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.inputs.suite_yaml import shipped_folder
-from coordinate_eval.evaluators.harness.code_metric import program_question
+from coordinate_eval.evaluators.harness.code_eval import program_question
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.priors import catalogue
 from coordinate_eval.records import Answer, Dataset, DatasetResults, Request, Response

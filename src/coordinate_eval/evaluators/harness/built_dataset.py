@@ -14,7 +14,7 @@ from lm_eval.api.instance import Instance
 
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.harness.language_models import Prompt, RequestModel
-from coordinate_eval.evaluators.harness.tasks import LoadedTasks, in_words
+from coordinate_eval.evaluators.harness.task_loader import LoadedTasks, in_words
 from coordinate_eval.records import Dataset, Request, RequestKind, Response
 
 _Identity = tuple[str, int, int, int, int]

@@ -24,8 +24,8 @@ from lm_eval.evaluator import evaluate
 
 from coordinate_eval.errors import CoordinateError, RecordError, UserError
 from coordinate_eval.evaluators.harness.built_dataset import Ask, BuiltDataset
-from coordinate_eval.evaluators.harness.code_metric import AnswerBook, Collector, judged_by
-from coordinate_eval.evaluators.harness.data_sources import data_sources
+from coordinate_eval.evaluators.harness.code_eval import AnswerBook, Collector, judged_by
+from coordinate_eval.evaluators.harness.data_files import data_sources
 from coordinate_eval.evaluators.harness.language_models import (
     Backend,
     ReplayModel,
@@ -33,7 +33,7 @@ from coordinate_eval.evaluators.harness.language_models import (
     load_tokenizer,
 )
 from coordinate_eval.evaluators.harness.results import dataset_results
-from coordinate_eval.evaluators.harness.tasks import (
+from coordinate_eval.evaluators.harness.task_loader import (
     TaskLoader,
     asks_questions,
     harness_session,

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinate_eval.errors import CoordinateError, UserError
-from coordinate_eval.evaluators.sandbox.levels import (
+from coordinate_eval.evaluators.sandbox.confinement import (
     ENVIRONMENT,
     Level,
     interpreter,
