@@ -15,9 +15,9 @@ import pytest
 
 from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
-from coordinate_eval.records import SlurmSettings
 from coordinate_eval.slurm.cluster import SlurmCluster, slurm_configured
 from coordinate_eval.slurm.scripts import submission
+from coordinate_eval.slurm.settings import SlurmSettings
 from tests.dev_cluster import DevCluster
 
 HOSTILE = "a 'b' \"c\" 100%j %%A $(touch pwned) `id` #\n#SBATCH --hold\n\r\n ; é"

@@ -7,8 +7,8 @@ import pytest
 
 from coordinate_eval.coordinator.cluster import Job
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import SlurmSettings
 from coordinate_eval.slurm.scripts import Submission, submission
+from coordinate_eval.slurm.settings import SlurmSettings
 
 GOLDEN = Path(__file__).parents[1] / "scripts"
 

@@ -28,6 +28,10 @@ ENDS_WITH_PARENT: Mapping[str, str] = {"COORDINATE_EVAL_ENDS_WITH_PARENT": "1"}
 """Environment of a child process that ends when its parent ends, even if that is killed."""
 
 
+MOST_CPUS, MOST_GPUS = 100_000, 1024
+"""Upper limits for the settings of one job. No node has this many."""
+
+
 class Node(Record):
     """A node on which trials can start, with its free resources."""
 

@@ -15,10 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import Field
+
 from coordinate_eval._files import token
 from coordinate_eval.coordinator.cluster import (
     ENDS_WITH_PARENT,
     INDEX_VARIABLE,
+    MOST_CPUS,
+    MOST_GPUS,
     TASK_VARIABLE,
     Busy,
     Job,
@@ -28,7 +32,7 @@ from coordinate_eval.coordinator.cluster import (
     TaskStatus,
 )
 from coordinate_eval.errors import ClusterError, UserError
-from coordinate_eval.records import RaySettings
+from coordinate_eval.records import Record
 
 OBJECT_STORE_BYTES = 100 << 20
 """Ray's own share of the shared memory in which weights are staged: jobs pass no objects."""
@@ -42,6 +46,20 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 STARTS = 3
 """Times that Ray is started before it is given up."""
+
+
+class RaySettings(Record):
+    """Resources of this machine that Ray may use."""
+
+    gpus: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_GPUS,
+        description="GPUs to use; else all that are found, or one trial without any",
+    )
+    cpus: int | None = Field(
+        default=None, ge=1, le=MOST_CPUS, description="cores to use; else all of this machine"
+    )
 
 
 @dataclass

@@ -10,11 +10,11 @@ from typing import Self
 
 from coordinate_eval.coordinator.cluster import Busy, Job, Node, ShownJob, TaskStatus
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
-from coordinate_eval.records import SlurmSettings
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.nodes import Partition, Wanted, read_nodes, read_partitions
 from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_job_id, read_tasks
 from coordinate_eval.slurm.scripts import submission
+from coordinate_eval.slurm.settings import SlurmSettings
 
 _CONFIGURATIONS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
 _PROBE_SECONDS = 15.0

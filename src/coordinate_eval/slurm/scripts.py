@@ -19,7 +19,7 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from coordinate_eval.coordinator.cluster import Job
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import SlurmSettings
+from coordinate_eval.slurm.settings import SlurmSettings
 
 WARNING_SECONDS = 60
 """How long before its time limit a task gets SIGUSR1."""

@@ -17,15 +17,11 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from coordinate_eval import _user_files
 from coordinate_eval.coordinator import cluster
+from coordinate_eval.coordinator.cluster import MOST_CPUS, MOST_GPUS
+from coordinate_eval.coordinator.ray_cluster import RaySettings
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import (
-    MOST_CPUS,
-    MOST_GPUS,
-    EngineSettings,
-    RaySettings,
-    Record,
-    SlurmSettings,
-)
+from coordinate_eval.records import EngineSettings, Record
+from coordinate_eval.slurm.settings import SlurmSettings
 
 PREFIX = "COORDINATE_EVAL_"
 FILE_VARIABLE = "COORDINATE_EVAL_CONFIG"
