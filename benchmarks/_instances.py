@@ -16,7 +16,6 @@ from benchmarks import one_job_per_dataset as seven_billion
 from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.planning import plan, planner
 from coordinate_eval.coordinator.planning.plan import Capacity, Cost, NodeCapacity, Plan
-from coordinate_eval.coordinator.planning.prepare import Choice
 from coordinate_eval.priors import catalogue
 
 GPU = "h200"
@@ -44,7 +43,7 @@ def base(nodes: int) -> Instance:
         storage_gigabits_per_node=seven_billion.STORAGE_GIGABITS,
         metric_cpus=nodes * GPUS_PER_NODE * CPUS_PER_GPU,
     )
-    return Instance(seven_billion.predicted(Choice(capacity.nodes, 1, GPU)), capacity)
+    return Instance(seven_billion.predicted(), capacity)
 
 
 def answers_per_item() -> dict[str, int]:

@@ -32,11 +32,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.plans import CHECKPOINT
 
 from benchmarks import _rehearsal
-from coordinate_eval.coordinator.dry_run.one_job_each import Place, longest_first, one_job_each
+from coordinate_eval.coordinator.dry_run.one_job_each import (
+    JobConditions,
+    longest_first,
+    one_job_each,
+)
 from coordinate_eval.coordinator.inputs import suite
-from coordinate_eval.coordinator.planning import plan, planner, prepare
+from coordinate_eval.coordinator.planning import plan, planner
+from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost
 from coordinate_eval.coordinator.planning.plan import Capacity, Cost, NodeCapacity, Plan
-from coordinate_eval.coordinator.planning.prepare import Choice
 from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import EngineSettings
@@ -44,6 +48,7 @@ from coordinate_eval.records import EngineSettings
 NODES = (1, 4)
 GPUS_PER_NODE = 8
 CPUS_PER_GPU = 16
+GPU = "h200"
 
 STORAGE_GIGABITS = 25.0
 """The storage link of one node, shared by all who load through it."""
@@ -64,7 +69,7 @@ def main() -> None:
     console.print(computed())
     if given.speed is None:
         return
-    costs = predicted(_choice(1))
+    costs = predicted()
     shape = _rehearsal.Shape(NODES, LOAD_SECONDS, ENGINE_START_SECONDS, given.speed)
     if why := _rehearsal.impossible():
         console.print(f"Not measured: {why}", soft_wrap=True)
@@ -89,9 +94,11 @@ def computed() -> Table:
         "to longest first",
     )
     for nodes in NODES:
-        costs = predicted(_choice(nodes))
+        costs = predicted()
         gpus = nodes * GPUS_PER_NODE
-        place = Place([GPUS_PER_NODE] * nodes, LOAD_SECONDS, ENGINE_START_SECONDS, CPUS_PER_GPU)
+        place = JobConditions(
+            [GPUS_PER_NODE] * nodes, LOAD_SECONDS, ENGINE_START_SECONDS, CPUS_PER_GPU
+        )
         as_listed = one_job_each(costs, place)
         sorted_ = one_job_each(longest_first(costs, CPUS_PER_GPU), place)
         planned = _plan(costs, nodes, gpus * CPUS_PER_GPU).estimate
@@ -105,29 +112,28 @@ def computed() -> Table:
     return table
 
 
-def predicted(choice: Choice) -> list[Cost]:
-    """Costs of the base suite as the catalogue and the model of priors have them."""
+def predicted() -> list[Cost]:
+    """Return the costs of the base suite on one GPU a trial, as the shipped priors predict them."""
     found = []
-    on = prepare.conditions(CHECKPOINT, choice, EngineSettings())
+    on = conditions(CHECKPOINT, EngineSettings(), GPU, 1)
     for dataset in suite.load("base").datasets:
         work = catalogue.predicted_work(dataset)
         assert work is not None, f"{dataset.name} is not in the catalogue"
-        found.append(prepare.cost(dataset, work, on, Priors(), built=False))
+        found.append(dataset_cost(dataset, work, on, Priors(), built=False))
     return found
 
 
-def _choice(nodes: int) -> Choice:
-    names = [f"node{number}" for number in range(1, nodes + 1)]
-    capacities = [
-        NodeCapacity(name=name, gpus=GPUS_PER_NODE, gpu_type="h200", trials=GPUS_PER_NODE)
+def _nodes(count: int) -> list[NodeCapacity]:
+    names = [f"node{number}" for number in range(1, count + 1)]
+    return [
+        NodeCapacity(name=name, gpus=GPUS_PER_NODE, gpu_type=GPU, trials=GPUS_PER_NODE)
         for name in names
     ]
-    return Choice(capacities, 1, "h200")
 
 
 def _plan(costs: list[Cost], nodes: int, metric_cpus: int) -> Plan:
     capacity = Capacity(
-        nodes=_choice(nodes).nodes,
+        nodes=_nodes(nodes),
         gpus_per_trial=1,
         engine_start_seconds=ENGINE_START_SECONDS,
         storage_gigabits_per_node=STORAGE_GIGABITS,

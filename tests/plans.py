@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from coordinate_eval.coordinator.cluster import Busy, Node, ShownJob
-from coordinate_eval.coordinator.dry_run.risks import Site
 from coordinate_eval.coordinator.dry_run.summary import Review, review
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner
@@ -11,12 +10,15 @@ from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
     NodeCapacity,
+    Plan,
     PlanEngine,
     PlanSuite,
 )
-from coordinate_eval.coordinator.planning.prepare import Choice
-from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.records import Checkpoint, CheckpointFormat
+from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
+from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
+from coordinate_eval.coordinator.run.records import Round, Run
+from coordinate_eval.priors.predict import Priors
+from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, Suite
 
 CHECKPOINT = Checkpoint(
     path="/ckpt",
@@ -63,16 +65,39 @@ def capacity(nodes: int, trials: int, name: str = "node") -> Capacity:
     )
 
 
-def site(
-    nodes: Sequence[Node],
-    busy: Sequence[Busy] = (),
+def offer(nodes: Sequence[Node], busy: Sequence[Busy] = (), metric_cpus: int = 64) -> Offer:
+    """A cluster with these nodes."""
+    return Offer("slurm", nodes, busy, metric_cpus, link_gigabits=25, priors=Priors())
+
+
+def prepared(
+    made: Plan,
+    place: Capacity,
     settings: Settings | None = None,
-    guessed: Sequence[str] = (),
-    metric_cpus: int = 64,
-) -> Site:
-    """What such a plan meets."""
-    gib = jobs.keeper_memory_gib(CHECKPOINT.bytes, converting=False)
-    return Site(nodes, busy, settings or Settings(), gib, metric_cpus, 25, guessed)
+    datasets: Sequence[Dataset] = (),
+) -> Prepared:
+    """A run of a plan, of which nothing is built."""
+    run = Run(
+        id="id",
+        nonce="n",
+        created=0,
+        cluster="slurm",
+        python="python",
+        folder="/",
+        checkpoint=CHECKPOINT,
+        suite=Suite(name="s", digest="d", datasets=list(datasets)),
+        settings=settings or Settings(),
+        tensor_parallel=1,
+        gpu_type="h200",
+        max_length=CHECKPOINT.max_length,
+        staged_bytes=CHECKPOINT.bytes,
+        exclusive=False,
+        asks=[],
+        shards=[],
+    )
+    printed = PlanFile.of(made, metric_cpus=place.metric_cpus, max_length=run.max_length)
+    round_ = Round(number=0, created=0, nodes=[], minutes=15)
+    return Prepared(printed, place, run, round_, requests={})
 
 
 def reviewed(
@@ -92,9 +117,8 @@ def reviewed(
         for n in place.nodes
     ]
     busy = [Busy(name=f"{name}-busy", why="8 of 8 GPUs in use")]
-    planned = [
+    shown = [
         ShownJob(f"trial-{n.name}", f"sbatch {n.name}", f"echo {n.name}", f"sbatch {n.name} <<'E'")
         for n in place.nodes
     ]
-    choice = Choice(place.nodes, 1, "h200")
-    return review(made, choice, site(live, busy), planned)
+    return review(prepared(made, place), offer(live, busy), shown)

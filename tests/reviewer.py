@@ -1,7 +1,7 @@
 """Someone who plans, reviews the plan and submits it, and a scheduler that takes it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,8 +9,9 @@ import pytest
 
 from coordinate_eval.coordinator.cli import run
 from coordinate_eval.coordinator.cluster import Busy, Job, Node, ShownJob, State, TaskStatus
+from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.arrange import Order
+from coordinate_eval.coordinator.planning.prepare import Inputs, read_inputs
 from coordinate_eval.errors import SubmitRefused, UserError
 from coordinate_eval.records import EngineSettings
 from tests.runs import TASKS
@@ -110,8 +111,7 @@ class Reviewer:
 
     def plan(self) -> dict[str, Any]:
         """A dry run, its document kept in `file`."""
-        order = Order(checkpoint=tiny_model(), dry_run=True, as_json=True)
-        assert run.run(order, self.settings) == 0
+        run.dry_run(self.inputs(checkpoint=tiny_model()), as_json=True)
         self.file.write_text(self.capsys.readouterr().out)
         tree: dict[str, Any] = json.loads(self.file.read_text())
         return tree
@@ -122,16 +122,23 @@ class Reviewer:
         changes = {"suite": str(self.folder / "other.yaml"), **settings}
         self.settings = self.settings.model_copy(update=changes)
 
-    def submit(self, **more: Any) -> Path:
+    def inputs(
+        self, checkpoint: Path | None = None, plan: Path | None = None, only: Sequence[str] = ()
+    ) -> Inputs:
+        """A checkpoint or a plan, with part of the suite."""
+        wanted = suite.narrow(suite.load(self.settings.suite), only=only)
+        return read_inputs(self.settings, wanted, checkpoint, plan=plan)
+
+    def submit(self, *, run_dir: Path | None = None, **more: Any) -> Path:
         """The run of the plan in `file`."""
-        assert run.run(Order(plan=self.file, **more), self.settings) == 0
+        assert run.run(self.inputs(plan=self.file, **more), run_dir) == 0
         return Path(self.capsys.readouterr().out.strip())
 
-    def refused(self, *words: str, **more: Any) -> None:
+    def refused(self, *words: str, run_dir: Path | None = None, **more: Any) -> None:
         """Nothing is submitted or written, and these words say why."""
         before = len(self.cluster.submitted)
         with pytest.raises(UserError) as caught:
-            run.run(Order(plan=self.file, **more), self.settings)
+            run.run(self.inputs(plan=self.file, **more), run_dir)
         for word in words:
             assert word in str(caught.value)
         assert len(str(caught.value).splitlines()) < 6

@@ -14,7 +14,7 @@ from tests.runs import PATIENCE_SECONDS, TASKS
 from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
-from coordinate_eval.coordinator.planning import prepare
+from coordinate_eval.coordinator.planning.costs import conditions, suite_costs
 from coordinate_eval.coordinator.planning.requests import Builder, Built
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.observations import BuildSeen, subject
@@ -137,17 +137,15 @@ def test_it_is_said_what_is_built_and_how_long_it_may_take(home: Home) -> None:
 
     def costs(priors: Priors) -> None:
         builder = Builder(home.cache, home.inspect(), home.suite(), home.engine, home.max_length)
-        on = prepare.conditions(home.inspect(), prepare.Choice([], 1, "h100"), EngineSettings())
-        prepare.costs(
-            home.suite(), on, builder, priors, build=lambda dataset: True, tell=told.append
-        )
+        on = conditions(home.inspect(), EngineSettings(), "h100", 1)
+        suite_costs(home.suite(), on, builder, priors, build=lambda dataset: True, tell=told.append)
 
     home.dataset = home.dataset.model_copy(update={"items": 10})
     costs(Priors())
     costs(Priors())  # from the cache
     assert told == ["cloze, 1 of 1"]
     edit_task(home)
-    on = prepare.conditions(home.inspect(), prepare.Choice([], 1, "h100"), EngineSettings())
+    on = conditions(home.inspect(), EngineSettings(), "h100", 1)
     seen = BuildSeen(
         run="r", time=0, conditions=on, dataset="c", subject=subject(home.dataset), items=20,
         cpu_seconds=100.0,

@@ -308,7 +308,7 @@ def test_places_that_are_no_run_directory(user: Workspace, tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     args = ("run", tiny_model(), "--suite", user.folder / "given.yaml", "--run-dir")
     refused_here(user, *args, tmp_path / "file", words=("is a file",))
-    refused_here(user, *args, TASKS, words=("no run directory", "--run-dir"))
+    refused_here(user, *args, TASKS, words=("not a run directory", "--run-dir"))
     refused_here(user, *args, tmp_path / ("x" * 300), words=("run directory",))
 
 
@@ -379,7 +379,7 @@ def test_a_dry_run_writes_what_it_shows(user: Workspace, tmp_path: Path) -> None
     assert text.startswith("<!DOCTYPE html>")
     assert "makespan" in text
     assert "what runs when" in shown
-    words = ("--html", "no page of a plan")
+    words = ("--html", "not the page of a plan")
     refused(user, *dry(user, "--html", user.folder / "given.yaml"), words=words)
 
 

@@ -12,7 +12,6 @@ from tests.reviewer import Reviewer
 from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.cli import run
-from coordinate_eval.coordinator.planning.arrange import Order
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import vllm_arguments
 from coordinate_eval.evaluators.engines.base import check_args
@@ -194,8 +193,9 @@ def test_nothing_is_built_or_submitted_with_wrong_arguments(
     reviewer: Reviewer, dry_run: bool
 ) -> None:
     engine = EngineSettings(name="transformers", args={"batchsize": 1})
-    settings = reviewer.settings.model_copy(update={"engine": engine})
+    reviewer.settings = reviewer.settings.model_copy(update={"engine": engine})
+    submit = run.dry_run if dry_run else run.run
     with pytest.raises(UserError, match="did you mean batch_size"):
-        run.run(Order(checkpoint=tiny_model(), dry_run=dry_run), settings)
+        submit(reviewer.inputs(tiny_model()))
     assert not reviewer.cluster.submitted
     assert not (reviewer.folder / "runs").exists()

@@ -10,8 +10,8 @@ from tests.unit.test_stage import checkpoint
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import Node
 from coordinate_eval.coordinator.inputs.settings import Layer, Settings, resolve
-from coordinate_eval.coordinator.planning import arrange, prepare
-from coordinate_eval.coordinator.planning.plan import NodeCapacity
+from coordinate_eval.coordinator.planning import costs
+from coordinate_eval.coordinator.planning.prepare import Inputs, offer_of_cluster, prepare
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.failures import recurring_failure
@@ -58,7 +58,6 @@ CHECKPOINT = Checkpoint(
     kv_bytes_per_token=64,
 )  # fmt: skip
 ITEMS = 6
-CHOICE = prepare.Choice([NodeCapacity(name="n", gpus=1, gpu_type="h100", trials=1)], 1, "h100")
 
 
 def request(dataset: str, item: int, index: int) -> Request:
@@ -313,12 +312,12 @@ def test_the_next_plan_stages_as_this_run_did(staging_run: RunDir) -> None:
     learn_from_run.publish(staging_run, run)
     eight = Node(name="n", gpus=8, free_gpus=8, gpu_type="h100", cpus=64, memory_gib=500)
     given = Dataset.model_validate({"name": "d", "items": 9, "prior": {"gpu_seconds": 5}})
-    asked = arrange.Asked(run.checkpoint, Suite(name="s", digest="d", datasets=[given]), None)
+    suite = Suite(name="s", digest="d", datasets=[given])
 
     def staged(**values: object) -> float:
         settings, _ = resolve([Layer(source="f", values=values)])
-        offer = arrange.offer_of_cluster(([eight], []), settings)
-        plan = arrange.prepared(asked, settings, offer).plan
+        offer = offer_of_cluster("slurm", ([eight], []), settings)
+        plan = prepare(Inputs(run.checkpoint, suite, settings), offer).plan
         assert plan.estimate.lower_bound_seconds > plan.stages[0].seconds
         return plan.stages[0].seconds
 
@@ -347,12 +346,12 @@ def test_the_next_plan_costs_what_this_run_took(
     work(run_dir, monkeypatch)
     run = record(run_dir)
     learn_from_run.publish(run_dir, run)
-    priors = prepare.learned(run.settings)
+    priors = costs.read_priors(run.settings)
     seen = seen_of(run_dir)["choice"]
     dataset = Dataset(name="renamed", task="choice")
-    cost = prepare.cost(dataset, seen.work(), seen.conditions, priors)
+    cost = costs.dataset_cost(dataset, seen.work(), seen.conditions, priors)
     assert cost.gpu_seconds == pytest.approx(seen.gpu_seconds, rel=0.05)
-    shipped = prepare.cost(dataset, seen.work(), seen.conditions, Priors())
+    shipped = costs.dataset_cost(dataset, seen.work(), seen.conditions, Priors())
     assert 0 < cost.spread < shipped.spread
 
 
@@ -390,31 +389,31 @@ def test_a_run_ends_whether_or_not_it_can_be_learned_from(
 
 def test_a_suites_own_costs_are_certain() -> None:
     given = Dataset.model_validate({"name": "d", "items": 9, "prior": {"gpu_seconds": 5}})
-    on = prepare.conditions(CHECKPOINT, CHOICE, EngineSettings())
+    on = costs.conditions(CHECKPOINT, EngineSettings(), "h100", 1)
     work = catalogue.guessed_work(given, 9)
-    cost = prepare.cost(given, work, on, Priors())
+    cost = costs.dataset_cost(given, work, on, Priors())
     assert (cost.gpu_seconds, cost.spread) == (5, 0)
 
 
 def test_a_learned_start_counts_unless_the_user_says_otherwise() -> None:
-    on = prepare.conditions(CHECKPOINT, CHOICE, EngineSettings())
+    on = costs.conditions(CHECKPOINT, EngineSettings(), "h100", 1)
     started = TrialSeen(run="r", time=0, conditions=on, trial="n-0", start_seconds=77.0)
     priors = Priors([started], 0)
     unset, _ = resolve([Layer(source="f", values={"trial.cpus": 2})])
-    assert prepare.with_learned_start(unset, priors, on).trial.engine_start_seconds == 77.0
-    assert prepare.with_learned_start(unset, Priors(), on) == unset
+    assert costs.engine_start_seconds(unset, priors, on) == 77.0
+    assert costs.engine_start_seconds(unset, Priors(), on) == unset.trial.engine_start_seconds
     chosen, _ = resolve([Layer(source="f", values={"trial.engine_start_seconds": 5})])
-    assert prepare.with_learned_start(chosen, priors, on).trial.engine_start_seconds == 5
+    assert costs.engine_start_seconds(chosen, priors, on) == 5
 
 
 def test_a_store_that_cannot_be_read_teaches_nothing(tmp_path: Path) -> None:
     (tmp_path / "priors").write_text("no folder")
-    priors = prepare.learned(Settings(priors_dir=str(tmp_path / "priors")))
+    priors = costs.read_priors(Settings(priors_dir=str(tmp_path / "priors")))
     assert priors.fits == {}
 
 
 def test_processors_are_told_apart() -> None:
-    on = prepare.conditions(CHECKPOINT, prepare.Choice([], 1, "cpu"), EngineSettings())
+    on = costs.conditions(CHECKPOINT, EngineSettings(), "cpu", 1)
     assert on.gpu == f"cpu/{this_machine.processor()}"
     assert this_machine.processor().endswith(" cores")
 

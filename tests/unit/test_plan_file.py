@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from tests.reviewer import Reviewer
 from tests.unit.test_plan import CAPACITIES, COSTS, make
+from typer.testing import CliRunner
 
-from coordinate_eval.coordinator.cli import run as launch
-from coordinate_eval.coordinator.inputs.settings import MetricSettings, Settings
+from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.inputs.settings import MetricSettings
 from coordinate_eval.coordinator.planning import reviewed_plan
-from coordinate_eval.coordinator.planning.arrange import Order
 from coordinate_eval.coordinator.planning.plan import Capacity, Cost
 from coordinate_eval.errors import UserError
 
@@ -117,13 +117,19 @@ def test_a_file_that_is_no_plan(tmp_path: Path, content: bytes, words: str) -> N
 
 
 def test_options_that_go_together() -> None:
-    usual = Settings(cluster="slurm")
-    for order in (Order(), Order(dry_run=True)):
+    for options in ([], ["--dry-run"]):
         with pytest.raises(UserError, match="CKPT, or --plan"):
-            launch.run(order, usual)
-    for order in (Order(html=Path("x")), Order(scripts=Path("x"))):
+            run_command(*options)
+    for options in (["--html", "x"], ["--scripts", "x"], ["--what-if"]):
         with pytest.raises(UserError, match="add --dry-run"):
-            launch.run(order, usual)
+            run_command(*options)
+
+
+def run_command(*options: str) -> None:
+    """`coordinate-eval run OPTIONS`; raises its error."""
+    done = CliRunner().invoke(app, ["run", *options])
+    assert done.exception is not None
+    raise done.exception
 
 
 @given(COSTS, CAPACITIES)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from tests.plans import CHECKPOINT, capacity, costs, reviewed, site
+from tests.plans import CHECKPOINT, capacity, costs, offer, prepared, reviewed
 
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.dry_run import gantt, terminal
@@ -18,8 +18,8 @@ from coordinate_eval.coordinator.dry_run.summary import review, summary
 from coordinate_eval.coordinator.inputs.settings import Settings, TrialSettings
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.plan import Cost, Plan, PlanEngine, PlanSuite
-from coordinate_eval.coordinator.planning.prepare import Choice
 from coordinate_eval.coordinator.planning.simulate import Timeline, simulate
+from coordinate_eval.records import Dataset
 
 
 def shown(drawn: Timeline, width: int, *, height: int = 50, encoding: str = "utf-8") -> list[str]:
@@ -174,9 +174,10 @@ def found(
     cpus = int(str(more.pop("metric_cpus", 64)))
     assert isinstance(settings_, Settings)
     assert isinstance(guessed, tuple)
-    planned = plan_of(made, cpus)
-    here = site(nodes, busy or [], settings_, guessed, cpus)
-    lines = risks(planned, simulated(planned, cpus), here)
+    ready = prepared(
+        plan_of(made, cpus), capacity(1, 8), settings_, [Dataset(name=name) for name in guessed]
+    )
+    lines = risks(review(ready, offer(nodes, busy or [], cpus), []))
     assert all("\n" not in line for line in lines)
     return "\n".join(lines)
 
@@ -216,15 +217,14 @@ def test_a_first_signal_that_is_missing() -> None:
     assert "no first signal" in text
     assert "first signal" not in found(EVEN, NODES)
     few = Cost(name="few", items=3, gpu_seconds=100, splittable=False)
-    planned = plan_of([few, *EVEN], 64, first_signal=True)
-    lines = risks(planned, simulated(planned, 64), site(NODES, settings=wanted))
+    ready = prepared(plan_of([few, *EVEN], 64, first_signal=True), capacity(1, 8), wanted)
+    lines = risks(review(ready, offer(NODES), []))
     assert any(line.startswith("first signal: none of few,") for line in lines)
 
 
 def test_when_the_first_signal_is_there() -> None:
-    planned = plan_of(EVEN, 64, first_signal=True)
-    here = site(NODES, settings=Settings(first_signal=True))
-    made = review(planned, Choice(capacity(1, 8).nodes, 1, "h200"), here, [])
+    ready = prepared(plan_of(EVEN, 64, first_signal=True), capacity(1, 8))
+    made = review(ready, offer(NODES), [])
     assert dict(summary(made))["first signal"] == "of 8 of 8 datasets by 34.5 s"
 
 

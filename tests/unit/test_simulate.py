@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given, settings
 from tests.unit.test_plan import CAPACITIES, COSTS, make
 
-from coordinate_eval.coordinator.dry_run.one_job_each import Place, longest_first, one_job_each
+from coordinate_eval.coordinator.dry_run.one_job_each import (
+    JobConditions,
+    longest_first,
+    one_job_each,
+)
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
@@ -114,7 +118,7 @@ def test_one_job_each_by_hand() -> None:
         Cost(name="b", items=10, gpu_seconds=20, metric_cpu_seconds=40),
         Cost(name="c", items=2, gpu_seconds=5, floor_seconds=30),
     ]
-    one_node = Place(slots=[2], load_seconds=4, engine_start_seconds=1, cores=4)
+    one_node = JobConditions(slots=[2], load_seconds=4, engine_start_seconds=1, cores=4)
     # a and b share the link: both loaded at 8; a ends at 19, c loads alone until 23 and ends at
     # 54; b ends at 8 + 1 + 20 + 10.
     assert one_job_each(costs, one_node) == pytest.approx(54)
@@ -127,5 +131,5 @@ def test_one_job_each_by_hand() -> None:
     assert one_job_each(costs, wide) == pytest.approx(50)
     assert one_job_each(costs, replace(one_node, link_seconds=4)) == pytest.approx(54)
     # Nodes of their own: nobody shares a link.
-    apart = Place(slots=[1, 1, 1], load_seconds=4, engine_start_seconds=1, cores=4)
+    apart = JobConditions(slots=[1, 1, 1], load_seconds=4, engine_start_seconds=1, cores=4)
     assert one_job_each(costs, apart) == pytest.approx(35)

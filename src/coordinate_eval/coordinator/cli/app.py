@@ -138,8 +138,14 @@ def run(
     settings_file: options.SettingsFile = None,
 ) -> None:
     """Evaluate the checkpoint CKPT: submit the run to Slurm and return, or run here with Ray."""
-    from coordinate_eval.coordinator.cli.run import run as plan_and_submit
-    from coordinate_eval.coordinator.planning import arrange
+    from coordinate_eval.coordinator.cli import run as launch
+    from coordinate_eval.coordinator.inputs import suite as suites_
+    from coordinate_eval.coordinator.planning.prepare import read_inputs
+
+    if (html or scripts or what_if) and not dry_run:
+        raise UserError(
+            "--html, --scripts and --what-if show what would be submitted: add --dry-run"
+        )
 
     flags: dict[str, Any] = {
         "suite": suite,
@@ -159,24 +165,22 @@ def run(
         "slurm.constraint": constraint,
     }
     settings, _ = config.load(flags, settings_file)
-    order = arrange.Order(
-        checkpoint=checkpoint,
-        config=model_config,
-        tokenizer=tokenizer,
-        run_dir=run_dir,
-        only=tuple(only or ()),
-        skip=tuple(skip or ()),
-        groups=tuple(group or ()),
+    wanted = suites_.narrow(
+        suites_.load(settings.suite),
+        only=only or (),
+        skip=skip or (),
+        groups=group or (),
         limit=limit,
-        wait=wait,
-        dry_run=dry_run,
-        as_json=as_json,
-        html=html,
-        scripts=scripts,
-        plan=plan,
-        what_if=what_if,
     )
-    raise typer.Exit(plan_and_submit(order, settings))
+    inputs = read_inputs(
+        settings, wanted, checkpoint, config=model_config, tokenizer=tokenizer, plan=plan
+    )
+    if dry_run:
+        launch.dry_run(
+            inputs, run_dir, as_json=as_json, html=html, scripts=scripts, what_if=what_if
+        )
+    else:
+        raise typer.Exit(launch.run(inputs, run_dir, wait=wait, as_json=as_json))
 
 
 @app.command()

@@ -221,15 +221,14 @@ def _conditions(
 ) -> "Conditions":
     """What is asked for, the newest observation of the engine filling in what is not."""
     from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
-    from coordinate_eval.coordinator.planning import prepare
+    from coordinate_eval.coordinator.planning.costs import conditions
 
     engine, degree = settings.engine, settings.trial.tensor_parallel or 1
     same = [s for s in seen if s.conditions.engine == engine.name]
     newest = max(same, key=lambda s: s.time).conditions if same else None
     gpu = gpu or (newest.gpu if newest else DEFAULT_GPU)
     if checkpoint is not None:
-        choice = prepare.Choice([], degree, gpu)
-        return prepare.conditions(checkpoints.inspect(checkpoint), choice, engine)
+        return conditions(checkpoints.inspect(checkpoint), engine, gpu, degree)
     asked = newest.model if newest and not size else _model(size or DEFAULT_SIZE, degree)
     version = this_machine.engine_version(engine.name)
     return conditions_of.conditions(engine, version, gpu, asked)

@@ -7,11 +7,11 @@ from rich.console import Console
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator import clusters
-from coordinate_eval.coordinator.cli.create import submit_supervisor
 from coordinate_eval.coordinator.cli.progress import Display
 from coordinate_eval.coordinator.cluster import Cluster, State
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run import results as report
+from coordinate_eval.coordinator.run.create import submit_supervisor
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, Submitted
 from coordinate_eval.coordinator.supervisor.loop import Supervisor

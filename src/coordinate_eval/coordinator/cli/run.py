@@ -1,4 +1,4 @@
-"""`coordinate-eval run`: from the command line to a supervised run."""
+"""`coordinate-eval run`: plan a run and submit it, or show the plan."""
 
 import shutil
 import sys
@@ -9,89 +9,146 @@ from rich.console import Console
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator import clusters
-from coordinate_eval.coordinator.cli.create import create, existing, run_id, submit_supervisor
 from coordinate_eval.coordinator.cli.resume import announce, resume, supervise
+from coordinate_eval.coordinator.cluster import Cluster
 from coordinate_eval.coordinator.dry_run import show
 from coordinate_eval.coordinator.inputs import cluster_file, suite
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning import arrange, reviewed_plan
-from coordinate_eval.coordinator.planning.arrange import Asked, Order
+from coordinate_eval.coordinator.planning import reviewed_plan
+from coordinate_eval.coordinator.planning.prepare import (
+    Inputs,
+    Offer,
+    Prepared,
+    offer_of_cluster,
+    offer_of_file,
+    prepare,
+)
+from coordinate_eval.coordinator.run.create import create, existing, submit_supervisor
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import SubmitRefused, UserError
 
 
-def run(order: Order, settings: Settings) -> int:
-    """Plan and submit, or show what would be; the exit status."""
-    console = Console(stderr=order.as_json, soft_wrap=False)
-    asked = arrange.asked(order, settings)
+def run(
+    inputs: Inputs, run_dir: Path | None = None, *, wait: bool = False, as_json: bool = False
+) -> int:
+    """Start the run of these inputs, or continue it if it exists; return the exit status.
+
+    With `wait`, or on a local cluster, the run is supervised here to its end.
+    """
+    settings = inputs.settings
     chosen = clusters.chosen(settings)
-    identity = run_id(asked.checkpoint, asked.suite, settings)
-    root = (order.run_dir or Path(settings.runs_dir).expanduser() / identity).absolute()
-    outputs = show.Outputs(order.as_json, order.html, order.scripts)
     if chosen is None:
-        if not order.dry_run or asked.plan is not None:
-            instead = "leave out --plan" if order.dry_run else "add --dry-run to plan on it"
-            raise UserError(
-                f"cluster file {settings.cluster} is only a description of a cluster: {instead}"
-            )
-        offer = arrange.offer_of_file(cluster_file.load(Path(settings.cluster)))
-        prepared = arrange.prepared(asked, settings, offer)
-        described = clusters.by_name(clusters.DESCRIBED, settings)
-        show.show(prepared, RunDir(root), identity, described, outputs, console, exclusive=False)
-        return 0
-    found = None if order.dry_run else existing(root, asked.checkpoint, asked.suite, settings)
-    if found is not None:
-        if asked.plan is not None:
-            reviewed_plan.check_run(asked.plan, RunDir(root))
-        return resume(RunDir(root), wait=order.wait, as_json=order.as_json)
+        raise UserError(
+            f"cluster file {settings.cluster} is only a description of a cluster: "
+            "add --dry-run to plan on it"
+        )
+    root = _root(inputs, run_dir)
+    if existing(root, inputs.checkpoint, inputs.suite, settings) is not None:
+        if inputs.reviewed is not None:
+            reviewed_plan.check_run(inputs.reviewed, RunDir(root))
+        return resume(RunDir(root), wait=wait, as_json=as_json)
     with chosen as cluster:
-        offer = arrange.offer_of_cluster(clusters.patiently(cluster.nodes), settings)
-        asked = _runnable(asked, anything=order.dry_run)
-        with console.status("building requests") as status:
-            prepared = arrange.prepared(
-                asked, settings, offer, lambda name: status.update(f"building requests: {name}")
-            )
-        exclusive = clusters.patiently(cluster.whole_nodes)
-        if order.dry_run:
-            where = RunDir(root)
-            show.show(prepared, where, identity, cluster, outputs, console, exclusive=exclusive)
-            return 0
-        run_dir = create(root, identity, prepared, cluster.name, exclusive=exclusive)
-        _remember(settings, identity, root)
-        made = _files.read_record(run_dir.run, Run)
+        _, prepared = _prepare(inputs, cluster, Console(stderr=as_json))
+        made, found = prepared.run, RunDir(root)
+        create(
+            root,
+            made,
+            prepared.requests,
+            plan=None if prepared.queued else prepared.plan,
+            round_=None if prepared.waits else prepared.round,
+        )
+        _remember(settings, made.id, root)
         try:
-            if cluster.local or order.wait:
-                return supervise(run_dir, made, cluster, as_json=order.as_json, strict=True)
-            submitted = submit_supervisor(run_dir, made, cluster)
+            if cluster.local or wait:
+                return supervise(found, made, cluster, as_json=as_json, strict=True)
+            submitted = submit_supervisor(found, made, cluster)
         except (SubmitRefused, UserError):
-            if not _files.names(run_dir.jobs_folder):
+            if not _files.names(found.jobs_folder):
                 shutil.rmtree(root)
-                _forget(settings, identity)
+                _forget(settings, made.id)
             raise
-    announce(run_dir, made, submitted, as_json=order.as_json)
+    announce(found, made, submitted, as_json=as_json)
     return 0
 
 
-def _runnable(asked: Asked, *, anything: bool) -> Asked:
-    """What of the suite can be run; the rest is named on stderr, with the reason.
+def dry_run(
+    inputs: Inputs,
+    run_dir: Path | None = None,
+    *,
+    as_json: bool = False,
+    html: Path | None = None,
+    scripts: Path | None = None,
+    what_if: bool = False,
+) -> None:
+    """Show the run of these inputs as it would be planned and submitted now."""
+    show.check_outputs(html, scripts)
+    settings, where = inputs.settings, RunDir(_root(inputs, run_dir))
+    console = Console(stderr=as_json)
+    cluster = clusters.chosen(settings)
+    if cluster is None:
+        if inputs.reviewed is not None:
+            raise UserError(
+                f"cluster file {settings.cluster} is only a description of a cluster: "
+                "leave out --plan"
+            )
+        cluster = clusters.by_name(clusters.DESCRIBED, settings)
+        offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)))
+        prepared = prepare(inputs, offer, what_if=what_if)
+    else:
+        with cluster:
+            offer, prepared = _prepare(inputs, cluster, console, to_run=False, what_if=what_if)
+    show.show(prepared, offer, cluster, where, console, as_json=as_json, html=html, scripts=scripts)
 
-    `anything`: a suite of which nothing can be run is left as it is, to be shown.
+
+def _root(inputs: Inputs, run_dir: Path | None) -> Path:
+    """Return the run directory, in `runs_dir` unless another one is given."""
+    home = Path(inputs.settings.runs_dir).expanduser()
+    return (run_dir or home / inputs.run_id).absolute()
+
+
+def _prepare(
+    inputs: Inputs,
+    cluster: Cluster,
+    console: Console,
+    *,
+    to_run: bool = True,
+    what_if: bool = False,
+) -> tuple[Offer, Prepared]:
+    """Ask the cluster for its nodes and plan on them, showing which requests are being built.
+
+    A suite of which nothing can be run is planned too, unless it is `to_run`.
     """
-    if anything and not any(d.task for d in asked.suite.datasets):
-        return asked
-    kept, left_out = suite.runnable(asked.suite)
+    nodes = clusters.patiently(cluster.nodes)
+    exclusive = clusters.patiently(cluster.whole_nodes)
+    offer = offer_of_cluster(cluster.name, nodes, inputs.settings, exclusive=exclusive)
+    if to_run or any(dataset.task for dataset in inputs.suite.datasets):
+        inputs = _runnable(inputs)
+    with console.status("building requests") as status:
+
+        def tell(text: str) -> None:
+            status.update(f"building requests: {text}")
+
+        return offer, prepare(inputs, offer, what_if=what_if, tell=tell)
+
+
+def _runnable(inputs: Inputs) -> Inputs:
+    """Leave out the datasets that cannot be run, and say so on stderr with the reason.
+
+    Raises:
+        UserError: No dataset can be run.
+    """
+    kept, left_out = suite.runnable(inputs.suite)
     by_reason: dict[str, list[str]] = {}
     for name, why in left_out.items():
         by_reason.setdefault(why, []).append(name)
     if left_out:
         said = "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
-        sys.stderr.write(f"left out of suite {asked.suite.name}: {said}\n")
-    return replace(asked, suite=kept, left_out=left_out)
+        sys.stderr.write(f"left out of suite {inputs.suite.name}: {said}\n")
+    return replace(inputs, suite=kept, left_out=left_out)
 
 
 def _remember(settings: Settings, identity: str, root: Path) -> None:
-    """Let a run that lies elsewhere be found by its id."""
+    """Link a run that lies elsewhere into `runs_dir`, where it is found by its id."""
     link = Path(settings.runs_dir).expanduser() / identity
     if link.absolute() != root:
         link.parent.mkdir(parents=True, exist_ok=True)

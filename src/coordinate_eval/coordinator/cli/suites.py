@@ -12,8 +12,7 @@ from rich.table import Table
 from coordinate_eval import _files
 from coordinate_eval._format import duration
 from coordinate_eval.coordinator.inputs import suite
-from coordinate_eval.coordinator.planning import prepare
-from coordinate_eval.coordinator.planning.prepare import Choice
+from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost, known_work
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue, gpus
 from coordinate_eval.priors.predict import Priors
@@ -91,8 +90,7 @@ def describe(wanted: Suite, checkpoint: Checkpoint, gpu: str, degree: int) -> di
     what was learned); null, and not in the sums, where nothing is known of a dataset before it is
     built.
     """
-    choice = Choice(nodes=[], tensor_parallel=degree, gpu_type=gpu)
-    on = prepare.conditions(checkpoint, choice, EngineSettings())
+    on = conditions(checkpoint, EngineSettings(), gpu, degree)
     rows = [_row(dataset, on) for dataset in wanted.datasets]
     names = _groups(wanted) + [None] * any(d.group is None for d in wanted.datasets)
     groups = [{"group": n, **_sums(r for r in rows if r["group"] == n)} for n in names]
@@ -112,8 +110,8 @@ def describe(wanted: Suite, checkpoint: Checkpoint, gpu: str, degree: int) -> di
 
 def _row(dataset: Dataset, on: Conditions) -> dict[str, Any]:
     entry = catalogue.find(dataset)
-    asked = prepare.work(dataset, None)
-    cost = None if asked is None else prepare.cost(dataset, asked, on, Priors(), built=False)
+    asked = known_work(dataset)
+    cost = None if asked is None else dataset_cost(dataset, asked, on, Priors(), built=False)
     own = entry.num_fewshot if entry else None
     return {
         "group": dataset.group,

@@ -15,6 +15,7 @@ from coordinate_eval import __version__
 from coordinate_eval._format import duration, plain
 from coordinate_eval.coordinator.dry_run import gantt
 from coordinate_eval.coordinator.dry_run.gantt import Part, Phase, Row
+from coordinate_eval.coordinator.dry_run.risks import risks
 from coordinate_eval.coordinator.dry_run.summary import Review, dataset_lines, node_lines, summary
 
 MARK = '<meta name="generator" content="coordinate-eval plan">'
@@ -73,6 +74,7 @@ def render(review: Review) -> str:
         version=__version__,
         plan=review.plan,
         review=review,
+        risks=risks(review),
         summary=summary(review),
         drawing=_draw(review, colors),
         colors=colors,
@@ -118,7 +120,7 @@ def _draw(review: Review, colors: dict[str, str]) -> Drawing:
             for tick in range(int(end / step) + 1)
         ],
         bound=_LEFT + min(end, review.plan.estimate.lower_bound_seconds) * scale,
-        metrics=_area(used, review.metric_cpus),
+        metrics=_area(used, review.offer.metric_cpus),
         most_cores=max((step.cores for step in drawn.cores()), default=0),
     )
 

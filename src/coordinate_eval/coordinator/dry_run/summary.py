@@ -1,33 +1,35 @@
-"""All that is worth knowing about a plan before it is submitted, gathered once. Pure."""
+"""A plan as a dry run shows it: what is drawn and computed from it, gathered once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinate_eval._format import duration, plain, size
-from coordinate_eval.coordinator.cluster import Busy, ShownJob
-from coordinate_eval.coordinator.dry_run import risks
-from coordinate_eval.coordinator.dry_run.one_job_each import Place, longest_first, one_job_each
-from coordinate_eval.coordinator.dry_run.risks import Site
+from coordinate_eval.coordinator.cluster import ShownJob
+from coordinate_eval.coordinator.dry_run.one_job_each import (
+    JobConditions,
+    longest_first,
+    one_job_each,
+)
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
-from coordinate_eval.coordinator.planning.prepare import Choice
+from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
+from coordinate_eval.coordinator.run.records import Run
 
 
 @dataclass(frozen=True)
 class Review:
-    """A plan, what is drawn and computed from it, and what could go wrong."""
+    """Everything that a dry run shows of a plan."""
 
     plan: Plan
+    run: Run
+    offer: Offer
     timeline: Timeline
-    metric_cpus: int
     one_job_each: float
     """Makespan in seconds of one job per dataset in the suite's order, on the same GPUs."""
     longest_first: float
-    """The same with the longest first."""
-    risks: Sequence[str]
-    busy: Sequence[Busy]
-    submissions: Sequence[ShownJob]
+    """The same with the longest dataset first."""
+    jobs: Sequence[ShownJob]
 
 
 class NodeLine(NamedTuple):
@@ -48,28 +50,27 @@ class DatasetLine(NamedTuple):
     shards: int
 
 
-def review(plan: Plan, choice: Choice, site: Site, submissions: Sequence[ShownJob]) -> Review:
-    """What there is to see of a plan for these nodes."""
-    drawn = simulate(plan.datasets, plan.trials, plan.metric_jobs, site.metric_cpus)
+def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Review:
+    """Compute what a dry run shows of a plan."""
+    plan = prepared.plan
     used = {node.name for node in plan.nodes}
     staged = plan.stages[0].seconds
-    place = Place(
-        slots=[node.trials for node in choice.nodes if node.name in used],
+    on = JobConditions(
+        slots=[node.trials for node in prepared.capacity.nodes if node.name in used],
         load_seconds=staged,
         # A copy may be slower than the link; jobs that load beside each other then fill it.
-        link_seconds=min(staged, plan.checkpoint.bytes * 8 / (site.gigabits_per_node * 1e9)),
+        link_seconds=min(staged, plan.checkpoint.bytes * 8 / (offer.link_gigabits * 1e9)),
         engine_start_seconds=plan.trials[0].setup_seconds,
-        cores=_cores_per_job(plan, site),
+        cores=_cores_per_job(plan, offer),
     )
     return Review(
         plan=plan,
-        timeline=drawn,
-        metric_cpus=site.metric_cpus,
-        one_job_each=one_job_each(plan.datasets, place),
-        longest_first=one_job_each(longest_first(plan.datasets, place.cores), place),
-        risks=risks.risks(plan, drawn, site),
-        busy=site.busy,
-        submissions=submissions,
+        run=prepared.run,
+        offer=offer,
+        timeline=simulate(plan.datasets, plan.trials, plan.metric_jobs, offer.metric_cpus),
+        one_job_each=one_job_each(plan.datasets, on),
+        longest_first=one_job_each(longest_first(plan.datasets, on.cores), on),
+        jobs=shown,
     )
 
 
@@ -158,8 +159,8 @@ def dataset_lines(found: Review) -> list[DatasetLine]:
     return [DatasetLine(cost, counts.get(cost.name, 0)) for cost in ordered]
 
 
-def _cores_per_job(plan: Plan, site: Site) -> int:
+def _cores_per_job(plan: Plan, offer: Offer) -> int:
     """A job's part of its node's free cores, as schedulers hand them out with GPUs."""
     names = {node.name for node in plan.nodes}
-    parts = [n.cpus // n.free_gpus for n in site.nodes if n.name in names and n.free_gpus]
-    return max(1, min([site.metric_cpus, *(part * plan.gpus_per_trial for part in parts)]))
+    parts = [n.cpus // n.free_gpus for n in offer.nodes if n.name in names and n.free_gpus]
+    return max(1, min([offer.metric_cpus, *(part * plan.gpus_per_trial for part in parts)]))

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from coordinate_eval._format import duration, plain
 from coordinate_eval.coordinator.dry_run.chart import Chart
+from coordinate_eval.coordinator.dry_run.risks import risks
 from coordinate_eval.coordinator.dry_run.summary import Review, dataset_lines, node_lines, summary
 
 MANY = 40
@@ -23,14 +24,14 @@ LEAST_NAME = 12
 def render(review: Review) -> RenderableType:
     """Everything about a plan but its submissions."""
     parts: list[RenderableType] = [_summary(review)]
-    if review.risks:
-        parts += [Text(), Text("what could go wrong", style="italic"), _risks(review)]
+    if found := risks(review):
+        parts += [Text(), Text("what could go wrong", style="italic"), _risks(found)]
     if review.plan.what_if:
         parts += [Text(), _what_if(review)]
     parts += [Text(), Text("what runs when", style="italic")]
-    parts += [Chart(review.timeline, review.metric_cpus)]
+    parts += [Chart(review.timeline, review.offer.metric_cpus)]
     parts += [Text(), _nodes(review), Text(), _datasets(review)]
-    parts += [Text(plain(f"not used: {busy.name}: {busy.why}")) for busy in review.busy]
+    parts += [Text(plain(f"not used: {busy.name}: {busy.why}")) for busy in review.offer.busy]
     return Group(*parts)
 
 
@@ -43,11 +44,11 @@ def _summary(review: Review) -> Table:
     return table
 
 
-def _risks(review: Review) -> Table:
+def _risks(found: Sequence[str]) -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_column(style="yellow", no_wrap=True)
     table.add_column(overflow="fold")
-    for risk in review.risks:
+    for risk in found:
         table.add_row("!", Text(plain(risk)))
     return table
 

@@ -1,18 +1,30 @@
-"""Which nodes take part, and with how many trials each. Pure."""
+"""The choice of nodes and of the number of trials on each."""
 
 import re
 from collections.abc import Sequence
 
 from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.errors import UserError
+from coordinate_eval.records import Checkpoint, CheckpointFormat
 
 KEEPER_CPUS = 1
 """Cores that the keeper takes on each node."""
 
+QUEUED_NODE = "queued"
+"""Name in a plan that stands for nodes that are not known yet."""
+
+QUEUED_TRIALS = 8
+"""Trials to plan for, and GPUs assumed of a node, while no node is known."""
+
+QUEUED_GPU_MEMORY_GIB = 80.0
+"""Memory assumed of a GPU while no node is known."""
+
 MOST_NAMES, MOST_DIGITS = 100_000, 9
-"""Of a list of nodes, and of a number in it: more than any cluster has."""
+"""Limits on a list of nodes and on a number in it: more than any cluster has."""
 
 _PARTS = re.compile(r"(?:\[[^\[\]]*\]|[^,])+")
 _BRACKETS = re.compile(r"\[([0-9,\-]+)\]")
@@ -22,6 +34,73 @@ class NoFreeGpu(UserError):
     """Nothing can start now; waiting may help."""
 
 
+def choose_nodes(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    nodes: Sequence[Node],
+    busy: Sequence[Busy],
+    max_length: int,
+) -> tuple[list[NodeCapacity], int]:
+    """Return the nodes of the GPU type with the most room for trials, and the GPUs of one trial.
+
+    `max_length` is the context of the run in tokens.
+
+    Raises:
+        NoFreeGpu: No GPU is free now.
+        UserError: The checkpoint fits no GPU or no node's memory, or a named node does not exist.
+    """
+    check_names(settings.nodes, nodes, busy)
+    gib = keeper_gib(checkpoint)
+    choices: list[tuple[list[NodeCapacity], int]] = []
+    problems: list[UserError] = []
+    for kind in sorted({node.gpu_type for node in nodes}):
+        alike = [node for node in nodes if node.gpu_type == kind]
+        try:
+            gpus = gpus_per_trial(checkpoint, settings, alike, max_length)
+            choices.append((choose(alike, busy, settings, gpus, gib), gpus))
+        except UserError as error:
+            problems.append(error)
+    if choices:
+        return max(choices, key=lambda c: sum(node.trials for node in c[0]) * c[1])
+    if problems:
+        raise problems[0]
+    raise NoFreeGpu(_nothing_free([], busy, 1))
+
+
+def queued_nodes(
+    checkpoint: Checkpoint, settings: Settings, max_length: int
+) -> tuple[list[NodeCapacity], int]:
+    """Return a stand-in for the nodes that a queued run will get, and the GPUs of one trial."""
+    gpus = settings.trial.tensor_parallel or checkpoints.tensor_parallel(
+        checkpoint, QUEUED_GPU_MEMORY_GIB, QUEUED_TRIALS, max_length
+    )
+    trials = max(1, (settings.max_gpus or QUEUED_TRIALS * gpus) // gpus)
+    node = NodeCapacity(name=QUEUED_NODE, gpus=trials * gpus, gpu_type="", trials=trials)
+    return [node], gpus
+
+
+def gpus_per_trial(
+    checkpoint: Checkpoint, settings: Settings, alike: Sequence[Node], max_length: int
+) -> int:
+    """Return the tensor-parallel degree on nodes with GPUs of one type.
+
+    Raises:
+        UserError: The checkpoint fits no number of their GPUs.
+    """
+    return settings.trial.tensor_parallel or checkpoints.tensor_parallel(
+        checkpoint,
+        max(node.gpu_memory_gib for node in alike),
+        max(node.gpus for node in alike),
+        max_length,
+    )
+
+
+def keeper_gib(checkpoint: Checkpoint) -> float:
+    """Return the host memory that a keeper of this checkpoint asks for, in GiB."""
+    converting = checkpoint.format is CheckpointFormat.TORCH
+    return jobs.keeper_memory_gib(checkpoints.staged_bytes(checkpoint), converting)
+
+
 def choose(
     nodes: Sequence[Node],
     busy: Sequence[Busy],
@@ -29,11 +108,11 @@ def choose(
     gpus_per_trial: int,
     keeper_gib: float,
 ) -> list[NodeCapacity]:
-    """The nodes to ask, of one GPU type, those with most room first.
+    """Return the nodes to ask for, of one GPU type, those with most room first.
 
     Raises:
-        NoFreeGpu: no GPU is free; says what is busy.
-        UserError: nodes have free GPUs, but not the memory or cores for a trial.
+        NoFreeGpu: No GPU is free; says what is busy.
+        UserError: Nodes have free GPUs, but not the memory or cores for a trial.
     """
     count, wanted = _wanted(settings.nodes)
     named = [n for n in nodes if wanted is None or n.name in wanted]
@@ -54,7 +133,7 @@ def choose(
 
 
 def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: float) -> int:
-    """Trials that can start on a node beside its keeper: the least of GPUs, cores and memory."""
+    """Return the trials that a node has GPUs, cores and memory for, beside its keeper."""
     by_gpus = node.free_gpus // gpus_per_trial
     by_cpus = (node.cpus - KEEPER_CPUS) // settings.trial.cpus
     by_memory = int((node.memory_gib - keeper_gib) // settings.trial.memory_gib)
@@ -62,10 +141,10 @@ def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: f
 
 
 def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy]) -> None:
-    """Whether all nodes that `--nodes` names are there, free or not.
+    """Check that all nodes named by `--nodes` exist, free or not.
 
     Raises:
-        UserError: one is not, or none is named; waiting for it would be in vain.
+        UserError: One does not exist, or none is named; waiting for it would not help.
     """
     _, names = _wanted(wanted)
     if names is None:
@@ -80,15 +159,15 @@ def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy])
 
 
 def names_nodes(settings: Settings) -> bool:
-    """Whether `--nodes` names nodes instead of counting them."""
+    """Return whether `--nodes` names nodes instead of counting them."""
     return _wanted(settings.nodes)[1] is not None
 
 
 def check_limits(settings: Settings, names: set[str], gpus: int) -> None:
-    """Whether nodes of these names and so many GPUs are within the settings.
+    """Check that nodes of these names and this number of GPUs are within the settings.
 
     Raises:
-        UserError: they are more than `--nodes`, `--max-nodes` or `--max-gpus` allows.
+        UserError: They are more than `--nodes`, `--max-nodes` or `--max-gpus` allows.
     """
     count, wanted = _wanted(settings.nodes)
     others = names - wanted if wanted is not None else set()
@@ -103,14 +182,14 @@ def check_limits(settings: Settings, names: set[str], gpus: int) -> None:
 
 
 def expand(names: str) -> list[str]:
-    """Node names from Slurm's list syntax, such as `gpu[1-3,07],login`.
+    """Return the node names of a Slurm host list such as `gpu[1-3,07],login`.
 
     Raises:
-        UserError: it is malformed, or means more than `MOST_NAMES`.
+        UserError: The list is malformed, or names more than `MOST_NAMES` nodes.
     """
     found: list[str] = []
     for part in _PARTS.findall(names):
-        # Texts at even places, and between them what stood in brackets.
+        # Plain text at even positions, the contents of brackets at odd ones.
         made = [""]
         for place, piece in enumerate(_BRACKETS.split(part.strip())):
             pieces = _numbers(piece, names) if place % 2 else [piece]
@@ -122,7 +201,7 @@ def expand(names: str) -> list[str]:
 
 
 def _numbers(pieces: str, names: str) -> list[str]:
-    """What stands in brackets, such as `1-3,07`; `names` is the whole list."""
+    """Return the numbers of a bracket such as `1-3,07`; `names` is the whole list, for errors."""
     found: list[str] = []
     for piece in pieces.split(","):
         first, _, last = piece.partition("-")
@@ -152,14 +231,14 @@ def _wanted(nodes: str | None) -> tuple[int | None, set[str] | None]:
 
 
 def _short(text: str) -> str:
-    """A text in quotes, its end left away if it is long."""
+    """Quote a text, shortened to 100 characters."""
     return repr(text if len(text) <= 100 else text[:99] + "…")
 
 
 def _limit(
     nodes: list[NodeCapacity], count: int | None, max_gpus: int | None, gpus_per_trial: int
 ) -> list[NodeCapacity]:
-    """Most room first, so that few nodes are staged; cut at the number of nodes and GPUs."""
+    """Keep the nodes with most room, so that few are staged, up to `count` nodes and the GPUs."""
     ordered = sorted(nodes, key=lambda n: -n.trials)[:count]
     if max_gpus is None:
         return ordered

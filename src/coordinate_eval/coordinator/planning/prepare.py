@@ -1,289 +1,282 @@
-"""From what a user gives to everything that a run is made of, nothing written but the cache."""
+"""The steps from a user's inputs to a run that is ready to be submitted.
 
-import contextlib
+`read_inputs` → `Inputs`; `offer_of_cluster` or `offer_of_file` → `Offer`; `prepare` → `Prepared`.
+Nothing is written but the cache of requests.
+"""
+
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coordinate_eval._format import duration
+from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoint import staged_bytes
+from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning import node_count, plan, planner
+from coordinate_eval.coordinator.planning import node_count, planner, reviewed_plan
 from coordinate_eval.coordinator.planning import nodes as select
+from coordinate_eval.coordinator.planning.costs import (
+    conditions,
+    engine_start_seconds,
+    read_priors,
+    storage_link,
+    suite_costs,
+)
 from coordinate_eval.coordinator.planning.lower_bound import if_wrong
-from coordinate_eval.coordinator.planning.nodes import NoFreeGpu
-from coordinate_eval.coordinator.planning.plan import Capacity, Cost, NodeCapacity, Plan
+from coordinate_eval.coordinator.planning.plan import (
+    Capacity,
+    Cost,
+    NodeCapacity,
+    Plan,
+    PlanEngine,
+    PlanSuite,
+)
 from coordinate_eval.coordinator.planning.requests import Builder, Built
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
+from coordinate_eval.coordinator.run.create import run_id
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, portion_seconds
+from coordinate_eval.coordinator.run.rounds import make_round
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors import catalogue, roofline, this_machine
-from coordinate_eval.priors import conditions as conditions_of
-from coordinate_eval.priors.observations import subject
+from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors.predict import Priors
-from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.staging import Link
-from coordinate_eval.priors.store import Store
-from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, EngineSettings, Suite
-
-QUEUED_TRIALS = 8
-"""Trials for which work is cut, and GPUs assumed of a node, when nodes are not known yet."""
-
-QUEUED_NODE = "queued"
-"""Stands in a plan for nodes that are not known yet."""
-
-QUEUED_GPU_MEMORY_GIB = 80.0
-"""Memory assumed of a GPU that is not known yet."""
+from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Suite
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The nodes of a run, and what they imply."""
-
-    nodes: list[NodeCapacity]
-    tensor_parallel: int
-    gpu_type: str
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Everything decided before anything is submitted."""
+class Inputs:
+    """Everything the user gives: a checkpoint, a suite, settings, and perhaps a plan to follow."""
 
     checkpoint: Checkpoint
     suite: Suite
     settings: Settings
-    choice: Choice
-    max_length: int
-    plan: Plan
-    built: dict[str, Built]
+    reviewed: PlanFile | None = None
+    """The plan of `--plan`, to be run as it is."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Datasets that were asked for and cannot be run, with the reason."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of context of this run."""
+        longest = self.checkpoint.max_length
+        return min(longest, self.settings.trial.max_length or longest)
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run of these inputs."""
+        return run_id(self.checkpoint, self.suite, self.settings)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a run can be placed on, and what is known of it."""
+
+    cluster: str
+    """Name of the scheduler."""
+    nodes: Sequence[Node]
+    busy: Sequence[Busy]
     metric_cpus: int
-    gigabits_per_node: float
-    """Of a node's storage link, as it is set."""
-    nodes: Sequence[Node] = ()
-    busy: Sequence[Busy] = ()
+    """Cores for all metric jobs together."""
+    link_gigabits: float
+    """Bandwidth of one node's storage link, as it is configured."""
+    priors: Priors
+    exclusive: bool = False
+    """Jobs of the GPU partition take whole nodes."""
+    described: ClusterFile | None = None
+    """The cluster file, where one stands in for a cluster."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to be submitted: its plan, its records and its requests."""
+
+    plan: PlanFile
+    capacity: Capacity
+    """The nodes that the plan could have used."""
+    run: Run
+    round: Round
+    """The jobs of the plan. The supervisor makes its own round 0 if this one `waits`."""
+    requests: Mapping[str, tuple[Path, DatasetRequests]]
+    """Built requests by dataset: the file in the cache, and its index."""
     reviewed: bool = False
-    """The plan was given, and is to be run as it is."""
-    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def queued(self) -> bool:
+        """Whether the plan is for nodes that are not known yet."""
+        return any(node.name == select.QUEUED_NODE for node in self.capacity.nodes)
+
+    @property
+    def waits(self) -> bool:
+        """Whether round 0 is left to the supervisor, which asks for the nodes free by then.
+
+        Where jobs take whole nodes, the supervisor's own job may take one of those in the plan.
+        """
+        return self.queued or (self.run.exclusive and not self.reviewed)
 
 
-def max_length(checkpoint: Checkpoint, settings: Settings) -> int:
-    """Tokens of context of this run."""
-    return min(checkpoint.max_length, settings.trial.max_length or checkpoint.max_length)
-
-
-def choose_nodes(
-    checkpoint: Checkpoint, settings: Settings, nodes: list[Node], busy: list[Busy], length: int
-) -> Choice:
-    """The GPU type with the most room for this checkpoint, and its nodes.
-
-    Raises:
-        NoFreeGpu: nothing is free now.
-        UserError: the checkpoint fits no GPU, or no node's memory; a named node is not there.
-    """
-    select.check_names(settings.nodes, nodes, busy)
-    converting = checkpoint.format is CheckpointFormat.TORCH
-    gib = jobs.keeper_memory_gib(staged_bytes(checkpoint), converting)
-    choices: list[Choice] = []
-    problems: list[UserError] = []
-    for kind in sorted({node.gpu_type for node in nodes}):
-        alike = [node for node in nodes if node.gpu_type == kind]
-        try:
-            degree = gpus_per_trial(checkpoint, settings, alike, length)
-            chosen = select.choose(alike, busy, settings, degree, gib)
-            choices.append(Choice(chosen, degree, kind))
-        except UserError as error:
-            problems.append(error)
-    if choices:
-        return max(choices, key=lambda c: sum(n.trials for n in c.nodes) * c.tensor_parallel)
-    if problems:
-        raise problems[0]
-    select.choose(nodes, busy, settings, 1, gib)
-    raise NoFreeGpu("no node has a free GPU")
-
-
-def gpus_per_trial(
-    checkpoint: Checkpoint, settings: Settings, alike: Sequence[Node], length: int
-) -> int:
-    """The tensor-parallel degree on these nodes of one GPU type.
-
-    Raises:
-        UserError: the checkpoint fits no number of their GPUs.
-    """
-    return settings.trial.tensor_parallel or checkpoints.tensor_parallel(
-        checkpoint,
-        max(node.gpu_memory_gib for node in alike),
-        max(node.gpus for node in alike),
-        length,
-    )
-
-
-def queued_choice(checkpoint: Checkpoint, settings: Settings) -> Choice:
-    """What to cut the work for while it is not known which nodes will be free."""
-    degree = settings.trial.tensor_parallel or checkpoints.tensor_parallel(
-        checkpoint, QUEUED_GPU_MEMORY_GIB, QUEUED_TRIALS, max_length(checkpoint, settings)
-    )
-    trials = max(1, (settings.max_gpus or QUEUED_TRIALS * degree) // degree)
-    node = NodeCapacity(name=QUEUED_NODE, gpus=trials * degree, gpu_type="", trials=trials)
-    return Choice([node], degree, "")
-
-
-def costs(
-    suite: Suite,
-    on: Conditions,
-    builder: Builder,
-    priors: Priors,
-    *,
-    build: Callable[[Dataset], bool],
-    tell: Callable[[str], None] = lambda name: None,
-) -> tuple[list[Cost], dict[str, Built]]:
-    """What each dataset costs under these conditions, and the requests that were built to know it.
-
-    Apart from those that `build` asks for, a dataset is built only where neither the suite nor
-    the catalogue says how many items it has. `tell` hears which is built, and how long it and
-    those after it will take as far as that is known.
-    """
-    found: list[Cost] = []
-    built: dict[str, Built] = {}
-    missing = [d for d in suite.datasets if build(d) and builder.find(d) is None]
-    for dataset in suite.datasets:
-        if dataset in missing:
-            number = missing.index(dataset)
-            left = _seconds_to_build(missing[number:], priors)
-            words = f", about {duration(left)} left" if left else ""
-            tell(f"{dataset.name}, {number + 1} of {len(missing)}{words}")
-        if build(dataset):
-            built[dataset.name] = builder.get(dataset)
-        asked = work(dataset, built.get(dataset.name))
-        if asked is None:
-            built[dataset.name] = builder.get(dataset)
-            asked = catalogue.built_work(dataset, built[dataset.name].index)
-        found.append(cost(dataset, asked, on, priors, built=dataset.name in built))
-    return found, built
-
-
-def _seconds_to_build(datasets: Sequence[Dataset], priors: Priors) -> float:
-    """CPU seconds to build the requests of these datasets, without those never built before."""
-    found = [(dataset, work(dataset, None)) for dataset in datasets]
-    return sum(
-        priors.build_seconds(subject(dataset), asked.items) or 0.0
-        for dataset, asked in found
-        if asked is not None
-    )
-
-
-def learned(settings: Settings) -> Priors:
-    """What finished runs have shown; nothing where the store cannot be read."""
-    with contextlib.suppress(OSError):
-        seen = Store(Path(settings.priors_dir).expanduser()).read()
-        return Priors(seen, time.time())
-    return Priors()
-
-
-def with_learned_start(settings: Settings, priors: Priors, on: Conditions) -> Settings:
-    """The settings with the engine's start as it was seen, unless the user has set it."""
-    seconds = priors.start_seconds(on)
-    if seconds is None or "engine_start_seconds" in settings.trial.model_fields_set:
-        return settings
-    trial = settings.trial.model_copy(update={"engine_start_seconds": round(seconds, 1)})
-    return settings.model_copy(update={"trial": trial})
-
-
-def link(settings: Settings, priors: Priors, on: Conditions, checkpoint: Checkpoint) -> Link:
-    """What the weights reach nodes at: as the user has set it, else as it was seen, else as the
-    settings have it.
-    """
-    gigabits = settings.stage.gigabits_per_node
-    if "gigabits_per_node" in settings.stage.model_fields_set:
-        return Link(gigabits)
-    return priors.link(
-        on,
-        this_machine.storage_of(checkpoint.path),
-        converted=checkpoint.format is CheckpointFormat.TORCH,
-        gigabits=gigabits,
-    )
-
-
-def conditions(checkpoint: Checkpoint, choice: Choice, engine: EngineSettings) -> Conditions:
-    """Under what a run on these nodes would evaluate the checkpoint."""
-    config = next((Path(f) for f in checkpoint.files if Path(f).name == "config.json"), None)
-    return conditions_of.conditions(
-        engine,
-        this_machine.engine_version(engine.name),
-        conditions_of.on_processor(choice.gpu_type, this_machine.processor()),
-        conditions_of.model_of(checkpoint, choice.tensor_parallel, config),
-    )
-
-
-def cost(
-    dataset: Dataset,
-    work: roofline.Work,
-    on: Conditions,
-    priors: Priors,
-    *,
-    built: bool = True,
-) -> Cost:
-    """A dataset's cost: what the suite gives, else what the priors say; `built` says that the
-    work's prompts were counted.
-    """
-    given = dataset.prior
-    if given is not None:
-        return Cost(
-            name=dataset.name,
-            items=work.items,
-            gpu_seconds=given.gpu_seconds,
-            metric_cpu_seconds=given.cpu_seconds,
-            chunk_overhead_seconds=given.chunk_overhead_seconds,
-            floor_seconds=given.floor_seconds,
-            splittable=dataset.splittable,
-        )
-    expected = priors.predict(subject(dataset), work, on, built=built)
-    return Cost(
-        name=dataset.name,
-        items=work.items,
-        gpu_seconds=expected.gpu_seconds,
-        metric_cpu_seconds=expected.metric_cpu_seconds,
-        chunk_overhead_seconds=roofline.CHUNK_OVERHEAD_SECONDS,
-        floor_seconds=expected.floor_seconds,
-        splittable=dataset.splittable,
-        spread=expected.spread,
-    )
-
-
-def guessed(suite: Suite) -> list[str]:
-    """Datasets for which neither the suite nor the catalogue has figures."""
-    return [d.name for d in suite.datasets if d.prior is None and catalogue.find(d) is None]
-
-
-def make_plan(
-    checkpoint: Checkpoint,
-    suite: Suite,
+def read_inputs(
     settings: Settings,
-    found: list[Cost],
-    capacity: Capacity,
+    suite: Suite,
+    checkpoint: Path | None,
+    *,
+    config: Path | None = None,
+    tokenizer: Path | None = None,
+    plan: Path | None = None,
+) -> Inputs:
+    """Inspect the checkpoint and read the plan, and check that they belong together.
+
+    Without a checkpoint, that of the plan is taken. `config` and `tokenizer` stand in for the
+    files of the checkpoint.
+
+    Raises:
+        UserError: A file is missing or malformed, the plan is of other inputs, or the engine has no
+            such arguments.
+    """
+    reviewed = reviewed_plan.read(plan) if plan else None
+    path = checkpoint or (Path(reviewed.checkpoint.path) if reviewed else None)
+    if path is None:
+        raise UserError("give a checkpoint CKPT, or --plan FILE of a plan that names one")
+    inspected = checkpoints.inspect(path, config=config, tokenizer=tokenizer)
+    found = Inputs(inspected, suite, settings, reviewed)
+    if reviewed is not None:
+        reviewed_plan.check_same(reviewed, inspected, suite, settings, found.max_length)
+    engines.check_args(settings.engine.name, settings.engine.args)
+    return found
+
+
+def offer_of_file(cluster: str, described: ClusterFile) -> Offer:
+    """Return what a cluster file describes. Measurements made on other clusters do not count."""
+    nodes, busy = described.free()
+    return Offer(
+        cluster,
+        nodes,
+        busy,
+        metric_cpus=described.cores_for_metrics,
+        link_gigabits=described.storage_gigabits_per_node,
+        priors=Priors(),
+        described=described,
+    )
+
+
+def offer_of_cluster(
+    cluster: str,
+    found: tuple[list[Node], list[Busy]],
+    settings: Settings,
+    *,
+    exclusive: bool = False,
+) -> Offer:
+    """Return what a live cluster has now: its nodes, free and busy, and measurements on it."""
+    nodes, busy = found
+    return Offer(
+        cluster,
+        nodes,
+        busy,
+        metric_cpus=settings.metrics.cpus,
+        link_gigabits=settings.stage.gigabits_per_node,
+        priors=read_priors(settings),
+        exclusive=exclusive,
+    )
+
+
+def prepare(
+    inputs: Inputs,
+    offer: Offer,
     *,
     what_if: bool = False,
-) -> Plan:
-    """The plan of these costs on as much of this capacity as the objective wants.
+    tell: Callable[[str], None] = lambda text: None,
+) -> Prepared:
+    """Plan a run of the inputs on what is offered, or check that the reviewed plan can start.
 
-    `what_if`: with what other numbers of GPUs would come to.
+    On a live cluster the requests of all datasets are built first, so that the plan has their
+    real numbers; on a cluster file only those that no figure is known of. With `what_if` the plan
+    tells what other numbers of nodes would come to. `tell` hears what is being built.
 
     Raises:
-        UserError: nothing ends by the deadline.
+        UserError: A dataset cannot be built, nothing can be placed, or the reviewed plan cannot
+            start.
     """
+    checkpoint, suite, settings = inputs.checkpoint, inputs.suite, inputs.settings
+    nodes, gpus_per_trial = _choose_nodes(inputs, offer)
+    on = conditions(checkpoint, settings.engine, nodes[0].gpu_type, gpus_per_trial)
+    builder = Builder(
+        Path(settings.cache_dir).expanduser(),
+        checkpoint,
+        suite,
+        settings.engine.name,
+        inputs.max_length,
+    )
+
+    def build(dataset: Dataset) -> bool:
+        return offer.described is None and dataset.task is not None
+
+    costs, built = suite_costs(suite, on, builder, offer.priors, build=build, tell=tell)
+    if offer.described is not None:
+        start, link = offer.described.engine_start_seconds, Link(offer.link_gigabits)
+    else:
+        start = engine_start_seconds(settings, offer.priors, on)
+        link = storage_link(settings, offer.priors, on, checkpoint)
+    capacity = Capacity(
+        nodes=nodes,
+        gpus_per_trial=gpus_per_trial,
+        engine_start_seconds=start,
+        storage_gigabits_per_node=link.gigabits_per_node,
+        storage_shared=link.shared,
+        metric_cpus=offer.metric_cpus,
+    )
+    plan = inputs.reviewed
+    if plan is not None:
+        reviewed_plan.check_items(plan, costs)
+    else:
+        new = _plan(inputs, costs, capacity, what_if=what_if)
+        plan = PlanFile.of(new, metric_cpus=offer.metric_cpus, max_length=inputs.max_length)
+    run = _run_record(inputs, offer, plan, capacity, built)
+    return Prepared(
+        plan,
+        capacity,
+        run,
+        _first_round(plan, run),
+        {name: (made.requests, made.index) for name, made in built.items()},
+        reviewed=inputs.reviewed is not None,
+    )
+
+
+def _choose_nodes(inputs: Inputs, offer: Offer) -> tuple[list[NodeCapacity], int]:
+    """Return the nodes, which have GPUs of one type, and the GPUs of one trial."""
+    checkpoint, settings, length = inputs.checkpoint, inputs.settings, inputs.max_length
+    if inputs.reviewed is not None:
+        return reviewed_plan.check_nodes(
+            inputs.reviewed, checkpoint, settings, offer.nodes, offer.busy, length
+        )
+    try:
+        return select.choose_nodes(checkpoint, settings, offer.nodes, offer.busy, length)
+    except select.NoFreeGpu:
+        if offer.described is not None or not settings.queue:
+            raise
+        return select.queued_nodes(checkpoint, settings, length)
+
+
+def _plan(inputs: Inputs, costs: list[Cost], capacity: Capacity, *, what_if: bool) -> Plan:
+    """Plan these costs on as much of the capacity as the objective wants.
+
+    Raises:
+        UserError: Nothing ends by the deadline.
+    """
+    checkpoint, suite, settings = inputs.checkpoint, inputs.suite, inputs.settings
 
     def draft(part: Capacity) -> Plan:
         return planner.make(
             checkpoint,
-            plan.PlanSuite(name=suite.name, digest=suite.digest),
-            plan.PlanEngine(name=settings.engine.name, args=settings.engine.args),
-            found,
+            PlanSuite(name=suite.name, digest=suite.digest),
+            PlanEngine(name=settings.engine.name, args=settings.engine.args),
+            costs,
             part,
             first_signal=settings.first_signal,
         )
 
-    thinkable = [found, *if_wrong(found)]
+    thinkable = [costs, *if_wrong(costs)]
 
     def bounds(part: Capacity) -> Iterator[float]:
         return (planner.least_seconds(checkpoint, each, part) for each in thinkable)
@@ -301,14 +294,55 @@ def make_plan(
     return chosen
 
 
-def work(dataset: Dataset, built: Built | None) -> roofline.Work | None:
-    """What a dataset asks of a model; None where nothing is known of it.
+def _run_record(
+    inputs: Inputs, offer: Offer, plan: Plan, capacity: Capacity, built: Mapping[str, Built]
+) -> Run:
+    """Freeze everything that the jobs of this run must know."""
+    shards = sorted(
+        (shard for trial in plan.trials for shard in trial.shards),
+        key=lambda s: (not s.signal, -s.gpu_seconds),
+    )
+    # Built requests tell whether a metric asks questions; unbuilt ones do if it costs anything.
+    costly = {job.dataset for job in plan.metric_jobs}
+    asks = [
+        cost.name
+        for cost in plan.datasets
+        if (built[cost.name].index.asks if cost.name in built else cost.name in costly)
+    ]
+    metric_seconds = sum(s.metric_cpu_seconds for s in shards if s.dataset in asks)
+    return Run(
+        id=inputs.run_id,
+        nonce=_files.token()[:6],
+        created=time.time(),
+        cluster=offer.cluster,
+        python=sys.executable,
+        folder=str(Path.cwd()),
+        checkpoint=inputs.checkpoint,
+        suite=inputs.suite,
+        settings=inputs.settings,
+        tensor_parallel=capacity.gpus_per_trial,
+        gpu_type=capacity.nodes[0].gpu_type,
+        engine_start_seconds=capacity.engine_start_seconds,
+        max_length=inputs.max_length,
+        staged_bytes=checkpoints.staged_bytes(inputs.checkpoint),
+        exclusive=offer.exclusive,
+        asks=asks,
+        portion_seconds=portion_seconds(metric_seconds),
+        left_out=dict(inputs.left_out),
+        shards=shards,
+    )
 
-    From built requests, from the catalogue, or from the suite's own count of items.
-    """
-    if built is not None:
-        return catalogue.built_work(dataset, built.index)
-    predicted = catalogue.predicted_work(dataset)
-    if predicted is None and dataset.items is not None:
-        return catalogue.guessed_work(dataset, dataset.items)
-    return predicted
+
+def _first_round(plan: Plan, run: Run) -> Round:
+    """Return the round that starts the trials of the plan."""
+    trials = Counter(t.node for t in plan.trials)
+    return make_round(
+        run,
+        0,
+        run.created,
+        [RoundNode(name=n.name, gpu_type=n.gpu_type, trials=trials[n.name]) for n in plan.nodes],
+        run.shards,
+        ready_seconds=plan.ready_seconds,
+        floor_seconds=plan.floor_seconds,
+        planned_seconds=plan.estimate.makespan_seconds,
+    )

@@ -26,7 +26,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Built:
-    """A dataset's requests in the cache."""
+    """A dataset's requests in the cache, and their index."""
 
     requests: Path
     index: DatasetRequests

@@ -17,16 +17,12 @@ from pydantic import Field, ValidationError
 
 from coordinate_eval import _files, _user_files
 from coordinate_eval.coordinator.cluster import Busy, Node
-from coordinate_eval.coordinator.inputs.checkpoint import staged_bytes
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import nodes as select
-from coordinate_eval.coordinator.planning import prepare
 from coordinate_eval.coordinator.planning.plan import Cost, NodeCapacity, Plan
-from coordinate_eval.coordinator.planning.prepare import QUEUED_NODE, Choice
-from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Checkpoint, CheckpointFormat, Suite
+from coordinate_eval.records import Checkpoint, Suite
 
 SCHEMA = "coordinate-eval/plan@1"
 
@@ -115,7 +111,9 @@ def contradictions(plan: Plan) -> Iterator[str]:
             yield f"a metric job of {job.dataset} has no core"
 
 
-def check_same(plan: PlanFile, checkpoint: Checkpoint, suite: Suite, settings: Settings) -> None:
+def check_same(
+    plan: PlanFile, checkpoint: Checkpoint, suite: Suite, settings: Settings, max_length: int
+) -> None:
     """Whether it is of this checkpoint, suite and settings.
 
     Raises:
@@ -141,7 +139,7 @@ def check_same(plan: PlanFile, checkpoint: Checkpoint, suite: Suite, settings: S
     for what, planned, now in (
         ("engine", plan.engine.name, settings.engine.name),
         ("engine.args", plan.engine.args, settings.engine.args),
-        ("tokens of context (trial.max_length)", plan.max_length, _length(checkpoint, settings)),
+        ("tokens of context (trial.max_length)", plan.max_length, max_length),
         ("metrics.cpus", plan.metric_cpus, settings.metrics.cpus),
         ("trial.tensor_parallel", plan.gpus_per_trial, settings.trial.tensor_parallel),
     ):
@@ -198,20 +196,20 @@ def check_run(plan: PlanFile, run_dir: RunDir) -> None:
         )
 
 
-def choice(
+def check_nodes(
     plan: Plan,
     checkpoint: Checkpoint,
     settings: Settings,
     nodes: Sequence[Node],
     busy: Sequence[Busy],
-) -> Choice:
-    """Its nodes and trials, if all of them can start now.
+    max_length: int,
+) -> tuple[list[NodeCapacity], int]:
+    """Return the plan's nodes and the GPUs of one trial, if all of its trials can start now.
 
     Raises:
-        UserError: a node is gone or lacks GPUs, cores or memory; says what each has now.
+        UserError: A node is gone or lacks GPUs, cores or memory; says what each has now.
     """
-    converting = checkpoint.format is CheckpointFormat.TORCH
-    gib = jobs.keeper_memory_gib(staged_bytes(checkpoint), converting)
+    gib = select.keeper_gib(checkpoint)
     live = {node.name: node for node in nodes}
     why = {node.name: node.why for node in busy}
     problems = []
@@ -220,7 +218,7 @@ def choice(
         trials = sum(1 for trial in plan.trials if trial.node == node.name)
         chosen.append(NodeCapacity(**node.model_dump(), trials=trials))
         now = live.get(node.name)
-        if node.name == QUEUED_NODE and now is None:
+        if node.name == select.QUEUED_NODE and now is None:
             problems.append("it was made with --queue, before its nodes were known")
         elif now is None:
             problems.append(f"{node.name}: {why.get(node.name, 'there is no such node now')}")
@@ -236,17 +234,13 @@ def choice(
     if len(kinds) > 1:
         raise UserError(f"the plan has GPUs of {len(kinds)} types: {', '.join(sorted(kinds))}")
     alike = [live[node.name] for node in plan.nodes]
-    needed = prepare.gpus_per_trial(checkpoint, settings, alike, _length(checkpoint, settings))
+    needed = select.gpus_per_trial(checkpoint, settings, alike, max_length)
     if needed != plan.gpus_per_trial:
         raise UserError(
             f"the plan has {plan.gpus_per_trial} GPUs a trial, but on its nodes the checkpoint "
             f"takes {needed}: plan again, or set [trial] tensor_parallel for both"
         )
-    return Choice(chosen, plan.gpus_per_trial, plan.nodes[0].gpu_type)
-
-
-def _length(checkpoint: Checkpoint, settings: Settings) -> int:
-    return prepare.max_length(checkpoint, settings)
+    return chosen, plan.gpus_per_trial
 
 
 def _lacks(node: Node, trials: int, gpus: int, settings: Settings, gib: float) -> str:

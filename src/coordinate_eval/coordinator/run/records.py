@@ -41,6 +41,9 @@ class Run(Record):
     settings: Settings
     tensor_parallel: int
     gpu_type: str = Field(description="the one type of GPU of this run; empty for any")
+    engine_start_seconds: float = Field(
+        default=40.0, description="expected of an engine, from weights in memory to first request"
+    )
     max_length: int
     staged_bytes: int = Field(description="what the weights take in a node's memory")
     exclusive: bool = Field(description="jobs of the GPU partition take whole nodes")

@@ -175,7 +175,7 @@ def _nearly_staged(run: Run, facts: Facts, node: str) -> bool:
     if elapsed <= 0 or stage.done_bytes <= 0:
         return False
     left = (stage.total_bytes - stage.done_bytes) * elapsed / stage.done_bytes
-    return left <= run.settings.trial.engine_start_seconds
+    return left <= run.engine_start_seconds
 
 
 def _impatient(run: Run, facts: Facts, name: str) -> list[Action]:

@@ -55,6 +55,6 @@ def next_round(
 
 
 def _ready_seconds(run: Run) -> float:
-    """Return the seconds of a copy of the weights and of an engine's start, by the settings."""
+    """Return the seconds that a copy of the weights and the start of an engine take."""
     copy = run.staged_bytes * 8 / (run.settings.stage.gigabits_per_node * 1e9)
-    return copy + run.settings.trial.engine_start_seconds
+    return copy + run.engine_start_seconds

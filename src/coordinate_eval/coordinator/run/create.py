@@ -1,4 +1,4 @@
-"""A run directory comes to be: whole, in one rename, or not at all."""
+"""Run directories: found, created whole in one rename or not at all, and given a supervisor."""
 
 import hashlib
 import json
@@ -6,26 +6,25 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import Cluster
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.freeze import first_round, frozen
-from coordinate_eval.coordinator.planning.prepare import Prepared
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import latest_epoch
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import (
-    Run,
-    Submitted,
-)
+from coordinate_eval.coordinator.run.records import Round, Run, Submitted
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Checkpoint, Suite
+from coordinate_eval.records import Checkpoint, DatasetRequests, Record, Suite
 
 
 def run_id(checkpoint: Checkpoint, suite: Suite, settings: Settings) -> str:
-    """The same for the same checkpoint, suite and engine, so that asking twice runs once."""
+    """Return the id of a run: equal for equal checkpoint, suite and engine.
+
+    Asking twice for the same scores therefore finds the first run instead of starting another.
+    """
     engine = settings.engine.model_dump(mode="json")
     what = [checkpoint.identity, suite.digest, engine, settings.trial.max_length]
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]
@@ -34,10 +33,11 @@ def run_id(checkpoint: Checkpoint, suite: Suite, settings: Settings) -> str:
 
 
 def existing(root: Path, checkpoint: Checkpoint, suite: Suite, settings: Settings) -> Run | None:
-    """The run that is already there, if it is of the same checkpoint, suite and engine.
+    """Return the run in this directory, None where there is none yet.
 
     Raises:
-        UserError: the directory is of another run, or is no run directory.
+        UserError: The run is of another checkpoint, suite or engine, or the directory holds
+            something else.
     """
     try:
         if not root.exists() or (root.is_dir() and not any(root.iterdir())):
@@ -48,7 +48,7 @@ def existing(root: Path, checkpoint: Checkpoint, suite: Suite, settings: Setting
         raise UserError(f"run directory {root} is a file")
     run = _files.read_record_if_there(RunDir(root).run, Run)
     if run is None:
-        raise UserError(f"{root} is not empty and no run directory: choose another --run-dir")
+        raise UserError(f"{root} is not empty and not a run directory: choose another --run-dir")
     for what, was, now in (
         (
             "checkpoint",
@@ -77,18 +77,19 @@ def existing(root: Path, checkpoint: Checkpoint, suite: Suite, settings: Setting
 
 def create(
     root: Path,
-    identity: str,
-    prepared: Prepared,
-    cluster: str,
-    *,
-    exclusive: bool,
+    run: Run,
+    requests: Mapping[str, tuple[Path, DatasetRequests]],
+    plan: Record | None = None,
+    round_: Round | None = None,
 ) -> RunDir:
-    """Write a new run directory at `root`, whole.
+    """Write a new run directory at `root`, whole or not at all.
+
+    `requests` has the file and the index of each dataset's requests. The supervisor plans round 0
+    itself if `round_` is None.
 
     Raises:
-        UserError: another one came to be there, or it cannot be written.
+        UserError: Another run has appeared at `root`, or it cannot be written.
     """
-    run = frozen(identity, prepared, cluster, exclusive=exclusive)
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         draft = root.parent / f".{root.name}.{_files.token()}.tmp"
@@ -99,19 +100,17 @@ def create(
         made = RunDir(draft)
         made.logs.mkdir()
         made.model.mkdir()
-        for name in prepared.checkpoint.files:
+        for name in run.checkpoint.files:
             shutil.copyfile(name, made.model / Path(name).name)
         made.requests_folder.mkdir()
-        for name, built in prepared.built.items():
-            _link(built.requests, made.requests(name))
-            _files.write_record(made.requests_index(name), built.index)
+        for dataset, (file, index) in requests.items():
+            _link(file, made.requests(dataset))
+            _files.write_record(made.requests_index(dataset), index)
         _files.write_record(made.run, run)
-        if prepared.choice.gpu_type or prepared.reviewed:
-            _files.write_record(made.plan, prepared.plan)
-            # Where jobs take whole nodes, the supervisor's own job makes one of them unusable;
-            # it asks for nodes itself when it knows which. A reviewed plan has said which.
-            if not exclusive or prepared.reviewed:
-                _files.write_record(made.round(0), first_round(prepared, run))
+        if plan is not None:
+            _files.write_record(made.plan, plan)
+        if round_ is not None:
+            _files.write_record(made.round(0), round_)
         draft.rename(root)
     except OSError as error:
         raise UserError(f"run directory {root} cannot be written: {error}") from error
@@ -121,10 +120,10 @@ def create(
 
 
 def submit_supervisor(run_dir: RunDir, run: Run, cluster: Cluster) -> Submitted:
-    """Hand the next supervisor to the scheduler.
+    """Submit the job of the next supervisor.
 
     Raises:
-        SubmitRefused: with the scheduler's words.
+        SubmitRefused: The scheduler refuses it; has the scheduler's words.
     """
     job = jobs.supervisor_job(run, run_dir, latest_epoch(run_dir) + 1)
     submitted = Submitted(job=job, job_id=cluster.submit(job), time=time.time())
@@ -133,7 +132,7 @@ def submit_supervisor(run_dir: RunDir, run: Run, cluster: Cluster) -> Submitted:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file where the cache is on the same file system, a copy elsewhere."""
+    """Link a file, or copy it where the cache is on another file system."""
     try:
         os.link(source, target)
     except OSError:
