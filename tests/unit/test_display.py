@@ -25,7 +25,7 @@ def test_off_a_terminal_nothing_is_said_twice(tmp_path: Path) -> None:
             display.tell(facts(), "")
         display.tell(None, "the scheduler does not answer")
         display.tell(None, "the scheduler does not answer")
-        display.tell(facts(undone=SPANS[1:]), "")
+        display.tell(facts(unpublished=SPANS[1:]), "")
     lines = shown.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[0].startswith(f"0 of {len(SPANS)} shards")
