@@ -119,7 +119,7 @@ def work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seen_of(run_dir: RunDir) -> dict[str, DatasetSeen]:
-    seen = learn_from_run.collect(run_dir, record(run_dir))
+    seen = learn_from_run.collect_observations(run_dir, record(run_dir))
     return {s.dataset: s for s in seen if isinstance(s, DatasetSeen)}
 
 
@@ -141,7 +141,9 @@ def test_a_trial_measures_what_its_shards_cost(
         assert one.conditions.gpu == "h100"
         assert one.conditions.model.family.startswith("Llama-")
     (started,) = [
-        s for s in learn_from_run.collect(run_dir, record(run_dir)) if isinstance(s, TrialSeen)
+        s
+        for s in learn_from_run.collect_observations(run_dir, record(run_dir))
+        if isinstance(s, TrialSeen)
     ]
     assert (started.trial, started.start_seconds >= 0) == ("n-0", True)
 
@@ -165,10 +167,10 @@ def test_publishing_twice_leaves_one_record(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = record(run_dir)
-    assert learn_from_run.publish(run_dir, run) == 0
+    assert learn_from_run.store_observations(run_dir, run) == 0
     work(run_dir, monkeypatch)
-    assert learn_from_run.publish(run_dir, run) == 1
-    assert learn_from_run.publish(run_dir, run) == 0
+    assert learn_from_run.store_observations(run_dir, run) == 1
+    assert learn_from_run.store_observations(run_dir, run) == 0
     seen = Store(Path(run.settings.priors_dir)).read()
     assert sorted(s.kind for s in seen) == ["dataset", "dataset", "trial"]
 
@@ -189,7 +191,7 @@ def test_a_folder_that_cannot_be_written_does_not_end_a_trial(
     (run_dir.root / "observations").write_text("a file is in the way")
     work(run_dir, monkeypatch)
     assert not Ledger(run_dir, "outputs").unpublished(s.span for s in record(run_dir).shards)
-    assert learn_from_run.collect(run_dir, record(run_dir)) == []
+    assert learn_from_run.collect_observations(run_dir, record(run_dir)) == []
 
 
 @pytest.mark.parametrize("portions", [1, 2])
@@ -214,7 +216,7 @@ def test_seconds_of_a_metric_come_from_its_answers(
         writer.publish()
 
     def metrics() -> list[tuple[int, float]]:
-        found = learn_from_run.collect(run_dir, run)
+        found = learn_from_run.collect_observations(run_dir, run)
         return [(s.items, s.cpu_seconds) for s in found if isinstance(s, MetricSeen)]
 
     for portion in asked[:-1]:
@@ -240,7 +242,7 @@ def staging_run(run_dir: RunDir, tmp_path: Path) -> RunDir:
 
 
 def stages_of(run_dir: RunDir) -> dict[str, StageSeen]:
-    seen = learn_from_run.collect(run_dir, record(run_dir))
+    seen = learn_from_run.collect_observations(run_dir, record(run_dir))
     return {s.node: s for s in seen if isinstance(s, StageSeen)}
 
 
@@ -291,15 +293,15 @@ def test_torn_lines_about_copies_are_left_out(staging_run: RunDir) -> None:
     good = path.read_bytes()
     bad = [b"{torn\n", good.replace(b'"seconds":', b'"seconds":-'), good[:30]]
     path.write_bytes(b"".join([good, *bad]))
-    assert len(learn_from_run.collect(staging_run, record(staging_run))) == 1
+    assert len(learn_from_run.collect_observations(staging_run, record(staging_run))) == 1
 
 
 def test_how_many_copied_at_once_is_a_mean_over_time() -> None:
-    assert learn_from_run.at_once([]) == []
-    assert learn_from_run.at_once([(0, 10)]) == [1]
-    assert learn_from_run.at_once([(0, 10), (0, 10), (0, 10)]) == [3, 3, 3]
-    assert learn_from_run.at_once([(0, 10), (10, 20)]) == [1, 1]
-    assert learn_from_run.at_once([(0, 10), (5, 10), (8, 28)]) == [1.7, 2.4, 1.2]
+    assert learn_from_run.mean_concurrency([]) == []
+    assert learn_from_run.mean_concurrency([(0, 10)]) == [1]
+    assert learn_from_run.mean_concurrency([(0, 10), (0, 10), (0, 10)]) == [3, 3, 3]
+    assert learn_from_run.mean_concurrency([(0, 10), (10, 20)]) == [1, 1]
+    assert learn_from_run.mean_concurrency([(0, 10), (5, 10), (8, 28)]) == [1.7, 2.4, 1.2]
 
 
 def test_the_next_plan_stages_as_this_run_did(staging_run: RunDir) -> None:
@@ -309,7 +311,7 @@ def test_the_next_plan_stages_as_this_run_did(staging_run: RunDir) -> None:
     for node in "nm":
         measurements.write_line(staging_run.copies(node), copied)
     assert {one.at_once for one in stages_of(staging_run).values()} == {2}
-    learn_from_run.publish(staging_run, run)
+    learn_from_run.store_observations(staging_run, run)
     eight = Node(name="n", gpus=8, free_gpus=8, gpu_type="h100", cpus=64, memory_gib=500)
     given = Dataset.model_validate({"name": "d", "items": 9, "prior": {"gpu_seconds": 5}})
     suite = Suite(name="s", digest="d", datasets=[given])
@@ -335,7 +337,9 @@ def test_what_prompts_took_to_build_is_published(run_dir: RunDir) -> None:
     took = {"built": 50.0, "build_cpu_seconds": 3.0}
     _files.write_record(path, index.model_copy(update=took))
     (seen,) = [
-        s for s in learn_from_run.collect(run_dir, record(run_dir)) if isinstance(s, BuildSeen)
+        s
+        for s in learn_from_run.collect_observations(run_dir, record(run_dir))
+        if isinstance(s, BuildSeen)
     ]
     assert (seen.dataset, seen.items, seen.time, seen.cpu_seconds) == ("text", ITEMS, 50.0, 3.0)
 
@@ -345,7 +349,7 @@ def test_the_next_plan_costs_what_this_run_took(
 ) -> None:
     work(run_dir, monkeypatch)
     run = record(run_dir)
-    learn_from_run.publish(run_dir, run)
+    learn_from_run.store_observations(run_dir, run)
     priors = costs.read_priors(run.settings)
     seen = seen_of(run_dir)["choice"]
     dataset = Dataset(name="renamed", task="choice")
@@ -382,7 +386,7 @@ def test_a_run_ends_whether_or_not_it_can_be_learned_from(
     results = Supervisor(run_dir, Idle(), tell=lambda _, event: told.append(event)).run()
     assert results is not None
     assert results["complete"]
-    assert any("nothing is learned" in event for event in told) != usable
+    assert any("cannot store" in event for event in told) != usable
     if usable:
         assert {s.run for s in Store(store).read()} == {"step-1-abc"}
 
@@ -450,5 +454,5 @@ def test_a_trial_tells_bad_input_from_other_errors(
         work(run_dir, monkeypatch)
     found = _files.read_record(run_dir.trial("n-0"), TrialProgress)
     assert (found.state, found.cause) == ("failed", "input")
-    assert found.message.startswith("unknown engine arguments surprise")
+    assert "no engine argument 'surprise'" in found.message
     assert recurring_failure(run_dir, list(read_rounds(run_dir)))

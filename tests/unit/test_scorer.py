@@ -9,14 +9,14 @@ from tests.unit.test_decide import make_run
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.supervisor.scorer_process import Scorer
+from coordinate_eval.coordinator.supervisor.scorer_process import ScorerProcess
 
 CRASHES = "echo at it; exit 3"
 HANGS = "exec sleep 1000"
 """Longer than any test: it is ended."""
 
 
-def scorer(folder: Path, *does: str, minutes: float = 1e-4) -> tuple[RunDir, Scorer]:
+def scorer(folder: Path, *does: str, minutes: float = 1e-4) -> tuple[RunDir, ScorerProcess]:
     """One whose child is a fake: the script given, in the run's directory."""
     run_dir = RunDir(folder)
     python = folder / "fake-python"
@@ -25,24 +25,24 @@ def scorer(folder: Path, *does: str, minutes: float = 1e-4) -> tuple[RunDir, Sco
     settings = Settings.model_validate({"metrics": {"scoring_minutes": minutes}})
     run = make_run(folder=str(folder), settings=settings, python=str(python))
     _files.write_record(run_dir.run, run)
-    return run_dir, Scorer(run_dir, run)
+    return run_dir, ScorerProcess(run_dir, run)
 
 
-def tend_until_given_up(
-    run_dir: RunDir, held: Scorer, name: str, waiting: set[str], begins: bool = True
+def check_until_given_up(
+    run_dir: RunDir, process: ScorerProcess, name: str, waiting: set[str], begins: bool = True
 ) -> list[str]:
     said: list[str] = []
 
     def given_up() -> bool:
-        if not begins or held.ended or run_dir.scoring.exists():
-            said.append(held.tend(waiting))
+        if not begins or process.ended or run_dir.scoring.exists():
+            said.append(process.check(waiting))
         return run_dir.dataset_error(name).exists()
 
     try:
-        held.tend(waiting)
+        process.check(waiting)
         until(given_up, f"{name} given up")
     finally:
-        held.end()
+        process.kill()
     return [event for event in said if event]
 
 
@@ -51,8 +51,8 @@ def tend_until_given_up(
     [(CRASHES, "the scorer crashed"), (HANGS, "scoring did not end within 0.0001 minutes")],
 )
 def test_the_dataset_that_ends_it_thrice_is_given_up(tmp_path: Path, does: str, why: str) -> None:
-    run_dir, held = scorer(tmp_path, "printf b > results/scoring", does)
-    said = tend_until_given_up(run_dir, held, "b", waiting=set())
+    run_dir, process = scorer(tmp_path, "printf b > results/scoring", does)
+    said = check_until_given_up(run_dir, process, "b", waiting=set())
     assert said == [f"{why}, at b; trying again"] * 2 + [f"{why}, at b"]
     assert run_dir.dataset_error("b").read_text().startswith(why)
     assert not run_dir.dataset_error("a").exists()
@@ -60,27 +60,27 @@ def test_the_dataset_that_ends_it_thrice_is_given_up(tmp_path: Path, does: str, 
 
 @pytest.mark.parametrize("does", [CRASHES, HANGS])
 def test_one_that_never_begins_loses_what_waits_for_it_alone(tmp_path: Path, does: str) -> None:
-    run_dir, held = scorer(tmp_path, does)
-    tend_until_given_up(run_dir, held, "b", waiting={"a"}, begins=False)
+    run_dir, process = scorer(tmp_path, does)
+    check_until_given_up(run_dir, process, "b", waiting={"a"}, begins=False)
     assert not run_dir.dataset_error("a").exists()
 
 
 def test_one_that_waits_for_responses_is_left_alone(tmp_path: Path) -> None:
-    run_dir, held = scorer(tmp_path, ": > results/scoring", "touch results/there", HANGS)
+    run_dir, process = scorer(tmp_path, ": > results/scoring", "touch results/there", HANGS)
     try:
-        assert held.tend({"a", "b"}) == ""
+        assert process.check({"a", "b"}) == ""
         until((run_dir.root / "results" / "there").exists, "the scorer")
         for _ in range(20):
-            assert held.tend({"a", "b"}) == ""
-        assert not held.ended
+            assert process.check({"a", "b"}) == ""
+        assert not process.ended
     finally:
-        held.end()
+        process.kill()
 
 
 def test_with_everything_scored_there_is_none(tmp_path: Path) -> None:
-    run_dir, held = scorer(tmp_path, "touch results/started", HANGS)
+    run_dir, process = scorer(tmp_path, "touch results/started", HANGS)
     for name in ("a", "b"):
         _files.write(run_dir.dataset_error(name), "no\n")
-    assert held.tend(set()) == ""
-    held.end()
+    assert process.check(set()) == ""
+    process.kill()
     assert not (run_dir.root / "results" / "started").exists()

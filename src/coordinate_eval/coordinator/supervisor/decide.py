@@ -1,6 +1,6 @@
-"""Supervision as a function: what is the case → what to do. No clock, no file, no scheduler.
+"""Supervision as a pure function of facts: no clock, no files, no scheduler.
 
-Called again and again with fresh facts; every action is such that doing it twice does no harm.
+`decide` is called after each poll. Every action may be carried out twice without harm.
 """
 
 from collections.abc import Mapping
@@ -14,18 +14,37 @@ from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, Stage
 from coordinate_eval.records import Span
 
 MAX_IDLE_ROUNDS = 3
-"""Rounds in a row that answer nothing before the run is given up."""
+"""Rounds in a row without any response after which the run is given up."""
 
 ROUND_PAUSE_SECONDS = 10.0
-"""Between rounds that answer nothing, times their number: what failed may pass."""
+"""Wait between rounds without any response, times their number: the cause may pass."""
 
 MAX_IDLE_ARRAYS = 3
-"""Arrays of metric pullers in a row that publish nothing before answers are given up."""
+"""Arrays of metric pullers in a row without any answer after which answers are given up."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the run directory and one poll say; times are seconds since the epoch."""
+    """The state of a run: its directory and one poll. Times are seconds since the epoch.
+
+    Attributes:
+        now: time of the poll.
+        cancelled: the user has cancelled the run.
+        round: the last one, or None before the first.
+        submitted: jobs by name, those that the scheduler refused included.
+        tasks: the answer to the poll.
+        stages: progress of the last round's keepers, by node.
+        released: nodes of the last round whose weights nobody needs any more.
+        unpublished: shards without published responses.
+        claimable: those of them that a trial can claim.
+        open_claims: on shards and on portions of questions.
+        answerable: portions that a metric puller can claim.
+        unscored: datasets with neither results nor an error.
+        scorable: datasets that wait for nothing but the scorer.
+        idle_rounds: last rounds in a row without any response.
+        idle_arrays: last arrays of metric pullers in a row without any answer.
+        recurring: all trials of the last round failed, and others would fail in the same way.
+    """
 
     now: float
     cancelled: bool
@@ -45,24 +64,24 @@ class Facts:
     recurring: bool
 
     def alive(self, name: str) -> list[TaskStatus]:
-        """Tasks of a job that have not ended."""
+        """Return the tasks of a job that have not ended."""
         return [t for t in self.tasks if t.name == name and t.state is not State.ENDED]
 
     def ended(self, name: str) -> bool:
-        """Whether a job was submitted and none of its tasks is left."""
+        """Tell whether a job was submitted and all of its tasks have ended."""
         return name in self.submitted and not self.alive(name)
 
 
 @dataclass(frozen=True)
 class Submit:
-    """Hand this job to the scheduler, unless one of its name is there."""
+    """Submit a job, unless the scheduler has one of its name."""
 
     job: Job
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """End these jobs or tasks."""
+    """Cancel jobs or tasks."""
 
     job_ids: tuple[str, ...]
     why: str
@@ -78,7 +97,7 @@ class Revoke:
 
 @dataclass(frozen=True)
 class Release:
-    """Tell a node's keeper that nobody needs the weights any more."""
+    """Tell a node's keeper that no trial needs the weights any more."""
 
     round: int
     node: str
@@ -86,12 +105,12 @@ class Release:
 
 @dataclass(frozen=True)
 class NewRound:
-    """Ask for nodes again: the last ones are gone and work is left."""
+    """Ask for nodes again: all trials have ended, and shards are left."""
 
 
 @dataclass(frozen=True)
 class Finish:
-    """The run is over."""
+    """End the run. `why` is empty if it is complete."""
 
     why: str = field(default="")
 
@@ -100,7 +119,7 @@ Action = Submit | Cancel | Revoke | Release | NewRound | Finish
 
 
 def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
-    """Everything to do now, in this order."""
+    """Return the actions that are due now, in order."""
     if facts.cancelled:
         return [Finish("cancelled")]
     actions: list[Action] = [Revoke(ledger, claim) for ledger, claim in _orphans(facts)]
@@ -120,7 +139,7 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
 
 
 def _orphans(facts: Facts) -> list[tuple[LedgerName, OpenClaim]]:
-    """Claims whose owner's task has ended."""
+    """Return the open claims of tasks that have ended."""
     living: set[str] = set()
     for task in facts.tasks:
         if task.state is not State.ENDED:
@@ -133,7 +152,7 @@ def _orphans(facts: Facts) -> list[tuple[LedgerName, OpenClaim]]:
 
 
 def _node(run: Run, run_dir: RunDir, facts: Facts, round_: Round, node: RoundNode) -> list[Action]:
-    """One node: keeper, then trials, then release."""
+    """Decide for one node of a round: keeper, then trials, then release."""
     keeper = jobs.keeper_name(run, round_.number, node.name)
     trials = jobs.trials_name(run, round_.number, node.name)
     if trials in facts.submitted:
@@ -148,11 +167,11 @@ def _node(run: Run, run_dir: RunDir, facts: Facts, round_: Round, node: RoundNod
         stage = facts.stages.get(node.name)
         if stage is None or stage.state not in ("copying", "ready"):
             return _release(facts, node.name)
-        # It was killed, and left what it had copied: trials go on from there, and clean up.
+        # The keeper was killed. Trials finish its copy themselves, and remove it at the end.
         return [Submit(jobs.trials_job(run, run_dir, round_, node))]
     if _nearly_staged(run, facts, node.name):
         return [Submit(jobs.trials_job(run, run_dir, round_, node))]
-    return _impatient(run, facts, keeper)
+    return _cancel_late(run, facts, keeper)
 
 
 def _trials(run: Run, facts: Facts, node: str, trials: str) -> list[Action]:
@@ -160,12 +179,12 @@ def _trials(run: Run, facts: Facts, node: str, trials: str) -> list[Action]:
         return _release(facts, node)
     if not facts.unpublished:
         pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
-        return _cancel(facts, pending, "nothing is left to do")
-    return _impatient(run, facts, trials)
+        return _cancel(facts, pending, "no shard is left")
+    return _cancel_late(run, facts, trials)
 
 
 def _nearly_staged(run: Run, facts: Facts, node: str) -> bool:
-    """Whether the rest of the copy takes no longer than an engine needs to start."""
+    """Tell whether the rest of the copy takes no longer than an engine's start."""
     stage = facts.stages.get(node)
     if stage is None or stage.state in ("removed", "failed"):
         return False
@@ -178,18 +197,22 @@ def _nearly_staged(run: Run, facts: Facts, node: str) -> bool:
     return left <= run.engine_start_seconds
 
 
-def _impatient(run: Run, facts: Facts, name: str) -> list[Action]:
-    """Cancel what has not started for too long; others do its work."""
+def _cancel_late(run: Run, facts: Facts, name: str) -> list[Action]:
+    """Cancel tasks that are pending for longer than `patience_seconds`."""
     submitted = facts.submitted[name]
     patience = run.settings.supervisor.patience_seconds
     pending = [t for t in facts.alive(name) if t.state is State.PENDING]
     if facts.now - submitted.time < patience or not pending:
         return []
-    return _cancel(facts, pending, f"not started within {patience:g} s: {pending[0].reason}")
+    return _cancel(
+        facts,
+        pending,
+        f"not started within {patience:g} s (the scheduler says: {pending[0].reason})",
+    )
 
 
 def _over(run: Run, facts: Facts, round_: Round, node: RoundNode) -> bool:
-    """Whether nothing more is to come from a node in this round."""
+    """Tell whether a node has done its part in this round."""
     trials = jobs.trials_name(run, round_.number, node.name)
     if trials in facts.submitted:
         return facts.ended(trials)
@@ -200,9 +223,9 @@ def _next_round(facts: Facts) -> list[Action]:
     if facts.recurring:
         return [Finish("every trial of a round failed with the same error, and would again")]
     if facts.idle_rounds >= MAX_IDLE_ROUNDS:
-        return [Finish(f"{facts.idle_rounds} rounds in a row answered nothing")]
+        return [Finish(f"{facts.idle_rounds} rounds in a row brought no response")]
     if not facts.claimable and not any(ledger == "outputs" for ledger, _ in facts.open_claims):
-        return [Finish("the shards that are left have killed every trial that ran them")]
+        return [Finish("trials died on each shard that is left, and nobody tries them again")]
     pause = ROUND_PAUSE_SECONDS * facts.idle_rounds
     if not facts.claimable or (facts.round and facts.now - facts.round.created < pause):
         return []
@@ -210,17 +233,17 @@ def _next_round(facts: Facts) -> list[Action]:
 
 
 def _waiting_for_scores(facts: Facts) -> list[Action]:
-    """All responses are there: answers and the scorer are what is missing."""
+    """Wait for answers and scores, which are all that is missing, or give up."""
     answering = facts.open_claims or (facts.answerable and facts.idle_arrays < MAX_IDLE_ARRAYS)
     if answering or facts.scorable:
         return []
     if facts.answerable:
-        return [Finish(f"{facts.idle_arrays} arrays of metric jobs in a row answered nothing")]
-    return [Finish("datasets are left that nothing can score")]
+        return [Finish(f"{facts.idle_arrays} arrays of metric jobs in a row brought no answer")]
+    return [Finish("the datasets that are left cannot be scored")]
 
 
 def _metrics(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
-    """An array of pullers when there are questions, others when most of them have left."""
+    """Submit an array of metric pullers if there are questions and most earlier pullers left."""
     if not facts.answerable or facts.idle_arrays >= MAX_IDLE_ARRAYS:
         return []
     arrays = [name for name in facts.submitted if jobs.is_metric(run, name)]
@@ -239,7 +262,7 @@ def _release(facts: Facts, node: str) -> list[Action]:
 
 
 def _cancel(facts: Facts, tasks: list[TaskStatus], why: str) -> list[Action]:
-    """Cancel tasks: single ones of an array, or a whole job of one."""
+    """Cancel tasks: single ones of an array, or a whole job if it has one task."""
     ids = set()
     for task in tasks:
         submitted = facts.submitted.get(task.name)

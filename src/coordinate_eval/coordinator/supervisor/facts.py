@@ -1,4 +1,4 @@
-"""What is the case: the run directory and one poll, read into `Facts`."""
+"""Reading the run directory and one poll into `Facts`."""
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import TaskStatus
@@ -18,11 +18,12 @@ from coordinate_eval.coordinator.supervisor.decide import Facts
 from coordinate_eval.records import Span
 
 
-def gather(
+def gather_facts(
     run_dir: RunDir, run: Run, tasks: list[TaskStatus], now: float, idle_arrays: int
 ) -> Facts:
-    """Facts as of a poll made just before; claims are read after it, so no living owner of one
-    can be missing from the poll.
+    """Return the facts after a poll that was made just before.
+
+    Claims must be read after the poll: then no living owner of a claim is missing from it.
     """
     spans = [shard.span for shard in run.shards]
     outputs, answers = Ledger(run_dir, "outputs"), Ledger(run_dir, "answers")
@@ -55,15 +56,15 @@ def gather(
         ],
         answerable=answers.claimable(questions),
         unscored=len(unscored_datasets(run_dir, run)),
-        scorable=scorable(run_dir, run, unpublished),
-        idle_rounds=idle_rounds(run_dir, run, rounds, now),
+        scorable=count_scorable(run_dir, run, unpublished),
+        idle_rounds=count_idle_rounds(run_dir, run, rounds, now),
         idle_arrays=idle_arrays,
         recurring=recurring_failure(run_dir, rounds),
     )
 
 
-def scorable(run_dir: RunDir, run: Run, unpublished: list[Span]) -> int:
-    """How many datasets or spans only the scorer can bring further."""
+def count_scorable(run_dir: RunDir, run: Run, unpublished: list[Span]) -> int:
+    """Return how many datasets wait for nothing but the scorer."""
     waiting = {span.dataset for span in unpublished}
     unanswered = {s.dataset for s in Ledger(run_dir, "answers").unpublished(all_portions(run))}
     unasked = {
@@ -79,11 +80,11 @@ def scorable(run_dir: RunDir, run: Run, unpublished: list[Span]) -> int:
     )
 
 
-def idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float) -> int:
-    """How many of the last rounds answered nothing, since the run was last resumed.
+def count_idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float) -> int:
+    """Return how many of the last rounds in a row, since the last resume, brought no response.
 
-    Those that waited in the queue until patience ended are no sign of a fault and do not count;
-    one that ended sooner, or whose trials began, does.
+    A round does not count if none of its trials began and it lasted `patience_seconds`: it waited
+    in the queue, and nothing failed.
     """
     patience = run.settings.supervisor.patience_seconds
     since = _files.modified(run_dir.resumed)
@@ -97,9 +98,10 @@ def idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float) -> i
     return idle
 
 
-def refresh(run_dir: RunDir, spans: list[Span]) -> None:
-    """Make this machine see what others have put beside these spans: a change of one's own to a
-    folder ends what a network file system remembers of it.
+def refresh_listings(run_dir: RunDir, spans: list[Span]) -> None:
+    """Make a network file system list the folders of these spans afresh.
+
+    A change that this machine makes to a folder drops what its client remembers of it.
     """
     for ledger in ("outputs", "answers"):
         for span in {span.dataset: span for span in spans}.values():

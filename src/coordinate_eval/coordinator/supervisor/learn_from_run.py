@@ -1,10 +1,11 @@
-"""What a run has taught: the sums of what its trials measured, kept in the store of priors.
+"""What a run measured, summed up and put into the store of priors for later plans.
 
-Published at the end of a run, complete or not; a run that is resumed replaces what it said.
+The supervisor stores it when the run ends, complete or not. A resumed run replaces its earlier
+observations.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from coordinate_eval import _files
@@ -34,31 +35,63 @@ from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.store import Store
 from coordinate_eval.records import Answer, CheckpointFormat, DatasetRequests
 
+Shards = Mapping[tuple[str, Conditions], Sequence[ShardDone]]
+"""Measured shards by dataset and by the conditions under which they ran."""
 
-def publish(run_dir: RunDir, run: Run) -> int:
-    """Put what this run has shown into the store; files written: 1, or 0 for nothing new.
+
+def store_observations(run_dir: RunDir, run: Run) -> int:
+    """Put the run's observations into the store. Return the files written: 1, or 0 for no news.
 
     Raises:
         OSError: the store cannot be written.
     """
-    return Store(Path(run.settings.priors_dir).expanduser()).put(collect(run_dir, run))
+    store = Store(Path(run.settings.priors_dir).expanduser())
+    return store.put(collect_observations(run_dir, run))
 
 
-def collect(run_dir: RunDir, run: Run) -> list[Seen]:
-    """What this run has shown so far."""
+def collect_observations(run_dir: RunDir, run: Run) -> list[Seen]:
+    """Return what the run has measured so far."""
     name = f"{run.id}-{run.nonce}"
-    asked = model_of(run.checkpoint, run.tensor_parallel, run_dir.model / "config.json")
-    subjects = {d.name: subject(d) for d in run.suite.datasets}
-    found: list[Seen] = []
+    model = model_of(run.checkpoint, run.tensor_parallel, run_dir.model / "config.json")
+    starts, shards = _read_trials(run_dir, run, name, model)
+    datasets = list(_datasets(run, name, shards))
+    # A dataset may have run under several conditions; its metric counts once.
+    with_questions = {seen.dataset: seen for seen in datasets if seen.dataset in run.asks}
+    return [
+        *starts,
+        *datasets,
+        *(metric for seen in with_questions.values() for metric in _metric(run_dir, run, seen)),
+        *_stages(run_dir, run, name, model),
+        *_builds(run_dir, run, name, model),
+    ]
+
+
+def mean_concurrency(spans: Sequence[tuple[float, float]]) -> list[float]:
+    """Return, for each span of time, how many spans there were on average while it lasted.
+
+    A span counts itself. Spans are pairs of a time and a later one, in seconds.
+    """
+    return [
+        sum(max(0.0, min(stop, end) - max(start, begin)) for begin, end in spans) / (stop - start)
+        for start, stop in spans
+    ]
+
+
+def _read_trials(
+    run_dir: RunDir, run: Run, name: str, model: roofline.Model
+) -> tuple[list[TrialSeen], Shards]:
+    """Return the engines' starts, and the shards that trials finished."""
+    datasets = {d.name for d in run.suite.datasets}
+    starts: list[TrialSeen] = []
     shards: defaultdict[tuple[str, Conditions], list[ShardDone]] = defaultdict(list)
-    for trial, gpu in _trials(run_dir, run):
+    for trial, gpu_type in _trials(run_dir, run):
         lines = list(read_lines(run_dir.observations(trial)))
         started = next((line for line in lines if isinstance(line, EngineStarted)), None)
         if started is None:
             continue
-        gpu = on_processor(gpu, started.processor)
-        on = conditions(run.settings.engine, started.engine_version, gpu, asked)
-        found.append(
+        gpu = on_processor(gpu_type, started.processor)
+        on = conditions(run.settings.engine, started.engine_version, gpu, model)
+        starts.append(
             TrialSeen(
                 run=name,
                 time=started.time,
@@ -68,10 +101,23 @@ def collect(run_dir: RunDir, run: Run) -> list[Seen]:
             )
         )
         for line in lines:
-            if isinstance(line, ShardDone) and line.dataset in subjects and line.requests:
+            if isinstance(line, ShardDone) and line.dataset in datasets and line.requests:
                 shards[line.dataset, on].append(line)
-    datasets = [
-        DatasetSeen(
+    return starts, shards
+
+
+def _trials(run_dir: RunDir, run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the name of every trial that may have begun, and its GPU type."""
+    for round_ in read_rounds(run_dir):
+        for trial, node in trials_of(round_):
+            yield trial, node.gpu_type or run.gpu_type
+
+
+def _datasets(run: Run, name: str, shards: Shards) -> Iterator[DatasetSeen]:
+    """Yield the sums of a dataset's shards."""
+    subjects = {d.name: subject(d) for d in run.suite.datasets}
+    for (dataset, on), done in shards.items():
+        yield DatasetSeen(
             run=name,
             time=max(s.time for s in done),
             conditions=on,
@@ -86,20 +132,14 @@ def collect(run_dir: RunDir, run: Run) -> list[Seen]:
             longest_output_tokens=max(s.longest_output_tokens for s in done),
             gpu_seconds=max(1e-6, sum(s.gpu_seconds for s in done)),
         )
-        for (dataset, on), done in shards.items()
-    ]
-    asking = {seen.dataset: seen for seen in datasets if seen.dataset in run.asks}
-    metrics = [metric for seen in asking.values() for metric in _metric(run_dir, run, seen)]
-    stages = _stages(run_dir, run, name, asked)
-    return [*found, *datasets, *metrics, *stages, *_builds(run_dir, run, name, asked)]
 
 
-def _metric(run_dir: RunDir, run: Run, of: DatasetSeen) -> Iterator[MetricSeen]:
-    """What the questions of a dataset's shards took, of those that are answered whole."""
+def _metric(run_dir: RunDir, run: Run, seen: DatasetSeen) -> Iterator[MetricSeen]:
+    """Yield the seconds of a dataset's answers, over the shards whose answers are all there."""
     ledger = Ledger(run_dir, "answers")
     items, seconds = 0, 0.0
     for shard in run.shards:
-        if shard.dataset != of.dataset or ledger.unpublished(portions := run.portions(shard)):
+        if shard.dataset != seen.dataset or ledger.unpublished(portions := run.portions(shard)):
             continue
         items += shard.stop - shard.start
         for portion in portions:
@@ -107,31 +147,31 @@ def _metric(run_dir: RunDir, run: Run, of: DatasetSeen) -> Iterator[MetricSeen]:
                 seconds += Answer.model_validate_json(line).seconds
     if items:
         yield MetricSeen(
-            run=of.run,
-            time=of.time,
-            conditions=of.conditions,
-            dataset=of.dataset,
-            subject=of.subject,
+            run=seen.run,
+            time=seen.time,
+            conditions=seen.conditions,
+            dataset=seen.dataset,
+            subject=seen.subject,
             items=items,
             cpu_seconds=seconds,
         )
 
 
-def _stages(run_dir: RunDir, run: Run, name: str, asked: roofline.Model) -> list[StageSeen]:
-    """Every whole copy of the weights; a node that had them already made none."""
+def _stages(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iterator[StageSeen]:
+    """Yield every whole copy of the weights to a node."""
     nodes = {
         node.name: node.gpu_type or run.gpu_type
         for round_ in read_rounds(run_dir)
         for node in round_.nodes
     }
     copies = [(node, copy) for node in nodes for copy in read_copies(run_dir.copies(node))]
-    together = at_once([(copy.time - copy.seconds, copy.time) for _, copy in copies])
-    return [
-        StageSeen(
+    at_once = mean_concurrency([(copy.time - copy.seconds, copy.time) for _, copy in copies])
+    for (node, copy), others in zip(copies, at_once, strict=True):
+        yield StageSeen(
             run=name,
             time=copy.time,
-            # Weights are copied before there is an engine: its version is not known here.
-            conditions=conditions(run.settings.engine, "", nodes[node], asked),
+            # The engine's version is not known yet while weights are copied.
+            conditions=conditions(run.settings.engine, "", nodes[node], model),
             node=node,
             storage=copy.storage,
             bytes=max(1, run.checkpoint.bytes),
@@ -139,22 +179,10 @@ def _stages(run_dir: RunDir, run: Run, name: str, asked: roofline.Model) -> list
             at_once=others,
             converted=run.checkpoint.format is CheckpointFormat.TORCH,
         )
-        for (node, copy), others in zip(copies, together, strict=True)
-    ]
 
 
-def at_once(spans: Sequence[tuple[float, float]]) -> list[float]:
-    """For each span from one time to a later one, how many there were during it: the mean over
-    its time, itself one of them.
-    """
-    return [
-        sum(max(0.0, min(stop, end) - max(start, begin)) for begin, end in spans) / (stop - start)
-        for start, stop in spans
-    ]
-
-
-def _builds(run_dir: RunDir, run: Run, name: str, asked: roofline.Model) -> Iterator[BuildSeen]:
-    """What building the requests took when they were built, which may be before this run."""
+def _builds(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iterator[BuildSeen]:
+    """Yield the CPU seconds of building requests, which may have been before this run."""
     for dataset in run.suite.datasets:
         found = _files.read_record_if_there(run_dir.requests_index(dataset.name), DatasetRequests)
         if found is None or found.built is None or found.build_cpu_seconds is None:
@@ -162,16 +190,9 @@ def _builds(run_dir: RunDir, run: Run, name: str, asked: roofline.Model) -> Iter
         yield BuildSeen(
             run=name,
             time=found.built,
-            conditions=conditions(run.settings.engine, "", run.gpu_type, asked),
+            conditions=conditions(run.settings.engine, "", run.gpu_type, model),
             dataset=dataset.name,
             subject=subject(dataset),
             items=found.items,
             cpu_seconds=found.build_cpu_seconds,
         )
-
-
-def _trials(run_dir: RunDir, run: Run) -> Iterator[tuple[str, str]]:
-    """Every trial that may have begun, and its type of GPU."""
-    for round_ in read_rounds(run_dir):
-        for trial, node in trials_of(round_):
-            yield trial, node.gpu_type or run.gpu_type

@@ -1,7 +1,8 @@
-"""The supervisor's loop: poll, gather facts, decide, act. The only one to ask the scheduler.
+"""The supervisor's loop: poll the scheduler, gather facts, decide, act.
 
-Killed at any instruction, it is started again and goes on where the files say. Of two that run
-at once the one with the higher epoch goes on and the other leaves.
+Nobody else of a run talks to the scheduler. A supervisor can be killed at any instruction: the
+next one goes on from the files of the run directory. Of two that run at the same time, the one
+with the lower epoch leaves.
 """
 
 import contextlib
@@ -21,7 +22,6 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import unanswered_portions
 from coordinate_eval.coordinator.run.records import Run, Submitted
 from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.supervisor import learn_from_run
 from coordinate_eval.coordinator.supervisor.decide import (
     Action,
     Cancel,
@@ -33,9 +33,10 @@ from coordinate_eval.coordinator.supervisor.decide import (
     Submit,
     decide,
 )
-from coordinate_eval.coordinator.supervisor.facts import gather, refresh
+from coordinate_eval.coordinator.supervisor.facts import gather_facts, refresh_listings
+from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
 from coordinate_eval.coordinator.supervisor.next_round import next_round
-from coordinate_eval.coordinator.supervisor.scorer_process import Scorer
+from coordinate_eval.coordinator.supervisor.scorer_process import ScorerProcess
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
@@ -48,16 +49,16 @@ MAX_BACKOFF_SECONDS = 60.0
 """Longest wait between polls of a scheduler that does not answer."""
 
 DRAIN_SECONDS = 60.0
-"""How long keepers get to take the weights away before they are cancelled."""
+"""Time that keepers get to remove the weights before they are cancelled."""
 
 HANDOVER_SECONDS = 300.0
-"""What a supervisor keeps of its time limit to submit the one that follows it."""
+"""Time before its own time limit at which a supervisor submits its successor."""
 
 LOCAL_POLL_SECONDS = 0.5
-"""Longest time between polls of this machine's own cluster, which cost nobody anything."""
+"""Longest time between polls of a cluster on this machine, where a poll costs nothing."""
 
 MAX_FAULTS = 20
-"""Errors in a row, of files or of an answering scheduler, before the supervisor gives up."""
+"""Errors in a row, of files or in the scheduler's answers, after which the supervisor gives up."""
 
 
 class Superseded(Exception):
@@ -65,10 +66,15 @@ class Superseded(Exception):
 
 
 class Supervisor:
-    """Watches one run to its end.
+    """Supervises one run to its end.
 
-    `minutes` is the time limit of its own job. With `strict`, a first job that the scheduler
-    refuses ends the supervision with `SubmitRefused`: nothing has begun yet.
+    Args:
+        run_dir: the run.
+        cluster: the scheduler.
+        minutes: time limit of the supervisor's own job.
+        strict: raise `SubmitRefused` if the scheduler refuses the run's first job.
+        tell: called with the facts after each poll and an empty string, or with None and an event
+            for the user. When only keepers are left, it is called with the facts and "drain".
     """
 
     def __init__(
@@ -86,26 +92,26 @@ class Supervisor:
         self._strict = strict
         self._tell = tell
         self._handover = time.time() + minutes * 60 - HANDOVER_SECONDS
-        self._scorer = Scorer(run_dir, self._run)
+        self._scorer = ScorerProcess(run_dir, self._run)
         self._metrics_after = 0.0
         self._idle_arrays = 0
         self._unanswered = -1
         self._epoch = take_over(run_dir)
 
     def run(self) -> dict[str, Any] | None:
-        """Supervise until the run is over; its results, None when another one goes on."""
+        """Supervise until the run is over. Return its results, or None if a successor goes on."""
         for dataset in self._run.suite.datasets:
-            # What failed to score may score now: a full disk, a missing package.
+            # The cause of an earlier scoring error may be gone: a full disk, a missing package.
             self._dir.dataset_error(dataset.name).unlink(missing_ok=True)
         try:
             return self._loop()
         except Superseded:
             return None
         finally:
-            self._scorer.end()
+            self._scorer.kill()
 
     def leave_soon(self) -> None:
-        """Hand over at the next opportunity, as before the time limit; for a signal handler."""
+        """Hand over to a successor as soon as possible. A signal handler may call this."""
         self._handover = 0.0
 
     def _loop(self) -> dict[str, Any] | None:
@@ -125,32 +131,32 @@ class Supervisor:
                     if isinstance(action, Finish):
                         return self._finish(action, facts)
                     self._act(action, tasks)
-                event = self._scorer.tend({span.dataset for span in facts.unpublished})
+                event = self._scorer.check({span.dataset for span in facts.unpublished})
                 if event:
                     self._tell(None, event)
                 faults = silences = 0
             except (ClusterError, OSError, RecordError) as error:
                 if isinstance(error, SubmitRefused) and self._strict:
                     raise
-                # A silent scheduler is waited for; what is wrong with files may pass, or not.
+                # Wait for a silent scheduler for ever, but not for errors that may not pass.
                 silent = isinstance(error, ClusterSilent)
                 faults, silences = faults + (not silent), silences + silent
                 if faults > MAX_FAULTS:
                     raise
-                self._tell(None, _in_words(error))
+                self._tell(None, _describe(error))
             failures = faults + silences
             seconds = min(MAX_BACKOFF_SECONDS, poll_seconds * 2 ** min(failures, 16))
             self._wait(seconds, poll_seconds, watch=not failures)
 
     def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
-        """What to do. Before anything that rests on something not being there, look again."""
-        facts = gather(self._dir, self._run, tasks, time.time(), self._idle_arrays)
+        """Gather facts and decide. Look again before an action that follows from missing files."""
+        facts = gather_facts(self._dir, self._run, tasks, time.time(), self._idle_arrays)
         actions = decide(self._run, self._dir, facts)
         if any(
             isinstance(a, Revoke | NewRound) or (isinstance(a, Finish) and a.why) for a in actions
         ):
-            refresh(self._dir, [shard.span for shard in self._run.shards])
-            facts = gather(self._dir, self._run, tasks, time.time(), self._idle_arrays)
+            refresh_listings(self._dir, [shard.span for shard in self._run.shards])
+            facts = gather_facts(self._dir, self._run, tasks, time.time(), self._idle_arrays)
             actions = decide(self._run, self._dir, facts)
         self._tell(facts, "")
         return facts, actions
@@ -175,7 +181,7 @@ class Supervisor:
             self._new_round()
 
     def _submit(self, action: Submit, tasks: list[TaskStatus]) -> None:
-        """Submit once: an earlier submission whose answer was lost is found by its name."""
+        """Submit a job unless the scheduler has one of its name: an answer may have been lost."""
         job = action.job
         metric = jobs.is_metric(self._run, job.name)
         if metric and time.time() < self._metrics_after:
@@ -190,7 +196,7 @@ class Supervisor:
                 if self._strict and not any(s.job_id for s in read_submitted(self._dir)):
                     raise
                 refusal = str(error)
-                self._tell(None, f"{job.name} was refused: {refusal}")
+                self._tell(None, f"the scheduler refused {job.name}: {refusal}")
         if metric and refusal:
             self._metrics_after = time.time() + MAX_BACKOFF_SECONDS
             return
@@ -223,8 +229,8 @@ class Supervisor:
         _files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
 
     def _finish(self, action: Finish, facts: Facts) -> dict[str, Any]:
-        """Let go of all nodes, write the results, and see that every job has ended."""
-        self._scorer.end()
+        """Release all nodes, write the results, and wait until every job has ended."""
+        self._scorer.kill()
         for round_ in read_rounds(self._dir):
             for node in round_.nodes:
                 released = self._dir.released(round_.number, node.name)
@@ -239,14 +245,14 @@ class Supervisor:
         return results
 
     def _learn(self) -> None:
-        """Keep what the shards took, for the next plan; the run is done with or without that."""
+        """Store the run's measurements for later plans. An error here does not end the run."""
         try:
-            learn_from_run.publish(self._dir, self._run)
+            store_observations(self._dir, self._run)
         except Exception as error:
-            self._tell(None, f"nothing is learned from this run: {error}")
+            self._tell(None, f"cannot store this run's measurements for later plans: {error}")
 
     def _drain(self) -> None:
-        """Wait for keepers to leave; cancel whatever else there is, and them if they stay."""
+        """Cancel all jobs but keepers, and wait for keepers to end. Cancel those that stay."""
         give_up = time.monotonic() + DRAIN_SECONDS
         cancelled: set[str] = set()
         while time.monotonic() < give_up + DRAIN_SECONDS:
@@ -270,7 +276,7 @@ class Supervisor:
             time.sleep(min(1.0, self._run.settings.supervisor.poll_seconds))
 
     def _wait(self, seconds: float, poll_seconds: float, *, watch: bool) -> None:
-        """Sleep, but not past a wish to leave, nor, with `watch`, the end of the scorer."""
+        """Sleep until it is time to hand over or, with `watch`, the scorer has ended."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if (watch and self._scorer.ended) or self._handover == 0.0:
@@ -282,14 +288,14 @@ class Supervisor:
             raise Superseded
 
     def _hand_over(self, tasks: list[TaskStatus]) -> None:
-        """Submit the next supervisor; it takes over when it starts."""
+        """Submit the next supervisor, which takes over when it starts."""
         job = jobs.supervisor_job(self._run, self._dir, self._epoch + 1)
         found = next((t.job_id for t in tasks if t.name == job.name), None)
         submitted = Submitted(job=job, job_id=found or self._cluster.submit(job), time=time.time())
         _files.write_record(self._dir.job(job.name), submitted)
 
 
-def _in_words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, ClusterSilent):
         return f"the scheduler does not answer: {error}"
-    return f"trying again after an error: {error}"
+    return f"an error, trying again: {error}"

@@ -1,4 +1,7 @@
-"""The supervisor's hold on its scorer: a child that may crash or hang without harm to the run."""
+"""The supervisor's child process that scores. It may crash or hang without harm to the run.
+
+`workers/scorer.py` is what runs in the child.
+"""
 
 import contextlib
 import os
@@ -14,56 +17,62 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.results import unscored_datasets
 
-MAX_ENDS = 3
-"""Times that a dataset may end the scorer before it is given up."""
+MAX_FAILURES = 3
+"""Crashes or time-outs of the scorer at one dataset after which the dataset is given up."""
 
 
-class Scorer:
-    """Has a scorer run while anything is unscored; see `score` for what that does."""
+class ScorerProcess:
+    """Keeps a scorer running while datasets are unscored."""
 
     def __init__(self, run_dir: RunDir, run: Run) -> None:
         self._dir = run_dir
         self._run = run
         self._child: subprocess.Popen[bytes] | None = None
-        self._ends: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
         self._seen: tuple[str, int] | None = None
-        self._since = 0.0
+        self._seen_since = 0.0
 
     @property
     def ended(self) -> bool:
-        """Whether one was started that is not there any more."""
+        """Tell whether a scorer was started and has ended."""
         return self._child is not None and self._child.poll() is not None
 
-    def tend(self, waiting: Collection[str]) -> str:
-        """Start it, end it where it hangs, and give up what has ended it too often.
+    def check(self, waiting: Collection[str]) -> str:
+        """Start the scorer if there is none, and kill it if it hangs.
 
-        `waiting` are the datasets with responses or answers still to come. What comes back is
-        what the user may want to know; mostly nothing.
+        A dataset at which it crashed or hung `MAX_FAILURES` times is given up: its error is
+        written to the run directory.
+
+        Args:
+            waiting: datasets that still miss responses or answers.
+
+        Returns:
+            An event for the user, mostly empty.
         """
         event = ""
         if self._child is not None and self._overdue():
             minutes = self._run.settings.metrics.scoring_minutes
-            event = self._give_up(f"scoring did not end within {minutes:g} minutes", waiting)
+            event = self._count_failure(f"scoring did not end within {minutes:g} minutes", waiting)
         elif self._child is not None and self._child.poll():
-            event = self._give_up("the scorer crashed", waiting)
+            event = self._count_failure("the scorer crashed", waiting)
         if event or self.ended:
-            self.end()
+            self.kill()
         if self._child is None and unscored_datasets(self._dir, self._run):
             self._start()
         return event
 
-    def end(self) -> None:
-        """Have none. Files appear whole or not at all, so it can go at any moment."""
+    def kill(self) -> None:
+        """Kill the scorer if it is running. Its files are whole at any moment."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()
             self._child = None
 
     def _start(self) -> None:
-        """It loads the harness while engines start."""
+        """Start a scorer. It loads the harness while engines start."""
         self._dir.logs.mkdir(exist_ok=True)
         self._dir.scoring.unlink(missing_ok=True)
-        self._seen, self._since = None, time.monotonic()
+        self._seen, self._seen_since = None, time.monotonic()
         argv = [self._run.python, "-m", "coordinate_eval", "_score", str(self._dir.root)]
         with (self._dir.logs / "score.log").open("ab") as log:
             self._child = subprocess.Popen(
@@ -75,35 +84,36 @@ class Scorer:
             )
 
     def _overdue(self) -> bool:
-        """Whether it has been at one dataset, or at its own start, for too long."""
+        """Tell whether the scorer takes too long for one dataset, or for its own start."""
         found = self._scoring()
         if found != self._seen:
-            self._seen, self._since = found, time.monotonic()
+            self._seen, self._seen_since = found, time.monotonic()
         idle = found is not None and not found[0]
         limit = 60 * self._run.settings.metrics.scoring_minutes
-        return not idle and time.monotonic() - self._since > limit
+        return not idle and time.monotonic() - self._seen_since > limit
 
     def _scoring(self) -> tuple[str, int] | None:
-        """The dataset in hand, empty for none, and since when; None before the first one."""
+        """Return the dataset that is being scored and since when (mtime in ns).
+
+        The name is empty while the scorer is idle. None means that it has not begun.
+        """
         with contextlib.suppress(FileNotFoundError):
             return self._dir.scoring.read_text(), self._dir.scoring.stat().st_mtime_ns
         return None
 
-    def _give_up(self, why: str, waiting: Collection[str]) -> str:
-        """Give up the dataset that ends it too often; where it never got to one, all that wait for
-        nothing else.
+    def _count_failure(self, why: str, waiting: Collection[str]) -> str:
+        """Count a crash or a time-out, and give up its dataset at the last one.
+
+        Where the scorer failed before it came to a dataset, give up all that wait for it alone.
         """
         name = (self._scoring() or ("", 0))[0]
-        self._ends[name] += 1
-        what = f"{why}, at {name}" if name else why
-        if self._ends[name] < MAX_ENDS:
-            return f"{what}; trying again"
-        lost = (
-            {name}
-            if name
-            else {d.name for d in unscored_datasets(self._dir, self._run)} - set(waiting)
-        )
+        self._failures[name] += 1
+        event = f"{why}, at {name}" if name else why
+        if self._failures[name] < MAX_FAILURES:
+            return f"{event}; trying again"
+        unscored = {d.name for d in unscored_datasets(self._dir, self._run)}
+        lost = {name} if name else unscored - set(waiting)
         tail = log_tail(self._dir, "score")
         for dataset in sorted(lost):
             _files.write(self._dir.dataset_error(dataset), f"{why}:\n{tail}\n")
-        return what
+        return event
