@@ -100,9 +100,9 @@ def test_costs_of_a_suite_win_and_unknown_ones_are_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("base", "--model", "huge"), "'huge' is no number of parameters"),
-        (("base", "--model", "0b"), "no number of parameters"),
-        (("base", "--model", "9" * 18 + "t"), "no number of parameters"),
+        (("base", "--model", "huge"), "'huge' is not a number of parameters"),
+        (("base", "--model", "0b"), "not a number of parameters"),
+        (("base", "--model", "9" * 18 + "t"), "not a number of parameters"),
         (("base", "--model", "7b", "--checkpoint", "x"), "--model and --checkpoint"),
         (("bass",), "no suite 'bass'"),
         (("base", "--checkpoint", "/nowhere"), "/nowhere does not exist"),

@@ -1,8 +1,8 @@
 """Shipped figures of well-known datasets, for predictions before anything was built or run.
 
-`catalogue.csv` has one row a dataset: items from dataset cards and upstream files; mean prompt
-and output tokens a request, measured on those files where they are public and estimated from
-them elsewhere; seconds of metric work an item on one core.
+`catalogue.csv` has one row per dataset. Items come from dataset cards and upstream files. Mean
+prompt and output tokens per request were measured on those files if they are public, and estimated
+otherwise. Metric seconds are per item, on one core.
 """
 
 import csv
@@ -14,7 +14,7 @@ from coordinate_eval.priors.roofline import Work
 from coordinate_eval.records import Dataset, DatasetRequests
 
 UNKNOWN_OUTPUT_SHARE = 0.3
-"""Part of its token limit that a generation takes when nothing better is known."""
+"""Share of its token limit that a generation is assumed to use."""
 
 TASKS = {
     "mmlu": 57,
@@ -31,11 +31,11 @@ TASKS = {
     "blimp": 67,
     "xnli": 15,
 }
-"""Tasks that share the items of a dataset, one where it is not here. A limit counts for each."""
+"""Number of tasks that share the items of a dataset; 1 if not listed. A limit applies to each."""
 
 
 class Entry(NamedTuple):
-    """One row: tokens are means a request, seconds are per item."""
+    """A row of the catalogue: tokens are means per request, seconds are per item."""
 
     dataset: str
     task: str
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
 @cache
 def entries() -> dict[str, Entry]:
-    """All rows by dataset name."""
+    """Return all rows by dataset name."""
     text = (resources.files("coordinate_eval.priors") / "catalogue.csv").read_text()
     kinds = Entry.__annotations__
     return {
@@ -61,7 +61,7 @@ def entries() -> dict[str, Entry]:
 
 
 def find(dataset: Dataset) -> Entry | None:
-    """The row of a dataset, by its name or its harness task."""
+    """Return the row of a dataset by its name or its harness task, or None."""
     rows = entries()
     if dataset.name in rows:
         return rows[dataset.name]
@@ -69,7 +69,7 @@ def find(dataset: Dataset) -> Entry | None:
 
 
 def items(dataset: Dataset) -> int | None:
-    """Items of a dataset after its limit; None where neither it nor the catalogue says."""
+    """Return the items of a dataset after its limit, or None if nothing says how many it has."""
     entry = find(dataset)
     whole = dataset.items or (entry.items if entry else None)
     if whole is None or dataset.limit is None:
@@ -79,7 +79,7 @@ def items(dataset: Dataset) -> int | None:
 
 
 def predicted_work(dataset: Dataset) -> Work | None:
-    """What the catalogue expects of a dataset, None where it has no row."""
+    """Return the work that the catalogue predicts for a dataset, or None without a row."""
     entry, count = find(dataset), items(dataset)
     if entry is None or count is None:
         return None
@@ -95,7 +95,7 @@ def predicted_work(dataset: Dataset) -> Work | None:
 
 
 def built_work(dataset: Dataset, built: DatasetRequests) -> Work:
-    """The same from built requests, the catalogue filling in what only a run can tell."""
+    """Return the work of built requests; output tokens and metric seconds are predicted."""
     entry = find(dataset)
     limit_sum = built.max_output_tokens
     output = limit_sum * UNKNOWN_OUTPUT_SHARE
@@ -116,7 +116,7 @@ def built_work(dataset: Dataset, built: DatasetRequests) -> Work:
 
 
 def guessed_work(dataset: Dataset, items: int) -> Work:
-    """Of a dataset of which only the number of items is known: short questions and answers."""
+    """Return the work of a dataset with this many items: short questions and answers assumed."""
     items = min(items, dataset.limit or items)
     requests = float(items * (dataset.repeats or 1))
     return Work(

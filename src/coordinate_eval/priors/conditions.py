@@ -1,4 +1,4 @@
-"""Conditions under which a checkpoint is evaluated: engine, GPU, and the model's shape."""
+"""The conditions of an evaluation: engine, GPU, and the model's shape."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from coordinate_eval.records import Checkpoint, EngineSettings
 
 
 def conditions(engine: EngineSettings, version: str, gpu: str, of: roofline.Model) -> Conditions:
-    """Under what a model is evaluated."""
+    """Return the conditions under which an engine evaluates a model."""
     return Conditions(
         engine=engine.name,
         engine_version=version,
@@ -21,12 +21,12 @@ def conditions(engine: EngineSettings, version: str, gpu: str, of: roofline.Mode
 
 
 def on_processor(gpu: str, processor: str) -> str:
-    """A GPU type as it is; where it is a CPU, which one."""
+    """Return a GPU type unchanged, and for a CPU `cpu/` and the processor's name."""
     return f"cpu/{processor}" if gpus.name(gpu) == "cpu" else gpu
 
 
 def model_of(checkpoint: Checkpoint, tensor_parallel: int, config: Path | None) -> roofline.Model:
-    """What of a checkpoint decides its speed; `config` is its `config.json`."""
+    """Return the figures of a checkpoint that decide its speed; `config` is its `config.json`."""
     return roofline.Model(
         parameters=max(1, checkpoint.parameters),
         bytes=max(1, checkpoint.bytes),
@@ -38,7 +38,7 @@ def model_of(checkpoint: Checkpoint, tensor_parallel: int, config: Path | None) 
 
 
 def _sequences(engine: EngineSettings) -> int:
-    """Sequences that the engine runs at once, by its arguments or its own default."""
+    """Return how many sequences the engine runs at once, by its arguments or its default."""
     name, default = {
         "vllm": ("max_num_seqs", roofline.MAX_SEQUENCES),
         "transformers": ("batch_size", 8),
@@ -49,7 +49,7 @@ def _sequences(engine: EngineSettings) -> int:
 
 
 def _family(config: Path | None) -> str:
-    """Architecture and a digest of all whole numbers in a configuration: layers, widths, heads."""
+    """Return the architecture and a digest of all integers in a configuration, such as widths."""
     try:
         tree = json.loads(config.read_text()) if config else {}
     except (OSError, ValueError):

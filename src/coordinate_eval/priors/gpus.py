@@ -1,4 +1,4 @@
-"""What a GPU can do at best, from its vendor's data sheet (dense, without sparsity)."""
+"""Peak rates of GPUs, from their vendors' data sheets (dense, without sparsity)."""
 
 from functools import cache
 from typing import NamedTuple
@@ -12,7 +12,7 @@ class Gpu(NamedTuple):
 
 
 # NVIDIA data sheets of B200, H200, H100 SXM, GH200, A100, L40S, L4, A40, A10, V100, T4; AMD data
-# sheets of MI300X and MI250X (one module). The first name found in a node's GPU type counts.
+# sheets of MI300X and MI250X (one module). The first name that a node's GPU type contains counts.
 _KNOWN: dict[str, Gpu] = {
     "gb200": Gpu(2.50e15, 8.0e12),
     "b200": Gpu(2.25e15, 8.0e12),
@@ -32,24 +32,24 @@ _KNOWN: dict[str, Gpu] = {
 }
 
 UNKNOWN = Gpu(3.12e14, 2.04e12)
-"""Rates assumed for a type that is not in the table: an A100's. A prediction for it is within
-about 2× of an A100's roofline; the first finished run on the type replaces the guess."""
+"""Rates assumed for a type that is not in the table: those of an A100. The first finished run on
+the type replaces this guess."""
 
 
 def lookup(gpu_type: str) -> Gpu:
-    """The rates of a type as a cluster spells it, such as `nvidia_h100_80gb_hbm3`."""
+    """Return the rates of a type as a cluster spells it, such as `nvidia_h100_80gb_hbm3`."""
     return _KNOWN.get(name(gpu_type), UNKNOWN)
 
 
 def known(gpu_type: str) -> bool:
-    """Whether `lookup` has rates of this type, or assumes some."""
+    """Return whether the table has this type; for others `lookup` assumes rates."""
     return name(gpu_type) in _KNOWN
 
 
 @cache
 def name(gpu_type: str) -> str:
-    """One name for all spellings of a type: that of the table, else the type in small letters."""
+    """Return one name for all spellings of a type: the table's, else the type in lower case."""
     spelled = gpu_type.lower().replace("-", "_").replace(" ", "_")
-    if spelled.startswith("cpu"):  # a processor's model name follows, which may contain anything
+    if spelled.startswith("cpu"):  # the model name that follows may contain anything
         return "cpu"
     return next((known for known in _KNOWN if known in spelled), spelled)

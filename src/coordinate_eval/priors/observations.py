@@ -1,7 +1,7 @@
-"""What finished runs have shown: one JSON line each, read by `learn`, kept by `store`.
+"""Observations of finished runs, one JSON line each. `predict` reads them, `store` keeps them.
 
-A line says under which conditions and in which run something was seen. What a whole dataset did
-in a run is one line: the shards that finished, summed.
+Each line names its run and the conditions. All finished shards of a dataset in one run are one
+line.
 """
 
 import hashlib
@@ -14,19 +14,21 @@ from coordinate_eval.priors.roofline import Conditions, Work
 from coordinate_eval.records import Dataset, Record
 
 _MANY = 10**12
-"""More than any run has of anything: what is larger is an error."""
+"""Upper limit for counts and seconds: no run reaches it, so larger values are errors."""
 
 
 class Subject(Record):
-    """What is asked, apart from who is asked: observations of one subject can be compared."""
+    """A task and its settings, whatever the model. Observations of one subject are comparable."""
 
-    task: str = Field(description="of the harness; the dataset's name where it has none")
-    settings: str = Field(description="digest of what else decides an item, such as few-shot")
+    task: str = Field(description="harness task, else the dataset's name")
+    settings: str = Field(
+        description="digest of all else that decides an item, such as num_fewshot"
+    )
 
 
 def subject(dataset: Dataset) -> Subject:
-    """The subject of a dataset of a suite."""
-    # `limit` takes fewer items, and leaves each as it is.
+    """Return the subject of a dataset of a suite."""
+    # `limit` takes fewer items but does not change them.
     apart = {"name", "task", "prior", "items", "splittable", "limit"}
     shape = json.dumps(dataset.model_dump(mode="json", exclude=apart), sort_keys=True)
     digest = hashlib.sha256(shape.encode()).hexdigest()[:12]
@@ -34,17 +36,17 @@ def subject(dataset: Dataset) -> Subject:
 
 
 class _Seen(Record):
-    """Part of every observation."""
+    """The fields of every observation."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     run: str = Field(min_length=1, description="id and nonce of the run")
-    time: float = Field(ge=0, description="of the last of it, seconds since the epoch")
+    time: float = Field(ge=0, description="end, in seconds since the epoch")
     conditions: Conditions
 
 
 class DatasetSeen(_Seen):
-    """What the finished shards of a dataset cost on one trial's GPUs."""
+    """The cost of a dataset's finished shards, in seconds of one trial."""
 
     kind: Literal["dataset"] = "dataset"
     dataset: str
@@ -59,7 +61,7 @@ class DatasetSeen(_Seen):
     gpu_seconds: float = Field(ge=1e-6, lt=_MANY)
 
     def work(self) -> Work:
-        """What was asked of the model."""
+        """Return the requests and tokens of these shards."""
         return Work(
             items=self.items,
             requests=self.requests,
@@ -70,17 +72,17 @@ class DatasetSeen(_Seen):
 
 
 class TrialSeen(_Seen):
-    """How long an engine took to start."""
+    """The seconds that an engine took to start."""
 
     kind: Literal["trial"] = "trial"
     trial: str
     start_seconds: float = Field(
-        ge=0, le=1e6, description="from the process's start, without staging"
+        ge=0, le=1e6, description="from the start of its process, without staging"
     )
 
 
 class MetricSeen(_Seen):
-    """What the questions of a dataset's metric took, one after another on one core."""
+    """The CPU seconds of a dataset's metric questions, one after another on one core."""
 
     kind: Literal["metric"] = "metric"
     dataset: str
@@ -90,21 +92,21 @@ class MetricSeen(_Seen):
 
 
 class StageSeen(_Seen):
-    """How long a copy of the weights into a node's memory took."""
+    """The seconds that a copy of the weights into a node's memory took."""
 
     kind: Literal["stage"] = "stage"
     node: str
-    storage: str = Field(description="where the file system it was read from is mounted")
-    bytes: int = Field(gt=0, lt=10**18, description="of the checkpoint's weight files")
+    storage: str = Field(description="mount point of the file system that was read")
+    bytes: int = Field(gt=0, lt=10**18, description="size of the checkpoint's weight files")
     seconds: float = Field(ge=1e-6, lt=_MANY)
     at_once: float = Field(
-        ge=1, lt=_MANY, description="copies of the run under way meanwhile, itself one; the mean"
+        ge=1, lt=_MANY, description="mean number of the run's copies under way, this one included"
     )
-    converted: bool = Field(description="from a state dict of torch.save")
+    converted: bool = Field(description="whether converted from a state dict of torch.save")
 
 
 class BuildSeen(_Seen):
-    """What it took to build the requests of a dataset; `time` is when that was."""
+    """The CPU seconds to build a dataset's requests; `time` is the time of the build."""
 
     kind: Literal["build"] = "build"
     dataset: str
@@ -119,14 +121,14 @@ _ANY: TypeAdapter[Seen] = TypeAdapter(Annotated[Seen, Field(discriminator="kind"
 
 
 def parse(line: bytes | str) -> Seen:
-    """The observation of a line.
+    """Parse a line of JSON.
 
     Raises:
-        ValueError: it is none.
+        ValueError: The line is not an observation.
     """
     return _ANY.validate_json(line)
 
 
 def dump(seen: Seen) -> str:
-    """An observation as a line of JSON."""
+    """Return an observation as a line of JSON."""
     return seen.model_dump_json() + "\n"

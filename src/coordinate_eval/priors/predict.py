@@ -1,14 +1,14 @@
-"""What the next run will take, from what finished runs took.
+"""Predict the cost of the next run from what finished runs took.
 
-A prediction has three layers, each shrunk to the one before where there is little to go by:
+A prediction has three layers. Each is shrunk to the one before it while there are few observations:
 
-1. the roofline, with the coefficients of this engine on this type of GPU (`fit`);
-2. how this model does against it, over all datasets;
-3. how this dataset does against both: the weighted mean of its log residuals.
+1. the roofline, with coefficients fitted to this engine on this type of GPU (`fit`);
+2. the offset of this model from the fit, over all datasets;
+3. the offset of this dataset from both: the weighted mean of its log residuals.
 
-An observation counts by its likeness to what is asked, model, GPU, engine, settings of the
-dataset, and by its age. So a second checkpoint of a training run is predicted from the first,
-and the first one of a new size from the other sizes. Everything here is pure.
+An observation loses weight with its age and with each condition in which it differs from the
+prediction. So a second checkpoint of a training run is predicted from the first, and the first
+checkpoint of a new size from the other sizes. Everything here is pure.
 """
 
 import math
@@ -34,51 +34,46 @@ from coordinate_eval.priors.roofline import Conditions, Model, Work
 from coordinate_eval.priors.staging import Link
 
 HALF_LIFE_DAYS = 60.0
-"""After so long an observation counts half: engines, drivers and clusters change."""
+"""Age at which an observation has lost half its weight: engines, drivers and clusters change."""
 
-OLD = 0.02
-"""What an observation counts however old it is: more than none, where there is no other."""
+LEAST_AGE_WEIGHT = 0.02
+"""Weight that an observation keeps at any age, so that it counts where there is no other."""
 
-OTHER_MODEL = 0.1
-"""What an observation of another model of the same size counts; of another size less."""
+UNLIKE = 0.1
+"""Factor on the weight of an observation for each condition in which it differs: the model, its
+tensor-parallel degree, the engine or its version, the number of sequences at once, the GPU, the
+settings of the task, and, for a copy of weights, the storage and the format."""
 
 SIZE_RATIO = 4.0
-"""A model so many times larger or smaller counts 1/e of that."""
-
-OTHER_DEGREE = 0.5
-OTHER_VERSION = 0.7
-OTHER_PROCESSOR = 0.5
-OTHER_GPU = 0.1
-OTHER_ENGINE = 0.05
-OTHER_SETTINGS = 0.2
-OTHER_STORAGE = 0.1
-OTHER_FORMAT = 0.2
-"""What an observation counts that differs in this, or half of a CPU's name."""
+"""Ratio of two sizes at which the weight falls by another factor of e."""
 
 NOTHING_LEARNED = 0.01
-"""What the guess of the layer before counts beside a dataset's observations."""
+"""Weight of the previous layer's prediction beside a dataset's observations."""
 
 LEAST_WEIGHT = 1e-3
-"""What observations of a dataset must count together to say how much is asked and answered."""
+"""Least total weight of a dataset's observations for its tokens to be taken from them."""
 
 NO_OFFSET = 1.0
-"""Observations that count for a model doing as the fit says."""
+"""Weight of a model's offset being 0, in observations."""
 
 RUN_SPREAD = 0.1
-"""Standard deviation of log seconds between two runs of the same, before there were two."""
+"""Standard deviation of log seconds between equal runs, assumed before there were two."""
 
 LEAST_SPREAD = 0.05
+"""Least standard deviation of a prediction."""
 
 SPREAD_PER_E_FOLD = 0.15
 """Standard deviation added for each factor of e between the model's size and the nearest seen."""
 
 RECENT_STARTS = 50
+"""Newest engine starts that count."""
 
 RECENT_COPIES = 500
+"""Newest copies of weights that count."""
 
 
 class Prediction(NamedTuple):
-    """What a dataset is expected to take on one trial."""
+    """The predicted cost of a dataset on one trial, in seconds."""
 
     gpu_seconds: float
     spread: float
@@ -86,21 +81,23 @@ class Prediction(NamedTuple):
     floor_seconds: float
     metric_cpu_seconds: float
     observations: int
-    """Of this dataset, under whatever conditions."""
+    """Observations of this dataset, under any conditions."""
 
 
-class _Row(NamedTuple):
+class _Residual(NamedTuple):
     seen: DatasetSeen
     age: float
+    """Weight by age."""
     residual: float
+    """Log of measured over fitted seconds."""
 
 
 class Priors:
-    """Observations, made ready to be asked.
+    """Observations, prepared for predictions.
 
     Args:
-        seen: everything observed; nothing makes this the shipped roofline.
-        now: seconds since the epoch, for the age of observations.
+        seen: All observations. Without any, predictions are the shipped roofline's.
+        now: Seconds since the epoch, for the age of observations.
     """
 
     def __init__(self, seen: Iterable[Seen] = (), now: float = 0.0) -> None:
@@ -118,56 +115,56 @@ class Priors:
             elif isinstance(one, StageSeen):
                 self._copies.append(one)
             elif isinstance(one, BuildSeen):
-                # Every run that found these requests in the cache tells of the same.
+                # Every run that finds these requests in the cache reports the same build.
                 self._builds[one.subject, one.time] = one
             else:
                 self._starts.append(one)
         self.fits = self._fit(datasets)
-        self._rows: defaultdict[str, list[_Row]] = defaultdict(list)
+        self._residuals: defaultdict[str, list[_Residual]] = defaultdict(list)
         self._sums: dict[Conditions, tuple[float, float]] = {}
         for one in datasets:
-            row = _Row(one, self._age(one), fits.residual(one, self.fit(one.conditions)))
-            self._rows[one.subject.task].append(row)
+            found = _Residual(one, self._age(one), fits.residual(one, self.fit(one.conditions)))
+            self._residuals[one.subject.task].append(found)
             weight, total = self._sums.get(one.conditions, (0.0, 0.0))
-            self._sums[one.conditions] = (weight + row.age, total + row.age * row.residual)
+            self._sums[one.conditions] = (weight + found.age, total + found.age * found.residual)
         self._offset = lru_cache(maxsize=None)(self._model_offset)
 
     def fit(self, conditions: Conditions) -> Fit:
-        """Coefficients of an engine on a type of GPU; the roofline where nothing was run."""
+        """Return the fit of an engine on a type of GPU, or the roofline if it never ran there."""
         return self.fits.get(fits.of_conditions(conditions)) or fits.shipped(conditions.gpu)
 
     def predict(
-        self, asked: Subject, work: Work, on: Conditions, *, built: bool = True
+        self, subject: Subject, work: Work, on: Conditions, *, built: bool = True
     ) -> Prediction:
-        """What the work of a dataset will take; `built` says that its prompts were counted."""
-        work = self._learned_work(asked, work, on, built=built)
+        """Predict the cost of a dataset; `built` says that `work` counts its real prompts."""
+        work = self._learned_work(subject, work, on, built=built)
         found, gpu = self.fit(on), gpus.lookup(on.gpu)
         base = roofline.gpu_seconds(work, on.model, gpu, on.sequences, found.coefficients)
-        correction, spread = self._correction(asked, on, found)
+        correction, spread = self._correction(subject, on, found)
         return Prediction(
-            # Within what a plan takes as a cost.
+            # Within the limits of `Cost`.
             gpu_seconds=min(max(base * math.exp(correction), 1e-6), 1e9),
             spread=spread,
             floor_seconds=roofline.floor_seconds(work, on.model, gpu, found.coefficients),
-            metric_cpu_seconds=self._metric_seconds(asked, work, on),
-            observations=len(self._of(asked)),
+            metric_cpu_seconds=self._metric_seconds(subject, work, on),
+            observations=len(self._of(subject)),
         )
 
-    def seconds_seen(self, asked: Subject, on: Conditions) -> list[float]:
-        """Measured seconds an item of this dataset, under conditions just like these."""
+    def seconds_seen(self, subject: Subject, on: Conditions) -> list[float]:
+        """Return measured GPU seconds per item with the same model, engine and type of GPU."""
         return [
-            row.seen.gpu_seconds / row.seen.items
-            for row in self._of(asked)
-            if likeness(row.seen.conditions, on) > OTHER_MODEL
+            one.seen.gpu_seconds / one.seen.items
+            for one in self._of(subject)
+            if _same_engine(one.seen.conditions, on)
+            and _alike(one.seen.conditions.model, on.model) == 1.0
         ]
 
     def start_seconds(self, on: Conditions) -> float | None:
-        """The median of recent starts of this engine on this type of GPU, of this model if it
-        was started there; None when nothing was.
+        """Return the median seconds of recent starts of this engine on this type of GPU.
+
+        Starts with this model count alone where there are any. Return None without any start.
         """
-        same = [
-            t for t in self._starts if fits.of_conditions(t.conditions) == fits.of_conditions(on)
-        ]
+        same = [t for t in self._starts if _same_engine(t.conditions, on)]
         starts = [t for t in same if _alike(t.conditions.model, on.model) == 1.0] or same
         if not starts:
             return None
@@ -175,29 +172,32 @@ class Priors:
         return statistics.median(t.start_seconds for t in starts[:RECENT_STARTS])
 
     def link(self, on: Conditions, storage: str, *, converted: bool, gigabits: float) -> Link:
-        """What a checkpoint on this storage reaches nodes of this type of GPU at; `gigabits` a
-        second where no copy was seen. Those of another size count less.
+        """Return the rate at which a checkpoint on this storage reaches nodes with this GPU.
+
+        Without any copy seen it is `gigabits` (10⁹ bits per second). Copies of another size count
+        less.
         """
         recent = sorted(self._copies, key=lambda s: -s.time)[:RECENT_COPIES]
         weights = [
             self._age(one)
             * _size_alike(one.bytes, on.model.bytes)
-            * (1.0 if one.storage == storage else OTHER_STORAGE)
-            * (1.0 if one.converted == converted else OTHER_FORMAT)
-            * (1.0 if gpus.name(one.conditions.gpu) == gpus.name(on.gpu) else OTHER_GPU)
+            * (1.0 if one.storage == storage else UNLIKE)
+            * (1.0 if one.converted == converted else UNLIKE)
+            * (1.0 if gpus.name(one.conditions.gpu) == gpus.name(on.gpu) else UNLIKE)
             for one in recent
         ]
         return staging.fit(recent, weights, gigabits)
 
-    def build_seconds(self, asked: Subject, items: int) -> float | None:
-        """CPU seconds to build the requests of so many items of a dataset; None where that was
-        not seen of a similar number, since much of a small build is loading.
+    def build_seconds(self, subject: Subject, items: int) -> float | None:
+        """Return the CPU seconds to build the requests of `items` items of a dataset.
+
+        Return None without a build of a similar number of items: much of a small build is loading.
         """
         weight, total = 0.0, 0.0
         for seen in self._builds.values():
             alike = max(items, seen.items) <= SIZE_RATIO * min(items, seen.items)
-            if seen.subject.task == asked.task and alike:
-                counts = self._age(seen) * _settings(seen.subject, asked)
+            if seen.subject.task == subject.task and alike:
+                counts = self._age(seen) * _settings_alike(seen.subject, subject)
                 weight, total = weight + counts, total + counts * seen.cpu_seconds / seen.items
         return items * total / weight if weight else None
 
@@ -207,56 +207,64 @@ class Priors:
             groups[fits.of_conditions(one.conditions)].append(one)
         return {key: fits.fit(group, list(map(self._age, group))) for key, group in groups.items()}
 
-    def _of(self, asked: Subject) -> list[_Row]:
-        return self._rows.get(asked.task, [])
+    def _of(self, subject: Subject) -> list[_Residual]:
+        return self._residuals.get(subject.task, [])
 
     def _age(self, seen: Seen) -> float:
+        """Return the weight of an observation by its age."""
         days = max(0.0, self._now - seen.time) / 86_400
-        return max(OLD, math.exp2(-days / HALF_LIFE_DAYS))
+        return max(LEAST_AGE_WEIGHT, math.exp2(-days / HALF_LIFE_DAYS))
 
     def _model_offset(self, on: Conditions) -> float:
-        """How a model does against the fit, over all datasets: a log of seconds."""
+        """Return the log of a model's measured over fitted seconds, over all datasets."""
         weight, total = NO_OFFSET, 0.0
         for seen, (counts, residuals) in self._sums.items():
             like = likeness(seen, on)
             weight, total = weight + like * counts, total + like * residuals
         return total / weight
 
-    def _correction(self, asked: Subject, on: Conditions, found: Fit) -> tuple[float, float]:
-        """The log of what base seconds are to be multiplied by, and its standard deviation."""
+    def _correction(self, subject: Subject, on: Conditions, found: Fit) -> tuple[float, float]:
+        """Return the log of the factor on the fitted seconds, and its standard deviation."""
         offset = self._offset(on)
         pairs = [
             (
-                row.age * likeness(row.seen.conditions, on) * _settings(row.seen.subject, asked),
-                row.residual - self._offset(row.seen.conditions),
+                one.age
+                * likeness(one.seen.conditions, on)
+                * _settings_alike(one.seen.subject, subject),
+                one.residual - self._offset(one.seen.conditions),
             )
-            for row in self._of(asked)
+            for one in self._of(subject)
         ]
         total = sum(w for w, _ in pairs)
         mean = sum(w * r for w, r in pairs) / (total + NOTHING_LEARNED)
         variance = _variance(pairs, mean)
         learned = total / (total + NOTHING_LEARNED)
         if not found.observations:
-            # Whatever was seen elsewhere, what this GPU or engine does is a guess.
+            # Observations elsewhere say little about this GPU or engine.
             learned = 0.0
         variance = learned * variance + (1 - learned) * found.spread**2
-        variance += (SPREAD_PER_E_FOLD * self._distance(asked, on)) ** 2
+        variance += (SPREAD_PER_E_FOLD * self._distance(subject, on)) ** 2
         return offset + mean, max(LEAST_SPREAD, math.sqrt(variance))
 
-    def _distance(self, asked: Subject, on: Conditions) -> float:
-        """Log of the ratio of sizes of this model and the nearest on which the dataset ran."""
-        sizes = (row.seen.conditions.model.parameters for row in self._of(asked))
+    def _distance(self, subject: Subject, on: Conditions) -> float:
+        """Return the log of the ratio between this model's size and the nearest one seen."""
+        sizes = (one.seen.conditions.model.parameters for one in self._of(subject))
         return min((abs(math.log(size / on.model.parameters)) for size in sizes), default=0.0)
 
-    def _learned_work(self, asked: Subject, work: Work, on: Conditions, *, built: bool) -> Work:
-        """The work with what models really wrote, and with real prompts unless those are known."""
+    def _learned_work(self, subject: Subject, work: Work, on: Conditions, *, built: bool) -> Work:
+        """Return the work with the tokens that models really wrote.
+
+        Unless `built`, its requests and prompt tokens are learned too.
+        """
         weights = [
-            row.age * _answers_alike(row.seen.conditions, on) * _settings(row.seen.subject, asked)
-            for row in self._of(asked)
+            one.age
+            * _answers_alike(one.seen.conditions, on)
+            * _settings_alike(one.seen.subject, subject)
+            for one in self._of(subject)
         ]
         if sum(weights) < LEAST_WEIGHT:
             return work
-        seen = [row.seen for row in self._of(asked)]
+        seen = [one.seen for one in self._of(subject)]
 
         def mean(of: Callable[[DatasetSeen], float]) -> float:
             return sum(w * of(one) for w, one in zip(weights, seen, strict=True)) / sum(weights)
@@ -273,19 +281,21 @@ class Priors:
         }
         return work.model_copy(update=changed)
 
-    def _metric_seconds(self, asked: Subject, work: Work, on: Conditions) -> float:
+    def _metric_seconds(self, subject: Subject, work: Work, on: Conditions) -> float:
         guess = work.metric_cpu_seconds / max(1, work.items)
         weight, total = NOTHING_LEARNED, NOTHING_LEARNED * guess
-        for seen in self._metrics.get(asked.task, ()):
-            like = _answers_alike(seen.conditions, on) * _settings(seen.subject, asked)
+        for seen in self._metrics.get(subject.task, ()):
+            like = _answers_alike(seen.conditions, on) * _settings_alike(seen.subject, subject)
             like *= self._age(seen)
             weight, total = weight + like, total + like * seen.cpu_seconds / seen.items
         return work.items * total / weight
 
 
 def _variance(pairs: Sequence[tuple[float, float]], mean: float) -> float:
-    """Of the next residual, from those seen and their weights: a sample's variance, with one more
-    of `RUN_SPREAD`, and that of the mean on top.
+    """Return the variance of the next residual, from (weight, residual) pairs.
+
+    It is the sample's variance with one more residual of `RUN_SPREAD`, plus the variance of the
+    mean.
     """
     total = sum(w for w, _ in pairs)
     if not total:
@@ -295,26 +305,20 @@ def _variance(pairs: Sequence[tuple[float, float]], mean: float) -> float:
     return (sample + RUN_SPREAD**2 / count) * (1 + 1 / count)
 
 
-def likeness(seen: Conditions, asked: Conditions) -> float:
-    """What an observation under these conditions counts for those: 1 when they are the same."""
-    like = _answers_alike(seen, asked)
-    if seen.engine != asked.engine:
-        like *= OTHER_ENGINE
-    elif seen.engine_version != asked.engine_version:
-        like *= OTHER_VERSION
-    if gpus.name(seen.gpu) != gpus.name(asked.gpu):
-        like *= OTHER_GPU
-    elif gpus.name(seen.gpu) == "cpu" and seen.gpu != asked.gpu:
-        like *= OTHER_PROCESSOR
-    if seen.sequences != asked.sequences:
-        like *= OTHER_VERSION
-    return like
+def likeness(seen: Conditions, on: Conditions) -> float:
+    """Return the weight of an observation by its conditions; 1 if they are the same."""
+    differences = (
+        (seen.engine, seen.engine_version) != (on.engine, on.engine_version),
+        seen.sequences != on.sequences,
+        _processor(seen.gpu) != _processor(on.gpu),
+    )
+    return _answers_alike(seen, on) * UNLIKE ** sum(differences)
 
 
 def errors_left_out(seen: Sequence[Seen], now: float, most_runs: int) -> dict[str, list[float]]:
-    """By dataset, predicted / measured − 1 of each of the newest runs, predicted from all others.
+    """Predict each of the newest runs from all others; return predicted / measured − 1 by dataset.
 
-    Only of datasets that others have run as well.
+    Datasets that no other run has are left out.
     """
     newest: dict[str, float] = {}
     for one in seen:
@@ -330,31 +334,43 @@ def errors_left_out(seen: Sequence[Seen], now: float, most_runs: int) -> dict[st
     return dict(errors)
 
 
+def _same_engine(seen: Conditions, on: Conditions) -> bool:
+    """Return whether both have the same engine on the same type of GPU."""
+    return fits.of_conditions(seen) == fits.of_conditions(on)
+
+
+def _processor(gpu: str) -> str:
+    """Return one name for a type of GPU however a cluster spells it; CPUs differ by model."""
+    name = gpus.name(gpu)
+    return gpu if name == "cpu" else name
+
+
 @lru_cache(maxsize=4096)
-def _alike(seen: Model, asked: Model) -> float:
-    """1 for two checkpoints of one training run; less by size for other models."""
-    like = 1.0 if seen.tensor_parallel == asked.tensor_parallel else OTHER_DEGREE
+def _alike(seen: Model, model: Model) -> float:
+    """Return the weight of an observation by its model; 1 for checkpoints of one training run."""
+    like = 1.0 if seen.tensor_parallel == model.tensor_parallel else UNLIKE
     same = (seen.family, seen.parameters, seen.dtype) == (
-        asked.family,
-        asked.parameters,
-        asked.dtype,
+        model.family,
+        model.parameters,
+        model.dtype,
     )
     if same:
         return like
-    return like * OTHER_MODEL * _size_alike(seen.parameters, asked.parameters)
+    return like * UNLIKE * _size_alike(seen.parameters, model.parameters)
 
 
-def _size_alike(seen: float, asked: float) -> float:
-    """1 for the same size, 1/e for `SIZE_RATIO` times it."""
-    return math.exp(-abs(math.log(seen / asked)) / math.log(SIZE_RATIO))
+def _size_alike(seen: float, size: float) -> float:
+    """Return 1 for the same size, and 1/e for a size `SIZE_RATIO` times as large or small."""
+    return math.exp(-abs(math.log(seen / size)) / math.log(SIZE_RATIO))
 
 
-def _answers_alike(seen: Conditions, asked: Conditions) -> float:
-    """What the answers under these conditions count for those: a model's, or made up."""
-    if seen.engine != asked.engine and "simulated" in (seen.engine, asked.engine):
+def _answers_alike(seen: Conditions, on: Conditions) -> float:
+    """Return the weight of an observation's answers: a model's, or made up by `simulated`."""
+    if seen.engine != on.engine and "simulated" in (seen.engine, on.engine):
         return 0.0
-    return _alike(seen.model, asked.model)
+    return _alike(seen.model, on.model)
 
 
-def _settings(seen: Subject, asked: Subject) -> float:
-    return 1.0 if seen.settings == asked.settings else OTHER_SETTINGS
+def _settings_alike(seen: Subject, subject: Subject) -> float:
+    """Return the weight of an observation by the settings of its task."""
+    return 1.0 if seen.settings == subject.settings else UNLIKE

@@ -1,10 +1,10 @@
-"""From what a dataset asks of a model to seconds on one trial.
+"""The roofline: predict the seconds of a dataset on one trial from its tokens.
 
-Prefill is bound by arithmetic: 2 FLOP a parameter and token. Decoding is bound by memory: each
-step reads all weights and the keys and values of every sequence in flight (the roofline of
-Pope et al., "Efficiently Scaling Transformer Inference", 2022). Both are taken at the part of
-the peak that serving engines reach, until finished runs say better (`learn`); figures only
-predict, and trials pull, so that a wrong one costs balance and nothing else.
+Prefill is bound by arithmetic: 2 FLOP per parameter and token. Decoding is bound by memory: each
+step reads all weights and the keys and values of every sequence in flight (Pope et al.,
+"Efficiently Scaling Transformer Inference", 2022). Both run at the share of the GPU's peak that
+serving engines reach, until finished runs show the real rate (`predict`). A wrong prediction costs
+balance and nothing else, because trials pull their work.
 """
 
 from typing import NamedTuple
@@ -15,23 +15,23 @@ from coordinate_eval.priors.gpus import Gpu
 from coordinate_eval.records import Record
 
 PREFILL_EFFICIENCY = 0.5
-"""Part of peak FLOP/s that prefill reaches."""
+"""Share of peak FLOP/s that prefill reaches."""
 
 DECODE_EFFICIENCY = 0.6
-"""Part of peak bandwidth that decoding reaches."""
+"""Share of peak bandwidth that decoding reaches."""
 
 MAX_SEQUENCES = 256
-"""Sequences that an engine runs at once, vLLM's default."""
+"""Sequences that an engine runs at once; vLLM's default."""
 
 REQUEST_SECONDS = 0.0008
-"""Host time that a request costs the engine."""
+"""Host seconds that a request costs the engine."""
 
 CHUNK_OVERHEAD_SECONDS = 0.2
-"""What a further shard of a dataset costs: file work, and the dip between shards."""
+"""Seconds that each further shard of a dataset costs: file work, and a less full engine."""
 
 
 class Work(Record):
-    """What a dataset asks of a model, over all of its items."""
+    """The tokens and metric seconds of a dataset, over all of its items."""
 
     items: int
     requests: float
@@ -42,7 +42,7 @@ class Work(Record):
 
 
 class Model(Record):
-    """What of a model decides its speed."""
+    """The figures of a model that decide its speed."""
 
     parameters: int = Field(gt=0, lt=10**18)
     bytes: int = Field(gt=0, lt=10**18)
@@ -53,17 +53,17 @@ class Model(Record):
 
 
 class Conditions(Record):
-    """What a dataset's seconds depend on beside the dataset."""
+    """The conditions on which a dataset's seconds depend."""
 
     engine: str
     engine_version: str = ""
-    sequences: int = Field(default=MAX_SEQUENCES, gt=0, description="run at once, at most")
-    gpu: str = Field(description="GPU type as the cluster spells it; of a CPU its model name")
+    sequences: int = Field(default=MAX_SEQUENCES, gt=0, description="most that run at once")
+    gpu: str = Field(description="GPU type as the cluster spells it; for a CPU its model name")
     model: Model
 
 
 class Features(NamedTuple):
-    """What costs time. Each field times its coefficient, summed, is seconds."""
+    """Quantities that cost time: seconds are the sum of each field times its coefficient."""
 
     prefill: float
     """Seconds of the prompts' arithmetic at the GPU's peak."""
@@ -73,11 +73,11 @@ class Features(NamedTuple):
     """Seconds of reading keys and values while decoding, at peak bandwidth."""
     requests: float
     steps: float
-    """Decoding steps: what each costs whatever the model's size."""
+    """Decoding steps; their coefficient is the cost of a step at any model size."""
     output_tokens: float
 
     def seconds(self, coefficients: "Features") -> float:
-        """The sum of each feature times its coefficient."""
+        """Return the sum of each feature times its coefficient."""
         return sum(a * b for a, b in zip(self, coefficients, strict=True))
 
 
@@ -89,14 +89,14 @@ SHIPPED = Features(
     steps=0.0,
     output_tokens=0.0,
 )
-"""Coefficients before anything was run: the roofline."""
+"""Coefficients of the roofline, used before any run."""
 
 
 def features(work: Work, model: Model, gpu: Gpu, most: int = MAX_SEQUENCES) -> Features:
-    """What of this work costs time on one trial, `most` sequences at once."""
+    """Return the features of this work on one trial with `most` sequences at once."""
     degree, requests = model.tensor_parallel, max(1.0, work.requests)
     steps = work.output_tokens / max(1.0, min(most, work.requests))
-    # Half of a sequence's output is behind it, on average.
+    # On average, half of a sequence's output is in its context.
     context = (work.prompt_tokens + work.output_tokens / 2) / requests
     return Features(
         prefill=2 * model.parameters * work.prompt_tokens / (gpu.flops * degree),
@@ -115,12 +115,12 @@ def gpu_seconds(
     most: int = MAX_SEQUENCES,
     coefficients: Features = SHIPPED,
 ) -> float:
-    """Seconds of one trial for all of the work, engine start apart."""
+    """Return the seconds of one trial for all of the work, without the engine's start."""
     return max(1e-3, features(work, model, gpu, most).seconds(coefficients))
 
 
 def floor_seconds(work: Work, model: Model, gpu: Gpu, coefficients: Features = SHIPPED) -> float:
-    """Latency of the longest item's output alone, which splitting does not shorten."""
+    """Return the latency of the longest item's output, which splitting does not shorten."""
     alone = Work(
         items=1,
         requests=1,

@@ -1,15 +1,15 @@
-"""How fast weights reach the memory of nodes, from copies that were seen.
+"""The rate at which weights reach the memory of nodes, learned from observed copies.
 
-A copy reads a piece, then hashes and writes it, so the seconds of a byte are those of the node
-itself and those in which it waits for the storage, added. The first are the same however many
-nodes copy; the others are multiplied by their number where all of them share one link:
+A copy reads a piece, then hashes and writes it. So the seconds per byte are the node's own seconds
+plus the seconds in which it waits for the storage. The first part does not depend on the number of
+nodes; the second grows with it if all nodes share one link:
 
-    seconds of a byte on each of n nodes = alone × (1 + shared × (n − 1))
+    seconds per byte on each of n nodes = alone × (1 + shared × (n − 1))
 
-`shared` = 0 is a storage that keeps up with any number of nodes, 1 one whose link a single node
-fills. Assumed are nodes alike that begin together, as the plan has them; what other runs and users
-read meanwhile is part of what was seen. Nothing says how a storage does with more nodes but copies
-by several numbers of them: until there are, `shared` is 0.
+`shared` is 0 for a storage that keeps up with any number of nodes, and 1 for a storage whose link
+one node fills. The formula assumes equal nodes that start together, as plans do. Reads by other
+runs and users are part of the observed seconds. `shared` stays 0 until copies were made on
+different numbers of nodes.
 """
 
 import math
@@ -19,35 +19,35 @@ from typing import NamedTuple
 from coordinate_eval.priors.observations import StageSeen
 
 GUESS_WEIGHT = 0.05
-"""Copies that the configured link counts as."""
+"""Weight of the configured link, in copies."""
 
 SHARED_PRICE = 0.05
-"""By how much a `shared` of 1 must make the sum of squared log residuals smaller; of ½, ¼ of it."""
+"""Factor of the penalty on `shared`² in the sum of squared log residuals."""
 
 LEAST_GIGABITS, MOST_GIGABITS = 1e-4, 1e5
-"""Per second: no link is slower or faster."""
+"""Limits of a link, in 10⁹ bits per second."""
 
 _STEPS = 100
 
 
 class Link(NamedTuple):
-    """What a node reads at when it is alone, and what becomes of that with others."""
+    """The rate at which a node copies alone, and how other nodes slow it down."""
 
     gigabits_per_node: float
     """Per second, on a node that copies alone."""
     shared: float = 0.0
-    """Part of a lone copy's time that is multiplied by the number of nodes."""
+    """Share of a lone copy's time that is multiplied by the number of nodes."""
 
     def seconds(self, size: int, nodes: int) -> float:
-        """Seconds until so many bytes are on each of so many nodes, which copy at once."""
+        """Return the seconds in which `nodes` nodes at once copy `size` bytes each."""
         return size * 8 / (self.gigabits_per_node * 1e9) * (1 + self.shared * (nodes - 1))
 
 
 def fit(seen: Sequence[StageSeen], weights: Sequence[float], gigabits: float) -> Link:
-    """The link that these copies had, each so much worth; near `gigabits` where they count little.
+    """Fit a link to weighted copies; it is near `gigabits` where their weights are small.
 
-    Least squares of the logarithm of seconds, so that a copy that took ten times as long, behind
-    somebody else's, does not count for ten.
+    The fit is by least squares of log seconds, so a copy that took ten times as long because of
+    another user does not count ten times as much.
     """
     if not seen:
         return Link(gigabits)

@@ -1,9 +1,8 @@
-"""The store of observations: a folder with one file for every run of all who share it.
+"""The store of observations: a folder with one file per run, shared by any number of users.
 
-A file is `<run>.jsonl`, put there whole by a rename and replaced only by its own run, which may
-have been resumed and then knows more. So any number of runs can end at once without a lock, and
-nothing is ever counted twice. Lines that cannot be read, of a newer version or by another hand,
-are skipped.
+A file is `<run>.jsonl`. It is renamed into place whole, and only its own run replaces it: a resumed
+run knows more. So any number of runs can end at once without a lock, and nothing counts twice.
+Unreadable lines, such as those of a newer version, are skipped.
 """
 
 import contextlib
@@ -18,28 +17,27 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.priors.observations import DatasetSeen, Seen, dump, parse
 
 NEWEST_RUNS = 100
-"""Files that are read, the newest first: older ones would hardly count."""
+"""Number of newest files to read; older observations have little weight."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=@,-]{0,199}")
 
 
 class Store:
-    """The observations in one folder, which need not be there yet."""
+    """The observations in one folder, which need not exist yet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def read(self, most: int = NEWEST_RUNS) -> list[Seen]:
-        """All observations of the newest runs; what cannot be read is left out."""
+        """Return all observations of the newest runs, without unreadable files and lines."""
         return [seen for path in self._newest(most) for seen in _readable(path)]
 
     def put(self, seen: Iterable[Seen]) -> int:
-        """Write each run's observations as its file, unless a fuller one of it is there; the
-        number of files written.
+        """Write the file of each run, unless a fuller one exists; return the number written.
 
         Raises:
-            OSError: the folder cannot be written.
-            ValueError: a run's name cannot be that of a file.
+            OSError: The folder cannot be written.
+            ValueError: The name of a run cannot be a file name.
         """
         runs: dict[str, dict[str, Seen]] = {}
         for one in seen:
@@ -47,9 +45,9 @@ class Store:
         written = 0
         for run, lines in sorted(runs.items()):
             if not _NAME.fullmatch(run):
-                raise ValueError(f"run {run!r}: letters, digits and _ . + = @ , - only, please")
+                raise ValueError(f"run {run!r} may have only letters, digits and _ . + = @ , -")
             path = self.folder / f"{run}.jsonl"
-            # A run's record only grows, so of two versions the fuller one is the later one.
+            # The observations of a run only grow, so the fuller of two versions is the later one.
             if _fullness(lines.values()) > _fullness(_readable(path)):
                 _files.write(path, "".join(lines))
                 written += 1
@@ -65,10 +63,10 @@ class Store:
 
 
 def read_file(path: Path) -> list[Seen]:
-    """All observations of an exported file.
+    """Return all observations of an exported file.
 
     Raises:
-        UserError: it cannot be read, or a line is none; with the line.
+        UserError: The file cannot be read, or a line is not an observation; names the line.
     """
     _user_files.check_regular(path, "file")
     found: list[Seen] = []
@@ -94,8 +92,8 @@ def _strictly(line: bytes, where: str) -> Seen:
         if first["type"] == "union_tag_invalid":
             kind = _format.plain(first["ctx"]["tag"][:40])
             raise UserError(
-                f"{where} is of a newer version, or by another hand: its kind is {kind!r}; import "
-                "the file with the version that exported it, or take such lines out"
+                f"{where} is of the unknown kind {kind!r}: import the file with the version that "
+                "exported it, or delete such lines"
             ) from error
         name = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{where}: {name + ': ' if name else ''}{first['msg']}") from error
@@ -103,7 +101,7 @@ def _strictly(line: bytes, where: str) -> Seen:
 
 def _readable(path: Path) -> Iterator[Seen]:
     with contextlib.suppress(OSError):
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # opening a pipe would wait
             return
         for line in _files.whole_lines(path):
             with contextlib.suppress(ValueError):
@@ -111,6 +109,6 @@ def _readable(path: Path) -> Iterator[Seen]:
 
 
 def _fullness(seen: Iterable[Seen]) -> tuple[int, int]:
-    """Requests and lines."""
+    """Return the numbers of requests and of lines."""
     counts = [one.requests if isinstance(one, DatasetSeen) else 0 for one in seen]
     return sum(counts), len(counts)

@@ -1,4 +1,4 @@
-"""Facts of the machine that this process runs on, as observations name them."""
+"""Facts about this machine, as observations record them."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def storage_of(path: str) -> str:
-    """Where the file system that a checkpoint lies on is mounted: copies from one are alike."""
+    """Return the mount point of the file system of a path: copies from one have similar rates."""
     folder = Path(path).resolve()
     while not folder.is_mount() and folder != folder.parent:
         folder = folder.parent
@@ -15,7 +15,7 @@ def storage_of(path: str) -> str:
 
 
 def engine_version(engine: str) -> str:
-    """The installed version of an engine; empty where none is."""
+    """Return the installed version of an engine, or an empty string."""
     for package in (engine, f"{engine}-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(package)
@@ -23,7 +23,7 @@ def engine_version(engine: str) -> str:
 
 
 def processor() -> str:
-    """This machine's CPU, and how many cores it has."""
+    """Return the model name of this machine's CPU and its number of cores."""
     name = os.uname().machine
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()

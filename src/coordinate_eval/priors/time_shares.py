@@ -1,12 +1,12 @@
-"""Who spent an engine's time, when it works on many requests at once.
+"""The split of an engine's time among the requests that it computes at once.
 
-An engine answers the requests of several shards together, so the wall time between a shard's
-first response and its last is not what the shard cost. The rule here: the time between two
-answers is split among the requests being computed, in proportion to what they have to compute.
-An engine with continuous batching computes whatever is in flight, pulled and not yet answered,
-and what counts is what a step does for each. One that pulls ahead to sort its requests into
-batches says which batch it computes; a batch's time is split by all that there is to do for each,
-and what waits costs nothing. What all requests get adds up to the time in which any was in flight.
+An engine answers requests of several shards together, so the wall time between the first and the
+last response of a shard is not its cost. Instead, the time between two answers is split among the
+requests that are being computed, in proportion to their work. An engine with continuous batching
+computes all requests that are pulled and not yet answered; their work is that of one step. An
+engine that sorts requests into batches names the batch that it computes; their work is all that
+they need, and waiting requests cost nothing. The shares of all requests add up to the time in which
+any request was in flight.
 """
 
 import time
@@ -16,24 +16,24 @@ from coordinate_eval.priors.roofline import MAX_SEQUENCES
 from coordinate_eval.records import Key, Request, RequestKind
 
 STEP_TOKENS = 250.0
-"""Tokens of a prompt that take as long to compute as a step takes to read the weights, whatever
-the model: peak FLOP/s over bytes/s of current GPUs (`gpus`), for two bytes a parameter."""
+"""Prompt tokens that take as long to compute as a step takes to read the weights, for any model:
+peak FLOP/s over bytes/s of current GPUs (`gpus`), at two bytes per parameter."""
 
 WRITTEN_SHARE = 0.3
-"""Part of its limit that a text is taken to have."""
+"""Share of its token limit that a generation is assumed to use."""
 
 _Name = tuple[object, ...]
 
 
 def steps(request: Request) -> float:
-    """Steps in which an engine is done with a request: one a token, one to score."""
+    """Return the steps that a request takes: one per token, or one to score it."""
     if request.kind is RequestKind.LOGLIKELIHOOD:
         return 1.0
     return max(1.0, WRITTEN_SHARE * request.max_tokens)
 
 
 def work(request: Request, together: int) -> float:
-    """What there is to compute for a request, in tokens of a prompt, `together` at once."""
+    """Return the work of a request, in prompt tokens, with `together` requests at once."""
     prompt = len(request.tokens) + len(request.continuation)
     if request.kind is RequestKind.LOGLIKELIHOOD:
         return prompt
@@ -41,33 +41,34 @@ def work(request: Request, together: int) -> float:
 
 
 class Shares:
-    """Splits the time of one engine among its requests, as they are pulled and answered.
+    """Shares of one engine's time among its requests.
+
+    Recording an answer takes constant time; a new batch takes time in proportion to its size.
 
     Args:
-        clock: seconds, never going back.
-
-    An answer costs a constant time, a batch once the time of a look at each of its requests.
+        clock: Returns seconds and never goes back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._waiting: dict[_Name, Request] = {}  # pulled, and not known to be computed
+        self._waiting: dict[_Name, Request] = {}  # pulled, not yet being computed
         self._computed: dict[_Name, tuple[float, float]] = {}  # weight, and `_unit` at its start
-        self._weights = 0.0  # of all that are computed
-        self._unit = 0.0  # seconds so far of a request of weight 1 that was always computed
+        self._weights = 0.0  # of all requests being computed
+        self._unit = 0.0  # seconds so far of a request of weight 1 that is always computed
         self._batch: Sequence[Request] | None = None
         self._last = 0.0
 
     def pulled(self, request: Request) -> None:
-        """The engine has taken this request."""
+        """Record that the engine has pulled this request."""
         if not self._waiting and not self._computed:
             self._last = self._clock()
         self._waiting[_name(request)] = request
 
     def answered(self, key: Key, batch: Sequence[Request] | None) -> float:
-        """The engine has answered this request: its seconds; 0 for one that was not pulled.
+        """Record that the engine has answered this request; return its seconds.
 
-        `batch` is what the engine computes, None for all that is in flight.
+        Return 0 for a request that was not pulled. `batch` is the batch that the engine computes,
+        or None if it computes all requests in flight.
         """
         now = self._clock()
         passed, self._last = now - self._last, now
@@ -84,7 +85,7 @@ class Shares:
             return 0.0
         self._unit += passed / self._weights
         weight, began = self._computed.pop(_name(key), (0.0, 0.0))
-        # Counted anew where rounding could have left something of those that are gone.
+        # Reset when nothing is computed, so that rounding errors do not add up.
         self._weights = self._weights - weight if self._computed else 0.0
         return weight * (self._unit - began)
 

@@ -16,22 +16,22 @@ from coordinate_eval.coordinator.inputs import settings as config
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import conditions as conditions_of
-from coordinate_eval.priors import this_machine
+from coordinate_eval.priors import shapes, this_machine
 
 if TYPE_CHECKING:
     from coordinate_eval.priors.observations import Seen, StageSeen
     from coordinate_eval.priors.predict import Priors
-    from coordinate_eval.priors.roofline import Conditions, Model, Work
+    from coordinate_eval.priors.roofline import Conditions, Work
     from coordinate_eval.priors.store import Store
     from coordinate_eval.records import Dataset
 
-app = typer.Typer(help="What finished runs have taught: show, fit, export, import.")
+app = typer.Typer(help="What finished runs have taught: show, export, import.")
 
 MOST_LEFT_OUT = 5
 """Newest runs that are predicted from all others, to see how well that does."""
 
-DEFAULT_GPU, DEFAULT_SIZE = "h200", "7b"
-"""Assumed where nothing was observed and none is named."""
+DEFAULT_GPU = "h200"
+"""GPU type assumed if nothing was observed and none is named."""
 
 LONGEST_LINE = 2**20
 """Bytes of a line of an export, at most."""
@@ -99,41 +99,6 @@ def show(
         sys.stdout.write(_files.pretty(answer))
     else:
         _print_rows(answer)
-
-
-@app.command()
-def fit(as_json: _Json = False, settings_file: _Settings = None) -> None:
-    """Show the coefficients of each engine and GPU, and how far off they leave one run out."""
-    from coordinate_eval import _files
-    from coordinate_eval.priors.fit import of_conditions
-    from coordinate_eval.priors.observations import DatasetSeen
-    from coordinate_eval.priors.predict import Priors, errors_left_out
-
-    settings, _ = config.load({}, settings_file)
-    store, now = _store(settings), time.time()
-    seen = _read(store)
-    priors, rows = Priors(seen, now), []
-    for (engine, gpu), found in sorted(priors.fits.items()):
-        here = [s for s in seen if of_conditions(s.conditions) == (engine, gpu)]
-        runs = {s.run for s in here if isinstance(s, DatasetSeen)}
-        left_out = errors_left_out(here, now, MOST_LEFT_OUT) if len(runs) > 1 else {}
-        row = {
-            "engine": engine,
-            "gpu": gpu,
-            "runs": len(runs),
-            "observations": found.observations,
-            "coefficients": found.coefficients._asdict(),
-            "spread": found.spread,
-            "error_left_out": _median([abs(e) for each in left_out.values() for e in each]),
-        }
-        rows.append(row)
-    newest = {_source_of(s): s.conditions for s in sorted(_copies(seen), key=lambda s: s.time)}
-    stages = [_stage(settings, seen, priors, on, source) for source, on in sorted(newest.items())]
-    if as_json:
-        answer = {"store": str(store.folder), "fits": rows, "stages": stages}
-        sys.stdout.write(_files.pretty(answer))
-    else:
-        _print_fits(rows, stages, store)
 
 
 @app.command(name="export")
@@ -229,26 +194,13 @@ def _conditions(
     gpu = gpu or (newest.gpu if newest else DEFAULT_GPU)
     if checkpoint is not None:
         return conditions(checkpoints.inspect(checkpoint), engine, gpu, degree)
-    asked = newest.model if newest and not size else _model(size or DEFAULT_SIZE, degree)
+    if newest and not size:
+        model = newest.model
+    else:
+        parameters = shapes.parameter_count(size or shapes.DEFAULT_SIZE)
+        model = conditions_of.model_of(shapes.llama_like(parameters), degree, None)
     version = this_machine.engine_version(engine.name)
-    return conditions_of.conditions(engine, version, gpu, asked)
-
-
-def _model(size: str, tensor_parallel: int) -> "Model":
-    """A 16-bit model of so many parameters, with the keys and values of Llama 3 (8 heads of 128;
-    layers grow as the cube root of parameters).
-    """
-    from coordinate_eval.priors.roofline import Model
-    from coordinate_eval.priors.shapes import parameter_count
-
-    parameters = parameter_count(size)
-    return Model(
-        parameters=parameters,
-        bytes=2 * parameters,
-        kv_bytes_per_token=int(131_072 * (parameters / 8.03e9) ** (1 / 3)),
-        tensor_parallel=tensor_parallel,
-        dtype="bfloat16",
-    )
+    return conditions_of.conditions(engine, version, gpu, model)
 
 
 def _row(
@@ -390,33 +342,3 @@ def _print_stage(console: Console, stage: dict[str, Any]) -> None:
         given = stage["set_gigabits_per_node"]
         words += f"; plans take the {given:g} Gbit/s that are set ([stage] gigabits_per_node)"
     console.print(words, markup=False, highlight=False, soft_wrap=True)
-
-
-def _print_fits(rows: list[dict[str, Any]], stages: list[dict[str, Any]], store: "Store") -> None:
-    console = Console()
-    for stage in stages:
-        _print_stage(console, stage)
-    if not rows and not stages:
-        text = f"nothing was learned yet: no runs in {store.folder}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-        return
-    if not rows:
-        return
-    table = Table("")
-    for row in rows:
-        table.add_column(f"{row['engine']} on {row['gpu']}", justify="right")
-    table.add_row("runs", *(str(row["runs"]) for row in rows))
-    table.add_row("observations", *(str(row["observations"]) for row in rows), end_section=True)
-    for name in rows[0]["coefficients"]:
-        values = (f"{row['coefficients'][name]:.3g}" for row in rows)
-        table.add_row(name.replace("_", " "), *values)
-    table.add_section()
-    table.add_row("±", *(f"{row['spread']:.0%}" for row in rows))
-    errors = (row["error_left_out"] for row in rows)
-    table.add_row("error, left out", *("" if e is None else f"{e:.0%}" for e in errors))
-    console.print(table)
-    console.print(
-        "Coefficients: of prefill, weights and cache the factor over the GPU's peak, of requests, "
-        "steps and output tokens seconds each.",
-        highlight=False,
-    )

@@ -17,11 +17,8 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue, gpus
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.priors.roofline import Conditions
-from coordinate_eval.priors.shapes import llama_like, parameter_count
+from coordinate_eval.priors.shapes import DEFAULT_SIZE, llama_like, parameter_count
 from coordinate_eval.records import Checkpoint, Dataset, EngineSettings, Suite
-
-DEFAULT_MODEL = "7b"
-"""Predicted for where neither a model nor a checkpoint is named."""
 
 _SUMS = ("items", "gpu_seconds", "metric_cpu_seconds")
 
@@ -62,7 +59,7 @@ def model_of(model: str | None, checkpoint: Path | None) -> tuple[str, Checkpoin
         UserError: both are named, or the one that is cannot be used.
     """
     if checkpoint is None:
-        name = model or DEFAULT_MODEL
+        name = model or DEFAULT_SIZE
         return name, llama_like(parameter_count(name))
     if model is not None:
         raise UserError("--model and --checkpoint both name the model: give one of them")
