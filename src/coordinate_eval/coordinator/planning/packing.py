@@ -28,8 +28,12 @@ FINE = 0.004
 LONG = 0.3
 """Longest item, as a share of a trial's time, above which `Way.APART` keeps a dataset apart."""
 
-OVERHEAD_SHARE = 0.03
-"""Share of a trial's time that the cuts of poured work may cost, beyond one cut per trial."""
+OVERHEAD_SHARE = 0.01
+"""Share of a trial's time that the cuts of poured work may cost if all predictions are sure."""
+
+OVERHEAD_PER_SPREAD = 0.06
+"""Further share for each unit of the mean spread: trials share out small shards where predictions
+are wrong."""
 
 WORTH_CUTTING = 4.0
 """Least length of a dataset that is cut, in multiples of its overhead per cut."""
@@ -166,11 +170,13 @@ def deal(
             dense.append(piece)
         else:
             fine.append(piece)
+    unsure = sum(costs[p.cost].spread * _own(costs[p.cost], p) for p in pieces) / len(ready)
+    overhead = OVERHEAD_SHARE * window + OVERHEAD_PER_SPREAD * unsure
     state = _Deal(costs, ready)
     _deal_apart(state, apart)
-    _pour_layers(state, dense, OVERHEAD_SHARE * window, LAYERS[::-1])
+    _pour_layers(state, dense, overhead, LAYERS[::-1])
     _deal_coarse(state, coarse, window, flow, cut=way is not Way.WHOLE)
-    _pour_layers(state, fine, OVERHEAD_SHARE * window, LAYERS)
+    _pour_layers(state, fine, overhead, LAYERS)
     return [sorted(q, key=lambda p: flow.order(costs[p.cost], p)) for q in state.queues]
 
 
