@@ -246,7 +246,7 @@ def stages_of(run_dir: RunDir) -> dict[str, StageSeen]:
     return {s.node: s for s in seen if isinstance(s, StageSeen)}
 
 
-def place_of(run_dir: RunDir, node: str) -> StagedWeights:
+def weights_of(run_dir: RunDir, node: str) -> StagedWeights:
     run = record(run_dir)
     return StagedWeights(run.settings.stage.root, run.id, node)
 
@@ -265,9 +265,9 @@ def test_keepers_measure_their_copies(staging_run: RunDir) -> None:
 
 
 def test_weights_that_were_there_already_teach_nothing(staging_run: RunDir) -> None:
-    place = place_of(staging_run, "n")
+    place = weights_of(staging_run, "n")
     with place.hold():
-        assert place.fill(record(staging_run).checkpoint, lambda _: None)
+        assert place.copy(record(staging_run).checkpoint, lambda _: None)
         assert run_keeper(staging_run, "n", 0, 30) == 0
     assert stages_of(staging_run) == {}
 
@@ -282,7 +282,7 @@ def test_a_copy_that_fails_teaches_nothing(staging_run: RunDir, tmp_path: Path) 
 def test_a_trial_in_a_keepers_place_measures_its_copy(
     staging_run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "STAGE_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(trial, "KEEPER_PATIENCE_SECONDS", 0.0)
     assert trial.run_trial(staging_run, "n", 0, 60) == 0
     assert stages_of(staging_run).keys() == {"n"}
 
@@ -309,7 +309,7 @@ def test_the_next_plan_stages_as_this_run_did(staging_run: RunDir) -> None:
     storage = this_machine.storage_of(run.checkpoint.path)
     copied = measurements.WeightsCopied(time=time.time(), seconds=4.0, storage=storage)
     for node in "nm":
-        measurements.write_line(staging_run.copies(node), copied)
+        measurements.append_line(staging_run.copies(node), copied)
     assert {one.at_once for one in stages_of(staging_run).values()} == {2}
     learn_from_run.store_observations(staging_run, run)
     eight = Node(name="n", gpus=8, free_gpus=8, gpu_type="h100", cpus=64, memory_gib=500)

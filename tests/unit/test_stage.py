@@ -44,7 +44,7 @@ place = StagedWeights(root, run, node)
 with place.hold():
     say("holding")
     if what != "hold":
-        say("filled" if place.fill(source, pause) else "another copies")
+        say("filled" if place.copy(source, pause) else "another copies")
     sys.stdin.readline()
 say("left")
 '''
@@ -142,7 +142,7 @@ def test_all_is_private_to_the_user(root: Path, source: Checkpoint) -> None:
     place = StagedWeights(str(root), "run", "node")
     seen: list[int] = []
     with place.hold():
-        assert place.fill(source, seen.append)
+        assert place.copy(source, seen.append)
         assert place.copy_seconds is not None
         assert staged(place, source)
         assert seen[-1] == source.bytes
@@ -160,10 +160,10 @@ def test_one_copies_and_the_others_wait_for_it(root: Path, source: Checkpoint) -
     with place.hold():
         assert not place.ready(source.identity)
         assert 0 < place.copied_bytes() < source.bytes
-        assert not place.fill(source, lambda _: None)
+        assert not place.copy(source, lambda _: None)
         copier.kill()
         # Nobody copies any more: whoever looks next does, from the beginning.
-        assert place.fill(source, lambda _: None)
+        assert place.copy(source, lambda _: None)
         assert staged(place, source)
     assert list(root.iterdir()) == []
 
@@ -178,9 +178,9 @@ def test_a_keeper_that_is_killed_leaves_its_weights_to_the_others(
     place = StagedWeights(str(root), "run", "node")
     assert staged(place, source)
     with place.hold():
-        assert place.fill(source, lambda _: None)
+        assert place.copy(source, lambda _: None)
         assert place.copy_seconds is None  # they were there
-    assert place.sweep() == []
+    assert place.remove_abandoned() == []
     trial.leave()
     assert list(root.iterdir()) == []
 
@@ -199,14 +199,14 @@ def test_sweeping_takes_what_the_killed_left_and_nothing_in_use(
     dead.kill()
     torn.kill()
     mine = StagedWeights(str(root), "run 2", "alive")
-    swept = {folder.name for folder in mine.sweep()}
+    swept = {folder.name for folder in mine.remove_abandoned()}
     assert swept == {"dead", "torn"}
     assert staged(StagedWeights(str(root), "run", "alive"), source)
     busy.go()
     busy.says("copying")  # it goes on, to its next pause
     for worker in (alive, busy):
         worker.kill()
-    assert len(mine.sweep()) == 2
+    assert len(mine.remove_abandoned()) == 2
     assert list(root.iterdir()) == []
 
 
@@ -220,11 +220,11 @@ def test_sweeping_follows_no_link_and_trusts_no_folder_of_others(
     place = StagedWeights(str(root), "run", "node")
     place.user_folder.mkdir(mode=0o700)
     (place.user_folder / "run-2").symlink_to(project)
-    assert place.sweep() == []
+    assert place.remove_abandoned() == []
     (place.user_folder / "run-2").unlink()
     project.rename(place.user_folder / "run-2")
     place.user_folder.chmod(0o777)
-    assert place.sweep() == []
+    assert place.remove_abandoned() == []
     assert (place.user_folder / "run-2" / "uv" / "main.py").read_text() == "work of years"
 
 
@@ -241,12 +241,12 @@ def test_a_sweeper_that_comes_late_leaves_the_next_ones_weights(
             monkeypatch.setattr(fcntl, "flock", real)
             leaving.close()
             coming.enter_context(other.hold())
-            assert other.fill(source, lambda _: None)
+            assert other.copy(source, lambda _: None)
         real(lock, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with coming:
-        assert mine.sweep() == []
+        assert mine.remove_abandoned() == []
         assert other.ready(source.identity)
     assert not other.folder.exists()
 
@@ -255,10 +255,10 @@ def test_nodes_that_share_a_root_do_not_meet(root: Path, source: Checkpoint) -> 
     one = StagedWeights(str(root), "run", "node1")
     two = StagedWeights(str(root), "run", "node2")
     with one.hold():
-        assert one.fill(source, lambda _: None)
+        assert one.copy(source, lambda _: None)
         with two.hold():
             assert not two.ready(source.identity)
-            assert two.fill(source, lambda _: None)
+            assert two.copy(source, lambda _: None)
         assert not two.folder.exists()
         assert staged(one, source)
     assert list(root.iterdir()) == []
@@ -274,7 +274,7 @@ def test_a_checkpoint_that_changes_meanwhile_is_refused(root: Path, source: Chec
 
     with place.hold():
         with pytest.raises(UserError, match="changed while it was copied"):
-            place.fill(source, overwrite)
+            place.copy(source, overwrite)
         assert not place.folder.exists()
     assert list(root.iterdir()) == []
 
@@ -283,7 +283,7 @@ def test_a_checkpoint_that_vanishes_is_said(root: Path, source: Checkpoint) -> N
     shutil.rmtree(source.path)
     place = StagedWeights(str(root), "run", "node")
     with place.hold(), pytest.raises(UserError, match="No such file"):
-        place.fill(source, lambda _: None)
+        place.copy(source, lambda _: None)
     assert list(root.iterdir()) == []
 
 
@@ -293,19 +293,19 @@ def test_another_checkpoints_weights_are_replaced(
     other = checkpoint(tmp_path / "step 2", size=1000)
     place = StagedWeights(str(root), "run", "node")
     with place.hold():
-        assert place.fill(source, lambda _: None)
+        assert place.copy(source, lambda _: None)
         assert not place.ready(other.identity)
-        assert place.fill(other, lambda _: None)
+        assert place.copy(other, lambda _: None)
         assert staged(place, other)
 
 
 def test_a_torn_manifest_counts_as_none(root: Path, source: Checkpoint) -> None:
     place = StagedWeights(str(root), "run", "node")
     with place.hold():
-        assert place.fill(source, lambda _: None)
+        assert place.copy(source, lambda _: None)
         (place.folder / "manifest.json").write_bytes(b'{"identity": \xff')
         assert not place.ready(source.identity)
-        assert place.fill(source, lambda _: None)
+        assert place.copy(source, lambda _: None)
         assert staged(place, source)
 
 
@@ -357,7 +357,7 @@ def test_no_room_is_said_and_leaves_nothing(small_memory: Path, source: Checkpoi
     place = StagedWeights(str(small_memory), "run", "node")
     with place.hold():
         with pytest.raises(UserError, match="No space left") as caught:
-            place.fill(source, lambda _: None)
+            place.copy(source, lambda _: None)
         assert "GiB of the node's memory" in str(caught.value)
         assert not place.folder.exists()
     assert list(small_memory.iterdir()) == []
@@ -372,5 +372,5 @@ def test_a_copy_cut_short_is_never_taken_for_whole(small_memory: Path, tmp_path:
     # The other job ends right after the write that found too little room.
     with place.hold():
         with pytest.raises(UserError, match="No space left"):
-            place.fill(source, lambda _: others.unlink(missing_ok=True))
+            place.copy(source, lambda _: others.unlink(missing_ok=True))
         assert not place.ready(source.identity)

@@ -1,4 +1,4 @@
-"""Who supervises a run: the process with the highest epoch."""
+"""Epochs: the process with the highest one supervises a run."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from coordinate_eval.records import Record
 
 
 class Epoch(Record):
-    """`supervisor/<epoch>.json`: who supervises since when."""
+    """`supervisor/<epoch>.json`: a process that became the supervisor."""
 
     epoch: int
     host: str
@@ -19,13 +19,13 @@ class Epoch(Record):
 
 
 def latest_epoch(run_dir: RunDir) -> int:
-    """The highest epoch that anybody took; 0 when nobody has."""
+    """Return the highest epoch so far; 0 before the first supervisor."""
     stems = (name.removesuffix(".json") for name in _files.names(run_dir.supervisors_folder))
     return max((int(stem) for stem in stems if stem.isdigit()), default=0)
 
 
 def take_over(run_dir: RunDir) -> int:
-    """Become the supervisor; the new epoch."""
+    """Become the supervisor. Return the new epoch."""
     while True:
         epoch = latest_epoch(run_dir) + 1
         entry = Epoch(

@@ -1,9 +1,8 @@
-"""What is measured while a run goes on.
+"""Measurements that trials and keepers make while a run goes on.
 
-A trial appends how long its engine took to start, and what each shard cost, to
-`observations/<trial>.jsonl` in the run directory; whoever has copied the weights to a node, how
-long that took, to `stage/<node>.jsonl`. What cannot be written is not learned, and nothing else
-comes of it.
+A trial appends the seconds of its engine's start, and the cost of each shard, to
+`observations/<trial>.jsonl`. A process that copies the weights to a node appends the seconds to
+`stage/<node>.jsonl`. An error while writing is ignored: later plans then know less.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ class EngineStarted(Record):
 
 
 class ShardDone(Record):
-    """What one shard cost; of requests that an earlier attempt had answered it says nothing."""
+    """The cost of one shard, without the requests that an earlier attempt had answered."""
 
     kind: Literal["shard"] = "shard"
     time: float
@@ -62,7 +61,7 @@ _LINE: TypeAdapter[EngineStarted | ShardDone] = TypeAdapter(
 
 @dataclass
 class Tally:
-    """Adds up what the responses of a shard were and cost."""
+    """Adds up the responses of a shard, their tokens and their seconds."""
 
     items: int = 0
     prompt_tokens: int = 0
@@ -73,7 +72,7 @@ class Tally:
     gpu_seconds: float = 0.0
 
     def add(self, response: Response, seconds: float) -> None:
-        """Count a response and its share of the engine's time."""
+        """Count a response. `seconds` is its share of the engine's time."""
         self.requests += 1
         self.gpu_seconds += seconds
         if response.finish == "scored":
@@ -82,8 +81,8 @@ class Tally:
         self.output_tokens += response.tokens
         self.longest_output_tokens = max(self.longest_output_tokens, response.tokens)
 
-    def done(self, span: Span) -> ShardDone:
-        """The line of a shard that is done."""
+    def to_line(self, span: Span) -> ShardDone:
+        """Return the line for this shard, which is done now."""
         return ShardDone(
             time=time.time(),
             dataset=span.dataset,
@@ -99,8 +98,8 @@ class Tally:
         )
 
 
-def write_line(path: Path, line: EngineStarted | ShardDone | WeightsCopied) -> None:
-    """Append a line; where that fails, nothing is learned from it."""
+def append_line(path: Path, line: EngineStarted | ShardDone | WeightsCopied) -> None:
+    """Append a line to a file. Ignore an error."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
         with path.open("a") as file:
@@ -108,24 +107,24 @@ def write_line(path: Path, line: EngineStarted | ShardDone | WeightsCopied) -> N
 
 
 def read_lines(path: Path) -> Iterator[EngineStarted | ShardDone]:
-    """All lines of a trial that can be read; none where it never began."""
+    """Yield the lines of a trial's measurements, without torn ones; none if it never began."""
     with contextlib.suppress(OSError):
         for line in _files.whole_lines(path):
             with contextlib.suppress(ValueError):
                 yield _LINE.validate_json(line)
 
 
-def note_copy(path: Path, seconds: float | None, checkpoint: Checkpoint) -> None:
-    """Append a copy of a checkpoint's weights that was made just now, unless it took None."""
+def append_copy(path: Path, seconds: float | None, checkpoint: Checkpoint) -> None:
+    """Append a copy of the weights that ended just now. Append nothing if `seconds` is None."""
     if seconds is not None:
         with contextlib.suppress(OSError):
             storage = storage_of(checkpoint.path)
             copied = WeightsCopied(time=time.time(), seconds=max(1e-3, seconds), storage=storage)
-            write_line(path, copied)
+            append_line(path, copied)
 
 
 def read_copies(path: Path) -> Iterator[WeightsCopied]:
-    """All copies to a node that can be read; none where none was made."""
+    """Yield the copies of the weights to a node, without torn lines."""
     with contextlib.suppress(OSError):
         for line in _files.whole_lines(path):
             with contextlib.suppress(ValueError):

@@ -1,7 +1,8 @@
-"""Turns a state dict of torch.save into safetensors, the one format that engines are given.
+"""Conversion of a state dict written by torch.save into safetensors, the format engines read.
 
-Weights are mapped, not read: at any time one shard is in memory. The pickle is first walked
-through without being run (`_torchfile`), then loaded with torch's own restricted loader.
+The weights are mapped, not read: only one shard is in memory at a time. The pickle is first
+checked without being executed (`inputs/torch_pickle.py`), then loaded with torch's restricted
+loader.
 """
 
 import json
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 SHARD_BYTES = 5_000_000_000
-"""Most bytes of a shard, as `save_pretrained` cuts; a larger tensor is a shard of its own."""
+"""Largest shard, as in `save_pretrained`. A larger tensor is a shard of its own."""
 
-# Wrappers that torch.compile, FSDP and activation checkpointing put between names; no
-# module has such a name of its own.
+# Names that torch.compile, FSDP and activation checkpointing insert. No module is named so.
 _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
@@ -38,12 +38,17 @@ def torch_to_safetensors(
 ) -> None:
     """Write the weights in `source` into the folder `target`, as `save_pretrained` would.
 
-    `progress` is told the bytes of weights written so far. The files appear under their names when
-    they are whole, the index last. Whether embeddings are tied is read from the `config.json`
-    in `target`, else from the one beside `source`.
+    Files appear under their names when they are whole, the index last. The `config.json` in
+    `target`, or else the one beside `source`, tells whether embeddings are tied.
+
+    Args:
+        source: a file written by torch.save.
+        target: folder of the safetensors files.
+        progress: called with the bytes of weights written so far.
+        shard_bytes: most bytes of one file.
 
     Raises:
-        UserError: the file is torn, would run code, or holds no state dict.
+        UserError: the file is torn, would execute code, or holds no state dict.
     """
     import torch
 
@@ -58,7 +63,7 @@ def torch_to_safetensors(
 
 
 def _renamed(tensors: dict[str, Any], source: Path) -> "dict[str, torch.Tensor]":
-    """Names as the model has them, without those of what it was wrapped in for training."""
+    """Return the tensors under the model's own names, without those of training wrappers."""
     names = {name: _WRAPPERS.sub("", name) for name in tensors}
     while all(name.startswith(_DATA_PARALLEL) for name in names.values()):
         names = {old: name.removeprefix(_DATA_PARALLEL) for old, name in names.items()}
@@ -78,18 +83,20 @@ def _ties_embeddings(source: Path, target: Path) -> bool:
 
 
 def _without_tied(tensors: "dict[str, torch.Tensor]", tied: bool) -> "dict[str, torch.Tensor]":
-    """Leave out an output layer that is the embedding itself, when the model knows that."""
+    """Return the tensors without an output layer that is the embedding itself."""
     if not tied:
         return tensors
-    places = [_place(tensor) for tensor in tensors.values()]
+    places = [_storage(tensor) for tensor in tensors.values()]
     return {
         name: tensor
         for name, tensor in tensors.items()
-        if not (name.split(".")[-2:] == ["lm_head", "weight"] and places.count(_place(tensor)) > 1)
+        if not (
+            name.split(".")[-2:] == ["lm_head", "weight"] and places.count(_storage(tensor)) > 1
+        )
     }
 
 
-def _place(tensor: "torch.Tensor") -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def _storage(tensor: "torch.Tensor") -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
@@ -134,7 +141,7 @@ def _write(
 
 
 def _separate(shard: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-    """The same values, contiguous and without shared memory, as the format wants them."""
+    """Return the tensors contiguous and without shared memory, as the format requires."""
     seen: set[int] = set()
     separate = {}
     for name, tensor in shard.items():

@@ -1,8 +1,8 @@
-"""The keeper: one CPU job a node that holds the weights in memory while its trials run.
+"""The keeper: one CPU job a node, which holds the weights in memory while the trials run.
 
-`coordinate-eval _keep RUN NODE`. It sweeps what killed jobs of this user left, copies the
-weights, tells its progress to the run directory, and waits until the supervisor releases the
-node, a signal comes, or its time limit is near; then it lets go of the weights.
+`coordinate-eval _keep RUN NODE`. A keeper removes what killed jobs of this user left, copies the
+weights, records its progress in the run directory, and waits until the supervisor releases the
+node, a signal comes, or its time limit is near. Then it lets go of the weights.
 """
 
 import contextlib
@@ -21,47 +21,49 @@ from coordinate_eval.coordinator.workers.signals import (
 from coordinate_eval.coordinator.workers.staging import StagedWeights, Throttle
 
 WATCH_SECONDS = 1.0
-"""How often a keeper looks whether it is released."""
+"""Time between two looks at whether the node is released."""
 
 
 def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> int:
-    """Keep until released; the exit status."""
+    """Hold the weights until the node is released. Return the exit status.
+
+    `minutes` is the time limit of the keeper's job.
+    """
     deadline = time.time() + minutes * 60 - MARGIN_SECONDS
     run = _files.read_record(run_dir.run, Run)
-    path = run_dir.stage(round_number, node)
     released = run_dir.released(round_number, node)
+    path = run_dir.stage(round_number, node)
     started = time.time()
-    total = run.staged_bytes
     throttle = Throttle(1.0)
 
-    def say(state: str, done: int, message: str = "") -> None:
-        values = {"state": state, "done_bytes": done, "total_bytes": total, "message": message}
-        values["log"] = own_log()
+    def write_progress(state: str, done_bytes: int, message: str = "") -> None:
+        values = {"state": state, "done_bytes": done_bytes, "total_bytes": run.staged_bytes}
         values |= {"started": started, "updated": time.time()}
+        values |= {"message": message, "log": own_log()}
         _files.write_record(path, StageProgress.model_validate(values))
 
-    def leave() -> bool:
-        return released.exists() or run_dir.cancelled.exists()
-
-    def report(done: int) -> None:
+    def report(done_bytes: int) -> None:
         if throttle():
-            say("copying", done)
+            write_progress("copying", done_bytes)
 
     stop_on_signals()
-    place = StagedWeights(run.settings.stage.root, run.id, node)
+    weights = StagedWeights(run.settings.stage.root, run.id, node)
     try:
         with contextlib.suppress(StopRequested):
-            say("copying", 0)
-            place.sweep()
-            with place.hold():
-                while not place.fill(run.checkpoint, report):
+            write_progress("copying", 0)
+            weights.remove_abandoned()
+            with weights.hold():
+                while not weights.copy(run.checkpoint, report):
                     time.sleep(WATCH_SECONDS)
-                say("ready", total)
-                measurements.note_copy(run_dir.copies(node), place.copy_seconds, run.checkpoint)
-                while not leave() and time.time() < deadline:
+                write_progress("ready", run.staged_bytes)
+                copies = run_dir.copies(node)
+                measurements.append_copy(copies, weights.copy_seconds, run.checkpoint)
+                while time.time() < deadline:
+                    if released.exists() or run_dir.cancelled.exists():
+                        break
                     time.sleep(WATCH_SECONDS)
     except Exception as error:
-        say("failed", 0, str(error) or type(error).__name__)
+        write_progress("failed", 0, str(error) or type(error).__name__)
         raise
-    say("removed", 0)
+    write_progress("removed", 0)
     return 0

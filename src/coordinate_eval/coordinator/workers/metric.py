@@ -1,7 +1,8 @@
-"""Metric pullers: answer what metrics ask, on CPUs, while trials still run.
+"""Metric pullers: answer the questions of metrics on CPUs, while trials still run.
 
-`coordinate-eval _metric RUN`. Each claims a portion whose questions are written, answers them in
-the sandbox, publishes the answers, and leaves when it has seen nothing to do for a while.
+`coordinate-eval _metric RUN`. A puller claims a portion whose questions are written, runs their
+programs in the sandbox, and publishes the answers. It leaves when all portions are answered, or
+when it has found none to claim for a while.
 """
 
 import contextlib
@@ -19,52 +20,63 @@ from coordinate_eval.evaluators.sandbox.sandbox import Sandbox
 from coordinate_eval.records import Answer, Question, Span
 
 IDLE_SECONDS = 120.0
-"""A puller that had nothing to do for so long leaves; the supervisor starts others. Longer than
-a network file system may hide a new file."""
+"""Time after which a puller that finds nothing to claim leaves; the supervisor starts others.
+
+It is longer than a network file system may hide a new file.
+"""
 
 
 def run_metric(run_dir: RunDir) -> int:
-    """Answer until nothing is left; the exit status."""
+    """Answer portions of questions until none is left. Return the exit status."""
     run = _files.read_record(run_dir.run, Run)
     sandbox = Sandbox.probe(allow_unsafe=run.settings.metrics.allow_unsafe_code)
-    ledger = Ledger(run_dir, "answers")
     index = int(os.environ.get(INDEX_VARIABLE, "0"))
-    owner = f"metric-{index}"
-    task = os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
+    ledger = Ledger(run_dir, "answers")
     stop_on_signals()
     idle_since = time.monotonic()
     with contextlib.suppress(StopRequested):
         while time.monotonic() - idle_since < IDLE_SECONDS:
-            spans = ledger.claimable(portions_with_questions(run_dir, run))
-            # Each begins elsewhere, so that they don't all try the first.
-            first = index % len(spans) if spans else 0
-            for span in spans[first:] + spans[:first]:
-                attempt = ledger.claim(span, owner, task)
-                if attempt is not None:
-                    _answer(run_dir, ledger, span, attempt, sandbox)
-                    idle_since = time.monotonic()
-                    break
+            claimed = _claim(run_dir, run, ledger, index)
+            if claimed is not None:
+                _answer(run_dir, ledger, *claimed, sandbox)
+                idle_since = time.monotonic()
+            elif not unanswered_portions(run_dir, run):
+                return 0
             else:
-                if not unanswered_portions(run_dir, run):
-                    return 0
                 time.sleep(0.5)
     return 0
 
 
-def _answer(run_dir: RunDir, ledger: Ledger, span: Span, attempt: int, sandbox: Sandbox) -> None:
-    writer = AttemptWriter(ledger, span, attempt)
+def _claim(run_dir: RunDir, run: Run, ledger: Ledger, index: int) -> tuple[Span, int] | None:
+    """Claim a free portion. Return it and the attempt's number, or None if none is free.
+
+    Each puller begins its search elsewhere, so that not all try the first portion.
+    """
+    task = os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
+    portions = ledger.claimable(portions_with_questions(run_dir, run))
+    first = index % len(portions) if portions else 0
+    for portion in portions[first:] + portions[:first]:
+        attempt = ledger.claim(portion, f"metric-{index}", task)
+        if attempt is not None:
+            return portion, attempt
+    return None
+
+
+def _answer(run_dir: RunDir, ledger: Ledger, portion: Span, attempt: int, sandbox: Sandbox) -> None:
+    """Answer the questions of a claimed portion that no earlier attempt has answered."""
+    writer = AttemptWriter(ledger, portion, attempt)
     try:
-        lines = _files.lines(run_dir.questions(span))
+        lines = _files.lines(run_dir.questions(portion))
         questions = {q.id: q for q in (Question.model_validate_json(line) for line in lines)}
-        for line in ledger.earlier_lines(span, attempt):
+        for line in ledger.earlier_lines(portion, attempt):
             with contextlib.suppress(ValueError):
                 if questions.pop(Answer.model_validate_json(line).id, None) is not None:
                     writer.write(line)
-        # One core a puller: a second program at the same time would only slow the first one.
+        # A puller has one core: a second program at the same time would slow the first one.
         for answer in sandbox.run_many(list(questions.values()), workers=1):
             writer.write(answer.line())
     except BaseException:
-        # Programs die alone, in their sandbox: whatever ends a puller is not what they hold.
+        # Programs die in their sandbox. What ends a puller is not its questions' fault.
         writer.give_back("released")
         raise
     writer.publish()

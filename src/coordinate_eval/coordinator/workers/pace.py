@@ -1,17 +1,18 @@
-"""Whether a trial can still begin a shard: how its engine does against the plan, and what waits."""
+"""The pace of a trial: whether it can still finish another shard before its time limit."""
 
 import time
 from collections.abc import Callable
 
 
 class Pace:
-    """The time of one trial: predicted seconds of shards against those that the engine took.
+    """Compares the predicted seconds of a trial's shards with the seconds that its engine took.
 
-    Shards overlap in an engine, so the time between a shard's begin and its end says little; what
-    counts is its share of the engine's time (see `priors.attribute`).
+    Shards overlap in an engine, so the time from a shard's begin to its end says little. What
+    counts is the shard's share of the engine's time; see `priors.time_shares`.
 
     Args:
-        deadline: seconds of `clock` at which the trial must have given back what it holds.
+        deadline: seconds of `clock` at which the trial must have given back its shards.
+        clock: seconds since the epoch.
     """
 
     def __init__(self, deadline: float, clock: Callable[[], float] = time.time) -> None:
@@ -20,19 +21,20 @@ class Pace:
         self._begun = self._done = self._took = 0.0
 
     def begin(self, predicted: float) -> None:
-        """A shard, or what is left of one, is given to the engine: its predicted seconds."""
+        """Count a shard, or the rest of one, of `predicted` seconds as given to the engine."""
         self._begun += predicted
 
     def end(self, predicted: float, took: float) -> None:
-        """What was begun with this prediction is answered; the engine spent so much on it."""
+        """Count `predicted` seconds that were begun as done. The engine needed `took` seconds."""
         self._done += predicted
         self._took += took
 
     def in_time(self, predicted: float) -> bool:
-        """Whether a shard of so many predicted seconds ends in time, after all that was begun.
+        """Tell whether a shard of `predicted` seconds, begun now, ends before the deadline.
 
-        An engine that is faster than predicted is not trusted to stay so.
+        An engine that was slower than predicted so far is expected to stay as slow. One that was
+        faster is not expected to stay so.
         """
-        slow = max(1.0, self._took / self._done) if self._done else 1.0
+        slowdown = max(1.0, self._took / self._done) if self._done else 1.0
         waiting = max(0.0, self._begun - self._done)
-        return self._clock() + (waiting + predicted) * slow < self._deadline
+        return self._clock() + (waiting + predicted) * slowdown < self._deadline

@@ -9,20 +9,19 @@ from types import FrameType
 from coordinate_eval.coordinator.cluster import ENDS_WITH_PARENT
 
 MARGIN_SECONDS = 90.0
-"""What a job keeps of its time limit for ending cleanly."""
+"""Time before its time limit at which a job begins to end."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
 
 _PR_SET_PDEATHSIG = 1
 
 
 class StopRequested(BaseException):
-    """Raised by a signal: give back what is not finished, and leave."""
+    """A signal asks the process to give back what it has not finished, and to end."""
 
 
 def stop_on_signals() -> None:
-    """Make TERM and USR1 raise `StopRequested` in the main thread, once."""
+    """Make the first TERM or USR1 raise `StopRequested` in the main thread."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         ignore_signals()
@@ -33,14 +32,14 @@ def stop_on_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """From here on TERM and USR1 change nothing: the process is leaving already."""
+    """Ignore TERM and USR1 from now on: the process is ending already."""
     if threading.current_thread() is threading.main_thread():
         for known in _SIGNALS:
             signal.signal(known, signal.SIG_IGN)
 
 
 def end_with_parent_if_asked() -> None:
-    """Follow `ENDS_WITH_PARENT`; to be called first thing in every job."""
+    """End with the parent process if the environment asks for it. Every job calls this first."""
     for variable in ENDS_WITH_PARENT:
         if os.environ.pop(variable, ""):
             _end_with_parent()
@@ -50,5 +49,5 @@ def _end_with_parent() -> None:
     """Have the kernel send TERM to this process when its parent ends (Linux, prctl(2))."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() == 1:
-        # It ended before the kernel was told. (A parent that is pid 1 starts no such child.)
+        # The parent ended before the call. (A parent that is process 1 starts no such child.)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,11 +1,14 @@
-"""Weights in a node's memory: who copies them, who uses them, who takes them away.
+"""The weights in a node's memory: copied once, used by all trials, removed by the last of them.
 
-They lie in `<root>/coordinate-eval-<uid>/<run>/<node>/`, mode 0700, with a manifest written
-last; beside it stands `<node>.lock`. Whoever copies or uses the weights holds the lock (flock,
-on the node's own memory file system): shared to use, exclusive to copy or remove. Whoever ends
-tries to get it exclusively, and who gets it was the last and removes everything. So a keeper
-that was killed leaves its weights to the trials, the last of which takes them away, and what a
-whole killed node leaves is free for the user's next keeper to sweep.
+They lie in `<root>/coordinate-eval-<uid>/<run>/<node>/`, mode 0700, with a manifest written last.
+Beside the folder are two lock files, on the node's own memory file system:
+
+- `<node>.lock` is held shared (flock) by every process that copies or uses the weights. A process
+  that ends tries to hold it exclusively. If it can, it is the last, and removes everything.
+- `<node>.copying` is held exclusively by the process that copies.
+
+So a killed keeper leaves its weights to the trials, the last of which removes them. What a killed
+node leaves is removed by the user's next keeper there.
 """
 
 import contextlib
@@ -28,14 +31,13 @@ from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat, Record
 
 CHUNK_BYTES = 16 << 20
-"""Read and written at once: large enough for a parallel file system, small beside a core's
-memory."""
+"""Bytes read and written at once: large for a parallel file system, small for a core's memory."""
 
 _MANIFEST = "manifest.json"
 
 
 class Manifest(Record):
-    """What was staged, written when all of it is there."""
+    """`manifest.json`: the files of a whole copy, written after them."""
 
     schema_: Literal["coordinate-eval/stage@1"] = Field(
         default="coordinate-eval/stage@1", alias="schema"
@@ -48,7 +50,7 @@ class Manifest(Record):
 
 
 class StagedWeights:
-    """The staged weights of one run on one node."""
+    """The weights of one run in one node's memory."""
 
     def __init__(self, root: str, run_id: str, node: str) -> None:
         self.user_folder = Path(root) / f"coordinate-eval-{os.getuid()}"
@@ -56,10 +58,10 @@ class StagedWeights:
         self._lock_path = self.user_folder / run_id / f"{node}.lock"
         self._lock: int | None = None
         self.copy_seconds: float | None = None
-        """Of the copy that was made here; None where none was, or the weights were there."""
+        """Seconds of the copy that this process made; None if it made none."""
 
     def ready(self, identity: str) -> bool:
-        """Whether all weights of this checkpoint are there."""
+        """Tell whether all weights of the checkpoint with this identity are there."""
         with contextlib.suppress(CoordinateError):
             manifest = _files.read_record_if_there(self.folder / _MANIFEST, Manifest)
             return (
@@ -71,7 +73,7 @@ class StagedWeights:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep the weights from being removed; the last to leave removes them."""
+        """Keep the weights while the block runs. The last process to leave removes them."""
         self._lock = _open_lock(self._lock_path)
         try:
             yield
@@ -80,16 +82,16 @@ class StagedWeights:
             lock, self._lock = self._lock, None
             _remove_if_last(self.folder, self._lock_path, lock)
 
-    def fill(self, source: Checkpoint, report: Callable[[int], None]) -> bool:
-        """Copy the weights unless they are there; False when another process is copying.
+    def copy(self, source: Checkpoint, report: Callable[[int], None]) -> bool:
+        """Copy the weights unless they are there. Return False if another process is copying.
 
-        To be called within `hold`. `report` is told the bytes copied so far.
+        Call this within `hold`. `report` is called with the bytes copied so far.
 
         Raises:
             UserError: the checkpoint changed, or there is no room.
         """
-        assert self._lock is not None, "fill() outside hold()"
-        with _copying(self.folder) as alone:
+        assert self._lock is not None, "copy() outside hold()"
+        with _copy_lock(self.folder) as alone:
             if self.ready(source.identity):
                 return True
             if not alone:
@@ -109,18 +111,18 @@ class StagedWeights:
         return True
 
     def copied_bytes(self) -> int:
-        """Bytes that lie in the folder so far."""
+        """Return the bytes that are in the folder so far."""
         with contextlib.suppress(OSError):
             return sum(entry.stat().st_size for entry in self.folder.iterdir())
         return 0
 
-    def sweep(self) -> list[Path]:
-        """Remove what killed processes of this user left; what is in use stays."""
-        swept: list[Path] = []
+    def remove_abandoned(self) -> list[Path]:
+        """Remove weights of this user that no process holds. Return their folders."""
+        removed: list[Path] = []
         with contextlib.suppress(FileNotFoundError):
             # In a folder that another user can write to, names may lead anywhere.
             if not _is_private(self.user_folder.lstat()):
-                return swept
+                return removed
         for lock_path in self.user_folder.glob("*/*.lock"):
             if lock_path == self._lock_path:
                 continue
@@ -130,8 +132,8 @@ class StagedWeights:
             with contextlib.suppress(OSError):
                 lock = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                 if _remove_if_last(folder, lock_path, lock):
-                    swept.append(folder)
-        return swept
+                    removed.append(folder)
+        return removed
 
 
 def _copy_all(source: Checkpoint, folder: Path, report: Callable[[int], None]) -> None:
@@ -161,16 +163,16 @@ def _copy_all(source: Checkpoint, folder: Path, report: Callable[[int], None]) -
 
 
 def _after(done: int, report: Callable[[int], None]) -> Callable[[int], None]:
-    """Reports the bytes of one file as bytes of all."""
+    """Return a callback that adds the bytes of earlier files to those of one file."""
     return lambda count: report(done + count)
 
 
 def _copy(source: Path, target: Path, report: Callable[[int], None]) -> str:
-    """Copy one file; the sha256 of its content."""
+    """Copy one file. Return the sha256 of its content in hex."""
     digest = hashlib.sha256()
     done = 0
     buffer = memoryview(bytearray(CHUNK_BYTES))
-    # The writer is a buffered one, which goes on after a short write; a full node makes those.
+    # The writer is buffered: it goes on after a short write, which a full memory causes.
     with source.open("rb", buffering=0) as reader, target.open("wb") as writer:
         while count := reader.readinto(buffer):
             writer.write(buffer[:count])
@@ -181,7 +183,7 @@ def _copy(source: Path, target: Path, report: Callable[[int], None]) -> str:
 
 
 def _is_private(found: os.stat_result) -> bool:
-    """Whether this is a folder of this user's, and nobody else may look into it."""
+    """Tell whether this is a folder of this user that nobody else can open."""
     return S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
@@ -194,7 +196,7 @@ def _private_folder(folder: Path) -> None:
             raise UserError(
                 f"cannot stage weights in {folder}: {error.strerror}; see [stage] root"
             ) from error
-        # Whoever was the last to use it may take it away at this moment.
+        # Another process that was the last to use the folder may remove it at this moment.
         with contextlib.suppress(FileNotFoundError):
             if _is_private(folder.lstat()):
                 return
@@ -205,7 +207,7 @@ def _private_folder(folder: Path) -> None:
 
 
 def _open_lock(path: Path) -> int:
-    """The lock file, open, and surely the one at its path, which sweepers may remove."""
+    """Open the lock file and hold it shared. Make sure that nobody removed it meanwhile."""
     while True:
         _private_folder(path.parent.parent)
         try:
@@ -220,16 +222,17 @@ def _open_lock(path: Path) -> int:
 
 
 def _is_at(path: Path, lock: int) -> bool:
-    """Whether this open file is the one at this path: another may have come in its place."""
+    """Tell whether the file at `path` is still the one that is open as `lock`."""
     with contextlib.suppress(FileNotFoundError):
         return os.fstat(lock).st_ino == path.lstat().st_ino
     return False
 
 
 def _remove_if_last(folder: Path, lock_path: Path, lock: int) -> bool:
-    """Close the lock; where nobody else holds it, remove the weights and the lock first."""
+    """Close the lock. If nobody else holds it, remove the weights and the lock first."""
     try:
-        # flock converts by dropping the shared lock first, so of two that end together one wins.
+        # flock drops the shared lock before it takes the exclusive one: of two processes that
+        # end at the same time, one gets it.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -248,8 +251,8 @@ def _remove_if_last(folder: Path, lock_path: Path, lock: int) -> bool:
 
 
 @contextlib.contextmanager
-def _copying(folder: Path) -> Iterator[bool]:
-    """Whether this process is the one that may copy; it is for as long as the block runs."""
+def _copy_lock(folder: Path) -> Iterator[bool]:
+    """Try to become the only process that copies, while the block runs. Yield whether it is."""
     path = folder.parent / f"{folder.name}.copying"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -264,14 +267,14 @@ def _copying(folder: Path) -> Iterator[bool]:
 
 
 class Throttle:
-    """Lets something through at most once in `seconds`."""
+    """Lets calls through at most once in `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._last = 0.0
 
     def __call__(self) -> bool:
-        """Whether it is time again."""
+        """Tell whether enough time has passed since the last call that was let through."""
         if time.monotonic() - self._last < self._seconds:
             return False
         self._last = time.monotonic()

@@ -1,7 +1,7 @@
-"""A whole node in one job, for partitions that give out nothing smaller.
+"""A whole node in one job, for partitions that allocate only whole nodes.
 
-`coordinate-eval _node RUN NODE` runs the keeper and all trials of its node as child processes,
-each trial with its part of the GPUs that the job was given.
+`coordinate-eval _node RUN NODE` runs the keeper and all trials of its node as child processes.
+Each trial gets its part of the job's GPUs.
 """
 
 import os
@@ -19,7 +19,7 @@ _DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials: int) -> int:
-    """Run keeper and trials until the trials have ended; the exit status."""
+    """Run keeper and trials until all trials have ended. Return the worst exit status."""
     run = _files.read_record(run_dir.run, Run)
     end = ["--round", str(round_number), "--minutes", str(minutes)]
     command = [sys.executable, "-m", "coordinate_eval"]
@@ -31,7 +31,7 @@ def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials
     try:
         for index in range(trials):
             environment = os.environ | ENDS_WITH_PARENT | {INDEX_VARIABLE: str(index)}
-            environment |= devices(os.environ, index, run.tensor_parallel)
+            environment |= visible_devices(os.environ, index, run.tensor_parallel)
             argv = [*command, "_trial", str(run_dir.root), node, *end]
             children.append(subprocess.Popen(argv, env=environment))
         statuses = [child.wait() for child in children]
@@ -45,8 +45,8 @@ def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials
     return max((abs(status) for status in statuses), default=0)
 
 
-def devices(environ: Mapping[str, str], index: int, width: int) -> dict[str, str]:
-    """The part of the job's GPUs that the trial of this index uses."""
+def visible_devices(environ: Mapping[str, str], index: int, width: int) -> dict[str, str]:
+    """Return the variables that show one trial its `width` of the job's GPUs."""
     found = {}
     for variable in _DEVICES:
         given = [d for d in environ.get(variable, "").split(",") if d]
