@@ -9,6 +9,16 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
+def whole_duration(seconds: float) -> str:
+    """Return seconds in the unit that fits, without fractions of a second."""
+    return f"{seconds:.0f} s" if seconds < 90 else duration(seconds)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 node`, `2 nodes`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def size(count: float) -> str:
     """Bytes in the unit that fits."""
     for unit in ("B", "KiB", "MiB"):

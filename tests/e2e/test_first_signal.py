@@ -100,8 +100,8 @@ def test_status_shows_it_until_the_results_are_complete(
     (early / "results.json").unlink()
     for path in early.glob("results/*.json"):
         path.unlink()
-    shown = json.loads(user.call("status", early, "--json").stdout)
+    shown = json.loads(user.call("status", early, "--json", status=1).stdout)
     assert shown["first_signal"] == signal
-    text = user.call("status", early, COLUMNS="200").stdout
+    text = user.call("status", early, status=1, COLUMNS="200").stdout
     assert "first signal" in text
     assert "4 of 11" in text

@@ -157,7 +157,7 @@ def test_a_cancelled_run_leaves_nothing_and_goes_on_when_asked(
     run = begun(workspace, "cancelled")
     workspace.call("cancel", run)
     all_gone(workspace)
-    assert "cancelled" in workspace.call("status", run).stdout
+    assert "cancelled" in workspace.call("status", run, status=1).stdout
     done = workspace.call("resume", run, "--wait", "--json")
     assert json.loads(done.stdout)["results"] == expected
     all_gone(workspace)

@@ -28,8 +28,8 @@ def test_off_a_terminal_nothing_is_said_twice(tmp_path: Path) -> None:
         display.tell(facts(unpublished=SPANS[1:]), "")
     lines = shown.getvalue().splitlines()
     assert len(lines) == 3
-    assert lines[0].startswith(f"0 of {len(SPANS)} shards")
-    assert lines[2].startswith(f"1 of {len(SPANS)} shards")
+    assert lines[0].startswith(f"waiting for GPUs: 0 of {len(SPANS)} shards")
+    assert lines[2].startswith(f"waiting for GPUs: 1 of {len(SPANS)} shards")
 
 
 def test_the_first_signal_is_shown_once_when_all_of_it_is_there(tmp_path: Path) -> None:

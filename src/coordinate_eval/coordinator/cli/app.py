@@ -1,27 +1,24 @@
 """The command line: parses, loads settings, calls, and turns errors into messages.
 
-Exit status: 0 done, and all results are there where results were asked for; 1 the run ended
-without all results; 2 bad input or a refusal, nothing was submitted; 3 the scheduler did not
-answer; 130 interrupted.
+Exit status: 0 success: with results, all of them are there, and for `status` the run goes on;
+1 the run ended without all results, or asking for it again was refused after repeated failures;
+2 bad input or a refusal, nothing was submitted; 3 the scheduler did not answer; 130 interrupted.
 """
 
-import json
+import difflib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from typer.core import TyperGroup
 
 from coordinate_eval import __version__
-from coordinate_eval.coordinator.cli import options, priors
+from coordinate_eval.coordinator.cli import job_commands, options, priors
 from coordinate_eval.coordinator.cli.stdout import whole_output
-from coordinate_eval.coordinator.inputs import settings as config
-from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.workers.signals import end_with_parent_if_asked
+from coordinate_eval.coordinator.inputs.settings import load as load_settings
 from coordinate_eval.errors import CoordinateError, UserError
 
 
@@ -29,6 +26,8 @@ class _Group(TyperGroup):
     """The commands, of which `run` may be left out, when typed and when completed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own type
+        if not ctx.resilient_parsing:  # completing a word that is not whole
+            refuse_misspelled(args)
         return super().parse_args(ctx, with_default_command(args))
 
 
@@ -47,8 +46,6 @@ QUIET_VARIABLES = ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 """Switch off other people's progress bars; set to 0 to see them."""
 
 _GROUP_OPTIONS = ("--help", "--version", "--install-completion", "--show-completion")
-
-_Round = Annotated[int, typer.Option("--round")]
 
 
 def main() -> None:
@@ -77,11 +74,28 @@ def _call(args: list[str]) -> None:
 
 def with_default_command(args: list[str]) -> list[str]:
     """Return `run CKPT …` for `CKPT …`, and every other command line as it is."""
-    commands = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
-    commands |= {group.name for group in app.registered_groups if group.name}
-    if not args or args[0] in commands or args[0] in _GROUP_OPTIONS:
+    if not args or args[0] in _commands() or args[0] in _GROUP_OPTIONS:
         return args
     return ["run", *args]
+
+
+def refuse_misspelled(args: list[str]) -> None:
+    """Refuse a first word that is no command and no file, but nearly the name of a command.
+
+    Raises:
+        UserError: it is; says which command it resembles.
+    """
+    word = args[0] if args else ""
+    if not word or word in _commands() or not re.fullmatch(r"[a-z]+", word) or Path(word).exists():
+        return
+    typed = [name for name in _commands() if not name.startswith("_")]
+    if near := difflib.get_close_matches(word, typed, n=1):
+        raise UserError(f"no such command or checkpoint: {word}; did you mean {near[0]}?")
+
+
+def _commands() -> set[str]:
+    commands = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+    return commands | {group.name for group in app.registered_groups if group.name}
 
 
 def _print_version(asked: bool) -> None:
@@ -164,7 +178,7 @@ def run(
         "slurm.qos": qos,
         "slurm.constraint": constraint,
     }
-    settings, _ = config.load(flags, settings_file)
+    settings, _ = load_settings(flags, settings_file)
     wanted = suites_.narrow(
         suites_.load(settings.suite),
         only=only or (),
@@ -186,14 +200,57 @@ def run(
 @app.command()
 def status(
     run: options.RunName = None,
+    follow: options.Follow = False,
     as_json: options.Json = False,
     settings_file: options.SettingsFile = None,
 ) -> None:
-    """Show how far a run is, from its directory and the scheduler."""
-    from coordinate_eval.coordinator.cli import status as inquire
+    """Show how far a run is, its scores or why it failed, and what to do next.
 
-    settings, _ = config.load({}, settings_file)
-    inquire.status(inquire.find(run, settings), as_json=as_json)
+    Exit status: 0 the run is complete or goes on; 1 it ended without all results, was cancelled,
+    or has lost its supervisor; 3 the scheduler did not answer and nothing else tells.
+    """
+    from coordinate_eval.coordinator.cli.status import show_status
+
+    settings, _ = load_settings({}, settings_file)
+    raise typer.Exit(show_status(run, settings, as_json=as_json, follow=follow))
+
+
+@app.command()
+def runs(
+    dataset: options.ScoredDataset = None,
+    limit: options.MostRuns = 20,
+    as_json: options.Json = False,
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """List the runs in `runs_dir`, the newest first."""
+    from coordinate_eval.coordinator.cli.runs import list_runs
+
+    settings, _ = load_settings({}, settings_file)
+    list_runs(settings, dataset, limit, as_json=as_json)
+
+
+@app.command()
+def scores(
+    run: options.RunNames = None,
+    metric: options.Metric = None,
+    as_csv: options.Csv = False,
+    as_json: options.Json = False,
+    as_markdown: options.Markdown = False,
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Show a table of scores: a row for each run, by training step; a column for each dataset.
+
+    A column has the dataset's main metric: `acc_norm` if the task has it, else the first metric of
+    its configuration of which more is better, else its first one. A group without a score of its
+    own has the mean over its tasks.
+    """
+    from coordinate_eval.coordinator.cli.scores import show_scores
+
+    asked = [f for f, on in (("csv", as_csv), ("json", as_json), ("markdown", as_markdown)) if on]
+    if len(asked) > 1:
+        raise UserError(f"--{asked[0]} and --{asked[1]} are two formats: give one of them")
+    settings, _ = load_settings({}, settings_file)
+    show_scores(run or [], settings, metric, asked[0] if asked else "table")
 
 
 @app.command()
@@ -204,20 +261,21 @@ def resume(
     settings_file: options.SettingsFile = None,
 ) -> None:
     """Continue a run that was cancelled, ended incomplete, or lost its supervisor."""
-    from coordinate_eval.coordinator.cli import resume as continue_
-    from coordinate_eval.coordinator.cli import status as inquire
+    from coordinate_eval.coordinator.cli.resume import resume_run
+    from coordinate_eval.coordinator.cli.runs import find
 
-    settings, _ = config.load({}, settings_file)
-    raise typer.Exit(continue_.resume(inquire.find(run, settings), wait=wait, as_json=as_json))
+    settings, _ = load_settings({}, settings_file)
+    raise typer.Exit(resume_run(find(run, settings), wait=wait, as_json=as_json))
 
 
 @app.command()
 def cancel(run: options.RunName = None, settings_file: options.SettingsFile = None) -> None:
     """End all jobs of a run. What it has published stays; `resume` continues it."""
-    from coordinate_eval.coordinator.cli import status as inquire
+    from coordinate_eval.coordinator.cli.cancel import cancel_run
+    from coordinate_eval.coordinator.cli.runs import find
 
-    settings, _ = config.load({}, settings_file)
-    inquire.cancel(inquire.find(run, settings))
+    settings, _ = load_settings({}, settings_file)
+    cancel_run(find(run, settings))
 
 
 @app.command()
@@ -230,78 +288,25 @@ def suites(
     as_json: options.Json = False,
 ) -> None:
     """List the shipped suites, or the datasets of one and what they take."""
-    from coordinate_eval.coordinator.cli import suites as suite_table
-    from coordinate_eval.coordinator.inputs import suite as suite_module
+    from coordinate_eval.coordinator.cli.suites import list_shipped, model_of, show_suite
+    from coordinate_eval.coordinator.inputs.suite import load as load_suite
 
     if suite is None:
         if model is not None or checkpoint is not None:
             raise typer.BadParameter("name a suite to predict for", param_hint="SUITE")
-        suite_table.list_shipped(as_json=as_json)
+        list_shipped(as_json=as_json)
         return
-    wanted = suite_module.load(suite)
-    name, described = suite_table.model_of(model, checkpoint)
-    suite_table.show(wanted, name, described, gpu, tp, as_json=as_json)
+    wanted = load_suite(suite)
+    name, described = model_of(model, checkpoint)
+    show_suite(wanted, name, described, gpu, tp, as_json=as_json)
 
 
 @app.command(name="config")
-def show_config(as_json: options.Json = False, settings_file: options.SettingsFile = None) -> None:
+def config(as_json: options.Json = False, settings_file: options.SettingsFile = None) -> None:
     """Show every setting, its value, and where it comes from."""
-    settings, sources = config.load({}, settings_file)
-    values = config.flatten(settings.model_dump(mode="json"))
-    if as_json:
-        rows = {k: {"value": v, "source": sources.get(k, "default")} for k, v in values.items()}
-        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
-        return
-    table = Table("setting", "value", "from", "meaning")
-    for name, value in values.items():
-        source = sources.get(name, "default")
-        table.add_row(name, json.dumps(value), source, config.meaning(name))
-    Console().print(table)
+    from coordinate_eval.coordinator.cli.config import show_config
+
+    show_config(settings_file, as_json=as_json)
 
 
-@app.command(name="_supervise", hidden=True)
-def _supervise(run_dir: Path, minutes: int = 0) -> None:
-    from coordinate_eval.coordinator.cli import status as inquire
-
-    raise typer.Exit(inquire.supervise_as_job(RunDir(run_dir), minutes))
-
-
-@app.command(name="_keep", hidden=True)
-def _keep(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) -> None:
-    from coordinate_eval.coordinator.workers.keeper import run_keeper
-
-    end_with_parent_if_asked()
-    raise typer.Exit(run_keeper(RunDir(run_dir), node, round_number, minutes))
-
-
-@app.command(name="_trial", hidden=True)
-def _trial(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) -> None:
-    from coordinate_eval.coordinator.workers.trial import run_trial
-
-    end_with_parent_if_asked()
-    raise typer.Exit(run_trial(RunDir(run_dir), node, round_number, minutes))
-
-
-@app.command(name="_node", hidden=True)
-def _node(
-    run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60, trials: int = 1
-) -> None:
-    from coordinate_eval.coordinator.workers.whole_node import run_node
-
-    raise typer.Exit(run_node(RunDir(run_dir), node, round_number, minutes, trials))
-
-
-@app.command(name="_metric", hidden=True)
-def _metric(run_dir: Path) -> None:
-    from coordinate_eval.coordinator.workers.metric import run_metric
-
-    end_with_parent_if_asked()
-    raise typer.Exit(run_metric(RunDir(run_dir)))
-
-
-@app.command(name="_score", hidden=True)
-def _score(run_dir: Path) -> None:
-    from coordinate_eval.coordinator.workers.scorer import run_scorer
-
-    end_with_parent_if_asked()
-    raise typer.Exit(run_scorer(RunDir(run_dir)))
+job_commands.register(app)

@@ -80,6 +80,42 @@ RunName = Annotated[
     str | None, typer.Argument(help="A run's directory or id.", show_default="the latest run")
 ]
 
+RunNames = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RUN]...", help="Directories or ids of runs.", show_default="all runs"),
+]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow",
+        "-f",
+        help="Refresh until the run ends. Ctrl-C stops watching and leaves the run alone.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+ScoredDataset = Annotated[
+    str | None,
+    typer.Option("--dataset", help="Show the main score of this dataset.", metavar="NAME"),
+]
+MostRuns = Annotated[
+    int, typer.Option("--limit", min=1, help="Show the N newest runs.", metavar="N")
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        help="Show this metric instead, for the datasets that have it: acc, "
+        "exact_match,strict-match.",
+        metavar="NAME",
+    ),
+]
+Csv = Annotated[
+    bool,
+    typer.Option("--csv", help="Print comma-separated values.", rich_help_panel=_OUTPUT),
+]
+Markdown = Annotated[
+    bool, typer.Option("--markdown", help="Print a Markdown table.", rich_help_panel=_OUTPUT)
+]
+
 Checkpoint = Annotated[
     Path | None,
     typer.Argument(

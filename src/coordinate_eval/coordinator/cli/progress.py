@@ -1,4 +1,4 @@
-"""What a waiting person sees: one line that changes on a terminal, lines elsewhere."""
+"""Progress of a supervision in this terminal: one line that changes; elsewhere a line each."""
 
 import time
 
@@ -6,15 +6,16 @@ from rich.console import Console
 from rich.status import Status
 
 from coordinate_eval import _files
+from coordinate_eval._format import plural, whole_duration
 from coordinate_eval.coordinator.cluster import State
-from coordinate_eval.coordinator.run import first_signal, jobs
+from coordinate_eval.coordinator.run import first_signal, jobs, state
 from coordinate_eval.coordinator.run.first_signal import FirstSignal
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.decide import Facts
 
 QUIET_SECONDS = 30.0
-"""Off a terminal, a line that says nothing new is left out for so long."""
+"""Off a terminal, a line that says nothing new is printed again after this time only."""
 
 
 class Display:
@@ -22,6 +23,7 @@ class Display:
 
     def __init__(self, run_dir: RunDir, run: Run, console: Console) -> None:
         self._dir, self._run, self._console = run_dir, run, console
+        self._requests = state.count_requests(run_dir, run)
         self._signal_due = bool(first_signal.slices(run))
         self._status: Status | None = None
         self._last = ""
@@ -38,22 +40,43 @@ class Display:
             self._status.stop()
 
     def tell(self, facts: Facts | None, event: str) -> None:
-        """Called by the supervisor with new facts, or an event worth a line."""
+        """Show new facts, or an event that is worth a line of its own."""
         if facts is None:
             if event != self._last:
                 self._console.print(event, style="yellow", markup=False, highlight=False)
                 self._last = event
             return
         self._show_signal()
-        line = "leaving the nodes" if event == "drain" else summary(self._run, facts)
+        what, times = "waiting for the jobs to leave the nodes", ""
+        if event != "drain":
+            what, times = self._line(facts)
         if self._status is not None:
-            self._status.update(line)
-        elif line != self._last or time.monotonic() - self._when > QUIET_SECONDS:
-            self._console.print(line, highlight=False)
-            self._last, self._when = line, time.monotonic()
+            self._status.update(what + times)
+        elif what != self._last or time.monotonic() - self._when > QUIET_SECONDS:
+            self._console.print(what + times, highlight=False, soft_wrap=True)
+            self._last, self._when = what, time.monotonic()
+
+    def _line(self, facts: Facts) -> tuple[str, str]:
+        """Return how far the run is, and in a text of its own what changes with every look."""
+        local = not facts.tasks
+        known = state.progress(
+            self._dir,
+            self._run,
+            None if local else facts.tasks,
+            silent=False,
+            requests=self._requests,
+            supervised=True,
+        )
+        done, total = known.responses, known.requests
+        times = (
+            f"; {done:,} of {plural(total, 'response')}, {whole_duration(known.elapsed_seconds)}"
+        )
+        if known.left_seconds is not None:
+            times += f", about {whole_duration(known.left_seconds)} left"
+        return f"{known.phase}: {summary(self._run, facts)}", times
 
     def _show_signal(self) -> None:
-        """Rough scores, once all there are."""
+        """Print rough scores, once all of them are there."""
         if not self._signal_due:
             return
         known = _files.read_record_if_there(self._dir.first_signal, FirstSignal)
@@ -63,15 +86,18 @@ class Display:
 
 
 def summary(run: Run, facts: Facts) -> str:
-    """How far a run is, in one line."""
-    shards = len(run.shards)
-    datasets = len(run.suite.datasets)
+    """Return the shards, datasets and trials of a run in words."""
     states = [t.state for t in facts.tasks if jobs.is_trials(run, t.name)]
-    running = sum(1 for state in states if state is State.RUNNING)
-    pending = sum(1 for state in states if state is State.PENDING)
-    trials = f"{running} trials" + (f", {pending} waiting" if pending else "")
-    unanswered = f", {len(facts.answerable)} portions of questions" if facts.answerable else ""
-    return (
-        f"{shards - len(facts.unpublished)} of {shards} shards, "
-        f"{datasets - facts.unscored} of {datasets} datasets scored, {trials}{unanswered}"
-    )
+    running = sum(1 for each in states if each is State.RUNNING)
+    pending = sum(1 for each in states if each is State.PENDING)
+    shards, datasets = len(run.shards), len(run.suite.datasets)
+    words = [
+        f"{shards - len(facts.unpublished)} of {plural(shards, 'shard')}",
+        f"{datasets - facts.unscored} of {plural(datasets, 'dataset')} scored",
+        plural(running, "trial"),
+    ]
+    if pending:
+        words.append(f"{pending} waiting")
+    if facts.answerable:
+        words.append(f"{plural(len(facts.answerable), 'portion')} of questions")
+    return ", ".join(words)

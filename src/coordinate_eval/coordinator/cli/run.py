@@ -9,7 +9,7 @@ from rich.console import Console
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator import clusters
-from coordinate_eval.coordinator.cli.resume import announce, resume, supervise
+from coordinate_eval.coordinator.cli.resume import announce, resume_run, supervise
 from coordinate_eval.coordinator.cluster import Cluster
 from coordinate_eval.coordinator.dry_run import show
 from coordinate_eval.coordinator.inputs import cluster_file, suite
@@ -46,7 +46,7 @@ def run(
     if existing(root, inputs.checkpoint, inputs.suite, settings) is not None:
         if inputs.reviewed is not None:
             reviewed_plan.check_run(inputs.reviewed, RunDir(root))
-        return resume(RunDir(root), wait=wait, as_json=as_json)
+        return resume_run(RunDir(root), wait=wait, as_json=as_json, asked_again=True)
     with chosen as cluster:
         _, prepared = _prepare(inputs, cluster, Console(stderr=as_json))
         made, found = prepared.run, RunDir(root)

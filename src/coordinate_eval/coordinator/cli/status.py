@@ -1,204 +1,177 @@
-"""Commands on a run that exists: find it, show it, cancel it, supervise it as a job."""
+"""`coordinate-eval status`: how far a run is, and what to do next.
 
-import contextlib
-import os
-import signal
+Exit status: 0 if the run is complete or goes on; 1 if it ended without all results, was cancelled,
+or has lost its supervisor; 3 if the scheduler did not answer and nothing else tells.
+"""
+
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator import clusters
-from coordinate_eval.coordinator.cluster import STARTED_VARIABLE, Cluster, State, TaskStatus
+from coordinate_eval.coordinator.cli import status_screen
+from coordinate_eval.coordinator.cli.runs import dataset_score, find, name_for_commands
+from coordinate_eval.coordinator.cluster import State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run import first_signal, jobs
+from coordinate_eval.coordinator.run import failures, jobs, results, state
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.first_signal import FirstSignal
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, TrialProgress
-from coordinate_eval.coordinator.run.results import unscored_datasets
-from coordinate_eval.coordinator.supervisor.loop import Supervisor
-from coordinate_eval.errors import ClusterError, UserError
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.state import Phase
+from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 
-CANCEL_SECONDS = 60.0
-"""How long `cancel` looks for jobs that still come to be."""
+_STATES = {
+    Phase.COMPLETE: "complete",
+    Phase.CANCELLED: "cancelled",
+    Phase.INCOMPLETE: "incomplete",
+    Phase.UNSUPERVISED: "not finished",
+    Phase.UNKNOWN: "unknown",
+}
+"""The word for a phase in the field `state`; every other phase is "running"."""
+
+FOLLOW_SECONDS = 2.0
+"""Shortest time between two looks of `--follow`."""
 
 
-def find(name: str | None, settings: Settings) -> RunDir:
-    """A run by its directory or id; the latest without either.
+def show_status(name: str | None, settings: Settings, *, as_json: bool, follow: bool) -> int:
+    """Print the state of a run, once or until it ends; return the exit status.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such run, or `follow` and `as_json` are both asked for.
     """
-    home = Path(settings.runs_dir).expanduser()
-    if name is not None:
-        # A name may be too long to be a path at all.
-        with contextlib.suppress(OSError):
-            for root in (Path(name), home / name):
-                if (root / "run.json").exists():
-                    return RunDir(root.resolve())
-        raise UserError(f"no run {name!r}: neither a run directory nor an id under {home}")
-    runs = [p.parent for p in home.glob("*/run.json")]
-    if not runs:
-        raise UserError(f"no runs under {home}")
-    return RunDir(max(runs, key=lambda p: (p / "run.json").stat().st_mtime).resolve())
-
-
-def status(run_dir: RunDir, *, as_json: bool) -> None:
-    """Print what the run directory says, and what the scheduler says if it answers."""
+    if as_json and follow:
+        raise UserError("--follow shows a screen and --json prints one document: give one of them")
+    run_dir = find(name, settings)
     run = _files.read_record(run_dir.run, Run)
-    tasks, note = _tasks(run)
-    shown = _status(run_dir, run, tasks, note)
+    requests = state.count_requests(run_dir, run)
+    shown = describe(run_dir, run, settings, requests)
     if as_json:
         sys.stdout.write(_files.pretty(shown))
-        return
-    console = Console()
-    console.print(f"run {run.id}: {shown['state']}", highlight=False, markup=False)
-    console.print(str(run_dir.root), highlight=False, markup=False, soft_wrap=True)
-    table = Table("dataset", "state")
-    table.add_column("shards", justify="right")
-    for name, row in shown["datasets"].items():
-        table.add_row(name, row["state"], f"{row['shards_done']} of {row['shards']}")
-    console.print(table)
-    if shown["first_signal"] is not None:
-        console.print(first_signal.table(shown["first_signal"]))
-    jobs_table = Table("job", "id", "state", "node", "reason")
-    for task in shown["jobs"]:
-        jobs_table.add_row(*(task[k] for k in ("name", "id", "state", "node", "reason")))
-    if shown["jobs"]:
-        console.print(jobs_table)
-    if note:
-        console.print(note, style="yellow", markup=False, highlight=False)
+    elif follow and not Phase(shown["phase"]).ended:
+        shown = _follow(run_dir, run, settings, requests)
+    else:
+        status_screen.show(shown, Console())
+    return exit_status(Phase(shown["phase"]))
 
 
-def cancel(run_dir: RunDir) -> None:
-    """End all jobs of a run and say so in its directory.
-
-    Raises:
-        ClusterSilent: the scheduler did not answer; the run is marked, ask again.
-    """
-    run = _files.read_record(run_dir.run, Run)
-    _files.write(run_dir.cancelled, "")
-    cluster = clusters.by_name(run.cluster, run.settings)
-    if cluster.local:
-        sys.stderr.write(f"run {run.id} is told to stop\n")
-        return
-    with cluster:
-        count = _cancel_all(run, cluster)
-    sys.stderr.write(f"cancelled {count} jobs of run {run.id}\n")
+def exit_status(phase: Phase) -> int:
+    """Return the exit status of `coordinate-eval status` for a run in this phase."""
+    if phase is Phase.UNKNOWN:
+        return ClusterSilent.exit_status
+    return 1 if phase.ended and phase is not Phase.COMPLETE else 0
 
 
-def _cancel_all(run: Run, cluster: Cluster) -> int:
-    """Cancel until nothing is left: a supervisor may submit another job meanwhile."""
-    cancelled: set[str] = set()
-    give_up = time.monotonic() + CANCEL_SECONDS
-    while time.monotonic() < give_up:
-        tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
-        alive = [t for t in tasks if t.state is not State.ENDED]
-        if not alive:
-            break
-        alive.sort(key=lambda t: not jobs.is_supervisor(run, t.name))
-        ids = [i for i in dict.fromkeys(t.job_id for t in alive) if i not in cancelled]
-        if ids:
-            cluster.cancel(ids)
-            cancelled.update(ids)
-        time.sleep(0.5)
-    return len(cancelled)
-
-
-def supervise_as_job(run_dir: RunDir, minutes: int) -> int:
-    """What a supervisor's own job does; the exit status."""
-    run = _files.read_record(run_dir.run, Run)
-    # The job's script starts a killed supervisor again, within the same time limit.
-    began = float(os.environ.get(STARTED_VARIABLE) or time.time())
-    limit = minutes - (time.time() - began) / 60 if minutes else float("inf")
-
-    def tell(facts: object, event: str) -> None:
-        if event:
-            sys.stdout.write(event + "\n")
-            sys.stdout.flush()
-
-    with clusters.by_name(run.cluster, run.settings) as cluster:
-        supervisor = Supervisor(run_dir, cluster, minutes=limit, tell=tell)
-        # Slurm warns of preemption as well as of the time limit.
-        signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
-        results = supervisor.run()
-    return 0 if results is None or results["complete"] else 1
-
-
-def _tasks(run: Run) -> tuple[list[TaskStatus], str]:
-    cluster = clusters.by_name(run.cluster, run.settings)
-    if cluster.local:
-        return [], ""
-    try:
-        with cluster:
-            return cluster.poll(jobs.prefix(run)), ""
-    except (ClusterError, UserError) as error:
-        return [], f"jobs are not shown: {error}"
-
-
-def _status(run_dir: RunDir, run: Run, tasks: list[TaskStatus], note: str) -> dict[str, Any]:
-    undone = Ledger(run_dir, "outputs").unpublished(s.span for s in run.shards)
-    left = {d.name for d in unscored_datasets(run_dir, run)}
-    datasets = {}
-    for dataset in run.suite.datasets:
-        shards = sum(1 for s in run.shards if s.dataset == dataset.name)
-        missing = sum(1 for s in undone if s.dataset == dataset.name)
-        state = "running" if missing else "scoring"
-        if missing == shards:
-            state = "waiting"
-        if dataset.name not in left:
-            failed = run_dir.dataset_error(dataset.name).exists()
-            state = "failed" if failed else "scored"
-        datasets[dataset.name] = {
-            "state": state,
-            "shards": shards,
-            "shards_done": shards - missing,
-        }
-    overall = _state(run_dir, left, tasks)
+def describe(run_dir: RunDir, run: Run, settings: Settings, requests: int) -> dict[str, Any]:
+    """Return what the run directory and the scheduler say, as `status --json` prints it."""
+    tasks, note, silent = _poll(run)
+    progress = state.progress(run_dir, run, tasks, silent=silent, requests=requests)
+    phase = progress.phase
+    command = name_for_commands(run_dir, run, settings)
     rough = None
-    if overall != "complete":
+    if phase is not Phase.COMPLETE:
         rough = _files.read_record_if_there(run_dir.first_signal, FirstSignal)
+    if phase is Phase.INCOMPLETE:
+        reasons = results.reasons(_files.read_json(run_dir.results))
+    else:
+        reasons = [] if phase is Phase.COMPLETE else failures.report_failures(run_dir)
     return {
         "run": run.id,
         "dir": str(run_dir.root),
-        "state": overall,
+        "state": _STATES.get(phase, "running"),
+        **progress.model_dump(mode="json", exclude={"trials"}),
+        "trials_by_state": progress.trials,
         "checkpoint": run.checkpoint.path,
-        "datasets": datasets,
+        "suite": run.suite.name,
+        "datasets": _datasets(run_dir, run),
         "first_signal": rough.model_dump(mode="json", by_alias=True) if rough else None,
-        "trials": [t.model_dump(mode="json") for t in _trials(run_dir)],
-        "jobs": [
-            {
-                "name": t.name,
-                "id": f"{t.job_id}_{t.index}" if t.index else t.job_id,
-                "state": t.state.value,
-                "node": t.node,
-                "reason": t.reason,
-            }
-            for t in tasks
-            if t.state is not State.ENDED
-        ],
+        "trials": [t.model_dump(mode="json") for t in state.read_trials(run_dir).values()],
+        "jobs": [_job(run, t) for t in tasks or [] if t.state is not State.ENDED],
+        "reasons": reasons,
+        "next": _next(phase, command),
         "note": note,
     }
 
 
-def _state(run_dir: RunDir, unscored_names: set[str], tasks: list[TaskStatus]) -> str:
-    if run_dir.results.exists() and _files.read_json(run_dir.results)["complete"]:
-        return "complete"
-    if run_dir.cancelled.exists():
-        return "cancelled"
-    if any(t.state is not State.ENDED for t in tasks):
-        return "running"
-    if run_dir.results.exists():
-        return "incomplete"
-    return "scoring" if not unscored_names else "not finished"
+def _follow(run_dir: RunDir, run: Run, settings: Settings, requests: int) -> dict[str, Any]:
+    """Show the run until it ends; return its last state. Ctrl-C leaves the run alone."""
+    console = Console()
+    pause = max(FOLLOW_SECONDS, run.settings.supervisor.poll_seconds)
+    screen = status_screen.Following(console)
+    try:
+        with screen:
+            while True:
+                shown = describe(run_dir, run, settings, requests)
+                if Phase(shown["phase"]).ended:
+                    # A supervisor that hands over to the next one is not gone.
+                    time.sleep(pause)
+                    shown = describe(run_dir, run, settings, requests)
+                    if Phase(shown["phase"]).ended:
+                        break
+                screen.update(shown)
+                time.sleep(pause)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"no longer following; run {run.id} goes on\n")
+        raise
+    status_screen.show(shown, console)
+    return shown
 
 
-def _trials(run_dir: RunDir) -> list[TrialProgress]:
-    return [
-        _files.read_record(path, TrialProgress) for path in _files.records_in(run_dir.trials_folder)
-    ]
+def _poll(run: Run) -> tuple[list[TaskStatus] | None, str, bool]:
+    """Return the run's jobs, a note if they are not known, and whether the scheduler is silent."""
+    cluster = clusters.by_name(run.cluster, run.settings)
+    if cluster.local:
+        return None, "", False
+    try:
+        with cluster:
+            return cluster.poll(jobs.prefix(run)), "", False
+    except (ClusterError, UserError) as error:
+        return None, f"the jobs are not shown: {error}", True
+
+
+def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
+    outputs = Ledger(run_dir, "outputs")
+    undone = outputs.unpublished(s.span for s in run.shards)
+    begun = {each.span.dataset for each in outputs.open_claims(undone)}
+    left = {d.name for d in results.unscored_datasets(run_dir, run)}
+    datasets = {}
+    for dataset in run.suite.datasets:
+        shards = sum(1 for s in run.shards if s.dataset == dataset.name)
+        missing = sum(1 for s in undone if s.dataset == dataset.name)
+        word = "running" if missing else "scoring"
+        if missing == shards and dataset.name not in begun:
+            word = "waiting"
+        if dataset.name not in left:
+            failed = run_dir.dataset_error(dataset.name).exists()
+            word = "failed" if failed else "scored"
+        score = dataset_score(run_dir, dataset.name)
+        datasets[dataset.name] = {
+            "state": word,
+            "shards": shards,
+            "shards_done": shards - missing,
+            "score": None if score is None else score._asdict(),
+        }
+    return datasets
+
+
+def _job(run: Run, task: TaskStatus) -> dict[str, str]:
+    return {
+        "name": task.name,
+        "what": task.name.removeprefix(jobs.prefix(run)),
+        "id": f"{task.job_id}_{task.index}" if task.index else task.job_id,
+        "state": task.state.value,
+        "node": task.node,
+        "reason": task.reason,
+    }
+
+
+def _next(phase: Phase, name: str) -> str:
+    """Return the command that a person types next."""
+    if phase is Phase.COMPLETE:
+        return f"coordinate-eval scores {name}"
+    if phase.ended:
+        return f"coordinate-eval resume {name}"
+    return f"coordinate-eval status --follow {name}"

@@ -68,7 +68,7 @@ def model_of(model: str | None, checkpoint: Path | None) -> tuple[str, Checkpoin
     return str(checkpoint), checkpoints.inspect(checkpoint, config=None, tokenizer=None)
 
 
-def show(
+def show_suite(
     wanted: Suite, name: str, checkpoint: Checkpoint, gpu: str, degree: int, *, as_json: bool
 ) -> None:
     """Print the datasets of a suite with what each takes on one trial of `degree` GPUs."""

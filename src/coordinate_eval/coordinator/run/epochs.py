@@ -3,7 +3,10 @@
 import os
 import time
 
+from pydantic import Field
+
 from coordinate_eval import _files
+from coordinate_eval.coordinator.cluster import TASK_VARIABLE
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Record
 
@@ -16,6 +19,7 @@ class Epoch(Record):
     pid: int
     time: float
     token: str
+    task: str = Field(default="", description="of the scheduler; empty in a terminal")
 
 
 def latest_epoch(run_dir: RunDir) -> int:
@@ -34,6 +38,7 @@ def take_over(run_dir: RunDir) -> int:
             pid=os.getpid(),
             time=time.time(),
             token=_files.token(),
+            task=os.environ.get(TASK_VARIABLE, ""),
         )
         if _files.create(run_dir.supervisor(epoch), entry.model_dump_json()):
             return epoch

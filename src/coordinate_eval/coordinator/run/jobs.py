@@ -9,6 +9,9 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, Submitted
 from coordinate_eval.records import CheckpointFormat
 
+PREFIX = "ce-"
+"""The names of all jobs of this program begin with it."""
+
 KEEPER_ROOM_GIB = 1.0
 """What a keeper's process needs beside the weights."""
 
@@ -20,7 +23,7 @@ def prefix(run: Run) -> str:
     """What the names of all jobs of a run begin with; its nonce tells it from an earlier run of
     the same checkpoint, whose jobs the scheduler may still remember.
     """
-    return f"ce-{run.id}.{run.nonce}-"
+    return f"{PREFIX}{run.id}.{run.nonce}-"
 
 
 def keeper_name(run: Run, round_number: int, node: str) -> str:

@@ -40,7 +40,7 @@ class RunDir:
 
     @property
     def resumed(self) -> Path:
-        """An empty file: failures from before its time no longer count."""
+        """`Resumed`: failures from before its time no longer count."""
         return self.root / "resumed"
 
     @property

@@ -1,10 +1,10 @@
 """What came out of a run: `results.json`, the table, and what is missing and why."""
 
+import re
 import time
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger
@@ -12,6 +12,9 @@ from coordinate_eval.coordinator.run.failures import report_failures
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import Dataset, DatasetResults
+
+MOST_NAMES = 5
+"""Datasets that are named where more have the same reason."""
 
 
 def collect(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, Any]:
@@ -55,7 +58,7 @@ def collect(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> Table:
-    """Scores for people: one row a task and metric."""
+    """Return the scores as a table: one row for each task and metric."""
     shown = Table(title=f"{results['run']}", title_justify="left")
     for column, justify in (("task", "left"), ("metric", "left"), ("score", "right")):
         shown.add_column(column, justify=justify)  # type: ignore[arg-type]  # rich's Literal
@@ -79,15 +82,12 @@ def table(results: dict[str, Any]) -> Table:
                 str(samples) if first else "",
             )
             first = False
-    for name, why in results["missing"].items():
-        shown.add_row(f"[red]{name}", "[red]missing", "", "", "", end_section=False)
-        shown.add_row("", f"[red]{why.splitlines()[-1] if why else ''}", "", "", "")
-    # Results of earlier versions have neither `left_out` nor `reason`.
+    for name in results["missing"]:
+        shown.add_row(f"[red]{name}", "[red]missing", "", "", "")
+    # Results of earlier versions have no `left_out`.
     for name, why in results.get("left_out", {}).items():
         shown.add_row(f"[yellow]{name}", "[yellow]left out", "", "", "")
         shown.add_row("", f"[yellow]{why}", "", "", "")
-    if results.get("reason"):
-        shown.caption = Text(results["reason"], style="red")
     return shown
 
 
@@ -111,6 +111,30 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
     if Ledger(run_dir, "answers").unpublished(asked):
         return "the questions of its metric are not all answered"
     return "not scored"
+
+
+def reasons(results: dict[str, Any]) -> list[str]:
+    """Return why a run ended incomplete, a line for each reason, from its `results.json`.
+
+    First the errors of trials and keepers with their logs, then why the run was given up, then the
+    datasets without results, those that need the same together.
+    """
+    lines = list(results["failures"])
+    if results.get("reason"):
+        lines.append(results["reason"])
+    alike: dict[str, list[str]] = {}
+    for dataset, why in results["missing"].items():
+        last = why.strip().splitlines()[-1] if why.strip() else "not scored"
+        alike.setdefault(_without_numbers(last), []).append(dataset)
+    for why, datasets in alike.items():
+        more = f" and {len(datasets) - MOST_NAMES} more" if len(datasets) > MOST_NAMES else ""
+        lines.append(f"no results of {', '.join(datasets[:MOST_NAMES])}{more}: {why}")
+    return lines
+
+
+def _without_numbers(why: str) -> str:
+    """Return a reason without the numbers in which equal reasons of several datasets differ."""
+    return re.sub(r"^items \d+-\d+:", "some items:", re.sub(r"^\d+ items", "items", why))
 
 
 def unscored_datasets(run_dir: RunDir, run: Run) -> list[Dataset]:

@@ -1,0 +1,50 @@
+"""`coordinate-eval cancel`: end all jobs of a run."""
+
+import sys
+import time
+
+from coordinate_eval import _files
+from coordinate_eval._format import plural
+from coordinate_eval.coordinator import clusters
+from coordinate_eval.coordinator.cluster import Cluster, State
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
+
+CANCEL_SECONDS = 60.0
+"""Longest time for which `cancel` looks for jobs that are submitted meanwhile."""
+
+
+def cancel_run(run_dir: RunDir) -> None:
+    """End all jobs of a run, and mark its directory.
+
+    Raises:
+        ClusterSilent: the scheduler did not answer; the run is marked, so try again.
+    """
+    run = _files.read_record(run_dir.run, Run)
+    _files.write(run_dir.cancelled, "")
+    cluster = clusters.by_name(run.cluster, run.settings)
+    if cluster.local:
+        sys.stderr.write(f"run {run.id} ends as soon as its supervisor sees that\n")
+        return
+    with cluster:
+        count = _cancel_all(run, cluster)
+    sys.stderr.write(f"cancelled {plural(count, 'job')} of run {run.id}\n")
+
+
+def _cancel_all(run: Run, cluster: Cluster) -> int:
+    """Cancel until no job is left: a supervisor may submit another one meanwhile."""
+    cancelled: set[str] = set()
+    give_up = time.monotonic() + CANCEL_SECONDS
+    while time.monotonic() < give_up:
+        tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
+        alive = [t for t in tasks if t.state is not State.ENDED]
+        if not alive:
+            break
+        alive.sort(key=lambda t: not jobs.is_supervisor(run, t.name))
+        ids = [i for i in dict.fromkeys(t.job_id for t in alive) if i not in cancelled]
+        if ids:
+            cluster.cancel(ids)
+            cancelled.update(ids)
+        time.sleep(0.5)
+    return len(cancelled)

@@ -1,0 +1,38 @@
+"""`coordinate-eval config`: every setting, its value, and where it comes from."""
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs.settings import flatten, load, meaning
+
+
+def show_config(file: Path | None, *, as_json: bool) -> None:
+    """Print the settings: a table on a terminal, in a pipe one whole line for each.
+
+    Raises:
+        UserError: a setting is unknown or impossible.
+    """
+    settings, sources = load({}, file)
+    values = flatten(settings.model_dump(mode="json"))
+    origins = {name: sources.get(name, "default") for name in values}
+    if as_json:
+        rows = {name: {"value": v, "source": origins[name]} for name, v in values.items()}
+        sys.stdout.write(_files.pretty(rows))
+        return
+    console = Console()
+    if not console.is_terminal:
+        for name, value in values.items():
+            text = json.dumps(value, ensure_ascii=False)
+            sys.stdout.write(f"{name} = {text}  # {origins[name]}: {meaning(name)}\n")
+        return
+    table = Table("setting", "value", "from", "meaning")
+    for column in table.columns:
+        column.overflow = "fold"
+    for name, value in values.items():
+        table.add_row(name, json.dumps(value, ensure_ascii=False), origins[name], meaning(name))
+    console.print(table)

@@ -1,0 +1,96 @@
+"""Hidden commands: the program's own jobs are started by them, never typed."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.workers.signals import end_with_parent_if_asked
+
+_Round = Annotated[int, typer.Option("--round")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for name, command in (
+        ("_supervise", supervise),
+        ("_keep", keep),
+        ("_trial", trial),
+        ("_node", node),
+        ("_metric", metric),
+        ("_score", score),
+    ):
+        app.command(name=name, hidden=True)(command)
+
+
+def supervise(run_dir: Path, minutes: int = 0) -> None:
+    """Supervise a run as a job of the cluster; 0 minutes mean no time limit."""
+    from coordinate_eval.coordinator import clusters
+    from coordinate_eval.coordinator.cluster import STARTED_VARIABLE
+    from coordinate_eval.coordinator.run.records import Run
+    from coordinate_eval.coordinator.supervisor.loop import Supervisor
+
+    run = _files.read_record(RunDir(run_dir).run, Run)
+    # The job's script starts a killed supervisor again, within the same time limit.
+    began = float(os.environ.get(STARTED_VARIABLE) or time.time())
+    limit = minutes - (time.time() - began) / 60 if minutes else float("inf")
+    with clusters.by_name(run.cluster, run.settings) as cluster:
+        supervisor = Supervisor(RunDir(run_dir), cluster, minutes=limit, tell=_log)
+        # Slurm warns of preemption as well as of the time limit.
+        signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
+        results = supervisor.run()
+    raise typer.Exit(0 if results is None or results["complete"] else 1)
+
+
+def keep(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) -> None:
+    """Hold the weights in a node's memory."""
+    from coordinate_eval.coordinator.workers.keeper import run_keeper
+
+    end_with_parent_if_asked()
+    raise typer.Exit(run_keeper(RunDir(run_dir), node, round_number, minutes))
+
+
+def trial(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) -> None:
+    """Run one engine on its GPUs."""
+    from coordinate_eval.coordinator.workers.trial import run_trial
+
+    end_with_parent_if_asked()
+    raise typer.Exit(run_trial(RunDir(run_dir), node, round_number, minutes))
+
+
+def node(
+    run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60, trials: int = 1
+) -> None:
+    """Run keeper and trials of a node that is given out whole."""
+    from coordinate_eval.coordinator.workers.whole_node import run_node
+
+    raise typer.Exit(run_node(RunDir(run_dir), node, round_number, minutes, trials))
+
+
+def metric(run_dir: Path) -> None:
+    """Answer questions of metrics."""
+    from coordinate_eval.coordinator.workers.metric import run_metric
+
+    end_with_parent_if_asked()
+    raise typer.Exit(run_metric(RunDir(run_dir)))
+
+
+def score(run_dir: Path) -> None:
+    """Score datasets as their responses and answers come."""
+    from coordinate_eval.coordinator.workers.scorer import run_scorer
+
+    end_with_parent_if_asked()
+    raise typer.Exit(run_scorer(RunDir(run_dir)))
+
+
+def _log(facts: object, event: str) -> None:
+    if event:
+        words = "waiting for the nodes to be left" if event == "drain" else event
+        sys.stdout.write(words + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,208 @@
+"""`coordinate-eval runs`: find runs under `runs_dir`, and list them."""
+
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coordinate_eval import _files
+from coordinate_eval._format import plural, whole_duration
+from coordinate_eval.coordinator import clusters
+from coordinate_eval.coordinator.cluster import TaskStatus
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run import jobs, state
+from coordinate_eval.coordinator.run.main_metric import Score, main_score
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.errors import ClusterError, RecordError, UserError
+from coordinate_eval.records import DatasetResults
+
+Found = tuple[RunDir, Run]
+
+
+def find(name: str | None, settings: Settings) -> RunDir:
+    """Return the run with this directory or id; without a name, the latest run.
+
+    Raises:
+        UserError: there is none.
+    """
+    home = Path(settings.runs_dir).expanduser()
+    if name is not None:
+        # A name may be too long to be a path at all.
+        with contextlib.suppress(OSError):
+            for root in (Path(name), home / name):
+                if (root / "run.json").exists():
+                    return RunDir(root.resolve())
+        raise UserError(
+            f"no run {name!r}: neither a run directory nor an id under {home}; "
+            "`coordinate-eval runs` lists the runs"
+        )
+    roots = _roots(home)
+    if not roots:
+        raise UserError(f"no runs under {home}")
+    return RunDir(roots[0].resolve())
+
+
+def find_all(settings: Settings) -> tuple[list[Found], list[str]]:
+    """Return all runs under `runs_dir`, the newest first, and the errors of unreadable ones."""
+    found: list[Found] = []
+    problems: list[str] = []
+    for root in _roots(Path(settings.runs_dir).expanduser()):
+        try:
+            run_dir = RunDir(root.resolve())
+            found.append((run_dir, _files.read_record(run_dir.run, Run)))
+        except (RecordError, OSError) as error:
+            problems.append(str(error))
+    return sorted(found, key=lambda pair: -pair[1].created), problems
+
+
+def name_for_commands(run_dir: RunDir, run: Run, settings: Settings) -> str:
+    """Return how a command line names this run: its id where that finds it, else its directory."""
+    with contextlib.suppress(OSError):
+        if (Path(settings.runs_dir).expanduser() / run.id).resolve() == run_dir.root:
+            return run.id
+    return shlex.quote(str(run_dir.root))
+
+
+def list_runs(settings: Settings, dataset: str | None, limit: int, *, as_json: bool) -> None:
+    """Print the newest runs: id, suite, state, age, and one dataset's score. A run's id begins with
+    the name of its checkpoint.
+
+    Raises:
+        UserError: no run has this dataset.
+    """
+    found, problems = find_all(settings)
+    if dataset is not None and not any(_has(run, dataset) for _, run in found):
+        raise UserError(f"no run under {settings.runs_dir} has dataset {dataset!r}")
+    tasks, note = _poll(found[:limit], settings)
+    rows = [_row(run_dir, run, dataset, tasks) for run_dir, run in found[:limit]]
+    if as_json:
+        sys.stdout.write(_files.pretty(rows))
+    else:
+        console = Console()
+        if not rows:
+            text = f"no runs under {settings.runs_dir}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(_table(rows, dataset))
+        if len(found) > limit:
+            console.print(
+                f"{plural(len(found) - limit, 'older run')}: --limit N shows more", highlight=False
+            )
+    for problem in [*problems, *([note] if note else [])]:
+        sys.stderr.write(f"{problem}\n")
+
+
+def dataset_score(run_dir: RunDir, dataset: str, metric: str | None = None) -> Score | None:
+    """Return the main metric of a dataset, or the metric named; None where there is no result."""
+    found = _files.read_record_if_there(run_dir.dataset_results(dataset), DatasetResults)
+    return main_score(found, metric) if found is not None else None
+
+
+def _roots(home: Path) -> list[Path]:
+    """Return the run directories under a folder, the newest first."""
+    try:
+        paths = list(home.glob("*/run.json"))
+        return [p.parent for p in sorted(paths, key=lambda p: -p.stat().st_mtime)]
+    except OSError as error:
+        raise UserError(f"runs_dir {home} cannot be read: {error.strerror}") from error
+
+
+def _has(run: Run, dataset: str) -> bool:
+    return any(each.name == dataset for each in run.suite.datasets)
+
+
+def _poll(
+    found: Sequence[Found], settings: Settings
+) -> tuple[dict[str, list[TaskStatus] | None], str]:
+    """Return the jobs of each run, and why they are not known. Asks once for each scheduler, and
+    only if some run has not ended.
+    """
+    tasks: dict[str, list[TaskStatus] | None] = {}
+    note = ""
+    open_runs = [run for run_dir, run in found if not _surely_ended(run_dir)]
+    for name in sorted({run.cluster for run in open_runs}):
+        cluster = clusters.by_name(name, settings)
+        known: list[TaskStatus] | None = None
+        if not cluster.local:
+            try:
+                with cluster:
+                    known = cluster.poll(jobs.PREFIX)
+            except (ClusterError, UserError) as error:
+                note = f"states are as of the run directories: {error}"
+        for run in (run for run in open_runs if run.cluster == name):
+            mine = jobs.prefix(run)
+            tasks[run.nonce] = (
+                None if known is None else [t for t in known if t.name.startswith(mine)]
+            )
+    return tasks, note
+
+
+def _surely_ended(run_dir: RunDir) -> bool:
+    return state.is_complete(run_dir) or run_dir.cancelled.exists()
+
+
+def _row(
+    run_dir: RunDir,
+    run: Run,
+    dataset: str | None,
+    tasks: dict[str, list[TaskStatus] | None],
+) -> dict[str, Any]:
+    known = tasks.get(run.nonce)
+    silent = run.nonce in tasks and known is None
+    phase = state.phase_of(run_dir, run, known, silent=silent)
+    scored = _files.names(run_dir.results_folder)
+    row: dict[str, Any] = {
+        "run": run.id,
+        "dir": str(run_dir.root),
+        "checkpoint": run.checkpoint.path,
+        "suite": run.suite.name,
+        "state": phase.value,
+        "datasets": len(run.suite.datasets),
+        "datasets_scored": sum(1 for d in run.suite.datasets if f"{d.name}.json" in scored),
+        "created": run.created,
+        "age_seconds": max(0.0, time.time() - run.created),
+    }
+    if dataset is not None:
+        score = dataset_score(run_dir, dataset) if _has(run, dataset) else None
+        row["score"] = None if score is None else score._asdict()
+    return row
+
+
+def _table(rows: list[dict[str, Any]], dataset: str | None) -> Table:
+    table = Table()
+    table.add_column("run", overflow="fold")
+    table.add_column("suite", overflow="fold")
+    table.add_column("state")
+    table.add_column("scored", justify="right", no_wrap=True)
+    table.add_column("age", justify="right", no_wrap=True)
+    metrics = {row["score"]["metric"] for row in rows if row.get("score")}
+    if dataset is not None:
+        # One metric is named once, above its values.
+        heading = f"{dataset}\n{metrics.pop()}" if len(metrics) == 1 else dataset
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [
+            row["run"],
+            row["suite"],
+            row["state"],
+            f"{row['datasets_scored']} of {row['datasets']}",
+            age(row["age_seconds"]),
+        ]
+        if dataset is not None:
+            score = row["score"]
+            name = f" {score['metric']}" if score and metrics else ""
+            cells.append(f"{score['value']:.4f}{name}" if score else "")
+        table.add_row(*cells)
+    return table
+
+
+def age(seconds: float) -> str:
+    """Return an age in the unit that fits, days included."""
+    return f"{seconds / 86400:.0f} days" if seconds >= 2 * 86400 else whole_duration(seconds)

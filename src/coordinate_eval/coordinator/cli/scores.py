@@ -1,0 +1,176 @@
+"""`coordinate-eval scores`: a table of checkpoints and datasets, one main metric each.
+
+See `run/main_metric.py` for the choice of the main metric.
+"""
+
+import csv
+import io
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.cli.runs import dataset_score, find, find_all
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run import state
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.errors import UserError
+
+INCOMPLETE = "*"
+"""Marks a run without all of its results."""
+
+_NAMED_STEP = re.compile(r"(?:step|iter(?:ation)?|ckpt|checkpoint)[-_=.]?(\d+)", re.IGNORECASE)
+_LONE_NUMBER = re.compile(r"(?<![A-Za-z0-9.])(\d+)(?![A-Za-z0-9])")
+
+
+def show_scores(names: Sequence[str], settings: Settings, metric: str | None, form: str) -> None:
+    """Print the scores of these runs, or of all runs: one row a run, one column a dataset.
+
+    Args:
+        metric: shown in place of the main one, for datasets that have it.
+        form: "table", "csv", "json" or "markdown".
+
+    Raises:
+        UserError: a run is not there, or no dataset has the metric.
+    """
+    problems: list[str] = []
+    if names:
+        found = [(each, _files.read_record(each.run, Run)) for each in _named(names, settings)]
+    else:
+        found, problems = find_all(settings)
+    rows = [_row(run_dir, run, metric) for run_dir, run in found]
+    rows.sort(key=lambda r: (r["step"] is None, r["step"] or 0, r["created"]))
+    datasets = list(dict.fromkeys(d.name for _, run in found for d in run.suite.datasets))
+    scored = [name for name in datasets if any(name in row["scores"] for row in rows)]
+    if metric is not None and rows and not scored:
+        raise UserError(f"no dataset of these runs has a score with metric {metric!r}")
+    if form == "json":
+        document = {
+            "schema": "coordinate-eval/score-table@1", "datasets": datasets, "rows": rows,
+        }  # fmt: skip
+        sys.stdout.write(_files.pretty(document))
+    elif form == "csv":
+        sys.stdout.write(_csv(rows, datasets))
+    elif form == "markdown":
+        sys.stdout.write(_markdown(rows, scored))
+    else:
+        _print(rows, scored, settings)
+    for problem in problems:
+        sys.stderr.write(f"{problem}\n")
+
+
+def step_of(checkpoint: str) -> int | None:
+    """Return the training step that a checkpoint's name tells, or None.
+
+    The number after `step`, `iter`, `ckpt` or `checkpoint`, else the last number that stands
+    alone: 1000 for `step-1000`, `step1000-bf16` and `llama-7b-1000`. Without one, the folder's
+    name counts if it names a step or is a number: 1000 for `step-1000/hf` and `1000/model.pt`.
+    """
+    path = Path(checkpoint)
+    found = _NAMED_STEP.findall(path.name) or _LONE_NUMBER.findall(path.name)
+    found = found or _NAMED_STEP.findall(path.parent.name)
+    if not found and path.parent.name.isdecimal():
+        found = [path.parent.name]
+    return int(found[-1]) if found else None
+
+
+def _named(names: Sequence[str], settings: Settings) -> list[RunDir]:
+    found = [find(name, settings) for name in names]
+    return list({run_dir.root: run_dir for run_dir in found}.values())
+
+
+def _row(run_dir: RunDir, run: Run, metric: str | None) -> dict[str, Any]:
+    scores = {d.name: dataset_score(run_dir, d.name, metric) for d in run.suite.datasets}
+    return {
+        "step": step_of(run.checkpoint.path),
+        "run": run.id,
+        "dir": str(run_dir.root),
+        "checkpoint": run.checkpoint.path,
+        "suite": run.suite.name,
+        "created": run.created,
+        "complete": state.is_complete(run_dir),
+        "scores": {name: score._asdict() for name, score in scores.items() if score is not None},
+    }
+
+
+def _csv(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["step", "checkpoint", "run", "complete", *datasets])
+    for row in rows:
+        values = (row["scores"].get(name, {}).get("value", "") for name in datasets)
+        step = "" if row["step"] is None else row["step"]
+        complete = str(row["complete"]).lower()
+        writer.writerow([step, row["checkpoint"], row["run"], complete, *values])
+    return text.getvalue()
+
+
+def _markdown(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
+    headings = ["step", *(_heading(rows, name).replace("\n", "<br>") for name in datasets)]
+    lines = [headings, ["---:"] * len(headings)]
+    lines += [[_label(row, rows), *_cells(row, datasets)] for row in rows]
+    text = "".join(
+        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |\n" for line in lines
+    )
+    if not all(row["complete"] for row in rows):
+        text += f"\n\\{INCOMPLETE} not all results are there\n"
+    return text
+
+
+def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Settings) -> None:
+    console = Console()
+    if not rows or not datasets:
+        text = "no scores yet" if rows else f"no runs under {settings.runs_dir}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return
+    for part in _blocks(rows, datasets, console.width):
+        table = Table()
+        table.add_column("step", justify="right", no_wrap=True)
+        for name in part:
+            table.add_column(_heading(rows, name), justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(_label(row, rows), *_cells(row, part))
+        console.print(table)
+    if not all(row["complete"] for row in rows):
+        text = f"{INCOMPLETE} not all results are there: `coordinate-eval status RUN` says why"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _blocks(rows: Sequence[dict[str, Any]], datasets: Sequence[str], width: int) -> list[list[str]]:
+    """Return the datasets in groups whose columns fit beside each other."""
+    first = max(len("step"), *(len(_label(row, rows)) for row in rows)) + 4
+    blocks: list[list[str]] = []
+    used = width
+    for name in datasets:
+        cells = (*_heading(rows, name).splitlines(), *(_cells(row, [name])[0] for row in rows))
+        needed = max(map(len, cells)) + 3
+        if used + needed > width:
+            blocks.append([])
+            used = first
+        blocks[-1].append(name)
+        used += needed
+    return blocks
+
+
+def _heading(rows: Sequence[dict[str, Any]], dataset: str) -> str:
+    """Return a dataset's name, and on a second line its metric if all runs have the same."""
+    metrics = {row["scores"][dataset]["metric"] for row in rows if dataset in row["scores"]}
+    return f"{dataset}\n{metrics.pop()}" if len(metrics) == 1 else dataset
+
+
+def _label(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Return the step; the run's id where the step is unknown or not the only one of its kind."""
+    alike = sum(1 for other in rows if other["step"] == row["step"])
+    label = str(row["step"]) if row["step"] is not None and alike == 1 else row["run"]
+    return label + ("" if row["complete"] else INCOMPLETE)
+
+
+def _cells(row: dict[str, Any], datasets: Sequence[str]) -> list[str]:
+    scores = (row["scores"].get(name) for name in datasets)
+    return ["" if score is None else f"{score['value']:.4f}" for score in scores]

@@ -1,0 +1,76 @@
+"""The main metric of a dataset: the one number that stands for it in lists and tables.
+
+A task usually reports several metrics. The main one is, in this order:
+
+1. the metric that the user names, with or without its filter (`exact_match,strict-match`);
+2. `acc_norm`, as on the usual leaderboards: accuracy with log-likelihoods normalized by length;
+3. the first metric of which more is better, in the order of the task's own configuration;
+4. the first metric.
+
+A group without a score of its own has the unweighted mean over its tasks, if all of these have
+the same main metric; no standard error is known of it.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from coordinate_eval.records import DatasetResults
+
+PREFERRED = "acc_norm"
+
+NOT_METRICS = ("sample_len", "sample_count", "samples")
+"""Numbers that the harness puts among the metrics and that score nothing."""
+
+
+class Score(NamedTuple):
+    """The main metric of a dataset."""
+
+    metric: str
+    """Name and filter, as in the harness; without the filter `none`."""
+    value: float
+    stderr: float | None
+    tasks: int
+    """Tasks over which the value is a mean; 1 for a score of the dataset's own."""
+
+
+def main_score(found: DatasetResults, metric: str | None = None) -> Score | None:
+    """Return the main metric of a dataset, or the one named; None if it has no such number."""
+    if found.dataset in found.results:
+        own = _choose(found, found.dataset, metric)
+        if own is not None:
+            return own
+    leaves = [_choose(found, name, metric) for name in found.results if name not in found.groups]
+    scores = [score for score in leaves if score is not None]
+    if not scores or len(scores) < len(leaves) or len({score.metric for score in scores}) > 1:
+        return None
+    if len(scores) == 1:
+        return scores[0]
+    mean = sum(score.value for score in scores) / len(scores)
+    return Score(scores[0].metric, mean, None, len(scores))
+
+
+def metrics(entry: Mapping[str, Any]) -> Iterator[tuple[str, float, float | None]]:
+    """Yield name, value and standard error of each metric of a task, in the task's order."""
+    for name, value in entry.items():
+        metric, _, filter_name = name.partition(",")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or metric.endswith("_stderr") or metric in NOT_METRICS:
+            continue
+        error = entry.get(f"{metric}_stderr,{filter_name}")
+        yield name, float(value), float(error) if isinstance(error, int | float) else None
+
+
+def _choose(found: DatasetResults, task: str, wanted: str | None) -> Score | None:
+    known = list(metrics(found.results[task]))
+    if wanted is not None:
+        known = [each for each in known if wanted in (each[0], each[0].partition(",")[0])]
+    if not known:
+        return None
+    higher = found.higher_is_better.get(task, {})
+
+    def rank(name: str) -> int:
+        metric = name.partition(",")[0]
+        return 0 if metric == PREFERRED else 1 if higher.get(metric, True) else 2
+
+    name, value, error = min(known, key=lambda each: rank(each[0]))
+    return Score(name.removesuffix(",none"), value, error, 1)

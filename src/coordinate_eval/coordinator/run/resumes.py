@@ -1,0 +1,44 @@
+"""How often a run was resumed since it last made progress: `resumed` in its directory."""
+
+import time
+
+from pydantic import Field
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.errors import RecordError
+from coordinate_eval.records import Record
+
+MOST_TRIES = 3
+"""Resumes in a row that bring nothing before asking again for the run is refused."""
+
+
+class Resumed(Record):
+    """`resumed`: written when a run is resumed; what failed before counts no more."""
+
+    time: float
+    tries: int = Field(
+        description="resumes in a row without progress, this one included; 0 if typed by a person"
+    )
+    done: int = Field(description="published shards, answers and results at that time")
+
+
+def tries_without_progress(run_dir: RunDir) -> int:
+    """Return the number of resumes in a row, by asking again, that made no progress."""
+    try:
+        last = _files.read_record_if_there(run_dir.resumed, Resumed)
+    except RecordError:  # an empty one, of an earlier version
+        return 0
+    return last.tries if last is not None and last.done == _count_done(run_dir) else 0
+
+
+def note(run_dir: RunDir, *, by_hand: bool) -> None:
+    """Write that the run is resumed now."""
+    tries = 0 if by_hand else tries_without_progress(run_dir) + 1
+    record = Resumed(time=time.time(), tries=tries, done=_count_done(run_dir))
+    _files.write_record(run_dir.resumed, record)
+
+
+def _count_done(run_dir: RunDir) -> int:
+    patterns = ("outputs/*/*.jsonl", "answers/*/*.jsonl", "results/*.json")
+    return sum(1 for pattern in patterns for _ in run_dir.root.glob(pattern))

@@ -1,0 +1,317 @@
+"""The state of a run, from its directory and one answer of the scheduler.
+
+Everything is read, nothing is written: whoever looks at a run does not change it.
+"""
+
+import os
+import time
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import Field
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.cluster import State, TaskStatus
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.epochs import Epoch, latest_epoch
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.portions import portions_with_questions
+from coordinate_eval.coordinator.run.records import Round, Run, StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.records import DatasetRequests, Record, Span
+
+LEAST_SHARE = 0.03
+"""Share of the work that must be done before its pace tells more than the prediction."""
+
+
+class Phase(StrEnum):
+    """The phases of a run, in order, and the ways in which it ends."""
+
+    QUEUED = "waiting for its supervisor"
+    WAITING = "waiting for GPUs"
+    STAGING = "copying weights"
+    STARTING = "starting engines"
+    RUNNING = "running"
+    SCORING = "scoring"
+    UNKNOWN = "unknown"
+    UNSUPERVISED = "no supervisor"
+    CANCELLED = "cancelled"
+    INCOMPLETE = "incomplete"
+    COMPLETE = "complete"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen unless someone acts."""
+        return self in (
+            Phase.UNSUPERVISED,
+            Phase.CANCELLED,
+            Phase.INCOMPLETE,
+            Phase.COMPLETE,
+        )
+
+
+class Progress(Record):
+    """How far a run is."""
+
+    phase: Phase
+    detail: str = Field(default="", description="what the phase waits for")
+    responses: int
+    requests: int
+    portions_done: int = Field(description="portions of metric questions that are answered")
+    portions: int
+    nodes: int = Field(description="of the current round")
+    trials: dict[str, int] = Field(
+        description='of the current round, by state; "waiting" ones have not begun'
+    )
+    elapsed_seconds: float = Field(
+        description="since the run was created or last resumed, until now or its results"
+    )
+    left_seconds: float | None = Field(description="estimate; None while it is unknown")
+
+
+def is_complete(run_dir: RunDir) -> bool:
+    """Return whether all results of a run are there."""
+    return run_dir.results.exists() and bool(_files.read_json(run_dir.results)["complete"])
+
+
+def has_ended_incomplete(run_dir: RunDir) -> bool:
+    """Return whether a run's last supervision ended without all results."""
+    if not run_dir.results.exists() or is_complete(run_dir):
+        return False
+    epoch = _latest(run_dir)
+    begun = max(_files.modified(run_dir.resumed), epoch.time if epoch else 0.0)
+    return _files.modified(run_dir.results) >= begun
+
+
+def is_supervised(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> bool | None:
+    """Return whether a supervisor runs or waits in the queue.
+
+    None where it cannot be known: it was started in a terminal of another machine.
+    """
+    if any(jobs.is_supervisor(run, t.name) and t.state is not State.ENDED for t in tasks):
+        return True
+    epoch = _latest(run_dir)
+    if epoch is None or epoch.task:
+        return False
+    if epoch.host != os.uname().nodename:
+        return None
+    return _is_ours(epoch.pid)
+
+
+def count_requests(run_dir: RunDir, run: Run) -> int:
+    """Return the number of requests of all datasets; it never changes."""
+    found = (
+        _files.read_record_if_there(run_dir.requests_index(d.name), DatasetRequests)
+        for d in run.suite.datasets
+    )
+    return sum(index.requests for index in found if index is not None)
+
+
+def phase_of(run_dir: RunDir, run: Run, tasks: list[TaskStatus] | None, *, silent: bool) -> Phase:
+    """Return the phase of a run; the arguments are those of `progress`."""
+    rounds = list(read_rounds(run_dir))
+    current = rounds[-1] if rounds else None
+    undone = Ledger(run_dir, "outputs").unpublished(shard.span for shard in run.shards)
+    now = _trials_of(run, current, read_trials(run_dir), tasks)
+    return _phase(run_dir, run, tasks or [], current, now, undone, silent=silent)[0]
+
+
+def progress(
+    run_dir: RunDir,
+    run: Run,
+    tasks: list[TaskStatus] | None,
+    *,
+    silent: bool,
+    requests: int,
+    supervised: bool = False,
+) -> Progress:
+    """Return how far a run is.
+
+    Args:
+        tasks: the run's jobs as the scheduler knows them; None if it knows or says nothing.
+        silent: the scheduler did not answer.
+        requests: number of requests of the run, see `count_requests`.
+        supervised: the caller supervises the run.
+    """
+    rounds = list(read_rounds(run_dir))
+    current = rounds[-1] if rounds else None
+    trials = read_trials(run_dir)
+    now = _trials_of(run, current, trials, tasks)
+    undone = Ledger(run_dir, "outputs").unpublished(shard.span for shard in run.shards)
+    questions = portions_with_questions(run_dir, run)
+    unanswered = Ledger(run_dir, "answers").unpublished(questions)
+    phase, detail = _phase(
+        run_dir, run, tasks or [], current, now, undone, silent=silent, supervised=supervised
+    )
+    responses = sum(trial.responses for trial in trials.values())
+    responses = min(responses, requests) if undone else requests
+    counts = dict(Counter[str](trial.state for trial in now.values()))
+    planned = sum(node.trials for node in current.nodes) if current else 0
+    if not phase.ended and planned > len(now):
+        counts["waiting"] = planned - len(now)
+    left = None
+    if phase in (Phase.STAGING, Phase.STARTING, Phase.RUNNING, Phase.SCORING):
+        left = _seconds_left(run, now, undone, unanswered, responses / max(1, requests), planned)
+    return Progress(
+        phase=phase,
+        detail=detail,
+        responses=responses,
+        requests=requests,
+        portions_done=len(questions) - len(unanswered),
+        portions=len(questions),
+        nodes=len(current.nodes) if current else 0,
+        trials=counts,
+        elapsed_seconds=_elapsed(run_dir, run, phase),
+        left_seconds=left,
+    )
+
+
+def read_trials(run_dir: RunDir) -> dict[str, TrialProgress]:
+    """Return what each trial of all rounds says of itself."""
+    paths = _files.records_in(run_dir.trials_folder)
+    return {path.stem: _files.read_record(path, TrialProgress) for path in paths}
+
+
+def _latest(run_dir: RunDir) -> Epoch | None:
+    return _files.read_record_if_there(run_dir.supervisor(latest_epoch(run_dir)), Epoch)
+
+
+def _phase(
+    run_dir: RunDir,
+    run: Run,
+    tasks: list[TaskStatus],
+    current: Round | None,
+    trials: dict[str, TrialProgress],
+    undone: list[Span],
+    *,
+    silent: bool,
+    supervised: bool = False,
+) -> tuple[Phase, str]:
+    if is_complete(run_dir):
+        return Phase.COMPLETE, ""
+    if run_dir.cancelled.exists():
+        return Phase.CANCELLED, ""
+    if not supervised and has_ended_incomplete(run_dir):
+        return Phase.INCOMPLETE, ""
+    if not supervised and is_supervised(run_dir, run, tasks) is False:
+        if silent:
+            return Phase.UNKNOWN, "the scheduler does not answer"
+        return Phase.UNSUPERVISED, ""
+    if not undone:
+        return Phase.SCORING, ""
+    states = {trial.state for trial in trials.values()}
+    if "running" in states:
+        return Phase.RUNNING, ""
+    if "starting" in states:
+        return Phase.STARTING, ""
+    if current is not None and len(trials) == sum(node.trials for node in current.nodes):
+        return Phase.WAITING, "all trials have ended and work is left: the next round begins soon"
+    return _before_engines(run_dir, run, tasks, current)
+
+
+def _before_engines(
+    run_dir: RunDir, run: Run, tasks: list[TaskStatus], current: Round | None
+) -> tuple[Phase, str]:
+    """Return the phase of a supervised run none of whose engines starts."""
+    waiting = [t for t in tasks if t.state is State.PENDING]
+    alive = [t for t in tasks if t.state is not State.ENDED]
+    if alive and all(jobs.is_supervisor(run, t.name) for t in waiting or [alive[0]]) and waiting:
+        return Phase.QUEUED, _because(waiting[0])
+    if current is None:
+        return Phase.WAITING, "no node is free"
+    stages = [
+        stage
+        for node in current.nodes
+        if (
+            stage := _files.read_record_if_there(
+                run_dir.stage(current.number, node.name), StageProgress
+            )
+        )
+    ]
+    copying = [stage for stage in stages if stage.state == "copying"]
+    if copying:
+        done = sum(stage.done_bytes for stage in copying)
+        total = sum(stage.total_bytes for stage in copying)
+        share = done / max(1, total)
+        return Phase.STAGING, f"{share:.0%} of them are in the memory of {len(copying)} nodes"
+    if waiting:
+        return Phase.WAITING, _because(waiting[0])
+    if any(stage.state == "ready" for stage in stages):
+        return Phase.STARTING, ""
+    return Phase.WAITING, ""
+
+
+def _because(task: TaskStatus) -> str:
+    return f"job {task.job_id} is pending" + (f": {task.reason}" if task.reason else "")
+
+
+def _trials_of(
+    run: Run,
+    current: Round | None,
+    trials: dict[str, TrialProgress],
+    tasks: list[TaskStatus] | None,
+) -> dict[str, TrialProgress]:
+    """Return the trials of the current round that have begun and not been lost."""
+    if current is None:
+        return {}
+    running = {t.name for t in tasks or [] if t.state is State.RUNNING}
+    found: dict[str, TrialProgress] = {}
+    for name, node in jobs.trials_of(current):
+        trial = trials.get(name)
+        lost = tasks is not None and jobs.trials_name(run, current.number, node.name) not in running
+        if trial is not None and (trial.state in ("ended", "failed") or not lost):
+            found[name] = trial
+    return found
+
+
+def _seconds_left(
+    run: Run,
+    trials: dict[str, TrialProgress],
+    undone: list[Span],
+    unanswered: list[Span],
+    responded: float,
+    planned: int,
+) -> float | None:
+    """Return an estimate of the seconds until all responses and answers are there.
+
+    The predicted seconds of the work that is left, corrected by how long the work that is done
+    took, over the trials at work; metrics take at least their predicted seconds over their cores.
+    None for less than a second, and while only scoring is left, which is not predicted.
+    """
+    whole = sum(shard.gpu_seconds for shard in run.shards)
+    spans = set(undone)
+    left = sum(shard.gpu_seconds for shard in run.shards if shard.span in spans)
+    # Responses of shards in work count too, in proportion.
+    left = min(left, whole * (1 - responded)) if responded < 1 else left
+    at_work = [t for t in trials.values() if t.state == "running"]
+    pace = 1.0
+    if whole > 0 and (whole - left) / whole > LEAST_SHARE:
+        spent = sum(t.updated - t.ready for t in trials.values() if t.ready is not None)
+        pace = max(0.1, spent / (whole - left)) if spent else 1.0
+    seconds = left * pace / max(1, len(at_work) or planned)
+    if undone and not at_work:
+        starting = [time.time() - t.started for t in trials.values() if t.state == "starting"]
+        started = min(starting, default=0.0)
+        seconds += max(0.0, run.settings.trial.engine_start_seconds - started)
+    metric = {s.span: s.metric_cpu_seconds for s in run.shards_with_questions()}
+    asking = sum(value for span, value in metric.items() if span in spans)
+    asking += len(unanswered) * run.portion_seconds
+    seconds = max(seconds, asking / max(1, run.settings.metrics.cpus))
+    return seconds if seconds >= 1 else None
+
+
+def _elapsed(run_dir: RunDir, run: Run, phase: Phase) -> float:
+    began = max(run.created, _files.modified(run_dir.resumed))
+    if phase in (Phase.COMPLETE, Phase.INCOMPLETE):
+        return max(0.0, _files.modified(run_dir.results) - began)
+    return max(0.0, time.time() - began)
+
+
+def _is_ours(pid: int) -> bool:
+    """Return whether a process of this machine is one of this program's."""
+    try:
+        return b"coordinate" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False

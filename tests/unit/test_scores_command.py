@@ -1,0 +1,172 @@
+"""`runs` and `scores`: which number stands for a dataset, and the tables of many runs."""
+
+import csv
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.plans import CHECKPOINT
+from tests.unit.test_decide import make_run
+from typer.testing import CliRunner, Result
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.cli.scores import step_of
+from coordinate_eval.coordinator.run.main_metric import Score, main_score
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import DatasetResults
+
+
+def results(name: str, tasks: dict[str, dict[str, Any]], **more: Any) -> DatasetResults:
+    return DatasetResults(dataset=name, items=1, results=tasks, **more)
+
+
+def test_the_main_metric() -> None:
+    choice: dict[str, Any] = {
+              "alias": "a", "sample_len": 9, "acc,none": 0.5, "acc_stderr,none": 0.1,
+              "acc_norm,none": 0.6, "acc_norm_stderr,none": 0.2}  # fmt: skip
+    assert main_score(results("a", {"a": choice})) == Score("acc_norm", 0.6, 0.2, 1)
+    assert main_score(results("a", {"a": choice}), "acc") == Score("acc", 0.5, 0.1, 1)
+    assert main_score(results("a", {"a": choice}), "f1") is None
+    sums: dict[str, Any] = {"exact_match,strict-match": 0.3, "exact_match,flexible-extract": 0.4,
+            "exact_match_stderr,strict-match": "N/A"}  # fmt: skip
+    assert main_score(results("a", {"a": sums})) == Score("exact_match,strict-match", 0.3, None, 1)
+    wanted = "exact_match,flexible-extract"
+    assert main_score(results("a", {"a": sums}), wanted) == Score(wanted, 0.4, None, 1)
+    cloze: dict[str, Any] = {"perplexity,none": 40.0, "acc,none": 0.2}
+    lower = {"a": {"perplexity": False, "acc": True}}
+    assert main_score(results("a", {"a": cloze}, higher_is_better=lower)) == Score(
+        "acc", 0.2, None, 1
+    )
+    assert main_score(results("a", {"a": {"alias": "a", "acc,none": "N/A"}})) is None
+
+
+def test_a_group_without_a_score_has_the_mean_of_its_tasks() -> None:
+    tasks: dict[str, dict[str, Any]] = {
+        "g": {"alias": "g"},
+        "x": {"acc,none": 0.2},
+        "y": {"acc,none": 0.4},
+    }
+    found = main_score(results("g", tasks, groups={"g": {}}))
+    assert found is not None
+    assert (found.metric, found.tasks, found.stderr) == ("acc", 2, None)
+    assert found.value == pytest.approx(0.3)
+    mixed = tasks | {"y": {"f1,none": 0.4}}
+    assert main_score(results("g", mixed, groups={"g": {}})) is None
+    own = tasks | {"g": {"acc,none": 0.9}}
+    assert main_score(results("g", own, groups={"g": {}})) == Score("acc", 0.9, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "step"),
+    [
+        ("/ckpts/step-1000", 1000),
+        ("/ckpts/llama-7b-step_000250", 250),
+        ("/ckpts/step1000-bf16", 1000),
+        ("/ckpts/global_step300", 300),
+        ("/ckpts/checkpoint-12.pt", 12),
+        ("/ckpts/7b-4000", 4000),
+        ("/ckpts/iter_0004000/hf", 4000),
+        ("/ckpts/500/model.pt", 500),
+        ("/ckpts/llama-7b", None),
+        ("/runs-2/final", None),
+    ],
+)
+def test_the_step_is_read_from_the_name(path: str, step: int | None) -> None:
+    assert step_of(path) == step
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Three runs of steps 100, 200 and 300; the last one has one of two scores."""
+    for number, (step, names) in enumerate(((200, "ab"), (100, "ab"), (300, "a"))):
+        run_dir = RunDir(tmp_path / f"step-{step}-x")
+        checkpoint = CHECKPOINT.model_copy(update={"path": f"/ckpts/step-{step}"})
+        run = make_run(
+            id=f"step-{step}-x", nonce=str(step), checkpoint=checkpoint,
+            created=time.time() - 86400 * 3 + number,
+        )  # fmt: skip
+        _files.write_record(run_dir.run, run)
+        for name in names:
+            found = results(name, {name: {"acc,none": step / 1000}})
+            _files.write_record(run_dir.dataset_results(name), found)
+        _files.write(run_dir.results, json.dumps({"complete": names == "ab", "missing": {}}))
+        _files.write(run_dir.cancelled, "")  # no scheduler is asked about them
+    return tmp_path
+
+
+def call(home: Path, *args: str) -> Result:
+    env = {"COORDINATE_EVAL_RUNS_DIR": str(home), "COLUMNS": "80"}
+    return CliRunner().invoke(app, list(args), env=env)
+
+
+def test_runs_are_listed_newest_first(home: Path) -> None:
+    rows = json.loads(call(home, "runs", "--dataset", "b", "--json").stdout)
+    assert [row["run"] for row in rows] == ["step-300-x", "step-100-x", "step-200-x"]
+    assert [row["state"] for row in rows] == ["cancelled", "complete", "complete"]
+    assert [row["score"] and row["score"]["value"] for row in rows] == [None, 0.1, 0.2]
+    assert rows[0].keys() >= {"checkpoint", "suite", "state", "age_seconds", "datasets_scored"}
+    text = call(home, "runs", "--dataset", "a", "--limit", "2").stdout
+    for word in ("step-300-x", "step-100-x", "3 days", "0.3000", "acc", "1 of 2", "1 older run:"):
+        assert word in text
+    assert "step-200-x" not in text
+    assert isinstance(call(home, "runs", "--dataset", "nothing").exception, UserError)
+
+
+def test_no_runs(tmp_path: Path) -> None:
+    assert call(tmp_path, "runs").stdout.startswith("no runs under")
+    assert call(tmp_path, "scores").stdout.startswith("no runs under")
+    assert json.loads(call(tmp_path, "runs", "--json").stdout) == []
+
+
+def test_an_unreadable_run_does_not_hide_the_others(home: Path) -> None:
+    (home / "torn").mkdir()
+    (home / "torn" / "run.json").write_text("{")
+    done = call(home, "runs", "--json")
+    assert len(json.loads(done.stdout)) == 3
+    assert "torn/run.json" in done.stderr
+
+
+def test_scores_are_ordered_by_step(home: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(call(home, "scores", "--csv").stdout)))
+    assert [row["step"] for row in rows] == ["100", "200", "300"]
+    assert [row["a"] for row in rows] == ["0.1", "0.2", "0.3"]
+    assert [row["b"] for row in rows] == ["0.1", "0.2", ""]
+    assert [row["complete"] for row in rows] == ["true", "true", "false"]
+    document = json.loads(call(home, "scores", "--json").stdout)
+    assert document["datasets"] == ["a", "b"]
+    assert document["rows"][2]["scores"] == {
+        "a": {"metric": "acc", "value": 0.3, "stderr": None, "tasks": 1}
+    }
+    text = call(home, "scores").stdout
+    assert "300*" in text
+    assert "* not all results are there" in text
+    table = call(home, "scores", "--markdown").stdout.splitlines()
+    assert table[:3] == [
+        "| step | a<br>acc | b<br>acc |", "| ---: | ---: | ---: |", "| 100 | 0.1000 | 0.1000 |",
+    ]  # fmt: skip
+
+
+def test_scores_of_some_runs(home: Path) -> None:
+    done = call(home, "scores", "step-200-x", str(home / "step-100-x"), "step-200-x", "--json")
+    assert [row["step"] for row in json.loads(done.stdout)["rows"]] == [100, 200]
+    assert isinstance(call(home, "scores", "nobody's").exception, UserError)
+    assert isinstance(call(home, "scores", "--metric", "f1").exception, UserError)
+    assert isinstance(call(home, "scores", "--csv", "--json").exception, UserError)
+
+
+def test_many_datasets_are_shown_in_parts(tmp_path: Path) -> None:
+    names = [f"dataset_{i}" for i in range(12)]
+    run_dir = RunDir(tmp_path / "r")
+    suite = {"name": "s", "digest": "d", "datasets": [{"name": n, "task": n} for n in names]}
+    _files.write_record(run_dir.run, make_run(suite=suite, created=1))
+    for name in names:
+        _files.write_record(run_dir.dataset_results(name), results(name, {name: {"acc,none": 0.5}}))
+    text = call(tmp_path, "scores").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    for name in names:
+        assert text.count(f"{name} ") == 1, name
