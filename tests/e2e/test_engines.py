@@ -239,7 +239,7 @@ def test_scores_as_much_as_its_harness_class_sends(
     context = [5 + n % 300 for n in range(MAX_LENGTH + most - 3)]
     fits = score(0, "", "", tokens=context, continuation=[7, 8, 9])
     assert run(engine, [fits])[0].tokens == 3
-    with pytest.raises(EngineError, match="do not fit"):
+    with pytest.raises(EngineError, match="fit into a context"):
         run(engine, [fits.model_copy(update={"tokens": [*context, 5]})])
 
 
@@ -247,7 +247,7 @@ def test_scores_as_much_as_its_harness_class_sends(
     ("fields", "wrong"),
     [
         ({"tokens": []}, "no tokens"),
-        ({"tokens": [1] * MAX_LENGTH}, "do not fit"),
+        ({"tokens": [1] * MAX_LENGTH}, "fit into a context"),
         ({"tokens": [VOCABULARY]}, "token ids"),
         ({"tokens": [-1]}, "token ids"),
         ({"max_tokens": 0}, "asks for 0"),
@@ -256,7 +256,10 @@ def test_scores_as_much_as_its_harness_class_sends(
         ({"sampling": {"top_k": 1.5}}, "top_k"),
         ({"sampling": {"temperature": math.nan}}, "temperature"),
         ({"kind": RequestKind.LOGLIKELIHOOD}, "continuation"),
-        ({"kind": RequestKind.LOGLIKELIHOOD, "continuation": [3] * MAX_LENGTH}, "do not fit"),
+        (
+            {"kind": RequestKind.LOGLIKELIHOOD, "continuation": [3] * MAX_LENGTH},
+            "fit into a context",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_named(

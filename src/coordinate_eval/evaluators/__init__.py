@@ -1,1 +1,1 @@
-"""What knows benchmarks and models: the harness, code execution and the engines."""
+"""Benchmarks and models: the harness, the execution of programs, and the engines."""

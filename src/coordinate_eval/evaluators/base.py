@@ -1,8 +1,9 @@
-"""What an evaluator is: the only part that knows what a benchmark means.
+"""The protocol of an evaluator, the only part that knows the meaning of a benchmark.
 
-`build` runs once, before a GPU is taken. `questions` and `finish` run on CPUs; neither sees a
-model. `finish` is one harness evaluation over recorded responses, in which executing code is a
-look-up among the answers; `finish_part` the same over some of the items.
+No method needs a model or a GPU. `build` makes all requests of a dataset, before any GPU is
+allocated. After the responses, `questions` returns the expensive work of the metric, such as
+programs to run. `finish` scores the dataset from the responses and the answers to the questions.
+`finish_part` does the same for some of the items.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,12 +23,12 @@ from coordinate_eval.records import (
 
 
 class Evaluator(Protocol):
-    """Requests out, responses in, results out."""
+    """Makes the requests of a dataset, and scores the responses to them."""
 
     def build(self, dataset: Dataset, write: Callable[[Request], None]) -> DatasetRequests:
-        """Hand every request of the dataset to `write`, in item order.
+        """Call `write` with every request of the dataset, in item order.
 
-        The `offsets`, `key` and `built` of what is returned are the caller's to fill in.
+        Returns the index of the requests. The caller fills in its `offsets`, `key` and `built`.
 
         Raises:
             UserError: the task is unknown, malformed, or has no items.
@@ -35,39 +36,41 @@ class Evaluator(Protocol):
         ...
 
     def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
-        """What the metric must know of these whole items; without duplicates.
+        """Return the questions that the metric asks about some items, without duplicates.
 
-        `responses` holds all responses of some items, in any order.
+        `responses` holds all responses to these items, in any order.
         """
         ...
 
     def finish(
         self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
     ) -> DatasetResults:
-        """Score the whole dataset from all of its responses.
+        """Score the dataset from all of its responses.
 
         Raises:
-            RecordError: a response is missing or answers another prompt than the one asked.
+            RecordError: a response is missing, or answers another prompt than the one asked.
         """
         ...
 
     def finish_part(
         self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
     ) -> DatasetResults:
-        """Score some items, of which all responses are given, as if there were no others.
+        """Score some items as if the dataset had no others. All their responses must be given.
 
-        Leaf tasks of which there is no item, or a single one, are left out, also of their groups'
-        scores; where all are, none is.
+        Leaf tasks with no item or only one are left out, also from their groups' scores. If every
+        leaf task has only one, all are kept.
 
         Raises:
-            RecordError: a response is missing or answers another prompt than the one asked.
+            RecordError: a response is missing, or answers another prompt than the one asked.
         """
         ...
 
 
 def harness_evaluator(tokenizer: Path, suite: Suite, engine: str, max_length: int) -> Evaluator:
-    """The harness with the tokenizer in this folder; prompts fit into `max_length` tokens as the
-    harness's own model class for this engine would have it.
+    """Return the evaluator over lm-evaluation-harness.
+
+    It reads the tokenizer from the folder `tokenizer`. It cuts prompts to `max_length` tokens in
+    the way of the harness's own model class for `engine`.
     """
     from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 

@@ -1,1 +1,1 @@
-"""Engines: one module each, behind the protocol of `base`."""
+"""The engines that run a model: one module each, with the protocol of `base`."""

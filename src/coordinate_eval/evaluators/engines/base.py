@@ -1,12 +1,15 @@
-"""What an engine is.
+"""The protocol of an engine, and the functions that start one by its name.
 
-An engine turns requests into responses and knows nothing of tasks. It pulls lazily, so that
-the caller can decide late what comes next, answers in any order, and keeps itself full: while
-requests are to be had, as many are in flight as it can run at once.
+An engine turns requests into responses and knows nothing of tasks. It pulls requests lazily, so
+that the caller can decide late which one comes next. It answers in any order. While there are
+requests, it keeps as many in flight as it can run at once.
 
-Truncation, cutting at stop strings and thinking tags are the evaluator's. An engine may end a
-generation once its text holds one of `Request.stop`; whether the stop string itself is still
-in the text does not matter.
+The evaluator truncates prompts, cuts texts at stop strings and removes thinking. An engine may end
+a generation once its text holds one of `Request.stop`. The text may or may not include that stop
+string.
+
+To add an engine, write a module with this protocol and `check_args`, add it to the functions here
+and to `EngineSettings.name`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +25,9 @@ class Engine(Protocol):
 
     @property
     def computing(self) -> Sequence[Request] | None:
-        """The batch that it computes, another object for each; None where it computes whatever
-        was pulled and is not yet answered.
+        """The requests that are being computed, as a new object for each batch.
+
+        None for an engine that computes all requests that it has pulled and not yet answered.
         """
         ...
 
@@ -31,7 +35,7 @@ class Engine(Protocol):
         """Answer every request once, in any order.
 
         Raises:
-            EngineError: the engine gave up; responses already yielded stay valid.
+            EngineError: the engine failed. Responses already yielded stay valid.
         """
         ...
 
@@ -63,8 +67,7 @@ def check_args(name: str, args: Mapping[str, Any]) -> None:
 
 
 def prepare(name: str, tensor_parallel: int) -> None:
-    """Do what the start of an engine needs before it needs weights: they may still be on their
-    way.
+    """Do the part of an engine's start that needs no weights. They may still be being copied.
 
     Raises:
         UserError: the engine is not installed.
@@ -78,15 +81,20 @@ def prepare(name: str, tensor_parallel: int) -> None:
 def start(
     name: str, model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
 ) -> Engine:
-    """Load the model under `model` (a folder of safetensors, config and tokenizer).
+    """Start an engine and load a model into it.
 
-    `max_length` is in tokens, prompt and output together. `args` are the engine's own.
+    Args:
+        name: the name of the engine.
+        model: a folder with safetensors, config and tokenizer.
+        tensor_parallel: number of GPUs.
+        max_length: most tokens of a prompt and its output together.
+        args: the engine's own arguments.
 
     Raises:
         UserError: the engine is unknown or not installed.
         EngineError: it did not start.
     """
-    # Imported here: each engine needs an extra of its own.
+    # Imported here, because each engine needs an extra of its own.
     if name == "vllm":
         from coordinate_eval.evaluators.engines.vllm import VllmEngine
 

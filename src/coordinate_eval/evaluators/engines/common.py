@@ -1,12 +1,10 @@
-"""What the engines that run a model agree on: which requests they take, and how they refuse.
+"""The rules that the engines share, so that both give the same answers.
 
-Both must answer alike, so every rule that does not depend on the library stands here:
-
-- a prompt leaves room for one token in the model's context, and what is generated is cut where
-  the context ends; how long a scored text may be is each engine's own;
-- text keeps special tokens, so that stop strings made of them are seen, but not the token that
-  ended it; a torn UTF-8 sequence at its end is left out;
-- a continuation is greedy if none of its tokens has a likelier rival.
+- A prompt leaves room for at least one token in the model's context. A generated text ends where
+  the context ends. The most tokens of a scored text differ between the engines.
+- A text keeps special tokens, so that stop strings made of them are found. It omits the token
+  that ended it, and an incomplete UTF-8 sequence at its end.
+- A continuation is greedy if none of its tokens has a more likely alternative.
 """
 # The libraries of the extras have no types here: they may be absent while types are checked.
 # ruff: noqa: ANN401
@@ -29,20 +27,20 @@ SAMPLING = {
     "repetition_penalty": (1.0, 1e-9, math.inf, False),
     "seed": (-1, -1, 2**63 - 1, True),
 }
-"""What `Request.sampling` may hold. A `top_k` below 1 and a `seed` of -1 mean none."""
+"""The names allowed in `Request.sampling`. A `top_k` below 1 and a `seed` of -1 mean none."""
 
 GREEDY_BELOW = 1e-5
-"""A temperature below this means greedy, as in vLLM."""
+"""A temperature below this means greedy decoding, as in vLLM."""
 
 _UNNEEDED = ("torchvision", "torchaudio", "torchcodec")
-"""Packages that transformers imports where it finds them, and text models never use."""
+"""Packages that transformers imports if they are installed. Text models never use them."""
 
 
 def load(module: str, install: str) -> Any:
-    """Import a module of an optional extra; nothing may reach for a hub from here on.
+    """Import a module of an optional extra. From then on, the process contacts no hub.
 
     Raises:
-        UserError: it is missing, or something that it needs is broken.
+        UserError: the module is missing, or one of its dependencies is broken.
     """
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
         os.environ.setdefault(name, "1")
@@ -57,7 +55,7 @@ def load(module: str, install: str) -> Any:
 
 
 def last_words(error: BaseException) -> str:
-    """The kind and the last line of an exception: a message that fits on a line."""
+    """Return the type and the last line of an exception, as a message of one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[-1].startswith("For further information"):  # pydantic's advert
         lines.pop()
@@ -65,7 +63,7 @@ def last_words(error: BaseException) -> str:
 
 
 def named(request: Request) -> str:
-    """Which request this is, for an error message."""
+    """Return the identity of a request, for an error message."""
     return (
         f"dataset {request.dataset!r}, task {request.task!r}, document {request.doc}, "
         f"request {request.index}, repeat {request.repeat}, window {request.window}"
@@ -73,12 +71,13 @@ def named(request: Request) -> str:
 
 
 def check(request: Request, *, max_length: int, most_scored: int, vocabulary: int) -> None:
-    """Refuse what cannot be answered, before it can end the answers of others.
+    """Refuse a request that cannot be answered, before it fails a whole batch.
 
-    `most_scored` are the tokens of a log-likelihood, context and continuation together.
+    `max_length` is in tokens, prompt and output together. `most_scored` is the most tokens of a
+    log-likelihood, context and continuation together.
 
     Raises:
-        EngineError: naming the request and what is wrong with it.
+        EngineError: the request cannot be answered; the message names it and the reason.
     """
     tokens = [*request.tokens, *request.continuation]
     scores = request.kind is RequestKind.LOGLIKELIHOOD
@@ -88,7 +87,7 @@ def check(request: Request, *, max_length: int, most_scored: int, vocabulary: in
     elif not 0 <= min(tokens) <= max(tokens) < vocabulary:
         wrong = f"it has token ids outside of the model's 0 to {vocabulary - 1}"
     elif len(tokens) > most:
-        wrong = f"its {len(tokens)} tokens do not fit, {most} do in a context of {max_length}"
+        wrong = f"it has {len(tokens)} tokens; at most {most} fit into a context of {max_length}"
     elif scores and not request.continuation:
         wrong = "its continuation has no tokens"
     elif not scores and request.max_tokens < 1:
@@ -99,10 +98,12 @@ def check(request: Request, *, max_length: int, most_scored: int, vocabulary: in
 
 
 def sampling(request: Request) -> dict[str, Any]:
-    """All of `SAMPLING` as the request wants it; greedy if it wants nothing.
+    """Return the request's value, or the default, of every parameter in `SAMPLING`.
+
+    A request that gives none is decoded greedily.
 
     Raises:
-        EngineError: unknown names, or values out of range.
+        EngineError: the request has an unknown parameter, or a value out of range.
     """
     if not request.sampling:
         return {name: default for name, (default, *_) in SAMPLING.items()} | {"temperature": 0.0}
@@ -124,7 +125,7 @@ def sampling(request: Request) -> dict[str, Any]:
 
 
 def stops(request: Request) -> list[str]:
-    """Its stop strings; an empty one stops nothing."""
+    """Return the stop strings of a request, without empty ones, which would stop nothing."""
     return [stop for stop in request.stop if stop]
 
 
@@ -137,13 +138,16 @@ def respond(
     logprob: float | None = None,
     greedy: bool | None = None,
 ) -> Response:
-    """The response to this request: its key, and the answer as `Response` describes it."""
+    """Return the response with the key of this request and the given answer."""
     key = {name: getattr(request, name) for name in Key.model_fields}
     return Response(**key, text=text, logprob=logprob, greedy=greedy, tokens=tokens, finish=finish)
 
 
 def _hide_broken() -> None:
-    """Treat as absent what is installed for another build of torch and fails to import."""
+    """Treat unneeded packages that fail to import as absent.
+
+    They are often installed for another build of torch.
+    """
     for name in _UNNEEDED:
         try:
             importlib.import_module(name)

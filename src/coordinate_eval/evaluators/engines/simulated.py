@@ -1,8 +1,8 @@
-"""A fake engine: no model, no GPU, answers made up from a hash of the prompt.
+"""A fake engine without model or GPU. Its answers are made from a hash of the prompt.
 
-It is for tests of everything around an engine, and for rehearsing a run on a real cluster
-without spending GPU time. Its scores mean nothing. What it answers depends on the request alone,
-so that two runs, or two ways of cutting one, can be compared.
+It serves tests of everything around an engine, and rehearsals of a run on a real cluster without
+spending GPU time. Its scores mean nothing. An answer depends on the request alone, so that two
+runs, or two ways of cutting one into shards, can be compared.
 """
 
 import hashlib
@@ -47,20 +47,21 @@ def check_args(args: Mapping[str, Any]) -> None:
 
 
 class SimulatedEngine:
-    """Answers anything at once, or as slowly as it is told to.
+    """An engine that answers at once, or as slowly as its arguments say.
 
     Args:
-        args: `seconds_per_request` between two responses (default 0), `start_seconds` that the
-            constructor takes (default 0), `concurrency`: requests in flight, from which one is
-            answered at a time in a shuffled but fixed order (default 32), `fail_after`: responses
-            after which it gives up (default never).
+        args: `seconds_per_request`, the time between two responses (default 0);
+            `start_seconds`, the time that the constructor takes (default 0);
+            `concurrency`, the number of requests in flight, which are answered one at a time in a
+            shuffled but fixed order (default 32);
+            `fail_after`, the number of responses after which it fails (default never).
 
     Raises:
-        UserError: an argument is unknown or not a number that makes sense.
+        UserError: an argument is unknown, or not a number in its range.
     """
 
     computing: list[Request] | None = None
-    """The one that it pretends to work on."""
+    """The one request that it pretends to compute."""
 
     def __init__(self, *, args: dict[str, Any]) -> None:
         check_args(args)
@@ -76,7 +77,7 @@ class SimulatedEngine:
         """Answer every request once, out of order.
 
         Raises:
-            EngineError: it was told to fail after as many responses as it has given, or is closed.
+            EngineError: it has given `fail_after` responses, or is closed.
         """
         shuffle = random.Random(0)  # noqa: S311  # an order, not a secret
         flight: list[Request] = []
@@ -99,7 +100,7 @@ class SimulatedEngine:
 
 
 def answer(request: Request) -> Response:
-    """The made-up response to a request, the same wherever it is asked."""
+    """Return the made-up response to a request. Equal requests get equal responses."""
     asked = [request.tokens, request.continuation, request.max_tokens, request.stop]
     if request.sampling:  # repeats of a sampled prompt differ
         asked += [sorted(request.sampling.items()), request.repeat]

@@ -1,8 +1,11 @@
-"""One text under way in the transformers engine: the next token, its characters, its end.
+"""One text that the transformers engine is generating: its next token, characters and end.
 
-The rules are vLLM's, so that both engines answer alike: characters come from an incremental
-decoder that knows the prompt and withholds torn UTF-8; an end token ends the text and is counted
-but not written; after each token stop strings are looked for, and only then is the length.
+The rules are vLLM's, so that both engines give the same answers:
+
+- An incremental decoder, which knows the prompt, turns tokens into characters. It withholds
+  incomplete UTF-8.
+- An end token ends the text. It is counted, but not written.
+- After each token, stop strings are looked for first, and the length is checked second.
 """
 # The libraries of the extras have no types here: they may be absent while types are checked.
 # ruff: noqa: ANN401
@@ -15,14 +18,14 @@ from coordinate_eval.records import Request, Response
 
 
 class Text:
-    """What the model has written for one request.
+    """The text that the model has written for one request so far.
 
     Args:
         torch: the module, imported by the engine.
         tokenizer: a `tokenizers.Tokenizer`.
-        request: what to write; its sampling parameters are checked here.
+        request: the request; its sampling parameters are checked here.
         ends: tokens that end every text.
-        max_length: tokens, prompt and output together.
+        max_length: most tokens of a prompt and its output together.
     """
 
     def __init__(
@@ -38,14 +41,14 @@ class Text:
         self._tokens: list[int] = []
         self._text = ""
         self.most = min(request.max_tokens, max_length - len(request.tokens))
-        """Tokens at which the text is cut."""
+        """Number of tokens at which the text is cut."""
         self.finish: Literal["stop", "length"] | None = None
-        """Why the text has ended, or None while it has not."""
+        """The reason for which the text has ended, or None if it has not."""
 
     def add(self, likeliest: int, logits: Any) -> int:
-        """Write one more token and return it; once the text has ended, return any.
+        """Append one token and return it. After the end of the text, return any token.
 
-        `logits` are float32, one for each token of the vocabulary; `likeliest` is their argmax.
+        `logits` has one float32 for each token of the vocabulary. `likeliest` is its argmax.
         """
         if self.finish is not None:
             return likeliest
@@ -69,14 +72,14 @@ class Text:
         return token
 
     def response(self) -> Response:
-        """The text as the answer to its request; it must have ended."""
+        """Return the text as the response to its request. The text must have ended."""
         assert self.finish is not None
         return common.respond(
             self._request, text=self._text, tokens=len(self._tokens), finish=self.finish
         )
 
     def _sample(self, logits: Any) -> int:
-        """Draw the next token, or take the likeliest if the temperature is 0."""
+        """Draw the next token, or return the likeliest if the temperature is 0."""
         torch, wanted = self._torch, self._wanted
         logits = logits.clone()
         if wanted["repetition_penalty"] != 1:
@@ -100,9 +103,9 @@ class Text:
 
 
 def first_stop(text: str, stops: list[str], before: int) -> int | None:
-    """Where to cut `text` for the stop string that is complete first; None if none is.
+    """Return the position of the stop string that is complete first, or None.
 
-    Only what goes beyond the first `before` characters can have completed one. Of two that end
+    Only characters after the first `before` can have completed one. Of two stop strings that end
     at the same character, the one listed first wins.
     """
     found = [
@@ -114,7 +117,7 @@ def first_stop(text: str, stops: list[str], before: int) -> int | None:
 
 
 class _Decoder:
-    """Turns tokens into characters as they come, after the tokens of a prompt."""
+    """An incremental decoder of the tokens that follow a prompt."""
 
     def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
         from tokenizers.decoders import DecodeStream
@@ -124,12 +127,12 @@ class _Decoder:
         self._stream = DecodeStream(ids=prompt, skip_special_tokens=False)
 
     def add(self, token: int) -> str:
-        """The characters that this token completes: none, one or several."""
+        """Return the characters that this token completes: none, one or several."""
         try:
             return self._stream.step(self._tokenizer, token) or ""
         except Exception as error:
             if "Invalid prefix" not in str(error):
                 raise
-            # Tokens whose text changes with what follows confuse the stream: start another one.
+            # The stream fails on tokens whose text changes with the next token: start a new one.
             self._stream = self._new(skip_special_tokens=False)
             return self._stream.step(self._tokenizer, token) or ""

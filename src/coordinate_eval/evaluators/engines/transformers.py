@@ -1,8 +1,8 @@
-"""The engine for what vLLM cannot run: plain transformers, in batches of similar length.
+"""The engine for models that vLLM cannot run: plain transformers, in batches of similar length.
 
-It answers as vLLM does, token for token in float32: the same rules for what ends a text, the
-same incremental decoding, log-probabilities summed over the same positions. It is slower, and
-meant for new architectures, for machines without a GPU, and for checking.
+In float32 its answers equal vLLM's token for token. It ends texts by the same rules, decodes
+incrementally in the same way, and sums log-probabilities over the same positions. It is slower.
+Use it for new architectures, on machines without a GPU, and to check results.
 """
 # The libraries of the extras have no types here: they may be absent while types are checked.
 # ruff: noqa: ANN401
@@ -28,11 +28,14 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "float", "half",
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?")
 
 _LOOK_AHEAD = 16
-"""Batches of requests pulled at once, to sort them: more sorts better and is less lazy."""
+"""Number of batches that are pulled at once and sorted by length.
+
+More batches sort better, but pull requests earlier.
+"""
 
 
 def check_args(args: Mapping[str, Any]) -> None:
-    """Check the names and values of engine arguments; needs no torch.
+    """Check the names and values of engine arguments. Needs no torch.
 
     Raises:
         UserError: an argument is unknown, or has a value that it cannot have.
@@ -49,13 +52,13 @@ def check_args(args: Mapping[str, Any]) -> None:
 
 
 class TransformersEngine:
-    """A causal language model of transformers, from a folder of safetensors; runs no code in it.
+    """A causal language model in transformers. It runs no code of the checkpoint.
 
     Args:
-        model: the folder of weights, config and tokenizer.
-        max_length: tokens, prompt and output together.
-        args: `batch_size` (default 8), `dtype` (default the checkpoint's), `device` (default all
-            GPUs, or else the CPU).
+        model: a folder with safetensors, config and tokenizer.
+        max_length: most tokens of a prompt and its output together.
+        args: `batch_size` (default 8), `dtype` (default that of the checkpoint), `device` (default
+            all GPUs, or the CPU if there is none).
 
     Raises:
         UserError: transformers is not installed, or an argument is unknown or wrong.
@@ -63,7 +66,7 @@ class TransformersEngine:
     """
 
     computing: list[Request] | None = None
-    """The batch in hand."""
+    """The batch that is being computed."""
 
     def __init__(self, model: Path, *, max_length: int, args: dict[str, Any]) -> None:
         check_args(args)
@@ -85,11 +88,11 @@ class TransformersEngine:
         self._max_length = max_length
         self._vocabulary = self._model.get_input_embeddings().weight.shape[0]
         self._ends = _end_tokens(self._model.generation_config.eos_token_id, tokenizer)
-        # Whatever else the checkpoint wants of generation is for chats, not for measuring.
+        # The checkpoint's other defaults for generation are meant for chats, not for evaluation.
         self._model.generation_config = self._transformers.GenerationConfig()
 
     def run(self, requests: Iterator[Request]) -> Iterator[Response]:
-        """Answer every request once; pulls at most sixteen batches ahead.
+        """Answer every request once. Pulls at most sixteen batches ahead.
 
         Raises:
             EngineError: the model failed, or a request cannot be answered.
@@ -99,7 +102,7 @@ class TransformersEngine:
                 common.check(
                     request,
                     max_length=self._max_length,
-                    most_scored=self._max_length + 1,  # the last one is never an input
+                    most_scored=self._max_length + 1,  # the last token is never an input
                     vocabulary=self._vocabulary,
                 )
             for batch in batches(ahead, self._batch_size):
@@ -115,7 +118,7 @@ class TransformersEngine:
                 self._torch.cuda.empty_cache()
 
     def _load(self, model: Path, args: dict[str, Any]) -> Any:
-        """The model, in evaluation mode, on its device."""
+        """Return the model in evaluation mode on its device."""
         torch = self._torch
         gpus = torch.cuda.device_count()
         device = args.get("device") or ("auto" if gpus > 1 else "cuda" if gpus else "cpu")
@@ -130,7 +133,7 @@ class TransformersEngine:
         return loaded if device == "auto" else loaded.to(device)
 
     def _answer(self, batch: list[Request]) -> list[Response]:
-        """The responses to one batch of one kind."""
+        """Return the responses to a batch of requests of one kind."""
         if self._model is None:
             raise EngineError("this transformers engine is closed: start another")
         answer = self._score if batch[0].kind is RequestKind.LOGLIKELIHOOD else self._generate
@@ -147,7 +150,7 @@ class TransformersEngine:
             ) from error
 
     def _score(self, model: Any, batch: list[Request]) -> list[Response]:
-        """Log-likelihoods, padded on the right."""
+        """Score a batch of log-likelihoods, padded on the right."""
         torch = self._torch
         rows = [[*request.tokens, *request.continuation[:-1]] for request in batch]
         width = max(map(len, rows))
@@ -155,8 +158,8 @@ class TransformersEngine:
         mask = torch.tensor(
             [[1] * len(row) + [0] * (width - len(row)) for row in rows], device=model.device
         )
-        # Logits before the first scored row would only fill memory, where the model can leave
-        # them out.
+        # Logits before the first scored row are not needed. Some models can leave them out, which
+        # saves memory.
         kept = width - min(len(request.tokens) - 1 for request in batch)
         options = {"logits_to_keep": kept} if model._supports_logits_to_keep() else {}
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
@@ -179,7 +182,7 @@ class TransformersEngine:
         return responses
 
     def _generate(self, model: Any, batch: list[Request]) -> list[Response]:
-        """Texts, padded on the left."""
+        """Generate a batch of texts, padded on the left."""
         torch = self._torch
         width = max(len(request.tokens) for request in batch)
         short = [width - len(request.tokens) for request in batch]
@@ -202,8 +205,8 @@ class TransformersEngine:
         def ended(_: Any, scores: Any, **__: Any) -> Any:
             return torch.tensor([text.finish is not None for text in texts], device=ids.device)
 
-        # Each row has its own length, seed and stop strings, which `generate` cannot express:
-        # it only computes and keeps the cache, and takes the one token that is left to it.
+        # Each row has its own length, seed and stop strings, which `generate` cannot express. So
+        # `choose` leaves it a single token for each row, and it only computes and keeps the cache.
         model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -216,7 +219,7 @@ class TransformersEngine:
 
 
 def batches(requests: list[Request], size: int) -> Iterator[list[Request]]:
-    """Cut requests into batches of one kind, limit and similar length, the longest first."""
+    """Yield batches of requests of one kind and similar length, the longest first."""
     for kind in RequestKind:
         alike = [request for request in requests if request.kind is kind]
         # A batch of texts takes as long as its longest one.
@@ -226,6 +229,6 @@ def batches(requests: list[Request], size: int) -> Iterator[list[Request]]:
 
 
 def _end_tokens(configured: int | list[int] | None, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end a text: the tokenizer's and those of the generation config."""
+    """Return the tokens that end a text: the tokenizer's and those of the generation config."""
     listed = configured if isinstance(configured, list) else [configured]
     return frozenset(token for token in [*listed, tokenizer.eos_token_id] if token is not None)

@@ -1,14 +1,14 @@
-"""The engine that trials use: vLLM, fed one request at a time so that it never runs dry.
+"""The engine that trials use by default: vLLM, which always has requests to run.
 
-`LLM.generate` answers a batch and waits for its slowest request before the next batch starts.
-Here requests are added whenever one has finished, over dataset borders: the scheduler always
-holds as many as it can run and a few more. With one GPU the engine lives in this process, which
-saves starting two others; with several, vLLM's own executor starts one process a GPU.
+`LLM.generate` answers a batch, and waits for its slowest request before the next batch starts.
+Here a new request is added whenever one has finished, across datasets. So the scheduler always
+holds as many requests as it can run, and a few more. With one GPU, the engine runs in this
+process, which saves the start of two others. With several, vLLM starts one process for each GPU.
 
-Log-likelihoods come from `prompt_logprobs`. vLLM would ignore its prefix cache for these, since
-it has no probabilities for a token that it took from there. It is read here all the same: a few
-shots shared by a thousand prompts are computed once. Only where the cache reached into the
-tokens to be scored, the request is asked again without it.
+Log-likelihoods come from `prompt_logprobs`. By default vLLM does not read its prefix cache for
+these, because the cache holds no probabilities. Here it does, so that few-shot examples shared by
+a thousand prompts are computed once. If the cache covers tokens that must be scored, the request
+is repeated without the cache.
 """
 # The libraries of the extras have no types here: they may be absent while types are checked.
 # ruff: noqa: ANN401
@@ -32,32 +32,32 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    # Without a GPU: GiB for keys and values; and no thread is bound to a core, since several
-    # engines on one machine would all choose the same one.
+    # Without a GPU: the GiB for keys and values. Threads are not bound to cores, because several
+    # engines on one machine would all choose the same cores.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 
 def prepare(tensor_parallel: int) -> None:
-    """Import vLLM, which takes seconds and needs no weights.
+    """Import vLLM, which takes several seconds and needs no weights.
 
     Raises:
-        UserError: it is not installed, or broken.
+        UserError: vLLM is not installed, or its installation is broken.
     """
     _set_environment(tensor_parallel)
-    # `import vllm` alone loads next to nothing, and so would not show that it is broken.
+    # `import vllm` alone loads very little, and would not show a broken installation.
     common.load("vllm.engine.llm_engine", "coordinate-eval[vllm]")
 
 
 class VllmEngine:
-    """A model loaded into vLLM, from a folder of safetensors; no code in it is run.
+    """A model in vLLM. It runs no code of the checkpoint.
 
     Args:
-        model: the folder of weights, config and tokenizer.
-        tensor_parallel: GPUs over which the weights are cut.
-        max_length: tokens, prompt and output together.
-        args: fields of vLLM's `EngineArgs`; they win over what is chosen here.
+        model: a folder with safetensors, config and tokenizer.
+        tensor_parallel: number of GPUs over which the weights are split.
+        max_length: most tokens of a prompt and its output together.
+        args: fields of vLLM's `EngineArgs`. They override the defaults chosen here.
 
     Raises:
         UserError: vLLM is not installed, or an argument is unknown or not the user's to give.
@@ -65,13 +65,13 @@ class VllmEngine:
     """
 
     most_in_flight: int
-    """Requests pulled and not yet answered, at most."""
+    """Largest number of requests that are pulled and not yet answered."""
 
     computing = None
-    """Nearly all that are in flight."""
+    """Always None: nearly all requests in flight are computed at once."""
 
     steps: int
-    """Engine steps so far: a measure of work that no other load on the machine disturbs."""
+    """Number of engine steps so far. Unlike time, it does not depend on the machine's load."""
 
     def __init__(
         self, model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
@@ -80,11 +80,11 @@ class VllmEngine:
         vllm = importlib.import_module("vllm")
         arguments = _arguments(model, tensor_parallel, max_length, args)
         if _on_cpu() and arguments["enforce_eager"]:
-            # vLLM compiles a function of its sampler even so, at the first scored prompt.
+            # Even then, vLLM would compile a function of its sampler at the first scored prompt.
             importlib.import_module("torch").compiler.set_stance("force_eager")
         usage = importlib.import_module("vllm.usage.usage_lib").UsageContext
         try:
-            # The context of offline use has the larger defaults, made for throughput.
+            # The defaults for offline use are larger, for throughput.
             self._engine: Any | None = vllm.LLMEngine.from_engine_args(
                 vllm.EngineArgs(**arguments), usage_context=usage.LLM_CLASS
             )
@@ -99,7 +99,7 @@ class VllmEngine:
         self._max_length: int = config.model_config.max_model_len
         self._vocabulary: int = config.model_config.get_vocab_size()
         running: int = config.scheduler_config.max_num_seqs
-        # A few more wait in the scheduler: where it plans a step ahead, they fill the gaps.
+        # A few more wait in the scheduler. If it plans a step ahead, they fill the gaps.
         self.most_in_flight = running + max(1, running // 8)
         self.steps = 0
         self._asked = 0
@@ -107,7 +107,7 @@ class VllmEngine:
     def run(self, requests: Iterator[Request]) -> Iterator[Response]:
         """Answer every request once, in the order in which they finish.
 
-        Closing the returned generator aborts what is in flight; the engine stays usable.
+        Closing the returned generator aborts the requests in flight. The engine stays usable.
 
         Raises:
             EngineError: vLLM failed, or a request cannot be answered.
@@ -143,7 +143,7 @@ class VllmEngine:
             gc.collect()
 
     def _ask(self, flight: dict[str, Request], request: Request, *, read_cache: bool) -> None:
-        """Hand a request to vLLM's scheduler and note it in `flight`."""
+        """Add a request to vLLM's scheduler and to `flight`."""
         if self._engine is None:
             raise EngineError("this vLLM engine is closed: start another")
         common.check(
@@ -167,7 +167,7 @@ class VllmEngine:
         flight[name] = request
 
     def _step(self) -> list[Any]:
-        """One step of all running requests; the outputs of those that it finished."""
+        """Run one engine step and return the outputs of the requests that it finished."""
         if self._engine is None:
             raise EngineError("this vLLM engine was closed while requests were in flight")
         self.steps += 1
@@ -178,15 +178,15 @@ class VllmEngine:
         return [output for output in outputs if output.finished]
 
     def _abort(self, flight: dict[str, Request]) -> None:
-        """Forget what is in flight, so that a next run starts on an idle engine."""
+        """Abort the requests in flight, so that the next run starts on an idle engine."""
         if flight and self._engine is not None:
-            # An engine that died cannot abort either, and its own error is on its way.
+            # An engine that has died cannot abort. Its own error is already being raised.
             with contextlib.suppress(Exception):
                 self._engine.abort_request(list(flight))
 
 
 def _set_environment(tensor_parallel: int) -> None:
-    """Choose what vLLM reads from the environment while it is imported, unless the user has."""
+    """Set the variables that vLLM reads when it is imported, unless the user has set them."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if tensor_parallel == 1:
@@ -219,14 +219,14 @@ def _arguments(
 
 
 def _on_cpu() -> bool:
-    """Whether vLLM runs on the CPU here."""
+    """Return whether vLLM runs on the CPU of this machine."""
     return bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
 
 
 def _cpu_arguments(model: Path) -> dict[str, Any]:
-    """Defaults for a machine without a GPU."""
-    # Compiling takes longer than a small model's whole evaluation. Left to itself, vLLM turns
-    # float32 into bfloat16, which saves a GPU's memory and gains nothing here.
+    """Return the defaults for a machine without a GPU."""
+    # Compilation takes longer than the whole evaluation of a small model. By default vLLM turns
+    # float32 into bfloat16 to save GPU memory, which gains nothing here.
     chosen: dict[str, Any] = {"enforce_eager": True}
     with contextlib.suppress(OSError, ValueError, AttributeError):
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
@@ -236,14 +236,14 @@ def _cpu_arguments(model: Path) -> dict[str, Any]:
 
 
 def _settings(request: Request, *, read_cache: bool) -> dict[str, Any]:
-    """What `SamplingParams` is made of."""
+    """Return the arguments of `SamplingParams` for a request."""
     if request.kind is RequestKind.LOGLIKELIHOOD:
         return {
             "max_tokens": 1,
             "temperature": 0.0,
-            "prompt_logprobs": 1,  # the token itself, and the likeliest to compare it with
+            "prompt_logprobs": 1,  # of the token itself, and of the likeliest one
             "flat_logprobs": True,
-            # The rows of cached tokens hold whatever was in memory: not even ids to decode.
+            # Rows of cached tokens are not initialized, and may not even hold valid token ids.
             "detokenize": False,
             "skip_reading_prefix_cache": not read_cache,
         }
@@ -258,9 +258,12 @@ def _settings(request: Request, *, read_cache: bool) -> dict[str, Any]:
 
 
 def _answer(request: Request, output: Any) -> Response | None:
-    """The response in a finished `RequestOutput`; None if it must be asked without the cache."""
+    """Return the response in a finished `RequestOutput`.
+
+    None if the request must be repeated without the prefix cache.
+    """
     if request.kind is RequestKind.LOGLIKELIHOOD:
-        # The row before a token holds its probabilities, and cached tokens have no rows.
+        # The probabilities of a token are in the row before it. Cached tokens have no rows.
         if (output.num_cached_tokens or 0) >= len(request.tokens):
             return None
         logprob, greedy = _scores(request.continuation, output.prompt_logprobs)
@@ -280,10 +283,10 @@ def _answer(request: Request, output: Any) -> Response | None:
 
 
 def _scores(continuation: list[int], rows: Any) -> tuple[float, bool]:
-    """Sum of log-probabilities (nats) and whether all are the likeliest, from the last rows.
+    """Return the sum of log-probabilities in nats, and whether every token is the likeliest.
 
-    `rows` has a mapping of token id to `Logprob` for each position of the prompt; how many there
-    are before the continuation depends on what was cached.
+    `rows` has a mapping of token id to `Logprob` for each position of the prompt that was not
+    cached. The last ones are those of the continuation.
     """
     total, greedy = 0.0, True
     for token, row in zip(continuation, rows[-len(continuation) :], strict=True):

@@ -1,1 +1,1 @@
-"""The evaluator over lm-evaluation-harness."""
+"""The evaluator over lm-evaluation-harness: its tasks, prompts and metrics."""

@@ -1,4 +1,4 @@
-"""A dataset with all of its prompts, built whole by the harness, and what was answered to them."""
+"""All prompts of a dataset, built by the harness, and the responses matched to them."""
 
 import copy
 import hashlib
@@ -22,7 +22,7 @@ _Identity = tuple[str, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One instance of the harness and its place in the dataset."""
+    """One instance of the harness, and its position in the dataset."""
 
     instance: Instance
     item: int
@@ -36,20 +36,20 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Some documents of a dataset, as arguments of `evaluate`."""
+class Selection:
+    """Some documents of a dataset, as arguments of the harness's `evaluate`."""
 
     table: dict[str, Any]
     samples: dict[str, list[int]]
     recorded: dict[int, list[Any]]
-    """What was answered, by the `id()` of an instance."""
+    """The responses by the `id()` of an instance."""
 
 
 class BuiltDataset:
-    """All that the harness asks about one dataset."""
+    """One dataset with all instances that the harness makes of it."""
 
     def __init__(self, dataset: Dataset, loaded: LoadedTasks, model: RequestModel) -> None:
-        """Build it; inside `harness_session`, right after loading.
+        """Build the instances. Call it inside `harness_session`, directly after loading.
 
         Raises:
             UserError: a task has no items, or its own code fails.
@@ -62,9 +62,9 @@ class BuiltDataset:
         for name, task in loaded.tasks.items():
             _build_instances(name, task, dataset, model)
             self._add(name, task.instances)
-            # `evaluate` builds again, from generators that have moved on.
+            # `evaluate` would build them again, with random generators in another state.
             task.build_all_requests = _already_built
-        # Metrics may draw random numbers: every scoring starts from here.
+        # Metrics may draw random numbers. Every scoring starts from this state.
         self._random_states = random.getstate(), np.random.get_state()
 
     def _add(self, task: str, instances: Sequence[Instance]) -> None:
@@ -80,10 +80,10 @@ class BuiltDataset:
         self.items += len(places)
 
     def requests(self) -> Iterator[Request]:
-        """Every request, in item order.
+        """Yield every request, in item order.
 
         Raises:
-            UserError: a prompt cannot be put to this model.
+            UserError: a prompt does not suit this model, for example because it is too long.
         """
         for ask in self.asks:
             prompts = self._prompts(ask)
@@ -117,7 +117,7 @@ class BuiltDataset:
         )
 
     def rewind(self) -> None:
-        """Forget what was answered, and set the random generators as after building."""
+        """Remove all responses, and restore the random generators' state after building."""
         for ask in self.asks:
             ask.instance.resps = []
             ask.instance.filtered_resps = {}
@@ -126,10 +126,10 @@ class BuiltDataset:
         np.random.set_state(numpy_state)
 
     @contextmanager
-    def only(self, answered: Sequence[tuple[Ask, list[Any]]]) -> Iterator[Part]:
-        """The dataset with no other documents than these while the block lasts.
+    def only(self, answered: Sequence[tuple[Ask, list[Any]]]) -> Iterator[Selection]:
+        """Reduce the dataset to the documents of these instances inside the block.
 
-        They are numbered anew, each task's from 0, as `evaluate` numbers its `samples`.
+        The documents of each task are numbered from 0, as `evaluate` numbers its `samples`.
         """
         documents: dict[str, set[int]] = {}
         for ask, _ in answered:
@@ -149,7 +149,7 @@ class BuiltDataset:
         try:
             for name, task in tasks.items():
                 task._instances = instances[name]
-            yield Part({**self.loaded.table, "tasks": tasks}, samples, recorded)
+            yield Selection({**self.loaded.table, "tasks": tasks}, samples, recorded)
         finally:
             for name, task in tasks.items():
                 task._instances = whole[name]
@@ -157,13 +157,14 @@ class BuiltDataset:
     def answered(
         self, responses: Iterable[Response], *, whole: bool
     ) -> list[tuple[Ask, list[Any]]]:
-        """What each instance of the answered items was answered, repeat by repeat.
+        """Return each instance of the answered items with its responses, one for each repeat.
 
-        With `whole`, of every item. A log-likelihood is (nats, greedy), a rolling one the sum of
-        its windows, a generation its text as the harness would cut it.
+        With `whole`, return the instances of all items. The response to a log-likelihood is (nats,
+        greedy), to a rolling one the sum over its windows, and to a generation the text as the
+        harness would cut it.
 
         Raises:
-            RecordError: a response is missing, answers another prompt, or was never asked for.
+            RecordError: a response is missing, answers another prompt, or has no request.
         """
         by_identity = {response.identity(): response for response in responses}
         items = {response.item for response in by_identity.values()}
@@ -175,12 +176,12 @@ class BuiltDataset:
         if by_identity:
             task, doc, *_ = next(iter(by_identity))
             raise RecordError(
-                f"dataset {self._dataset.name!r}: {len(by_identity)} responses answer nothing that "
-                f"is asked, such as one to task {task!r}, document {doc}; {_CHANGED}"
+                f"dataset {self._dataset.name!r}: {len(by_identity)} responses have no request, "
+                f"such as one to task {task!r}, document {doc}; {_CHANGED}"
             )
         return answered
 
-    def _take(self, ask: Ask, repeat: int, by_identity: dict[_Identity, Response]) -> Any:  # noqa: ANN401  what the harness takes: a text, a number or a pair
+    def _take(self, ask: Ask, repeat: int, by_identity: dict[_Identity, Response]) -> Any:  # noqa: ANN401  a text, a number or a pair
         kind = ask.instance.request_type
         if kind == "loglikelihood_rolling":
             windows = range(len(self._prompts(ask)))
@@ -224,7 +225,7 @@ _CHANGED = (
 
 
 def prompt_hash(instance: Instance) -> str:
-    """Sha256 of what the harness asks, generation arguments included: 16 hex digits."""
+    """Return 16 hex digits of the sha256 of a prompt and its generation arguments."""
     asked = json.dumps(list(instance.args), sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
@@ -247,4 +248,4 @@ def _build_instances(name: str, task: Any, dataset: Dataset, model: RequestModel
 
 
 def _already_built(**_: object) -> None:
-    """Stands in for a task's `build_all_requests` once that has run."""
+    """Replace a task's `build_all_requests` after it has run."""

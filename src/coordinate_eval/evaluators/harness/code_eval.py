@@ -1,10 +1,14 @@
-"""The `code_eval` metric with the execution taken out of it.
+"""A stand-in for the metric `code_eval` that executes nothing.
 
-Tasks that run generated programs get them judged by `evaluate.load("code_eval")`, which lives on
-a hub and executes what it is given, some of them already on import. While `stand_in` is active
-that load returns `CodeEval` instead, whose verdicts come from a *judge*: by default everything
-passes (the trial run of a task's import), `Collector` writes down what would have to be run, and
-`AnswerBook` looks up what a sandbox found. Every other metric is loaded as ever.
+Tasks with generated programs load `evaluate.load("code_eval")`, which downloads the metric from a
+hub and executes the programs in this process. Some tasks run it as soon as they are imported.
+Inside `stand_in`, that call returns a `CodeEval` instead, whose verdicts come from a *judge*:
+
+- by default every program passes, which suits the test run on import;
+- `Collector` records the programs, as questions for the sandbox;
+- `AnswerBook` looks up the sandbox's answers.
+
+All other metrics are loaded as usual.
 """
 
 import hashlib
@@ -17,14 +21,15 @@ from typing import Any
 from coordinate_eval.records import Answer, Question, QuestionKind
 
 Verdict = tuple[bool, str]
-"""Whether a program passed, and 'passed', 'timed out' or 'failed: …'."""
+"""True if the program passed, and one of 'passed', 'timed out' and 'failed: …'."""
 
 Judge = Callable[[str, float], Verdict]
-"""From a program and its time limit in seconds to a verdict."""
+"""A function of a program and its time limit in seconds that returns a verdict."""
 
 _METRIC = "code_eval"
-_DEFAULT_TIMEOUT_SECONDS = 3.0  # of the metric that is stood in for
-_DEFAULT_KS = (1, 10, 100)  # likewise
+# The defaults of the real metric.
+_DEFAULT_TIMEOUT_SECONDS = 3.0
+_DEFAULT_KS = (1, 10, 100)
 
 
 def _everything_passes(program: str, timeout_seconds: float) -> Verdict:
@@ -35,7 +40,7 @@ _judge: ContextVar[Judge] = ContextVar("_judge", default=_everything_passes)
 
 
 def program_question(program: str, timeout_seconds: float) -> Question:
-    """The question whether a program passes, known by its content."""
+    """Return the question for a program. Its id is a hash of the program and its time limit."""
     known_by = [QuestionKind.PROGRAM.value, program, timeout_seconds]
     return Question(
         id=hashlib.sha256(json.dumps(known_by, separators=(",", ":")).encode()).hexdigest(),
@@ -46,28 +51,29 @@ def program_question(program: str, timeout_seconds: float) -> Question:
 
 
 class Collector:
-    """A judge that writes every question down and fails all programs."""
+    """A judge that records every question and fails all programs."""
 
     def __init__(self) -> None:
         self._questions: dict[str, Question] = {}
 
     def __call__(self, program: str, timeout_seconds: float) -> Verdict:
-        """Write it down."""
+        """Record the question and return a failure."""
         question = program_question(program, timeout_seconds)
         self._questions.setdefault(question.id, question)
         return False, "failed: not run yet"
 
     @property
     def questions(self) -> list[Question]:
-        """What was asked, each once, in the order of asking."""
+        """The questions in the order in which they were first asked, without duplicates."""
         return list(self._questions.values())
 
 
 class AnswerBook:
-    """A judge that looks answers up.
+    """A judge that looks up the sandbox's answers.
 
-    An unknown program fails and is counted in `missing`, for the caller to look at afterwards:
-    an exception here could be swallowed by the code of a task and end as a wrong score.
+    A program without an answer fails, and its id is added to `missing`, which the caller must
+    check afterwards. An exception would not do: the code of a task could catch it and return a
+    wrong score.
     """
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
@@ -75,7 +81,7 @@ class AnswerBook:
         self.missing: set[str] = set()
 
     def __call__(self, program: str, timeout_seconds: float) -> Verdict:
-        """Look it up."""
+        """Return the verdict in the answer to this program."""
         identifier = program_question(program, timeout_seconds).id
         answer = self._answers.get(identifier)
         if answer is None:
@@ -86,7 +92,7 @@ class AnswerBook:
 
 @contextmanager
 def judged_by(judge: Judge) -> Iterator[None]:
-    """Let `judge` decide about every program inside the block."""
+    """Use `judge` for every program inside the block."""
     token = _judge.set(judge)
     try:
         yield
@@ -95,7 +101,7 @@ def judged_by(judge: Judge) -> Iterator[None]:
 
 
 class CodeEval:
-    """What `evaluate.load("code_eval")` returns while tasks are ours."""
+    """The object that `evaluate.load("code_eval")` returns inside `stand_in`."""
 
     def compute(
         self,
@@ -104,13 +110,13 @@ class CodeEval:
         references: Sequence[str],
         k: int | Sequence[int] = _DEFAULT_KS,
         timeout: float = _DEFAULT_TIMEOUT_SECONDS,
-        **_tuning: Any,  # noqa: ANN401  the number of workers and its like: nothing runs here
+        **_tuning: Any,  # noqa: ANN401  the number of workers and the like, unused as nothing runs
     ) -> tuple[dict[str, float], dict[int, list[tuple[int, dict[str, Any]]]]]:
-        """Judge each candidate of each task followed by its test.
+        """Judge each candidate of each task, followed by the task's test.
 
-        `predictions` holds the candidates of every task, `references` its test. Returns
-        `{"pass@k": mean over tasks}` for those `k` that every task has candidates for, and per
-        task its verdicts, as the metric does.
+        `predictions` holds the candidates of each task and `references` its test. Returns the same
+        as the real metric: `{"pass@k": mean over tasks}` for every `k` for which each task has
+        enough candidates, and the verdicts by task.
         """
         judge = _judge.get()
         verdicts: dict[int, list[tuple[int, dict[str, Any]]]] = {}
@@ -139,10 +145,10 @@ class CodeEval:
 
 
 def pass_at(k: int, samples: int, correct: int) -> float:
-    """Chance that one of `k` of the samples is correct: 1 - C(n - c, k) / C(n, k).
+    """Return the chance that at least one of `k` samples is correct: 1 - C(n - c, k) / C(n, k).
 
-    The unbiased estimator of "Evaluating Large Language Models Trained on Code" (2021), with the
-    quotient written as a product, which does not overflow.
+    This is the unbiased estimator of "Evaluating Large Language Models Trained on Code" (2021).
+    The quotient is computed as a product, which does not overflow.
     """
     if samples - correct < k:
         return 1.0
@@ -154,7 +160,7 @@ def pass_at(k: int, samples: int, correct: int) -> float:
 
 @contextmanager
 def stand_in() -> Iterator[None]:
-    """Have `evaluate.load` return a `CodeEval` for `code_eval` inside the block."""
+    """Make `evaluate.load` return a `CodeEval` for `code_eval` inside the block."""
     import evaluate
 
     real = evaluate.load
@@ -172,10 +178,10 @@ def stand_in() -> Iterator[None]:
 
 
 def asks_code_eval(function: object) -> bool:
-    """Whether a function of a task may ask `code_eval`.
+    """Return whether a function of a task may use `code_eval`.
 
-    It does when it is the metric's own method, when its module holds the metric, or when it
-    names the metric, to load it at the last moment.
+    It may if it is the metric's own method, if its module holds the metric, or if it names the
+    metric, in order to load it when it is called.
     """
     if isinstance(getattr(function, "__self__", None), CodeEval):
         return True

@@ -1,4 +1,4 @@
-"""Which local files a task's data comes from, so that requests built from them can grow old."""
+"""The local files that hold a task's data. Requests built from them expire when they change."""
 
 from collections.abc import Iterator, Mapping
 from glob import glob
@@ -9,11 +9,11 @@ from typing import Any
 def data_sources(
     dataset_path: str | None, dataset_kwargs: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    """'<size> <mtime_ns>' of each local data file that a task's configuration names, by path.
+    """Return '<size> <mtime_ns>' by path for the local data files in a task's configuration.
 
-    Relative paths are resolved as the harness does, against `data_dir`, a folder given as
-    `dataset_path`, or the working folder. A name on a hub that is also a file here counts too:
-    requests are then built once more than needed.
+    Relative paths are resolved in the same way as in the harness: against `data_dir`, against a
+    folder given as `dataset_path`, or against the working folder. A name on a hub that is also a
+    local file counts as one. Its requests may then be built once more than needed.
     """
     kwargs = dataset_kwargs or {}
     data_dir = str(kwargs.get("data_dir") or "")
@@ -27,7 +27,7 @@ def data_sources(
 
 
 def _strings(value: object) -> Iterator[str]:
-    """Every string in `data_files`: one, a list, or either of them by split."""
+    """Yield every string in `data_files`: a string, a list, or a mapping of either by split."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -40,7 +40,7 @@ def _strings(value: object) -> Iterator[str]:
 
 def _matches(base: Path, pattern: str) -> list[Path]:
     literal = base / pattern
-    if literal.is_file():  # its name may hold what means something in a pattern
+    if literal.is_file():  # its name may contain characters that are special in a pattern
         return [literal]
     # Path.glob refuses absolute patterns.
     found = (base / name for name in glob(pattern, root_dir=base, recursive=True))  # noqa: PTH207

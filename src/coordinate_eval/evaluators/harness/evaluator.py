@@ -1,15 +1,16 @@
 """The evaluator over lm-evaluation-harness: its tasks, prompts and metrics, without its models.
 
-`build` asks the harness for all prompts of a dataset and tokenizes them as its model classes do.
-`finish` is one harness `evaluate` over the recorded responses. `questions` is the same scoring,
-on some of the items, with a pen in place of the sandbox. So the numbers are those of the command
-`lm_eval --seed 0,SEED,SEED,SEED` with the same tasks and options. A metric that itself draws random
-numbers gets the same ones at every scoring, but not the command's, which depend on all that was
-imported and run before.
+`build` lets the harness make all prompts of a dataset, and tokenizes them as its model classes do.
+`finish` runs the harness's `evaluate` once over the recorded responses. `questions` runs the same
+scoring on some of the items, and records the programs instead of running them.
 
-The dataset's own task or group goes by the dataset's name in the results. Its leaf tasks keep
-theirs if the dataset is named like its task; otherwise they are `dataset/leaf`, so that one task
-with two settings can be in one suite.
+The scores equal those of the command `lm_eval --seed 0,SEED,SEED,SEED` with the same tasks and
+options. A metric that draws random numbers gets the same numbers at every scoring. They differ from
+the command's, which depend on everything that was imported and run before.
+
+In the results, the dataset's own task or group has the dataset's name. Its leaf tasks keep their
+names if the dataset is named like its task. Otherwise they are called `dataset/leaf`, so that a
+suite can have one task with two settings.
 """
 
 import time
@@ -51,13 +52,13 @@ from coordinate_eval.records import (
 )
 
 _KEPT_INSTANCES = 100_000
-"""Prompts of built datasets that stay in memory; with five shots each takes some kilobytes."""
+"""Most prompts of built datasets in memory. With five shots, each takes some kilobytes."""
 
 
 class HarnessEvaluator:
-    """Any task, group or tag of the harness, and the user's own.
+    """An evaluator for any task, group or tag of the harness, and for the user's own tasks.
 
-    Not for several threads at once: the harness seeds and uses global random generators.
+    Use it in one thread only: the harness seeds and uses global random generators.
     """
 
     def __init__(
@@ -69,12 +70,16 @@ class HarnessEvaluator:
         seed: int = 1234,
         backend: Backend = "hf",
     ) -> None:
-        """Prepare; nothing is read yet.
+        """Prepare an evaluator. Reads nothing yet.
 
-        `tokenizer` is a folder with the checkpoint's tokenizer, `max_length` in tokens, prompt and
-        output together, `include_path` the user's folders of task files, `backend` the model class
-        of the harness whose truncation counts (see `harness_lm`): "hf" prompts may be two tokens
-        longer than vLLM takes, so use "vllm" with that engine.
+        Args:
+            tokenizer: a folder with the checkpoint's tokenizer.
+            max_length: most tokens of a prompt and its output together.
+            include_path: the user's folders of task files; the last one wins.
+            seed: seed of the harness's random generators.
+            backend: the model class of the harness whose truncation is used; see
+                `language_models`. Use "vllm" with that engine, because prompts for "hf" may be two
+                tokens too long for it.
         """
         self._tokenizer_folder = tokenizer
         self._max_length = max_length
@@ -87,16 +92,16 @@ class HarnessEvaluator:
         return load_tokenizer(self._tokenizer_folder)
 
     def build(self, dataset: Dataset, write: Callable[[Request], None]) -> DatasetRequests:
-        """Hand every request of the dataset to `write`, in item order.
+        """Call `write` with every request of the dataset, in item order.
 
         Raises:
-            UserError: the task is unknown, malformed, or has no items, or a prompt cannot be put
-                to this model.
+            UserError: the task is unknown or malformed, it has no items, or a prompt does not suit
+                this model.
         """
         requests = prompt_tokens = 0
         outputs: list[int] = []
         with harness_session():
-            # What is read once for all datasets is not what this one takes.
+            # The time of this dataset excludes the tokenizer and the index, which all share.
             _ = self._tokenizer
             self._loader.begin(dataset)
             began = time.process_time()
@@ -131,10 +136,10 @@ class HarnessEvaluator:
         )
 
     def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
-        """What the metric must know of these whole items; without duplicates.
+        """Return the questions that the metric asks about some items, without duplicates.
 
         Raises:
-            RecordError: a response is missing or answers another prompt than the one asked.
+            RecordError: a response is missing, or answers another prompt.
             UserError: the task's own code fails.
         """
         collector = Collector()
@@ -152,7 +157,7 @@ class HarnessEvaluator:
     def finish(
         self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
     ) -> DatasetResults:
-        """Score the whole dataset from all of its responses, and let go of it.
+        """Score the dataset from all of its responses, and free its memory.
 
         Raises:
             RecordError: a response or an answer is missing, or answers another prompt.
@@ -180,11 +185,12 @@ class HarnessEvaluator:
     def finish_part(
         self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
     ) -> DatasetResults:
-        """Score some items, of which all responses are given, as if there were no others.
+        """Score some items as if the dataset had no others. All their responses must be given.
 
-        Leaf tasks of which there is no item are left out, also of their groups' scores, and
-        those of which there is one: it has no standard error, and its group then had none. The
-        numbers are those of the harness with its `samples` argument and the same prompts.
+        Leaf tasks with no item or only one are left out, also from their groups' scores: a single
+        item has no standard error, and then its group would have none. If every leaf task has only
+        one item, all are kept. The scores equal those of the harness with its `samples` argument
+        and the same prompts.
 
         Raises:
             RecordError: a response or an answer is missing, or answers another prompt.
@@ -210,7 +216,7 @@ class HarnessEvaluator:
         return dataset_results(dataset, top=built.loaded.top, items=items, evaluated=evaluated)
 
     def _built(self, dataset: Dataset) -> BuiltDataset:
-        """The dataset, built once while it is kept; the longest unused go first."""
+        """Return the dataset, and build it unless it is in memory. Drop the least recently used."""
         key = _key(dataset)
         if key not in self._kept:
             model = RequestModel(
@@ -230,7 +236,7 @@ class HarnessEvaluator:
 
 
 def _of_many(answered: list[tuple[Ask, list[Any]]]) -> list[tuple[Ask, list[Any]]]:
-    """Those of tasks with several documents; all of them where no task has."""
+    """Return the instances of tasks with several documents, or all if no task has several."""
     documents = Counter(task for task, _ in {(ask.task, ask.doc) for ask, _ in answered})
     if max(documents.values(), default=0) < 2:
         return answered
@@ -241,7 +247,7 @@ def _check_answered(dataset: Dataset, book: AnswerBook) -> None:
     if book.missing:
         raise RecordError(
             f"dataset {dataset.name!r}: {len(book.missing)} programs of its metric have no "
-            f"answer, such as {min(book.missing)}; run its metric job again"
+            f"answer, such as {min(book.missing)}: run its metric job again"
         )
 
 
@@ -250,7 +256,7 @@ def _key(dataset: Dataset) -> str:
 
 
 def _score_documents(task: Any, answered: list[tuple[Ask, list[Any]]]) -> None:  # noqa: ANN401  lm_eval has no types
-    """What `evaluate` does to each document, for the sake of what the metric asks meanwhile."""
+    """Process each document as `evaluate` does, so that the metric asks its questions."""
     documents: dict[int, list[Any]] = {}
     for ask, given in answered:
         ask.instance.resps = given
@@ -267,7 +273,7 @@ def _score_documents(task: Any, answered: list[tuple[Ask, list[Any]]]) -> None: 
 
 @contextmanager
 def _own_code(dataset: Dataset) -> Iterator[None]:
-    """Blame what goes wrong in filters and metrics on the task that brought them."""
+    """Turn an exception of filters and metrics into a `UserError` about the task's own code."""
     try:
         yield
     except CoordinateError:

@@ -1,16 +1,20 @@
-"""Two language models without a model: one answers with tokens, one with recorded responses.
+"""Two language models of the harness that run no model.
 
-`RequestModel` is the tokenizing half of the harness's own model classes. Where these differ, in
-what they cut when a prompt does not fit into the context, `backend` says which one is meant:
+`RequestModel` answers a request with the tokens that an engine would get. It is the tokenizing
+half of the harness's own model classes. `ReplayModel` answers with recorded responses.
+
+The harness's model classes cut prompts differently if they do not fit into the context. `backend`
+selects the class:
 
 |                               | "hf"               | "vllm"             |
 |-------------------------------|--------------------|--------------------|
 | log-likelihood, most tokens   | max_length + 1     | max_length - 1     |
 | rolling window, scored tokens | max_length         | max_length - 2     |
-| stops while a model thinks    | all                | end of text alone  |
+| stops while a model thinks    | all                | only end of text   |
 
-(context and continuation together; the last token is never an input, so "hf" still fits). Both
-cut on the left, both leave max_gen_toks of the context free for what is generated.
+The tokens of a log-likelihood are context and continuation together. The last token is never an
+input, so max_length + 1 tokens fit. Both classes cut on the left, and leave max_gen_toks of the
+context free for the output.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,9 +37,9 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines.common import SAMPLING
 
 Backend = Literal["hf", "vllm"]
-"""Which of the harness's model classes prompts are cut like."""
+"""The harness's model class whose truncation is used."""
 
-_DEFAULT_MAX_GEN_TOKENS = 256  # of both classes, for tasks that do not say
+_DEFAULT_MAX_GEN_TOKENS = 256  # of both classes, for tasks without max_gen_toks
 _SPARE_LOGLIKELIHOOD = {"hf": 1, "vllm": -1}
 _SPARE_ROLLING = {"hf": 0, "vllm": -2}
 _OF_SAMPLING_ONLY = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
@@ -44,19 +48,19 @@ _NO_SAMPLING_PARAMETER = frozenset({"do_sample", "use_cache", "until", "max_gen_
 
 @dataclass(frozen=True)
 class Generation:
-    """How one generation ends and is sampled; `sampling` is empty for greedy decoding."""
+    """The end and the sampling of one generation. `sampling` is empty for greedy decoding."""
 
     until: list[str]
-    """Strings at which the harness cuts the text, end of text among them."""
+    """Strings at which the harness cuts the text, including end of text."""
     stop: list[str]
-    """Those of them at which an engine may end."""
+    """The strings of `until` at which an engine may end."""
     max_tokens: int
     sampling: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What an engine is given: a context with a continuation to score, or one to go on from."""
+    """The input of an engine: a context to continue, or a context and a continuation to score."""
 
     tokens: list[int]
     continuation: list[int] = field(default_factory=list)
@@ -64,7 +68,7 @@ class Prompt:
 
 
 class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
-    """A model whose answer to a request is the prompts that an engine would be given."""
+    """A model whose answer to a request is the list of prompts for an engine."""
 
     def __init__(
         self,
@@ -80,18 +84,18 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self._backend = backend
         self._thinks = bool(think_end)
         self._think_end = think_end
-        # The choices of a question share their context.
+        # The choices of a question have the same context.
         self._encode_cached = lru_cache(maxsize=8)(self._encode)
 
     @property
     def eot_token_id(self) -> int | None:
-        """End of text, if the tokenizer has one."""
+        """The token that ends a text, or None if the tokenizer has none."""
         token: int | None = self.tokenizer.eos_token_id
         return token
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands for an empty context: beginning of text, else end of text."""
+        """The token of an empty context: beginning of text, or else end of text."""
         bos: int | None = self.tokenizer.bos_token_id
         token = self.eot_token_id if bos is None else bos
         if token is None:
@@ -100,13 +104,13 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     @property
     def tokenizer_name(self) -> str:
-        """The tokenizer's folder, without slashes."""
+        """The path of the tokenizer, with `__` for each slash."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The chat as text; without its system message if the template refuses one."""
+        """Return the chat as text, without the system message if the template refuses one."""
         from jinja2.exceptions import TemplateError
 
         def render(messages: list[dict[str, str]]) -> str:
@@ -126,7 +130,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: object
     ) -> list[int]:
-        """Tokens of a text, with the tokenizer's own BOS unless the text begins with it."""
+        """Return the tokens of a text, with a BOS token unless the text already begins with it."""
         if add_special_tokens is None and self._begins_with_prefix(string):
             add_special_tokens = False
         return list(self._encode_cached(string, add_special_tokens))
@@ -142,10 +146,10 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return bool(has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)))
 
     def prompts(self, instance: Instance) -> list[Prompt]:
-        """The prompts of one instance: one, or one for each window of a rolling log-likelihood.
+        """Return the prompts of one instance: one, or one for each rolling window.
 
         Raises:
-            ValueError: it cannot be scored by this model, with the reason.
+            ValueError: this model cannot answer it; the message has the reason.
         """
         kind = instance.request_type
         if kind == "generate_until":
@@ -172,14 +176,14 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
                 f"its continuation of {len(continuation)} tokens does not fit into a context of "
                 f"{self.max_length}"
             )
-        # White space alone leaves no context; the harness's classes give up on that.
+        # White space alone leaves an empty context, on which the harness's classes fail.
         kept = ((context or [self.prefix_token_id]) + continuation)[-most:]
         return Prompt(kept[: -len(continuation)], continuation)
 
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[list[Prompt]]:
-        """Windows that together score every token once, each with as much context as fits."""
+        """Return windows that score every token once, each with the longest context that fits."""
         return [
             [
                 self._pair(*make_disjoint_window(window))
@@ -196,7 +200,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def generate_until(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[Prompt]:
-        """Contexts cut to leave room for what is generated."""
+        """Return contexts, cut on the left to leave room for the output."""
         return [self._open_prompt(*request.args[:2]) for request in requests]
 
     def _open_prompt(self, context: str, gen_kwargs: dict[str, Any]) -> Prompt:
@@ -207,7 +211,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
                 f"it generates up to {generation.max_tokens} tokens, which leaves no room for a "
                 f"prompt in a context of {self.max_length}; set max_gen_toks in gen_kwargs"
             )
-        # In generation the "hf" class knows a BOS by its own text only, never an EOS in its place.
+        # For generation, the "hf" class never takes an EOS token in place of a missing BOS.
         special = None
         if self._backend == "hf" and self.tokenizer.bos_token is None:
             special = True
@@ -215,10 +219,10 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return Prompt((tokens or [self.prefix_token_id])[-room:], generation=generation)
 
     def generation(self, gen_kwargs: dict[str, Any]) -> Generation:
-        """Read a task's generation arguments as the harness's model classes do.
+        """Return a task's generation arguments as the harness's model classes understand them.
 
         Raises:
-            ValueError: an argument that is no number, or beam search.
+            ValueError: an argument is not supported, or is not a number.
         """
         normal = normalize_gen_kwargs(gen_kwargs, _DEFAULT_MAX_GEN_TOKENS)
         if not all(isinstance(text, str) for text in normal["until"]):
@@ -226,7 +230,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         eos = None
         if self.eot_token_id is not None:
             eos = self.tokenizer.decode(self.eot_token_id) or self.tokenizer.eos_token
-        # An empty stop string never cuts, and would end an engine's work at once.
+        # The harness never cuts at an empty stop string, but an engine would stop at once.
         if normal["max_gen_toks"] < 1:
             raise ValueError(f"it generates {normal['max_gen_toks']} tokens; set max_gen_toks")
         until = [text for text in handle_stop_sequences(normal["until"], eos=eos) if text]
@@ -239,7 +243,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         )
 
     def cut(self, text: str, generation: Generation) -> str:
-        """What the harness keeps of a generated text: after thinking, before the first stop."""
+        """Return the text that the harness keeps: after the thinking, before the first stop."""
         think_end = self._think_end
         if think_end is not None and think_end.isdigit():
             think_end = self.tokenizer.decode([int(think_end)])
@@ -248,10 +252,10 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
 
 class ReplayModel(LM):  # type: ignore[misc]  # lm_eval has no types
-    """A model that gives back recorded responses, the repeats of an instance in their order."""
+    """A model that returns recorded responses, and the repeats of an instance in order."""
 
     def __init__(self, recorded: Mapping[int, Iterable[Any]]) -> None:
-        """`recorded` maps the `id()` of an instance to its responses."""
+        """Replay `recorded`, the responses by the `id()` of their instance."""
         super().__init__()
         self._left: dict[int, Iterator[Any]] = {
             key: iter(responses) for key, responses in recorded.items()
@@ -264,10 +268,10 @@ class ReplayModel(LM):  # type: ignore[misc]  # lm_eval has no types
 
 
 def _sampling(normal: Mapping[str, Any]) -> dict[str, float]:
-    """Sampling parameters of normalized generation arguments; empty for plain greedy decoding."""
+    """Return the sampling parameters in generation arguments, empty for greedy decoding."""
     given = {key: normal[key] for key in normal if key not in _NO_SAMPLING_PARAMETER}
     if given.pop("num_beams", 1) != 1:
-        raise ValueError("it asks for beam search (num_beams), which no engine here does")
+        raise ValueError("it asks for beam search (num_beams), which is not supported")
     if "max_length" in given:
         raise ValueError("it limits prompt and output together (max_length); set max_gen_toks")
     for key, value in given.items():
@@ -285,10 +289,10 @@ def _sampling(normal: Mapping[str, Any]) -> dict[str, float]:
 
 
 def load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  one of many classes of transformers
-    """The tokenizer of a checkpoint, with none of the checkpoint's own code.
+    """Load the tokenizer of a checkpoint without running the checkpoint's own code.
 
     Raises:
-        UserError: there is none, or it is of a kind that transformers does not know.
+        UserError: there is none, or transformers does not know its class.
     """
     from transformers import AutoTokenizer
 
@@ -299,5 +303,5 @@ def load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  one of many classes of
     except Exception as error:
         raise UserError(
             f"the tokenizer in {folder} cannot be loaded: {error}\n"
-            "A checkpoint needs its tokenizer files beside its weights to be evaluated."
+            "Put the tokenizer's files beside the weights, or name their folder with --tokenizer"
         ) from error

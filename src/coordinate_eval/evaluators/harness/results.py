@@ -1,4 +1,4 @@
-"""From what the harness's `evaluate` returns to the record of a dataset's results."""
+"""The record of a dataset's results, made from the return value of the harness's `evaluate`."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,10 +10,10 @@ from coordinate_eval.records import Dataset, DatasetResults
 def dataset_results(
     dataset: Dataset, *, top: str | None, items: int, evaluated: Mapping[str, Any]
 ) -> DatasetResults:
-    """Keep the harness's shape, name the entries after the dataset, make the values JSON.
+    """Return the results in the harness's shape, with names after the dataset and JSON values.
 
-    `top` is the harness's name of what the dataset stands for. A number that is none, NaN or
-    infinite, becomes "N/A", which is also the harness's word for a standard error that it lacks.
+    `top` is the harness's name of the dataset's own task or group, None for a tag. NaN and
+    infinite numbers become "N/A", the harness's own value for a missing standard error.
     """
     rename = _naming(dataset, top)
 
@@ -44,7 +44,7 @@ def _naming(dataset: Dataset, top: str | None) -> Callable[[str], str]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  metrics return whatever they like
-    """A value that JSON can hold, whatever a metric made of it."""
+    """Return a value of a metric as one that JSON can hold."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

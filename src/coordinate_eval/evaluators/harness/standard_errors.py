@@ -1,8 +1,9 @@
-"""The harness's bootstrapped standard errors, in this process.
+"""The harness's bootstrapped standard errors, computed in this process.
 
-The harness draws its resamples in a pool of forked processes, one for each core of the machine
-even where a job was given one core. Forks of a process with threads can hang, and they outlive a
-scorer that is killed. The same numbers come from here, in about a third of the processor time.
+The harness computes them in a pool of forked processes: one for each core of the machine, even if
+the job has a single core. A fork of a process with threads can hang, and it outlives a scorer that
+is killed. This module computes the same numbers without processes, in about a third of the CPU
+time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,16 +14,17 @@ import numpy as np
 from lm_eval.api import metrics
 
 _CHUNK = 1000
-"""Resamples that the harness draws from one seed."""
+"""Number of resamples that the harness draws from one seed."""
 
 
 def bootstrap_stderr(
     statistic: Callable[[Sequence[Any]], float], values: Sequence[Any], iters: int
 ) -> float:
-    """Standard deviation of a statistic over `iters` resamples: the harness's, to the last bit.
+    """Return the standard deviation of a statistic over `iters` resamples of `values`.
 
-    It draws with `random.Random(seed).choices`, whose numbers are those of numpy's Mersenne
-    Twister seeded with `[seed]`, scaled and cut to whole numbers.
+    The result equals the harness's to the last bit. The harness draws with
+    `random.Random(seed).choices`. Its numbers are those of numpy's Mersenne Twister seeded with
+    `[seed]`, scaled and truncated to integers.
     """
     array = np.asarray(values) if all(type(value) is float for value in values) else None
     size = min(_CHUNK, iters)
@@ -38,7 +40,7 @@ def bootstrap_stderr(
 
 @contextmanager
 def bootstrapped_here() -> Iterator[None]:
-    """Have the harness take its bootstrapped standard errors from here inside the block."""
+    """Let the harness use `bootstrap_stderr` of this module inside the block."""
     real = metrics.bootstrap_stderr
     metrics.bootstrap_stderr = bootstrap_stderr
     try:

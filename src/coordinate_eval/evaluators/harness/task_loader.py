@@ -1,7 +1,7 @@
-"""Loading the harness's tasks, groups and tags as its own command does, and saying what is wrong.
+"""Load tasks, groups and tags of the harness as its own command does, and explain failures.
 
-The index of the harness's own fifteen thousand tasks takes some ten seconds to read. It is left
-alone while what is asked for, with all that it refers to, is defined in the user's folders.
+The harness takes about ten seconds to index its own fifteen thousand tasks. That index is not read
+if a task, with everything that it refers to, is defined in the user's folders.
 """
 
 import difflib
@@ -42,22 +42,22 @@ _OFFLINE = frozenset(
 
 @dataclass(frozen=True)
 class LoadedTasks:
-    """What a dataset of a suite is in the harness."""
+    """The harness's tasks and groups that make up a dataset."""
 
     table: dict[str, Any]
-    """As `TaskManager.load` returns it: `tasks`, `groups` and `group_map` by name."""
+    """The return value of `TaskManager.load`: `tasks`, `groups` and `group_map` by name."""
     top: str | None
-    """The task or group that the dataset names; a tag is none."""
+    """The task or group named by the dataset, None for a tag."""
 
     @property
     def tasks(self) -> dict[str, Task]:
-        """The leaf tasks by name, in harness order."""
+        """The leaf tasks by name, in the harness's order."""
         tasks: dict[str, Task] = self.table["tasks"]
         return tasks
 
 
 class TaskLoader:
-    """Loads tasks from the user's folders and from the harness's own, the user's first."""
+    """A loader of tasks. The user's folders take precedence over the harness's own tasks."""
 
     def __init__(self, *, include_path: Sequence[str], tokenizer: Path, seed: int) -> None:
         self._include_path = list(include_path)
@@ -66,7 +66,7 @@ class TaskLoader:
         self._managers: dict[tuple[bool, str], TaskManager] = {}
 
     def begin(self, dataset: Dataset) -> None:
-        """Read the index that the dataset's task is found in, unless it was read already.
+        """Read the index that has the dataset's task, unless it is already in memory.
 
         Raises:
             UserError: a folder is missing, or the index cannot be read.
@@ -79,9 +79,10 @@ class TaskLoader:
             self._manager(name, dataset.metadata)
 
     def load(self, dataset: Dataset) -> LoadedTasks:
-        """Load the dataset's tasks with its options in their configuration.
+        """Load the dataset's tasks and apply its options to them.
 
-        Seeds the global generators as the command does, so call it inside `harness_session`.
+        Call it inside `harness_session`: it seeds the global random generators, as the command
+        does.
 
         Raises:
             UserError: the task is unknown or cannot be loaded.
@@ -89,7 +90,7 @@ class TaskLoader:
         self.begin(dataset)
         name = dataset.task or dataset.name
         random.seed(DEFAULT_RANDOM_SEED)
-        np.random.seed(self._seed)  # what tasks draw from
+        np.random.seed(self._seed)  # the generator that tasks draw from
         with _explained(dataset, name):
             manager = self._manager(name, dataset.metadata)
             if name not in manager.task_index and not Path(name).expanduser().is_file():
@@ -115,13 +116,13 @@ class TaskLoader:
             self._managers[key] = TaskManager(
                 include_path=self._include_path,
                 include_defaults=defaults,
-                # The command's tasks see the model's arguments; some make prompts by its tokenizer.
+                # The command passes the model's arguments to tasks. Some read its tokenizer.
                 metadata={"pretrained": str(self._tokenizer), **metadata},
             )
         return self._managers[key]
 
     def _configure(self, task: Task, dataset: Dataset) -> None:
-        """Apply the dataset's options as `simple_evaluate` applies the command's."""
+        """Apply the dataset's options in the way of the harness's `simple_evaluate`."""
         if task.get_config("output_type") == "generate_until":
             if dataset.gen_kwargs:
                 task.set_config("generation_kwargs", dict(dataset.gen_kwargs), update=True)
@@ -146,7 +147,7 @@ class TaskLoader:
 
 
 def asks_questions(task: Task) -> bool:
-    """Whether a task's metric has programs run."""
+    """Return whether a task's metric asks for programs to be run."""
     config = task.config
     functions = [
         *getattr(task, "_metric_fn_list", {}).values(),
@@ -158,10 +159,10 @@ def asks_questions(task: Task) -> bool:
 
 @contextmanager
 def harness_session() -> Iterator[None]:
-    """A block in which the harness may work.
+    """Prepare this process for work of the harness inside the block.
 
-    What it prints goes to stderr, `code_eval` is a look-up, it starts no processes, and the global
-    random generators, which it seeds, are put back afterwards.
+    Its output goes to stderr, `code_eval` is replaced by a look-up, standard errors are computed
+    without processes, and the global random generators are restored afterwards.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
@@ -173,9 +174,10 @@ def harness_session() -> Iterator[None]:
 
 
 def in_words(error: BaseException) -> str:
-    """An exception of other people's code in one line, with its type unless it speaks for itself.
+    """Return an exception of other people's code as one line.
 
-    `ValueError` and its like are raised with a sentence; a `KeyError` says only a key.
+    The line begins with the exception's type, unless its text is usually a sentence, as it is for
+    a `ValueError`. A `KeyError` has only the key.
     """
     words = " ".join(str(error).split())
     if type(error) in (ValueError, FileNotFoundError, RuntimeError) and words:
@@ -184,7 +186,7 @@ def in_words(error: BaseException) -> str:
 
 
 def _check(name: str, task: Task) -> None:
-    """Refuse now what would fail after the GPUs have done their part."""
+    """Refuse a task that would fail only after its responses were generated."""
     kind = task.get_config("output_type") or task.OUTPUT_TYPE
     if kind not in _SUPPORTED:
         raise ValueError(f"task {name!r} has output_type {kind!r}, which is not supported")
@@ -201,7 +203,7 @@ def _check(name: str, task: Task) -> None:
 
 
 def _is_complete(spec: str | dict[str, Any], index: dict[str, Entry]) -> bool:
-    """Whether an entry and everything that it refers to is in this index."""
+    """Return whether an entry and everything that it refers to are in this index."""
     if isinstance(spec, dict) and "group" in spec and spec["group"] not in index:
         return all(_is_complete(member, index) for member in spec.get("task", []))
     name = spec if isinstance(spec, str) else spec.get("group") or spec.get("task")
@@ -213,7 +215,7 @@ def _is_complete(spec: str | dict[str, Any], index: dict[str, Entry]) -> bool:
 
 
 def _unreadable(folders: Sequence[str]) -> Iterator[tuple[Path, str]]:
-    """Task files which the harness's index passes over in silence, and why."""
+    """Yield the task files that the harness's index skips without a message, with the reason."""
     for folder in folders:
         for path in sorted(Path(folder).glob("**/*.yaml")):
             try:
@@ -224,7 +226,7 @@ def _unreadable(folders: Sequence[str]) -> Iterator[tuple[Path, str]]:
 
 @contextmanager
 def _explained(dataset: Dataset, name: str) -> Iterator[None]:
-    """Turn whatever loading raises into one message for a person."""
+    """Turn any exception of loading a task into a `UserError` that explains it."""
     try:
         yield
     except CoordinateError:
@@ -235,7 +237,7 @@ def _explained(dataset: Dataset, name: str) -> Iterator[None]:
 
 def _explanation(dataset: Dataset, name: str, error: Exception) -> str:
     culprit = f"dataset {dataset.name!r}: task {name!r} cannot be loaded"
-    # The innermost index entry on the stack is the leaf task that failed.
+    # The innermost index entry on the stack belongs to the leaf task that failed.
     for frame, _ in traceback.walk_tb(error.__traceback__):
         entry = frame.f_locals.get("entry")
         if isinstance(entry, Entry) and entry.kind is not Kind.TAG:
@@ -245,8 +247,8 @@ def _explanation(dataset: Dataset, name: str, error: Exception) -> str:
     if any(type(cause).__name__ in _OFFLINE for cause in _causes(error)):
         return (
             f"{culprit}: it needs a hub that cannot be reached from here: {words}\n"
-            "Fetch its data once where there is a network, into an HF_HOME that this machine sees, "
-            "or point dataset_path at local files."
+            "Download its data once on a machine with a network, into an HF_HOME that this machine "
+            "sees, or set dataset_path to local files."
         )
     if isinstance(error, IndexError):
         return f"{culprit}: it has no items, or asks for one beyond the last: {words}"

@@ -1,1 +1,1 @@
-"""Run programs that a model wrote, confined."""
+"""The sandbox in which programs written by a model run."""
