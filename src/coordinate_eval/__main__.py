@@ -1,4 +1,4 @@
-"""`python -m coordinate_eval`, which jobs use: the interpreter that submitted runs them."""
+"""The command `python -m coordinate_eval`, which jobs run with the submitting interpreter."""
 
 from coordinate_eval.coordinator.cli.app import main
 

@@ -1,8 +1,8 @@
-"""Numbers and names as people read them."""
+"""Numbers and names in the form in which people read them."""
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that fits."""
+    """Return a time in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -20,7 +20,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that fits."""
+    """Return a number of bytes in B, KiB, MiB or GiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -29,5 +29,5 @@ def size(count: float) -> str:
 
 
 def plain(text: str) -> str:
-    """A name on one line: what cannot be printed is replaced, so that it moves no cursor."""
+    """Return a name with unprintable characters replaced, so that it stays on one line."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

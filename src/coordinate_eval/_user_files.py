@@ -1,4 +1,4 @@
-"""Files that a user names: read only if they can be read to their end."""
+"""Read files that a user names, and explain why one cannot be read."""
 
 import stat
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 from coordinate_eval.errors import UserError
 
 MOST_BYTES = 64 * 2**20
-"""More than any settings, suite, cluster or plan file has: 64 MiB."""
+"""Size limit of a settings, suite, cluster or plan file: 64 MiB."""
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file; `what` it is for the user, such as "cluster file".
+    """Return the text of a file. `what` names its kind in messages, such as "cluster file".
 
     Raises:
-        UserError: it is missing, no regular file, larger than `MOST_BYTES`, or not UTF-8.
+        UserError: it is missing, not a regular file, larger than `MOST_BYTES`, or not UTF-8.
     """
     check_regular(path, what)
     try:
@@ -31,16 +31,16 @@ def read_text(path: Path, what: str) -> str:
 
 
 def check_regular(path: Path, what: str) -> None:
-    """Whether there is a regular file: a pipe or a device may never come to an end.
+    """Check that a path is a regular file. Reading a pipe or a device may never end.
 
     Raises:
-        UserError: there is none.
+        UserError: it is not.
     """
     try:
         mode = path.stat().st_mode
     except FileNotFoundError as error:
         raise _unreadable(path, what, "it does not exist") from error
-    except (OSError, ValueError) as error:  # ValueError: with a NUL it is no path at all
+    except (OSError, ValueError) as error:  # ValueError: the path has a NUL
         raise _unreadable(path, what, getattr(error, "strerror", None) or str(error)) from error
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or device"

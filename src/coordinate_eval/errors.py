@@ -1,25 +1,28 @@
 """Every error this program raises on purpose.
 
 CoordinateError
-├── UserError            exit status 2: the input or the setting is wrong, nothing was started
-├── ClusterError         the scheduler said no, in its own words
-│   ├── ClusterSilent    it did not answer: nothing is known, ask again later
-│   └── SubmitRefused    it refused this job; the same job will be refused again
-├── EngineError          an engine could not start or gave up
-└── RecordError          a file of a run directory is not what its name says
+├── UserError            wrong input or setting; nothing was started
+├── ClusterError         the scheduler answered with an error
+│   ├── ClusterSilent    the scheduler did not answer; try again later
+│   └── SubmitRefused    the scheduler refused a job, and would refuse it again
+├── EngineError          an engine failed to start or to answer
+└── RecordError          a file of a run directory is missing, torn or of another version
+
+The command's exit status is 2 for UserError and SubmitRefused, 3 for ClusterSilent, and 1 for all
+others.
 """
 
 from typing import ClassVar
 
 
 class CoordinateError(Exception):
-    """Base of all; its text is one message for a person: what, where, what to do next."""
+    """Base of all errors. The text is a message for a person: what, where, what to do next."""
 
     exit_status: ClassVar[int] = 1
 
 
 class UserError(CoordinateError):
-    """Bad input: a checkpoint, suite, setting or command that cannot work as given."""
+    """A checkpoint, suite, setting or command that cannot work as given."""
 
     exit_status = 2
 
@@ -29,13 +32,13 @@ class ClusterError(CoordinateError):
 
 
 class ClusterSilent(ClusterError):
-    """The scheduler did not answer. Nothing may be concluded about jobs or nodes."""
+    """The scheduler did not answer. Nothing is known about jobs and nodes."""
 
     exit_status = 3
 
 
 class SubmitRefused(ClusterError):
-    """The scheduler refused a job; the text holds its words."""
+    """The scheduler refused a job. The text has its words."""
 
     exit_status = 2
 

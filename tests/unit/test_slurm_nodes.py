@@ -168,7 +168,7 @@ def test_features(constraint: str, fits: bool) -> None:
     "answer", [{}, {"nodes": [{}]}, {"nodes": [1]}, {"nodes": None}, {"nodes": [{"gres": 3}]}]
 )
 def test_an_answer_of_another_shape_is_an_error(answer: dict[str, Any]) -> None:
-    with pytest.raises(ClusterError, match="not understood"):
+    with pytest.raises(ClusterError, match="unknown form"):
         read_nodes(answer, LOW)
 
 

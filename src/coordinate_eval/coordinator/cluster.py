@@ -63,9 +63,11 @@ class Job(Record):
     cpus: int = Field(default=1, description="per task")
     memory_mib: int = Field(default=1024, description="per task")
     minutes: int
-    requeue: bool = Field(default=False, description="start again by itself after a lost node")
-    gpu_work: bool = Field(default=False, description="needs the GPU partition, even without GPUs")
-    log: str = Field(description="absolute path without suffix; a task adds its id and '.log'")
+    requeue: bool = Field(default=False, description="Slurm starts it again after a node failure")
+    gpu_work: bool = Field(
+        default=False, description="runs in the GPU partition, even without GPUs"
+    )
+    log: str = Field(description="absolute path, to which a task adds its id and '.log'")
 
 
 class ShownJob(NamedTuple):

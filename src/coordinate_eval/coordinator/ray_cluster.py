@@ -1,7 +1,8 @@
-"""This machine as a cluster, through Ray: the same argv as on Slurm, as subprocesses.
+"""This machine as a cluster, through Ray. Jobs have the same argv as on Slurm.
 
-Ray hands out cores and GPUs and sets CUDA_VISIBLE_DEVICES; the driver is the supervisor. When
-it ends, however it ends, Ray's workers end, and each job ends with its worker.
+Ray allocates cores and GPUs and sets CUDA_VISIBLE_DEVICES. Each job is a subprocess of a Ray
+worker. The supervisor is Ray's driver: if it ends, even if it is killed, Ray's workers end, and
+each job ends with its worker.
 """
 
 import contextlib
@@ -35,17 +36,17 @@ from coordinate_eval.errors import ClusterError, UserError
 from coordinate_eval.records import Record
 
 OBJECT_STORE_BYTES = 100 << 20
-"""Ray's own share of the shared memory in which weights are staged: jobs pass no objects."""
+"""Shared memory of Ray's object store. Jobs pass no objects, and weights need the rest."""
 
 END_SECONDS = 20.0
-"""How long a job that is ended may take to clear up, such as to remove staged weights."""
+"""Time for a cancelled job to clean up, in seconds, for example to remove staged weights."""
 
 NODE = "local"
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 STARTS = 3
-"""Times that Ray is started before it is given up."""
+"""Number of attempts to start Ray."""
 
 
 class RaySettings(Record):
@@ -64,7 +65,7 @@ class RaySettings(Record):
 
 @dataclass
 class _Task:
-    """One task of a job, and the handle by which Ray knows it."""
+    """One task of a job, with its Ray handle."""
 
     job: Job
     job_id: str
@@ -116,18 +117,19 @@ class RayCluster:
         self._ray.shutdown()
 
     def _begin(self) -> None:
-        """Start Ray, again where it gave up on itself: it waits 15 s for parts of its own, which
-        a busy machine does not always start in time.
+        """Start Ray, and try again if it fails.
+
+        Ray waits only 15 s for its own processes, which may take longer on a busy machine.
 
         Raises:
-            ClusterError: it does not start.
+            ClusterError: Ray does not start.
         """
         for attempt in range(STARTS):
             try:
-                # It says on stderr at every start that it asks for a token, which it also makes.
+                # At every start Ray prints a notice about its authentication token.
                 with contextlib.redirect_stderr(io.StringIO()):
                     self._ray.init(
-                        address="local",  # one of our own, whatever RAY_ADDRESS says
+                        address="local",  # a new instance, even if RAY_ADDRESS is set
                         num_cpus=self._settings.cpus or os.cpu_count() or 1,
                         num_gpus=self._gpus,
                         include_dashboard=False,
@@ -137,7 +139,7 @@ class RayCluster:
                         configure_logging=False,
                         namespace="coordinate-eval",
                     )
-            except Exception as error:  # Ray raises bare ones
+            except Exception as error:  # Ray raises plain exceptions
                 self._ray.shutdown()
                 if attempt == STARTS - 1:
                     raise ClusterError(
@@ -162,7 +164,7 @@ class RayCluster:
         return ShownJob(job.name, text, None, text)
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
-        """This machine, with what Ray has not handed out."""
+        """Return this machine with its free resources."""
         free = self._ray.available_resources()
         node = Node(
             name=NODE,
@@ -171,7 +173,7 @@ class RayCluster:
             gpu_type=self._gpu_type,
             gpu_memory_gib=self._gpu_memory_gib,
             cpus=1 << 20,
-            # Nothing is reserved for trials on one's own machine; the weights must surely fit.
+            # Trials reserve no memory on this machine, but the weights must fit.
             memory_gib=_available_gib() + self._gpus * self._trial_memory_gib,
         )
         if node.free_gpus:
@@ -183,7 +185,7 @@ class RayCluster:
         return False
 
     def submit(self, job: Job) -> str:
-        """Start the job's tasks as soon as there are GPUs for them."""
+        """Queue the job's tasks in Ray, which starts them when there are GPUs for them."""
         job_id = f"{self._session}-{self._submitted}"
         self._submitted += 1
         for index in range(job.count):
@@ -193,7 +195,7 @@ class RayCluster:
                 TASK_VARIABLE: f"{job_id}_{index}.0",
                 **ENDS_WITH_PARENT,
             }
-            # Keepers and trials share whatever cores there are; pullers of metrics wait for one.
+            # Keepers and trials share all cores. Tasks of metric jobs wait for a free core.
             cpus = 0 if job.gpu_work else job.cpus
             start = self._start.options(num_cpus=cpus, num_gpus=job.gpus, name=job.name)
             handle = start.remote(list(job.argv), environment, str(log))
@@ -201,7 +203,7 @@ class RayCluster:
         return job_id
 
     def poll(self, prefix: str) -> list[TaskStatus]:
-        """All tasks of this driver whose job name starts with `prefix`."""
+        """Return all tasks of this process whose job name starts with `prefix`."""
         mine = [t for t in self._tasks if t.job.name.startswith(prefix)]
         handles = [t.handle for t in mine]
         ended, _ = (
@@ -227,7 +229,7 @@ class RayCluster:
 
 
 def _run(argv: list[str], environment: dict[str, str], log: str) -> int:
-    """In a Ray worker: one task, until it ends."""
+    """Run one task in a Ray worker until it ends."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     with Path(log).open("ab") as out:
         job = subprocess.Popen(
@@ -239,7 +241,7 @@ def _run(argv: list[str], environment: dict[str, str], log: str) -> int:
         )
     try:
         while True:
-            # Ray cancels by an exception that is only heard between calls, so they are short.
+            # Ray cancels with an exception that is raised only between calls, so keep them short.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return job.wait(1.0)
     finally:
@@ -247,7 +249,7 @@ def _run(argv: list[str], environment: dict[str, str], log: str) -> int:
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
-    """TERM, and KILL where that is not heard; nothing when it has ended."""
+    """Send SIGTERM, then SIGKILL if the job does not end in time."""
     job.terminate()
     try:
         job.wait(END_SECONDS)
@@ -257,7 +259,7 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 
 
 def _available_gib() -> float:
-    """Memory that processes can still take, from Linux's own estimate."""
+    """Return Linux's own estimate of the available memory in GiB."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) / 2**20
@@ -267,15 +269,15 @@ def _available_gib() -> float:
 def _state(task: _Task, ended: bool) -> State:
     if ended:
         return State.ENDED
-    # A task opens its log first thing, so the log tells that it has begun.
+    # A task first opens its log, so the log shows that it has started.
     return State.RUNNING if task.log.exists() else State.PENDING
 
 
 def _gpus(settings: RaySettings) -> tuple[int, str, float]:
-    """How many GPUs to hand out, their type, their memory in GiB, 0 for unknown.
+    """Return the number of GPUs to use, their type, and the memory of one in GiB, 0 if unknown.
 
     Raises:
-        UserError: there are fewer than are asked for.
+        UserError: there are fewer than the settings ask for.
     """
     try:
         found = subprocess.run(
@@ -288,7 +290,7 @@ def _gpus(settings: RaySettings) -> tuple[int, str, float]:
     except (OSError, subprocess.SubprocessError):
         found = []
     if not found:
-        # It hides nothing here, and Ray would take it for a count.
+        # It hides no GPU on this machine, and Ray would take it for a number of GPUs.
         os.environ.pop(_VISIBLE, None)
         return settings.gpus or 1, "cpu", 0.0
     count = len(found)
@@ -297,11 +299,11 @@ def _gpus(settings: RaySettings) -> tuple[int, str, float]:
     if count < (settings.gpus or 1):
         hidden = f" ({_VISIBLE}={os.environ[_VISIBLE]!r})" if _VISIBLE in os.environ else ""
         raise UserError(
-            f"{settings.gpus or 1} GPUs are asked for, and {count} of this machine's {len(found)} "
-            f"can be used{hidden}: ask for fewer, or show more"
+            f"[ray] gpus is {settings.gpus or 1}, but only {count} of this machine's {len(found)} "
+            f"GPUs can be used{hidden}: set it lower, or make more GPUs visible"
         )
     name, _, memory = found[0].rpartition(",")
     gib = 0.0
-    with contextlib.suppress(ValueError):  # "[N/A]" where GPU and host share it
+    with contextlib.suppress(ValueError):  # "[N/A]" if GPU and host share their memory
         gib = float(memory) / 1024
     return settings.gpus or count, name.strip().replace(" ", "_"), gib

@@ -1,1 +1,1 @@
-"""Slurm through its commands: one module runs them, the others build and parse text."""
+"""Slurm through its commands. `client` runs them; other modules build and parse text."""

@@ -1,8 +1,8 @@
-"""The one place that runs Slurm's commands: an argv in, its standard output back.
+"""The only module that runs Slurm's commands.
 
-What every command gets is the same: no inherited setting counts (SBATCH_PARTITION, or the
-SLURM_* of a job in which this runs), it ends in time, and what it says on failure is sorted
-into "no answer" and "no", which are opposite facts about a job.
+No command inherits a setting from the environment, such as SBATCH_PARTITION, or the SLURM_* of a
+job in which this program runs. Each has a time limit. An error is either "no answer" or a refusal,
+which mean opposite things for a job: after "no answer" it may exist.
 """
 
 import json
@@ -24,15 +24,15 @@ _OWN_VARIABLES = (
     "SCONTROL_",
     "SALLOC_",
     "SRUN_",
-    # A job sets these for its own GPUs; to the next job they would name GPUs it doesn't have.
+    # A job has these for its own GPUs. In the next job they would name GPUs that it lacks.
     "CUDA_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
     "GPU_DEVICE_ORDINAL",
 )
 _KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")
 
-# Parts of what Slurm's commands print, in lower case, when a controller is down, busy, being
-# replaced by its backup, or when munged is away: the same call may succeed later.
+# Parts of error messages, in lower case, of Slurm's commands if the controller is down, busy or
+# being replaced by its backup, or if munged is down. The same call may succeed later.
 _SILENCE = (
     "unable to contact slurm controller",
     "connect failure",
@@ -56,31 +56,31 @@ _SILENCE = (
 
 
 class SlurmClient:
-    """Runs Slurm commands; `calls` counts them by name.
+    """A runner of Slurm's commands. `calls` counts them by name.
 
     Raises:
-        UserError: SLURM_CONF names a file that doesn't exist.
+        UserError: SLURM_CONF names a missing file.
     """
 
     def __init__(self, timeout_seconds: float) -> None:
         self.calls: Counter[str] = Counter()
         self._timeout_seconds = timeout_seconds
         configuration = os.environ.get("SLURM_CONF")
-        # Slurm's commands would wait a minute for the file and then say nothing of use.
+        # Slurm's commands would wait a minute for the file, and then fail with no useful message.
         if configuration and not Path(configuration).is_file():
             raise UserError(
                 f"SLURM_CONF is {configuration!r}, but there is no such file: "
-                "correct it, or unset it to go on without Slurm"
+                "correct it, or unset it to run without Slurm"
             )
 
     def run(self, command: str, *args: str, script: str | None = None) -> str:
-        """Standard output of one command; `script` is its standard input.
+        """Run one command and return its standard output. `script` is its standard input.
 
         Raises:
-            ClusterSilent: no answer, or none in time; what was asked for may have happened.
-            SubmitRefused: sbatch said no.
-            ClusterError: any other command said no; the text holds its words.
-            UserError: there is no such command.
+            ClusterSilent: no answer in time. The command may have taken effect.
+            SubmitRefused: sbatch refused.
+            ClusterError: any other command failed; the message has its words.
+            UserError: the command is not installed.
         """
         self.calls[command] += 1
         try:
@@ -102,26 +102,26 @@ class SlurmClient:
         except subprocess.TimeoutExpired as error:
             raise ClusterSilent(
                 f"{_title(command, args)} did not answer in {self._timeout_seconds:g} s; "
-                "asking again later may help"
+                "try again later"
             ) from error
-        # Decoded here, not by a text mode, which would change carriage returns in job names.
+        # Decoded here, because text mode would change carriage returns in job names.
         output, words = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
         if done.returncode != 0:
             raise _failure(command, args, done.returncode, words.strip() or output.strip())
         return output
 
     def json(self, command: str, *args: str) -> dict[str, Any]:
-        """The JSON object that a command prints.
+        """Run one command and return the JSON object that it prints.
 
         Raises:
-            ClusterSilent: besides, an empty answer, or one that lists errors: older versions
-                print that with exit status 0 when the controller is down.
-            ClusterError: besides, the answer is no JSON object.
+            ClusterSilent: as for `run`, and if the answer is empty or lists errors. Older versions
+                print these with exit status 0 if the controller is down.
+            ClusterError: as for `run`, and if the answer is not a JSON object.
         """
         text = self.run(command, *args)
         title = _title(command, args)
         if not text.strip():
-            raise ClusterSilent(f"{title} printed nothing; asking again later may help")
+            raise ClusterSilent(f"{title} printed nothing; try again later")
         try:
             answer = json.loads(text)
         except ValueError as error:
@@ -134,33 +134,33 @@ class SlurmClient:
 
 
 def _environment(command: str) -> dict[str, str]:
-    """This process's variables without those that would change what a command means."""
+    """Return this process's environment without the variables that would change the command."""
     environment = {
         name: value
         for name, value in os.environ.items()
         if name in _KEPT_VARIABLES or not name.startswith(_OWN_VARIABLES)
     }
-    # sbatch hands its environment to the job, whose programs keep the user's language.
+    # sbatch passes its environment to the job, whose programs keep the user's locale.
     if command != "sbatch":
         environment["LC_ALL"] = "C"
     return environment
 
 
 def _failure(command: str, args: tuple[str, ...], status: int, words: str) -> ClusterError:
-    """The error for a command that failed with these words."""
+    """Return the error for a failed command and its message."""
     title = _title(command, args)
     if any(sign in words.lower() for sign in _SILENCE):
         return ClusterSilent(f"{title} got no answer: {words}")
     if status < 0:
-        return ClusterSilent(f"{title} was ended by signal {-status} before it had an answer")
-    words = words or f"exit status {status} without a word"
+        return ClusterSilent(f"{title} was ended by signal {-status} before it answered")
+    words = words or f"exit status {status} without a message"
     if command == "sbatch":
         return SubmitRefused(f"Slurm refused the job: {words}\n(submitted with {title})")
     return ClusterError(f"{title} failed: {words}")
 
 
 def _error_words(errors: object) -> str:
-    """The texts of the `errors` of an answer, which are objects or strings by version."""
+    """Return the texts in the `errors` of an answer: objects or strings, by version."""
     entries = errors if isinstance(errors, list) else [errors]
     texts = (
         str(entry.get("description") or entry.get("error") or entry)

@@ -20,7 +20,7 @@ _CONFIGURATIONS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.co
 _PROBE_SECONDS = 15.0
 _IDS_PER_CANCEL = 500
 
-# What scancel says of tasks that have ended or were never there; by version with exit status 0.
+# Messages of scancel about tasks that have ended or never existed. Some versions exit with 0.
 _NOTHING_TO_CANCEL = re.compile(r"invalid job id|already complet", re.IGNORECASE)
 
 
@@ -69,7 +69,7 @@ class SlurmCluster:
         return ShownJob(job.name, made.command(), made.script, made.text())
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
-        """Nodes of the partition on which a trial can start; every other node with GPUs.
+        """Return the nodes on which a trial can start, and all others with GPUs with the reason.
 
         Raises:
             UserError: the partition of the settings does not exist.
@@ -86,19 +86,19 @@ class SlurmCluster:
         return read_nodes(self.client.json(*self._list_nodes()), wanted)
 
     def submit(self, job: Job) -> str:
-        """Submit; the folder of the log is made, since Slurm starts no job without it.
+        """Submit `job`. Creates the folder of its log, without which Slurm starts no job.
 
         Raises:
-            SubmitRefused: with Slurm's words.
-            ClusterSilent: no answer; the job may exist, look it up by its name.
-            UserError: a setting that no sbatch would understand.
+            SubmitRefused: Slurm refused; the message has its words.
+            ClusterSilent: no answer. The job may exist: look it up by its name.
+            UserError: sbatch would not understand a setting.
         """
         made = submission(job, self._settings)
         Path(job.log).parent.mkdir(parents=True, exist_ok=True)
         return read_job_id(self.client.run("sbatch", *made.args, script=made.script))
 
     def poll(self, prefix: str) -> list[TaskStatus]:
-        """This user's tasks whose job name starts with `prefix`, ended ones while remembered.
+        """Return this user's tasks whose job name has this prefix, for as long as Slurm lists them.
 
         Raises:
             ClusterSilent: no answer.
@@ -110,13 +110,13 @@ class SlurmCluster:
         return read_tasks(answer, prefix)
 
     def cancel(self, job_ids: list[str]) -> None:
-        """End jobs (`123`) and tasks (`123_4`); those that ended or never were are no error.
+        """End jobs (`123`) and tasks (`123_4`). Ignores those that have ended or never existed.
 
         Raises:
             ClusterSilent: no answer.
-            ClusterError: Slurm won't, with its words.
+            ClusterError: Slurm refused; the message has its words.
         """
-        # scancel stops at the first id that isn't one, and takes some words for options.
+        # scancel stops at the first malformed id, and takes some words for options.
         ids = [job_id for job_id in job_ids if re.fullmatch(r"\d+(_\d+)?", job_id)]
         for start in range(0, len(ids), _IDS_PER_CANCEL):
             try:
@@ -144,7 +144,7 @@ class SlurmCluster:
         return True
 
     def _chosen(self, names: str) -> list[Partition]:
-        """The partitions of a setting: one, several with commas between, '' for the default."""
+        """Return the partitions in a setting: names separated by commas, or '' for the default."""
         if not self._partitions:
             text = self.client.run("scontrol", "--all", "--oneliner", "show", "partition")
             self._partitions = read_partitions(text)
@@ -162,11 +162,11 @@ class SlurmCluster:
         return f"set [slurm] partition to one of {', '.join(self._partitions)}"
 
     def _list_nodes(self) -> tuple[str, ...]:
-        """The command of this version of Slurm that prints one JSON entry a node."""
+        """Return the command that prints one JSON entry per node in this version of Slurm."""
         if not self._node_command:
             version = re.search(r"(\d+)\.(\d+)", self.client.run("sinfo", "-V"))
             old = version is not None and (int(version[1]), int(version[2])) < (23, 2)
-            # Later versions' sinfo groups alike nodes; the old scontrol has no JSON.
+            # In later versions sinfo groups similar nodes. In old ones scontrol has no JSON.
             self._node_command = (
                 ("sinfo", "--all", "--json")
                 if old
@@ -176,10 +176,10 @@ class SlurmCluster:
 
 
 def slurm_configured() -> bool:
-    """Whether this machine belongs to a Slurm cluster, reachable or not.
+    """Return whether this machine belongs to a Slurm cluster, reachable or not.
 
-    A configuration that is named but missing, or a controller that is silent, still says yes:
-    what is wrong there shall be told, not worked around with another scheduler.
+    The answer is yes even if the configuration is missing or the controller is silent. The user
+    should then see that error, and not get a run on another scheduler.
     """
     if os.environ.get("SLURM_CONF") or os.environ.get("SLURM_CONF_SERVER"):
         return True
@@ -187,7 +187,7 @@ def slurm_configured() -> bool:
         return True
     if shutil.which("scontrol") is None:
         return False
-    # Built with another path, or told by DNS where to fetch its configuration: it knows.
+    # The configuration may have another path, or be found through DNS: scontrol knows.
     try:
         SlurmClient(_PROBE_SECONDS).run("scontrol", "ping")
     except ClusterError as error:

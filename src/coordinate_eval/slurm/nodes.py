@@ -1,6 +1,6 @@
-"""What Slurm says of its nodes, as JSON, to nodes that can take a trial and busy ones.
+"""Parse Slurm's list of nodes into nodes that can take a trial, and busy ones.
 
-Reads `sinfo --json` of 22.05, which has an entry a node, and `scontrol show nodes --json` of
+Reads `sinfo --json` of 22.05, which has one entry per node, and `scontrol show nodes --json` of
 later versions. Nothing here runs a command.
 """
 
@@ -14,8 +14,8 @@ from coordinate_eval.errors import ClusterError
 
 _MIB_PER_GIB = 1024
 
-# GiB of memory of one GPU, from the makers' data sheets; where a name stands for several sizes,
-# the smallest. A size in the type's own name ("a100-sxm4-80gb", "1g.10gb") comes first.
+# GiB of memory of one GPU, from the makers' data sheets. If a name exists with several sizes, the
+# smallest. A size in the name itself ("a100-sxm4-80gb", "1g.10gb") takes precedence.
 _GPU_MEMORY_GIB = {
     "a10": 24,
     "a10g": 24,
@@ -38,7 +38,7 @@ _GPU_MEMORY_GIB = {
     "l40": 48,
     "l40s": 48,
     "mi210": 64,
-    "mi250": 64,  # of one of its two dies, which programs see as a GPU each
+    "mi250": 64,  # of one of its two dies, each of which is a GPU for programs
     "mi300a": 128,
     "mi300x": 192,
     "mi325x": 256,
@@ -48,9 +48,9 @@ _GPU_MEMORY_GIB = {
     "v100": 16,
 }
 
-# A node takes new jobs in these states; any other, known or not, keeps it away.
+# States in which a node takes new jobs. With any other state, known or not, it counts as busy.
 _HARMLESS_STATES = {"IDLE", "MIXED", "ALLOCATED", "CLOUD", "DYNAMIC_NORM", "EXTERNAL", "UNDRAIN"}
-# What keeps a node away, worst first, in words; other flags speak for themselves.
+# Words for the states of a busy node, the worst first. Other states are shown as they are.
 _WORDS = {
     "DOWN": "down",
     "FAIL": "failed",
@@ -70,9 +70,9 @@ _REASONLESS = {"RESERVED", "COMPLETING", "PLANNED"}
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which nodes count: those of `partitions` with the features of `constraint`.
+    """The wanted nodes: those of `partitions` with the features of `constraint`.
 
-    `whole` says that the partition hands out whole nodes, so that one core in use is all.
+    `whole` means that the partition allocates whole nodes, so that a node is busy if one core is.
     """
 
     partitions: frozenset[str]
@@ -81,10 +81,10 @@ class Wanted:
 
 
 def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list[Busy]]:
-    """Nodes on which a trial can start, and every other node with GPUs and why not.
+    """Return the nodes on which a trial can start, and all others with GPUs with the reason.
 
     Raises:
-        ClusterError: the answer is not what Slurm prints.
+        ClusterError: the answer has another form than Slurm's.
     """
     nodes: list[Node] = []
     busy: list[Busy] = []
@@ -109,14 +109,14 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
                 nodes.append(node)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterError(
-            f"Slurm's list of nodes is not understood ({error!r}); it begins {str(answer)[:200]}"
+            f"Slurm's list of nodes has an unknown form ({error!r}); it begins {str(answer)[:200]}"
         ) from error
     return nodes, busy
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition; a `whole` one gives each job its nodes for itself."""
+    """A partition. A `whole` one allocates whole nodes to jobs."""
 
     name: str
     default: bool
@@ -124,7 +124,7 @@ class Partition:
 
 
 def read_partitions(text: str) -> dict[str, Partition]:
-    """Partitions by name, from `scontrol --oneliner show partition`."""
+    """Return partitions by name, from the output of `scontrol --oneliner show partition`."""
     partitions = {}
     for line in text.splitlines():
         fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
@@ -138,7 +138,7 @@ def read_partitions(text: str) -> dict[str, Partition]:
 
 
 def gpu_memory_gib(kind: str) -> float:
-    """Memory of a GPU by its type's name, such as `nvidia_h100_80gb_hbm3`; 0.0 when unknown."""
+    """Return the memory of a GPU type such as `nvidia_h100_80gb_hbm3` in GiB, 0.0 if unknown."""
     kind = kind.lower()
     if size := re.search(r"(\d+)g[bi]", kind):
         return float(size[1])
@@ -150,13 +150,13 @@ def gpu_memory_gib(kind: str) -> float:
 
 
 def _gpus(entry: dict[str, Any]) -> tuple[str, int, int]:
-    """Type, installed and free GPUs of a node: of the type of which most are free."""
+    """Return type, installed and free GPUs of a node, of the type with the most free GPUs."""
     installed = _gres_counts(entry["gres"])
     used = _gres_counts(entry["gres_used"])
     if not installed:
         return "", 0, 0
     if len(installed) == 1:
-        # Configured without a type, used with one, or the other way round: all the same GPUs.
+        # A type may be in only one of the two lists. They are the same GPUs nevertheless.
         ((kind, count),) = installed.items()
         return kind, count, max(0, count - used.total())
     free = {kind: max(0, count - used[kind]) for kind, count in installed.items()}
@@ -165,8 +165,8 @@ def _gpus(entry: dict[str, Any]) -> tuple[str, int, int]:
 
 
 def _gres_counts(gres: str | None) -> Counter[str]:
-    """GPUs by type in `gpu:h200:8(S:0-1),gpu:a100:2,shard:8`; '' is the type of untyped ones."""
-    # What is in parentheses says which sockets or indices; `(null)` says that there's no type.
+    """Count GPUs by type in `gpu:h200:8(S:0-1),gpu:a100:2,shard:8`. A missing type is ''."""
+    # Parentheses contain sockets or indices, or `(null)` for a missing type.
     plain = re.sub(r"\([^)]*\)", "", gres or "")
     counts: Counter[str] = Counter()
     for part in plain.split(","):
@@ -180,7 +180,7 @@ def _gres_counts(gres: str | None) -> Counter[str]:
 
 
 def _free_cpus(entry: dict[str, Any]) -> int:
-    # Newer versions count apart the cores that no job gets.
+    # Newer versions report the cores that jobs can get separately.
     cpus = _number(entry.get("effective_cpus")) or _number(entry["cpus"])
     return max(0, cpus - _number(entry["alloc_cpus"]))
 
@@ -191,14 +191,14 @@ def _free_memory_mib(entry: dict[str, Any]) -> int:
 
 
 def _number(value: object) -> int:
-    """A number as any version writes it: plain, or as {set, infinite, number}."""
+    """Return a number in the notation of any version: plain, or {set, infinite, number}."""
     if isinstance(value, dict):
         value = value["number"] if value.get("set") else 0
     return int(value) if isinstance(value, int | float | str) else 0
 
 
 def _hindrance(entry: dict[str, Any], wanted: Wanted) -> str:
-    """Why this node takes no job of ours, whatever is free on it; '' when it does."""
+    """Return the reason for which this node takes no job of ours, or '' if it does."""
     if not wanted.partitions.intersection(entry["partitions"]):
         return f"not in partition {','.join(sorted(wanted.partitions))}"
     if not _has_features(_words(entry.get("active_features") or entry.get("features")), wanted):
@@ -212,12 +212,12 @@ def _hindrance(entry: dict[str, Any], wanted: Wanted) -> str:
         reason = "" if worst in _REASONLESS else str(entry.get("reason") or "")
         return f"{words}: {reason}" if reason else words
     if wanted.whole and _number(entry["alloc_cpus"]):
-        return "in use, and its partition hands out whole nodes"
+        return "in use, and its partition allocates whole nodes"
     return ""
 
 
 def _exhausted(node: Node) -> str:
-    """What has run out on a node that takes jobs; '' when something is left of everything."""
+    """Return the resource that is used up on a node that takes jobs, or '' if none is."""
     if node.free_gpus <= 0:
         return f"{node.gpus} of {node.gpus} GPUs in use"
     if node.cpus <= 0:
@@ -228,7 +228,7 @@ def _exhausted(node: Node) -> str:
 
 
 def _words(value: object) -> list[str]:
-    """States or features as any version writes them: `a`, `a,b`, or a list."""
+    """Return states or features in the notation of any version: `a`, `a,b`, or a list."""
     if isinstance(value, str):
         value = value.split(",")
     words = [str(word).strip() for word in value] if isinstance(value, list) else []
@@ -236,7 +236,7 @@ def _words(value: object) -> list[str]:
 
 
 def _has_features(features: list[str], wanted: Wanted) -> bool:
-    """Whether `a`, `a&b` or `a|b` holds; what is more complex is left to Slurm to decide."""
+    """Return whether a constraint `a`, `a&b` or `a|b` holds. Slurm decides about all others."""
     expression = wanted.constraint.replace(" ", "")
     for operator, holds in (("&", all), ("|", any)):
         parts = expression.split(operator)

@@ -1,12 +1,12 @@
-"""What squeue and sbatch print about jobs, to values. Nothing here runs a command."""
+"""Parse the output of squeue and sbatch. Nothing here runs a command."""
 
 import re
 
 from coordinate_eval.coordinator.cluster import State, TaskStatus
 from coordinate_eval.errors import ClusterSilent
 
-# A record separator begins each record, and the job's name ends it: names may hold anything
-# else, newlines and bars among it.
+# A record separator begins each record and the job's name ends it, because a name may contain any
+# other character, such as a newline or a bar.
 _RECORD = "\x1e"
 
 SQUEUE_FORMAT = f"{_RECORD}%i|%T|%r|%N|%j"
@@ -14,7 +14,7 @@ SQUEUE_FORMAT = f"{_RECORD}%i|%T|%r|%N|%j"
 
 _TASK = re.compile(r"(\d+)(?:_(\d+))?")
 
-# Not begun, or begun and to begin again.
+# Not started yet, or to be started again.
 _PENDING = {
     "PENDING",
     "CONFIGURING",
@@ -43,21 +43,23 @@ _ENDED = {
 
 
 def read_tasks(text: str, prefix: str) -> list[TaskStatus]:
-    """Tasks in squeue's answer to `SQUEUE_FORMAT` whose job name starts with `prefix`.
+    """Return the tasks in squeue's output whose job name starts with `prefix`.
 
     Raises:
-        ClusterSilent: the answer is torn or of another form; a missing task may be there.
+        ClusterSilent: the output is incomplete or has another form, so a task may be missing.
     """
     before, *records = text.split(_RECORD)
     if before.strip() or (records and not text.endswith("\n")):
-        raise ClusterSilent(f"squeue's answer is torn or not understood: it ends {text[-200:]!r}")
+        raise ClusterSilent(
+            f"squeue's output is incomplete or has an unknown form: it ends {text[-200:]!r}"
+        )
     tasks = []
     for record in records:
         fields = record.removesuffix("\n").split("|", maxsplit=4)
         if len(fields) != 5 or not fields[4].startswith(prefix):
             continue
         task = _TASK.fullmatch(fields[0])
-        # Heterogeneous jobs have other ids, and this program has no such jobs.
+        # Only heterogeneous jobs have other ids, and this program submits none.
         if task is None:
             continue
         tasks.append(
@@ -74,23 +76,24 @@ def read_tasks(text: str, prefix: str) -> list[TaskStatus]:
 
 
 def read_job_id(text: str) -> str:
-    """The job id in what `sbatch --parsable` printed, as `123` or `123;cluster`.
+    """Return the job id in the output of `sbatch --parsable`: `123` or `123;cluster`.
 
     Raises:
-        ClusterSilent: there is none; the job may or may not exist.
+        ClusterSilent: there is none. The job may or may not exist.
     """
     for line in reversed(text.splitlines()):
         if match := re.fullmatch(r"(\d+)(;.*)?", line.strip()):
             return match[1]
     raise ClusterSilent(
-        f"sbatch printed no job id but {text[:200]!r}; the job may exist: look it up by its name"
+        f"sbatch printed no job id, but {text[:200]!r}; the job may exist: look it up by its name"
     )
 
 
 def _state(word: str) -> State:
-    """The state that counts. Ended is only what is known to have ended: claims end with it.
+    """Return the state of a task.
 
-    A task that completes, is suspended, or in a state of a later version still runs.
+    ENDED is only for states known to be final, because the task's claims are then revoked. A task
+    counts as running if it is completing, suspended, or in a state that is unknown here.
     """
     if word in _PENDING:
         return State.PENDING

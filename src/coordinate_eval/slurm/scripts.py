@@ -1,13 +1,13 @@
-"""A job and a site's settings, to what sbatch is given. Nothing here runs a command.
+"""The sbatch command and the script of a job. Nothing here runs a command.
 
-All options travel on sbatch's command line, none as #SBATCH lines: an argument needs no
-quoting, so a path or name with quotes or newlines cannot become another option or a line of
-shell; and a command line wins over every SBATCH_* variable. The script holds only what runs.
+All options are on sbatch's command line, and none in #SBATCH lines. An argument needs no quoting,
+so that a path or name with quotes or newlines cannot become another option or a line of shell. A
+command line also takes precedence over every SBATCH_* variable. The script has only the commands.
 
-The job gets the submitter's environment (`--export=ALL`), from which the client has removed
-what belongs to Slurm: programs need HF_HOME, a virtual environment's PATH and the shell
-functions behind `module load`. With `NONE` slurmd would ask a login shell instead, which takes
-seconds a task and differs by node.
+The job gets the submitter's environment (`--export=ALL`), from which the client has removed Slurm's
+own variables. Programs need HF_HOME, the PATH of a virtual environment, and the shell functions
+behind `module load`. With `NONE`, slurmd would start a login shell instead, which takes seconds for
+each task and may differ between nodes.
 """
 
 import shlex
@@ -22,35 +22,35 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.slurm.settings import SlurmSettings
 
 WARNING_SECONDS = 60
-"""How long before its time limit a task gets SIGUSR1."""
+"""Time before its time limit at which a task gets SIGUSR1, in seconds."""
 
-# Slurm may send the warning up to a minute early; a task shall not begin with it.
+# Slurm may send the warning up to a minute early. A task must not start with it.
 _LEAST_MINUTES = 3
 _MOST_RESTARTS = 5
 
 
 @dataclass(frozen=True)
 class Submission:
-    """Exactly what is submitted: sbatch's arguments, and the script on its standard input."""
+    """The arguments of sbatch, and the script on its standard input."""
 
     args: tuple[str, ...]
     script: str
 
     def text(self) -> str:
-        """The same as a command for a shell, for people who want to see it first."""
+        """Return command and script as lines to be pasted into a shell."""
         command = " \\\n  ".join(map(shlex.quote, ("sbatch", *self.args)))
         return f"{command} <<'END_OF_JOB'\n{self.script}END_OF_JOB\n"
 
     def command(self) -> str:
-        """The command alone, for a shell and on one line whatever the paths in it are."""
+        """Return the command for a shell, on one line even if a path has newlines."""
         return " ".join(map(_quote, ("sbatch", *self.args)))
 
 
 def submission(job: Job, settings: SlurmSettings) -> Submission:
-    """What submits `job` on a site with these settings.
+    """Return the submission of `job` on a site with these settings.
 
     Raises:
-        UserError: an `extra_args` entry is no option, or something holds a NUL character.
+        UserError: an `extra_args` entry is not an option, or a text has a NUL character.
     """
     script = _template().render(
         argv=[_quote(word) for word in job.argv],
@@ -86,7 +86,7 @@ def _options(job: Job, settings: SlurmSettings) -> tuple[str, ...]:
         "--nodes=1",
         "--ntasks=1",
         f"--cpus-per-task={job.cpus}",
-        f"--mem={max(1, job.memory_mib)}M",  # 0 would ask for all memory of the node
+        f"--mem={max(1, job.memory_mib)}M",  # 0 would request all memory of the node
         f"--time={max(_LEAST_MINUTES, job.minutes)}",
         f"--signal=B:USR1@{WARNING_SECONDS}",
         "--requeue" if job.requeue else "--no-requeue",
@@ -101,8 +101,8 @@ def _gres(job: Job) -> str:
 
 
 def _log_pattern(job: Job) -> str:
-    """The log in Slurm's notation, which is for output and errors alike."""
-    # A backslash anywhere makes Slurm take the pattern for a plain name, less the backslashes.
+    """Return the path of the log, for output and errors, in Slurm's notation."""
+    # With a backslash anywhere, Slurm expands no pattern and drops the backslashes.
     if "\\" in job.log:
         return "/dev/null"
     task = "%A_%a" if job.count > 1 else "%j"
@@ -110,7 +110,7 @@ def _log_pattern(job: Job) -> str:
 
 
 def _extra(settings: SlurmSettings) -> list[str]:
-    """The site's own options, each written as after `#SBATCH`."""
+    """Return the site's own options as words. Each is written as after `#SBATCH`."""
     words: list[str] = []
     for option in settings.extra_args:
         try:
@@ -118,13 +118,15 @@ def _extra(settings: SlurmSettings) -> list[str]:
         except ValueError as error:
             raise UserError(f"[slurm] extra_args: {option!r} cannot be read: {error}") from error
         if not split or not split[0].startswith("-"):
-            raise UserError(f"[slurm] extra_args: {option!r} is no option such as '--exclude=n1'")
+            raise UserError(
+                f"[slurm] extra_args: {option!r} is not an option such as '--exclude=n1'"
+            )
         words += split
     return words
 
 
 def _quote(word: str) -> str:
-    """One word of bash, on one line: sbatch refuses scripts with CR LF even within quotes."""
+    """Return one word of bash on one line: sbatch refuses CR LF even within quotes."""
     if word.isprintable():
         return shlex.quote(word)
     return "$'" + "".join(map(_escaped, word)) + "'"

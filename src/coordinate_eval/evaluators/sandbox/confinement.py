@@ -1,9 +1,9 @@
-"""The commands that confine a program, from the strongest to the weakest; values to argv.
+"""The levels of confinement, and the command line of each. Nothing here runs a command.
 
-All levels but the last give it namespaces of its own (processes, network, mounts, IPC), a file
-system in which nothing exists but a read-only Python and an empty, size-limited /tmp, and no
-privileges. Root does not stay root in there: a user id of its own makes the limit on processes
-count (the kernel does not apply it to root) and owns no file of this machine.
+At all levels but the last, a program has no privileges. It has its own namespaces (processes,
+network, mounts, IPC) and a file system with nothing but a read-only Python and an empty /tmp of
+limited size. A program of root runs under another user id. That id owns no file of this machine,
+and the limit on processes applies to it, which the kernel does not apply to root.
 """
 
 import os
@@ -21,21 +21,21 @@ TMPFS_BYTES = 64 << 20
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32")
 _SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-# Below the 65536 ids of a usual container, above those of usual system users.
+# Below the 65536 ids of a usual container, and above the usual system users.
 _FIRST_USER, _USERS = 50_000, 10_000
 
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",  # noqa: S108  # the program's own
     "LANG": "C.UTF-8",
-    # A thread per core of a large node would not fit into the limits.
+    # One thread for each core of a large node would exceed the limits.
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
 
 
 class Level(StrEnum):
-    """How far a program is kept away from this machine."""
+    """A level of confinement, from the strongest to the weakest."""
 
     BUBBLEWRAP = "bubblewrap"
     NAMESPACES = "namespaces"
@@ -43,7 +43,9 @@ class Level(StrEnum):
 
 
 def wrapper(level: Level, run: int) -> list[str]:
-    """What to put before an interpreter's argv; `run` tells programs of root apart.
+    """Return the arguments to put before an interpreter's argv.
+
+    `run` is a number, from which programs of root get different user ids.
 
     Raises:
         FileNotFoundError: the command that this level needs is not installed.
@@ -52,7 +54,7 @@ def wrapper(level: Level, run: int) -> list[str]:
     if level is Level.LIMITS:
         return []
     command, *argv = _bubblewrap(user) if level is Level.BUBBLEWRAP else _namespaces(user)
-    # Looked up here, as the environment of a program has another PATH.
+    # Looked up here, because a program's environment has another PATH.
     found = shutil.which(command)
     if found is None:
         raise FileNotFoundError(f"{command} is not installed, or not on PATH")
@@ -60,24 +62,24 @@ def wrapper(level: Level, run: int) -> list[str]:
 
 
 def interpreter() -> str:
-    """The real path of the Python that runs this: its links need not exist inside."""
-    # A virtual environment's interpreter may be a copy; its base is what has the library.
+    """Return the real path of this Python. Links to it need not exist inside the sandbox."""
+    # A virtual environment's interpreter may be a copy. The standard library is with its base.
     return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 
 
 def library_folders() -> list[str]:
-    """Folders with the packages that programs may import: those of this interpreter."""
+    """Return the folders of this interpreter's packages, which programs may import."""
     return [folder for folder in site.getsitepackages() if Path(folder).is_dir()]
 
 
 @cache
 def _visible() -> list[str]:
-    """Files and folders that exist inside; none of them lies in another."""
-    # The interpreter finds its library from where it lies; extension modules look for theirs
-    # under the prefix they were built for, which may be a link to it.
+    """Return the files and folders that exist inside. None of them contains another."""
+    # The interpreter finds the standard library relative to itself. Extension modules look for
+    # libraries under the prefix that they were built for, which may be a link.
     homes = [sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter()).parent.parent)]
     wanted = [*_SYSTEM, *_SETTINGS, *homes, *library_folders()]
-    # A prefix of `/` or `~` (of ~/bin/python3) must not show the whole of it.
+    # With a prefix of `/` or `~` (as of ~/bin/python3), the whole folder must not be visible.
     hidden = {Path("/"), Path.home(), *map(Path, _links())}
     there = {Path(path) for path in wanted if Path(path).exists()} - hidden
     return sorted(str(path) for path in there if there.isdisjoint(path.parents))
@@ -85,7 +87,7 @@ def _visible() -> list[str]:
 
 @cache
 def _links() -> dict[str, str]:
-    """System folders that are links (`/lib` → `usr/lib`), with their targets."""
+    """Return the targets of system folders that are links, such as `/lib` → `usr/lib`."""
     return {path: str(Path(path).readlink()) for path in _SYSTEM if Path(path).is_symlink()}
 
 
@@ -102,7 +104,7 @@ def _bubblewrap(user: int | None) -> list[str]:
         argv += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     tmpfs = ["--perms", "1777", "--size", str(TMPFS_BYTES), "--tmpfs"]
     argv += [*tmpfs, "/tmp", "--proc", "/proc", "--dev", "/dev", *tmpfs, "/dev/shm"]  # noqa: S108
-    # Left to bubblewrap, the folders in between would be closed to all but root.
+    # Bubblewrap would create parent folders that only root can enter.
     between = {str(folder) for path in _visible() for folder in Path(path).parents}
     for folder in sorted(between - {"/", "/tmp"}):  # noqa: S108
         argv += ["--perms", "0755", "--dir", folder]
@@ -110,7 +112,7 @@ def _bubblewrap(user: int | None) -> list[str]:
         argv += ["--ro-bind", path, path]
     for path, target in _links().items():
         argv += ["--symlink", target, path]
-    # What bubblewrap makes these of is memory without a limit.
+    # Bubblewrap makes both of memory without a size limit, so they must be read-only.
     argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--"]  # noqa: S108
     return argv + (_drop_root(user) if user is not None else [])
 
@@ -126,12 +128,12 @@ def _namespaces(user: int | None) -> list[str]:
 
 
 def _script(visible: Sequence[str], links: dict[str, str], drop: Sequence[str]) -> str:
-    """Shell lines that build the file system, enter it and run `"$@"` without privileges.
+    """Return shell lines that build the file system, enter it and run `"$@"` unprivileged.
 
-    The shell stays, as process 1: signals that a program sends to itself would not reach it
-    if it were the first of its namespace.
+    The shell stays as process 1. A program that is the first process of its namespace would not
+    receive the signals that it sends to itself.
     """
-    # The new root grows over /dev/shm: it exists everywhere and nothing visible lies in it.
+    # The new root is mounted on /dev/shm, which always exists and contains no visible folder.
     root, size = "/dev/shm", TMPFS_BYTES  # noqa: S108
     lines = [
         "set -e",

@@ -1,16 +1,17 @@
-"""What runs inside the sandbox: limits itself, runs the program, says how it ended.
+"""The process inside the sandbox. It sets its limits, runs the program and reports the result.
 
-Started by `code.py` as `python -I -S -c <this text> CPU ADDRESS_SPACE FILE_SIZE PROCESSES DIR…`
-(seconds, bytes, bytes, a count, folders for `sys.path`), so it must stand alone and start fast
-(importing `typing` takes longer than all the rest).
-On stdin it gets a nonce, a newline, and the program in UTF-8. On stdout, which the program
-never sees, it says the nonce and a NUL when the program is about to start, then the nonce
-backwards, `passed` or `failed: …`, and a NUL. Backwards, because a program that echoes what it
-finds in open files or in memory must not pass.
+`sandbox.py` starts it as `python -I -S -c <this text> CPU ADDRESS_SPACE FILE_SIZE PROCESSES DIR…`:
+seconds, bytes, bytes, a count, and folders for `sys.path`. So it cannot import this package. It
+must start fast: importing `typing` would take longer than everything else here.
 
-Whatever the program may replace is bound to a local name before it starts. A program written
-against this very file can still claim to have passed: it shares the process, and no check from
-inside a process can tell who speaks. It gains nothing but a wrong score of its own checkpoint.
+Its standard input is a nonce, a newline and the program in UTF-8. On standard output, which the
+program never sees, it writes the nonce and a NUL before the program starts, and later the reversed
+nonce, `passed` or `failed: …`, and a NUL. The nonce is reversed so that a program that echoes the
+content of open files or memory does not pass.
+
+Every name that the program could replace is bound to a local name first. A program written against
+this file can still report that it passed: it runs in the same process, and no check inside a
+process can tell the two apart. It gains nothing but a wrong score for its own checkpoint.
 """
 
 import builtins
@@ -25,7 +26,7 @@ RESERVE_BYTES = 4 << 20
 
 
 class _NoInput(io.StringIO):
-    """The standard input that the code_eval metric gives to programs: reading is an error."""
+    """The standard input that the metric `code_eval` gives to programs: reading it is an error."""
 
     def read(self, size: int | None = -1, /) -> str:
         raise OSError("there is no input")
@@ -41,7 +42,7 @@ class _NoInput(io.StringIO):
 
 
 def _limit(cpu_seconds: int, address_space: int, file_size: int, processes: int) -> None:
-    """Give up for good what the program must not use; the hard limit of CPU time kills."""
+    """Set the limits of this process, hard and soft. Exceeding the hard CPU limit kills it."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
     for kind, limit in (
         (resource.RLIMIT_AS, address_space),
@@ -56,7 +57,7 @@ def _limit(cpu_seconds: int, address_space: int, file_size: int, processes: int)
 
 
 def _describe(error: BaseException) -> bytes:
-    """`failed: type: message`, whatever the exception does when it is asked for its text."""
+    """Return `failed: type: message`, even if the exception's own `__str__` fails."""
     try:
         kind, message = type(error).__name__, str(error)
         text = f"failed: {kind}: {message}" if message else f"failed: {kind}"
@@ -66,11 +67,11 @@ def _describe(error: BaseException) -> bytes:
 
 
 def _take_over_streams() -> tuple[int, bytes, str]:
-    """Keep the channel to ourselves; returns it, the nonce and the program."""
+    """Hide the standard streams from the program. Return the channel, nonce and program."""
     channel = os.dup(1)
     with open(0, "rb", closefd=False) as stream:
         nonce, _, program = stream.read().partition(b"\n")
-    # The wrapper, of the same user, keeps this file open.
+    # The wrapper, a process of the same user, keeps this file open.
     os.truncate(0, 0)
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -84,26 +85,26 @@ def _main() -> None:
     channel, nonce, program = _take_over_streams()
     own_process = process()
     sys.stdin = _NoInput()
-    builtins.exit = Quitter("exit", "Ctrl-D")  # what `site`, not loaded, would have added
+    builtins.exit = Quitter("exit", "Ctrl-D")  # as `site` would add, which is not loaded
     builtins.quit = Quitter("quit", "Ctrl-D")
     sys.path.extend(sys.argv[5:])
     cpu_seconds, address_space, file_size, processes = map(int, sys.argv[1:5])
     sys.argv[:] = [""]
     _limit(cpu_seconds, address_space, file_size, processes)
     if os.getcwd() == "/tmp":  # noqa: S108, PTH109  # the program's own
-        # An interpreter that is installed below /tmp can be seen there; here is nothing.
+        # An interpreter installed below /tmp is visible there; this folder is empty.
         os.mkdir("/tmp/program")  # noqa: S108, PTH102  # as above; pathlib takes long to load
         os.chdir("/tmp/program")  # noqa: S108
-    # Telling of a MemoryError takes memory.
+    # Reporting a MemoryError needs memory.
     reserve = bytearray(RESERVE_BYTES)
     write(channel, nonce + b"\0")
     try:
-        exec(program, {})  # noqa: S102  # the whole point, and why this process is confined
+        exec(program, {})  # noqa: S102  # the purpose of this process, which is confined
         verdict = b"passed"
     except BaseException as error:
         del reserve
         verdict = _describe(error.with_traceback(None))
-    # A fork of the program that gets here as well has nothing to say.
+    # A fork of the program may get here too, and must not report.
     if process() == own_process:
         write(channel, nonce[::-1] + verdict + b"\0")
     leave(0)

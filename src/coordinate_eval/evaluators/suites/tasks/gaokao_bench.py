@@ -1,4 +1,4 @@
-"""Scoring of GAOKAO-Bench: the letters after the last "答案", one or several a question."""
+"""Scoring of GAOKAO-Bench by the letters after the last "答案", one or more per question."""
 
 import re
 from typing import Any
@@ -8,9 +8,9 @@ _LETTERS = r"[A-G](?:[\s,，、;；和与]*[A-G](?![a-z]))*(?![a-z])"
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """The share of a question's parts that are answered right; most questions are of one part.
+    """Return the share of a question's parts with the right answer. Most have one part.
 
-    The order of the letters counts between parts, and not within one that has several.
+    The order of parts counts. The order of several letters within one part does not.
     """
     wanted = [str(part).strip() for part in doc["answer"]]
     said = letters(results[0])
@@ -21,7 +21,7 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]
 
 
 def letters(text: str) -> str:
-    """The option letters that a text ends with; none where it names no answer.
+    """Return the option letters at the end of a text, or "" if it names no answer.
 
     Several parts may be numbered: "答案：1. B 2. D".
     """

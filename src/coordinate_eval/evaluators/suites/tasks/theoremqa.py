@@ -1,11 +1,11 @@
-"""Scoring of TheoremQA: what an answer is depends on its type."""
+"""Scoring of TheoremQA. Each type of answer has its own rule."""
 
 import ast
 import re
 from typing import Any
 
 TOLERANCE = 0.04
-"""Relative error that counts as right for a float, as in the dataset's own scoring."""
+"""Relative error up to which a float is right, as in the dataset's own scoring."""
 
 _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _POWER = re.compile(rf"({_NUMBER})\s*(?:\\times|\\cdot|×|\*|x)\s*10\s*(?:\^|\*\*)\s*\{{?([-+]?\d+)")
@@ -14,18 +14,18 @@ _TEX_FRACTION = re.compile(rf"(-?)\\d?frac\s*\{{({_NUMBER})\}}\s*\{{({_NUMBER})\
 
 
 def without_pictures(docs: Any) -> Any:  # noqa: ANN401  datasets has no types
-    """The documents without a column that would have to be decoded and is never shown."""
+    """Return the documents without the column of pictures, which is slow to decode and unused."""
     return docs.remove_columns([name for name in ("Picture",) if name in docs.column_names])
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """1 if what follows the last "the answer is" is right, for its type, else 0."""
+    """Return 1 if the text after the last "the answer is" is right for its type, else 0."""
     said = _last_answer(results[0])
     return {"exact_match": float(is_right(said, str(doc["Answer"]), str(doc["Answer_type"])))}
 
 
 def is_right(said: str, answer: str, kind: str) -> bool:
-    """Whether an answer in words is the right one of this type."""
+    """Return whether the text `said` is the right answer of type `kind`."""
     if kind == "bool":
         truth = re.search(r"true|false|yes|no\b", said.lower())
         return truth is not None and (truth[0] in ("true", "yes")) == (answer.lower() == "true")
@@ -46,7 +46,7 @@ def is_right(said: str, answer: str, kind: str) -> bool:
 
 
 def number(text: str) -> float | None:
-    """The first number of a text: 1,234.5, 1.2e-3, 1.2 × 10^-3, 2/3 or \\frac{2}{3}."""
+    """Return the first number of a text: 1,234.5, 1.2e-3, 1.2 × 10^-3, 2/3 or \\frac{2}{3}."""
     text = text.replace("−", "-").replace("\\,", "").replace("$", "")
     try:
         if found := _TEX_FRACTION.search(text):
@@ -76,7 +76,7 @@ def _near(found: float, wanted: float) -> bool:
 
 
 def _last_answer(text: str) -> str:
-    """The line after the last "the answer is", without the full stop."""
+    """Return the line after the last "the answer is", without its full stop."""
     tail = re.split(r"(?i)the (?:final )?answer is:?", text)
     if len(tail) == 1:
         return ""
