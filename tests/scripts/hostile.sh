@@ -14,12 +14,12 @@ $(touch x)' \
   --signal=B:USR1@60 \
   --no-requeue <<'END_OF_JOB'
 #!/bin/bash
-# A job of coordinate-eval. Its options are on sbatch's command line; no #SBATCH line counts.
+# A job of coordinate-eval. Its options are on sbatch's command line, not in #SBATCH lines.
 set -e
 export COORDINATE_EVAL_INDEX="${SLURM_ARRAY_TASK_ID:-0}"
 task="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 export COORDINATE_EVAL_TASK="$task.${SLURM_RESTART_COUNT:-0}"
-# Slurm writes no log whose path holds a backslash.
+# Slurm cannot write a log whose path has a backslash.
 exec >>$'/runs/100% of\\it\x0a\''".$task.log" 2>&1
 set -- \
   -c \
@@ -28,6 +28,6 @@ set -- \
   '~' \
   A=b \
   $'\x01é\xe2\x80\xa8'
-# In the shell's place, so that Slurm's warning signal reaches the program.
+# Replaces the shell, so that Slurm's warning signal reaches the program.
 exec -- "$@"
 END_OF_JOB

@@ -18,7 +18,7 @@ sbatch \
   --comment \
   'left over' <<'END_OF_JOB'
 #!/bin/bash
-# A job of coordinate-eval. Its options are on sbatch's command line; no #SBATCH line counts.
+# A job of coordinate-eval. Its options are on sbatch's command line, not in #SBATCH lines.
 set -e
 export COORDINATE_EVAL_INDEX="${SLURM_ARRAY_TASK_ID:-0}"
 task="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
@@ -29,7 +29,7 @@ set -- \
   /opt/venv/bin/coordinate-eval \
   _supervise \
   /runs/7
-# Killed, but not because Slurm asked for its end, the program starts again.
+# A program that is killed, but not by Slurm, starts again.
 export COORDINATE_EVAL_STARTED="$(date +%s)"
 set +e
 asked=0 restarts=0

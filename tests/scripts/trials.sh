@@ -22,7 +22,7 @@ sbatch \
   --comment \
   'left over' <<'END_OF_JOB'
 #!/bin/bash
-# A job of coordinate-eval. Its options are on sbatch's command line; no #SBATCH line counts.
+# A job of coordinate-eval. Its options are on sbatch's command line, not in #SBATCH lines.
 set -e
 export COORDINATE_EVAL_INDEX="${SLURM_ARRAY_TASK_ID:-0}"
 task="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
@@ -34,6 +34,6 @@ set -- \
   _trial \
   /runs/7 \
   node1
-# In the shell's place, so that Slurm's warning signal reaches the program.
+# Replaces the shell, so that Slurm's warning signal reaches the program.
 exec -- "$@"
 END_OF_JOB

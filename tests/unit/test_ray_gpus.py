@@ -48,7 +48,7 @@ def test_fewer_than_asked_for_are_refused(
 
 
 def test_more_than_there_are_is_refused() -> None:
-    with pytest.raises(UserError, match="gpus is 8, but only 4 of this machine's 4"):
+    with pytest.raises(UserError, match="8 GPUs are needed, but only 4 of this machine's 4"):
         _gpus(RaySettings(gpus=8))
 
 

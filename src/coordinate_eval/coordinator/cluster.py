@@ -116,7 +116,7 @@ class Cluster(Protocol):
 
     @property
     def local(self) -> bool:
-        """Whether jobs belong to the process that submitted them.
+        """True if jobs belong to the process that submitted them.
 
         They end with that process, and no other process can ask about them or cancel them. The
         process therefore supervises the run itself, and may poll often.
