@@ -1,4 +1,4 @@
-"""Read files that a user names, and explain why one cannot be read."""
+"""Text files that a user names, pipes and devices included."""
 
 import stat
 from pathlib import Path
@@ -6,21 +6,20 @@ from pathlib import Path
 from coordinate_eval.errors import UserError
 
 MOST_BYTES = 64 * 2**20
-"""Size limit of a settings, suite, cluster or plan file: 64 MiB."""
+"""Largest settings, suite, cluster or plan file, in bytes: 64 MiB. A device may have no end."""
 
 
 def read_text(path: Path, what: str) -> str:
-    """Return the text of a file. `what` names its kind in messages, such as "cluster file".
+    """Return the text of a file; `what` names it for the user, such as "cluster file".
 
     Raises:
-        UserError: it is missing, not a regular file, larger than `MOST_BYTES`, or not UTF-8.
+        UserError: The file is missing, a folder, larger than `MOST_BYTES`, or not UTF-8.
     """
-    check_regular(path, what)
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise _unreadable(path, what, error.strerror or str(error)) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise _unreadable(path, what, _why(error)) from error
     if len(content) > MOST_BYTES:
         raise _unreadable(path, what, f"it is larger than {MOST_BYTES // 2**20} MiB")
     try:
@@ -31,20 +30,26 @@ def read_text(path: Path, what: str) -> str:
 
 
 def check_regular(path: Path, what: str) -> None:
-    """Check that a path is a regular file. Reading a pipe or a device may never end.
+    """Check that a regular file is there, not a pipe or device that may keep a reader waiting.
 
     Raises:
-        UserError: it is not.
+        UserError: Something else is there, or nothing.
     """
     try:
         mode = path.stat().st_mode
-    except FileNotFoundError as error:
-        raise _unreadable(path, what, "it does not exist") from error
-    except (OSError, ValueError) as error:  # ValueError: the path has a NUL
-        raise _unreadable(path, what, getattr(error, "strerror", None) or str(error)) from error
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, what, _why(error)) from error
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or device"
         raise _unreadable(path, what, f"it is {kind}, not a regular file")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "it does not exist"
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder, not a file"
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _unreadable(path: Path, what: str, why: str) -> UserError:

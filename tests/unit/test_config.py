@@ -1,7 +1,6 @@
 """Settings: what wins, and where it says it came from."""
 
 import datetime
-import os
 from pathlib import Path
 
 import pytest
@@ -89,9 +88,6 @@ def test_a_file_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "deep.toml").write_text("a = " + "[" * 3000)
     with pytest.raises(UserError, match=r"deep\.toml cannot be read: .*deeply"):
         config.file_layer(tmp_path / "deep.toml", {})
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="pipe cannot be read: it is a pipe"):
-        config.file_layer(None, {"COORDINATE_EVAL_CONFIG": str(tmp_path / "pipe")})
 
 
 def test_the_users_own_file_need_not_be_there(

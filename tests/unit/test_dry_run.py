@@ -1,6 +1,8 @@
 """What a dry run prints and writes, and what it refuses to, run within this process."""
 
+import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -102,11 +104,20 @@ def test_a_page_goes_where_a_link_leads(place: Path) -> None:
         assert everything(place) == {"link": "plan.html", "plan.html": ""}
 
 
-def test_files_without_an_end_are_not_opened(place: Path) -> None:
+def test_a_page_does_not_go_to_a_pipe_or_device(place: Path) -> None:
     os.mkfifo(place / "pipe")
-    for option in ("--html", "--suite", "--plan"):
-        with pytest.raises(UserError, match="pipe"):
-            dry(option, "pipe")
-    with pytest.raises(UserError, match="not the page of a plan"):
-        dry("--html", "/dev/full")
+    for file in ("pipe", "/dev/full"):
+        with pytest.raises(UserError, match="not the page of a plan"):
+            dry("--html", file)
     assert everything(place) == {"pipe": ""}
+
+
+def test_a_suite_may_come_through_a_pipe(place: Path) -> None:
+    (place / "tasks").mkdir()
+    (place / "generated.yaml").write_text(
+        yaml.safe_dump({"include_path": ["tasks"], "datasets": [DATASET | {"name": "piped"}]})
+    )
+    os.mkfifo(place / "pipe")
+    writer = subprocess.Popen(["cp", "generated.yaml", "pipe"], cwd=place)
+    assert json.loads(dry("--suite", "pipe", "--json"))["datasets"][0]["name"] == "piped"
+    assert writer.wait() == 0

@@ -1,6 +1,7 @@
-"""Files that a user names: read whole, or refused at once with one message."""
+"""Files that a user names: read whole, or refused with one message."""
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,13 +22,12 @@ def test_a_text_is_read_as_utf_8(tmp_path: Path) -> None:
     [
         (lambda path: None, "it does not exist"),
         (Path.mkdir, "it is a folder"),
-        (os.mkfifo, "it is a pipe or device"),
-        (lambda path: path.symlink_to("/dev/zero"), "it is a pipe or device"),
+        (lambda path: path.symlink_to("/dev/zero"), "larger than 64 MiB"),
         (lambda path: path.symlink_to(path), "symbolic link"),
         (lambda path: path.write_bytes(b"a\nb: \xff\n"), "line 2 is not UTF-8"),
     ],
 )
-def test_what_cannot_be_read_is_refused_at_once(
+def test_what_cannot_be_read_is_refused(
     make: Callable[[Path], object], why: str, tmp_path: Path
 ) -> None:
     make(tmp_path / "x")
@@ -35,6 +35,13 @@ def test_what_cannot_be_read_is_refused_at_once(
         _user_files.read_text(tmp_path / "x", "cluster file")
     assert f"cluster file {tmp_path / 'x'} cannot be read: " in str(caught.value)
     assert why in str(caught.value)
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = subprocess.Popen(["sh", "-c", f"echo grün > '{tmp_path / 'pipe'}'"])
+    assert _user_files.read_text(tmp_path / "pipe", "suite") == "grün\n"
+    assert writer.wait() == 0
 
 
 def test_no_path_at_all() -> None:

@@ -205,8 +205,6 @@ def file_layer(path: Path | None, environ: Mapping[str, str]) -> Layer:
     """
     asked = path or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
     file = asked or Path(platformdirs.user_config_dir("coordinate-eval")) / "config.toml"
-    if str(file) == os.devnull:  # a usual way to say: none
-        return Layer(source=str(file), values={})
     try:
         tree = tomllib.loads(_user_files.read_text(file, "settings file"))
     except UserError as error:

@@ -102,7 +102,8 @@ def find(name: str, folder: Path = Path()) -> Source:
         return Source(path.read_text(), name, path.parent, str(path))
     text = _user_files.read_text(path, "suite")
     real = path.resolve()
-    return Source(text, str(path), real.parent, str(real))
+    # Paths in a suite that comes through a pipe are relative to the working directory.
+    return Source(text, str(path), real.parent if path.is_file() else Path.cwd(), str(real))
 
 
 def merged(source: Source) -> Merged:
