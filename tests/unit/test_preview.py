@@ -11,7 +11,6 @@ from tests.plans import CHECKPOINT, capacity, costs, offer, prepared, reviewed
 
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.dry_run import gantt, terminal
-from coordinate_eval.coordinator.dry_run.chart import Chart
 from coordinate_eval.coordinator.dry_run.gantt import Phase
 from coordinate_eval.coordinator.dry_run.risks import risks
 from coordinate_eval.coordinator.dry_run.summary import review, summary
@@ -34,7 +33,7 @@ def shown(drawn: Timeline, width: int, *, height: int = 50, encoding: str = "utf
         legacy_windows=False,
     )
     with console.capture() as captured:
-        console.print(Chart(drawn, 64))
+        console.print(terminal.Chart(drawn, 64))
     return [_without_styles(line) for line in captured.get().splitlines()]
 
 
@@ -140,8 +139,8 @@ def test_the_whole_preview_names_nothing_that_moves_the_cursor() -> None:
     assert "lower bound" in text
 
 
-@pytest.mark.parametrize("width", [20, 24, 32, 40, 80, 200])
-def test_a_narrow_window_keeps_names_and_loses_last_columns(width: int) -> None:
+@pytest.mark.parametrize("width", [68, 80, 200])
+def test_a_narrow_window_cuts_names_only(width: int) -> None:
     file = io.StringIO()
     review = reviewed(name="a-node-of-a-long-name", dataset="a-dataset-of-a-long-name")
     Console(file=file, width=width).print(terminal.render(review))
@@ -154,7 +153,7 @@ def test_a_narrow_window_keeps_names_and_loses_last_columns(width: int) -> None:
         header = next(line for line in text.splitlines() if line.startswith(f"┃ {first} "))
         assert cell_len(header) <= width
         assert "…" not in header
-        assert (f" {last} " in header) == (width > 60)
+        assert f" {last} " in header
         assert f"│ {name[:least]}" in text
 
 

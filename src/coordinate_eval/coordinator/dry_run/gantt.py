@@ -1,8 +1,9 @@
-"""A plan drawn over time: rows of trials, cut into columns of equal time. Pure.
+"""The chart of a plan over time: rows of trials, and what each does when.
 
-What is drawn where is decided here, for terminals and pages alike; how it looks is theirs.
+Terminals and pages draw the same rows, each in its own way.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -10,11 +11,11 @@ from typing import NamedTuple
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar
 
 TICKS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
-"""Seconds that an axis may count in; beyond the last, multiples of it."""
+"""Steps of an axis in seconds; beyond the last, multiples of it."""
 
 
 class Phase(Enum):
-    """What a trial does when no shard runs on it."""
+    """An activity of a trial while no shard runs on it."""
 
     STAGE = "weights"
     START = "engine start"
@@ -25,34 +26,34 @@ Activity = Phase | str
 """A phase, or the dataset whose shard runs."""
 
 
-class Row(NamedTuple):
-    """Trials that are drawn as one."""
+class ChartRow(NamedTuple):
+    """Trials that are drawn as one row."""
 
     label: str
     trials: Sequence[TrialBar]
 
 
-class Part(NamedTuple):
-    """From `begin` to `end` a row mostly does this; None where most of its trials have ended."""
+class Stretch(NamedTuple):
+    """A time from `begin` to `end`, and what most of a row's trials do; None if they have ended."""
 
     begin: float
     end: float
     what: Activity | None
 
 
-def rows(timeline: Timeline, most: int) -> list[Row]:
-    """One row a trial; where these are more than `most`, one a node, or one for several nodes."""
+def rows(timeline: Timeline, most: int) -> list[ChartRow]:
+    """Return at most this many rows: of single trials, else of nodes, else of several nodes."""
     nodes: dict[str, list[TrialBar]] = {}
     for bar in timeline.trials:
         nodes.setdefault(bar.trial.node, []).append(bar)
     if len(timeline.trials) <= most:
-        return [Row(bar.trial.id, [bar]) for bars in nodes.values() for bar in bars]
+        return [ChartRow(bar.trial.id, [bar]) for bars in nodes.values() for bar in bars]
     if len(nodes) <= most:
-        return [Row(f"{name} ×{len(bars)}", bars) for name, bars in nodes.items()]
+        return [ChartRow(f"{name} ×{len(bars)}", bars) for name, bars in nodes.items()]
     names = list(nodes)
     groups = [names[len(names) * i // most : len(names) * (i + 1) // most] for i in range(most)]
     return [
-        Row(
+        ChartRow(
             group[0] if len(group) == 1 else f"{group[0]} … {group[-1]}",
             [bar for name in group for bar in nodes[name]],
         )
@@ -60,42 +61,38 @@ def rows(timeline: Timeline, most: int) -> list[Row]:
     ]
 
 
-def parts(row: Row, columns: int, end: float) -> list[Part]:
-    """What the row does in each of so many columns up to `end`, alike neighbours as one."""
-    found: list[Part] = []
-    width = end / columns
-    for column, what in enumerate(cells(row, columns, end)):
-        if found and found[-1].what == what:
-            found[-1] = found[-1]._replace(end=(column + 1) * width)
-        else:
-            found.append(Part(column * width, (column + 1) * width, what))
-    return found
+def stretches(row: ChartRow, columns: int, end: float) -> Iterator[Stretch]:
+    """Yield what the row does, rounded to columns of equal time up to `end`."""
+    width, column = end / columns, 0
+    for what, alike in itertools.groupby(cells(row, columns, end)):
+        begin, column = column, column + len(list(alike))
+        yield Stretch(begin * width, column * width, what)
 
 
-def cells(row: Row, columns: int, end: float) -> list[Activity | None]:
-    """What the row does for most of each column's time."""
+def cells(row: ChartRow, columns: int, end: float) -> list[Activity | None]:
+    """Return what the row does for most of each column's time."""
     seconds: list[dict[Activity, float]] = [{} for _ in range(columns)]
     width = end / columns if end > 0 else 1.0
     for bar in row.trials:
-        for part in segments(bar):
-            assert part.what is not None
-            for column, inside in _spread(part.begin, part.end, width, columns):
-                seconds[column][part.what] = seconds[column].get(part.what, 0.0) + inside
+        for begin, stop, what in segments(bar):
+            assert what is not None
+            for column, inside in _spread(begin, stop, width, columns):
+                seconds[column][what] = seconds[column].get(what, 0.0) + inside
     return [_most(found, width * len(row.trials)) for found in seconds]
 
 
-def segments(bar: TrialBar) -> Iterator[Part]:
-    """What one trial does, from 0 to its end, without gaps."""
-    yield Part(0.0, bar.trial.start_seconds, Phase.STAGE)
-    yield Part(bar.trial.start_seconds, bar.ready, Phase.START)
+def segments(bar: TrialBar) -> Iterator[Stretch]:
+    """Yield what one trial does, from 0 to its end, without gaps."""
+    yield Stretch(0.0, bar.trial.start_seconds, Phase.STAGE)
+    yield Stretch(bar.trial.start_seconds, bar.ready, Phase.START)
     for shard in bar.shards:
-        yield Part(shard.begin, shard.end, shard.shard.dataset)
+        yield Stretch(shard.begin, shard.end, shard.shard.dataset)
     if bar.end > bar.idle_from:
-        yield Part(bar.idle_from, bar.end, Phase.WAIT)
+        yield Stretch(bar.idle_from, bar.end, Phase.WAIT)
 
 
 def cores(timeline: Timeline, columns: int, end: float) -> list[float]:
-    """Mean number of cores that metric jobs use in each column."""
+    """Return the mean number of cores that metric jobs use in each column."""
     width = end / columns if end > 0 else 1.0
     used = [0.0] * columns
     for bar in timeline.metrics:
@@ -105,7 +102,7 @@ def cores(timeline: Timeline, columns: int, end: float) -> list[float]:
 
 
 def longest(timeline: Timeline) -> list[tuple[str, float]]:
-    """Datasets by their GPU time, longest first, with the part of all that each takes."""
+    """Return the datasets and their parts of the GPU time, longest first."""
     seconds: dict[str, float] = {}
     for bar in timeline.trials:
         for shard in bar.shards:
@@ -116,7 +113,7 @@ def longest(timeline: Timeline) -> list[tuple[str, float]]:
 
 
 def tick_seconds(end: float, most: int) -> int:
-    """How far apart the marks of an axis are, so that there are at most so many after 0."""
+    """Return the step between marks of an axis, so that at most this many follow 0."""
     for step in TICKS:
         if end / step <= max(1, most):
             return step
@@ -124,7 +121,7 @@ def tick_seconds(end: float, most: int) -> int:
 
 
 def clock(seconds: float) -> str:
-    """A moment on an axis: `45s`, `2:30` minutes, `1h05`."""
+    """Return a moment as an axis shows it: `45s`, `2:30` minutes, `1h05`."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest}s" if rest else "0"
@@ -132,7 +129,7 @@ def clock(seconds: float) -> str:
 
 
 def _spread(begin: float, end: float, width: float, columns: int) -> Iterator[tuple[int, float]]:
-    """The seconds of a stretch of time that lie in each column, where any do."""
+    """Yield the seconds between `begin` and `end` that lie in each column."""
     for column in range(min(columns - 1, int(begin / width)), columns):
         if column * width >= end:
             return
@@ -142,7 +139,7 @@ def _spread(begin: float, end: float, width: float, columns: int) -> Iterator[tu
 
 
 def _most(found: dict[Activity, float], whole: float) -> Activity | None:
-    """What takes most of a cell, where nothing is one of the candidates."""
+    """Return what takes most of a cell, None if nothing does."""
     if not found:
         return None
     what = max(found, key=lambda each: found[each])

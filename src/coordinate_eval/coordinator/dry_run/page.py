@@ -1,7 +1,7 @@
-"""A plan as one page of HTML that needs nothing else: for mails, chats and archives.
+"""A plan as one HTML page that needs no other file, to send or to keep.
 
-Values in, text out. Names come from clusters, suites and paths, so every one is escaped, and the
-text is ASCII, so that no file's encoding can spoil it.
+Names come from clusters, suites and paths, so each one is escaped. The text is ASCII, so that any
+encoding shows it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,32 +14,38 @@ from jinja2 import Environment, StrictUndefined, Template
 from coordinate_eval import __version__
 from coordinate_eval._format import duration, plain
 from coordinate_eval.coordinator.dry_run import gantt
-from coordinate_eval.coordinator.dry_run.gantt import Part, Phase, Row
+from coordinate_eval.coordinator.dry_run.gantt import ChartRow, Phase, Stretch
 from coordinate_eval.coordinator.dry_run.risks import risks
-from coordinate_eval.coordinator.dry_run.summary import Review, dataset_lines, node_lines, summary
+from coordinate_eval.coordinator.dry_run.summary import (
+    Review,
+    dataset_table,
+    node_table,
+    summary,
+    what_if_table,
+)
 
 MARK = '<meta name="generator" content="coordinate-eval plan">'
-"""By which a page is known as one that may be replaced."""
+"""Marks a page that another one may replace."""
 
 MOST_ROWS = 128
 COLUMNS = 480
-"""Parts that a row of several trials is cut into, and the metrics' cores."""
+"""Columns of a row of several trials, and of the metrics' cores."""
 
 COLORS = 12
-"""Datasets with a colour of their own; the template has them."""
+"""Datasets with a color of their own; the template has the colors."""
 
 _LEFT, _WIDTH = 130.0, 1010.0
-"""Pixels: where time 0 is, and how long the makespan is."""
+"""Pixels to the left of time 0, and of the makespan."""
 
 _METRICS_HEIGHT = 56.0
 _LETTER = 5.9
-"""Pixels of a letter of a bar's name, about."""
+"""Width of a letter in a bar, in pixels, about."""
 
 _STYLES = {Phase.STAGE: "stage", Phase.START: "start", Phase.WAIT: "wait"}
 
 
 class Bar(NamedTuple):
-    """A rectangle, what it says within, and what it says when pointed at."""
+    """A rectangle, the text in it, and the text shown when the pointer is on it."""
 
     x: float
     y: float
@@ -50,7 +56,7 @@ class Bar(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """The chart in pixels."""
+    """The chart, in pixels."""
 
     height: float
     row_height: float
@@ -59,15 +65,12 @@ class Drawing(NamedTuple):
     ticks: list[tuple[float, str]]
     bound: float
     metrics: str
-    """Points of the area of cores in use, '' without any; it lies below the rows."""
+    """Points of the area of cores in use, below the rows; empty without metrics."""
     most_cores: int
 
 
 def render(review: Review) -> str:
-    """The page.
-
-    Its chart has a row for each trial, or for each node where there are more than `MOST_ROWS`.
-    """
+    """Return the page. Its chart has at most `MOST_ROWS` rows."""
     colors = _colors(review)
     text = _template().render(
         mark=MARK,
@@ -79,9 +82,10 @@ def render(review: Review) -> str:
         drawing=_draw(review, colors),
         colors=colors,
         phases=[(_STYLES[phase], phase.value) for phase in Phase],
-        nodes=node_lines(review),
-        datasets=dataset_lines(review),
-        longest=max(cost.gpu_seconds for cost in review.plan.datasets),
+        nodes=node_table(review),
+        datasets=dataset_table(review),
+        shares=_shares(review, colors),
+        what_if=what_if_table(review),
         left=_LEFT,
         right=_LEFT + _WIDTH,
         metrics_height=_METRICS_HEIGHT,
@@ -90,9 +94,16 @@ def render(review: Review) -> str:
 
 
 def _colors(review: Review) -> dict[str, str]:
-    """A style for each of the longest datasets."""
+    """Give a style to each of the longest datasets."""
     names = [name for name, _ in gantt.longest(review.timeline)]
     return {name: f"c{number}" for number, name in enumerate(names[:COLORS])}
+
+
+def _shares(review: Review, colors: dict[str, str]) -> list[tuple[str, float]]:
+    """Return each dataset's style, and its GPU time in percent of the longest one's."""
+    ordered = sorted(review.plan.datasets, key=lambda cost: -cost.gpu_seconds)
+    longest = ordered[0].gpu_seconds
+    return [(colors.get(c.name, "c"), 100 * c.gpu_seconds / longest) for c in ordered]
 
 
 def _draw(review: Review, colors: dict[str, str]) -> Drawing:
@@ -125,7 +136,9 @@ def _draw(review: Review, colors: dict[str, str]) -> Drawing:
     )
 
 
-def _bars(row: Row, y: float, scale: float, colors: dict[str, str], end: float) -> Iterator[Bar]:
+def _bars(
+    row: ChartRow, y: float, scale: float, colors: dict[str, str], end: float
+) -> Iterator[Bar]:
     one = len(row.trials) == 1
     for part, title in _exact(row) if one else _mostly(row, end):
         if part.what is None:
@@ -145,8 +158,8 @@ def _bars(row: Row, y: float, scale: float, colors: dict[str, str], end: float) 
         )
 
 
-def _exact(row: Row) -> Iterator[tuple[Part, str]]:
-    """Every shard of one trial."""
+def _exact(row: ChartRow) -> Iterator[tuple[Stretch, str]]:
+    """Yield every shard of one trial, with its title."""
     (bar,) = row.trials
     shards = iter(bar.shards)
     for part in gantt.segments(bar):
@@ -161,15 +174,15 @@ def _exact(row: Row) -> Iterator[tuple[Part, str]]:
         yield part, f"{text}\n{took}" + (f", complete {duration(late)} later" if late > 0 else "")
 
 
-def _mostly(row: Row, end: float) -> Iterator[tuple[Part, str]]:
-    """What most trials of a row do."""
-    for part in gantt.parts(row, COLUMNS, end):
+def _mostly(row: ChartRow, end: float) -> Iterator[tuple[Stretch, str]]:
+    """Yield what most trials of a row do, with a title."""
+    for part in gantt.stretches(row, COLUMNS, end):
         what = part.what.value if isinstance(part.what, Phase) else plain(part.what or "")
         yield part, f"most of {len(row.trials)} trials: {what}"
 
 
 def _area(used: Sequence[float], metric_cpus: int) -> str:
-    """Points of a polygon: cores in use over time, above a line at `_METRICS_HEIGHT`."""
+    """Return the points of a polygon: cores in use, above a line at `_METRICS_HEIGHT`."""
     if not used:
         return ""
     width = _WIDTH / len(used)
@@ -182,7 +195,7 @@ def _area(used: Sequence[float], metric_cpus: int) -> str:
 
 
 def _visible(text: str) -> str:
-    """A script as it can stand in a page: control characters are none that HTML may hold."""
+    """Replace control characters, which HTML may not hold, in a script."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     )

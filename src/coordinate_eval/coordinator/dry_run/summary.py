@@ -1,17 +1,18 @@
 """A plan as a dry run shows it: what is drawn and computed from it, gathered once."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coordinate_eval._format import duration, plain, size
+from coordinate_eval._format import duration, plain, plural, size
 from coordinate_eval.coordinator.cluster import ShownJob
 from coordinate_eval.coordinator.dry_run.one_job_each import (
     JobConditions,
     longest_first,
     one_job_each,
 )
-from coordinate_eval.coordinator.planning.plan import Cost, Plan
+from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
 from coordinate_eval.coordinator.run.records import Run
@@ -32,22 +33,12 @@ class Review:
     jobs: Sequence[ShownJob]
 
 
-class NodeLine(NamedTuple):
-    """A node of a plan; times are seconds from the submission."""
+class Table(NamedTuple):
+    """A table of text: the first column holds names, all others numbers."""
 
-    name: str
-    trials: int
-    shards: int
-    staged: float
-    ready: float
-    end: float
-
-
-class DatasetLine(NamedTuple):
-    """A dataset of a plan and the number of its shards."""
-
-    cost: Cost
-    shards: int
+    title: str
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
 
 
 def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Review:
@@ -75,12 +66,12 @@ def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Revie
 
 
 def summary(found: Review) -> list[tuple[str, str]]:
-    """The figures that matter, as names and words."""
+    """Return the main figures of a plan, each with its name."""
     plan, estimate = found.plan, found.plan.estimate
     checkpoint = plan.checkpoint
     items = sum(cost.items for cost in plan.datasets)
     gpus = sum(trial.gpus for trial in plan.trials)
-    kind = f" {plain(plan.nodes[0].gpu_type)}".rstrip()  # one type a run
+    kind = f"{plain(plan.nodes[0].gpu_type)} ".lstrip()  # one type a run
     makespan = estimate.makespan_seconds
     return [
         (
@@ -88,11 +79,14 @@ def summary(found: Review) -> list[tuple[str, str]]:
             f"{plain(checkpoint.path)}  ({size(checkpoint.bytes)}, {checkpoint.parameters:,} "
             "parameters)",
         ),
-        ("suite", f"{plain(plan.suite.name)}: {len(plan.datasets)} datasets, {items:,} items"),
+        (
+            "suite",
+            f"{plain(plan.suite.name)}: {plural(len(plan.datasets), 'dataset')}, {items:,} items",
+        ),
         (
             "trials",
-            f"{len(plan.trials)} {plan.engine.name} engines on {gpus}{kind} GPUs "
-            f"of {len(plan.nodes)} nodes",
+            f"{plural(len(plan.trials), f'{plan.engine.name} engine')} on "
+            f"{plural(gpus, f'{kind}GPU')} of {plural(len(plan.nodes), 'node')}",
         ),
         ("makespan", duration(makespan)),
         (
@@ -112,7 +106,7 @@ def summary(found: Review) -> list[tuple[str, str]]:
 
 
 def _first_signal(found: Review) -> list[tuple[str, str]]:
-    """When the responses of slices are there: by a tenth of the trials' time, and in the end."""
+    """Tell when the slices of datasets are answered: by a tenth of the trials' time, and all."""
     done: dict[str, float] = {}
     for bar in (bar for trial in found.timeline.trials for bar in trial.shards):
         if bar.shard.signal:
@@ -129,38 +123,68 @@ def _first_signal(found: Review) -> list[tuple[str, str]]:
     return [("first signal", words)]
 
 
-def node_lines(found: Review) -> list[NodeLine]:
-    """The nodes in the plan's order."""
+def node_table(found: Review) -> Table:
+    """Return the nodes in the plan's order, with the moments of their trials."""
     by_node: dict[str, list[TrialBar]] = {}
     for bar in found.timeline.trials:
         by_node.setdefault(bar.trial.node, []).append(bar)
-    lines = []
-    for node in found.plan.nodes:
-        bars = by_node[node.name]
-        lines.append(
-            NodeLine(
-                name=plain(node.name),
-                trials=len(bars),
-                shards=sum(len(bar.shards) for bar in bars),
-                staged=min(bar.trial.start_seconds for bar in bars),
-                ready=min(bar.ready for bar in bars),
-                end=max(bar.end for bar in bars),
+    return Table(
+        "nodes: weights in memory, first and last response",
+        ("node", "trials", "shards", "weights", "first", "last"),
+        [
+            (
+                plain(name),
+                str(len(bars)),
+                str(sum(len(bar.shards) for bar in bars)),
+                duration(min(bar.trial.start_seconds for bar in bars)),
+                duration(min(bar.ready for bar in bars)),
+                duration(max(bar.end for bar in bars)),
             )
-        )
-    return lines
+            for name, bars in ((node.name, by_node[node.name]) for node in found.plan.nodes)
+        ],
+    )
 
 
-def dataset_lines(found: Review) -> list[DatasetLine]:
-    """The datasets, longest first."""
-    counts: dict[str, int] = {}
-    for shard in (shard for trial in found.plan.trials for shard in trial.shards):
-        counts[shard.dataset] = counts.get(shard.dataset, 0) + 1
-    ordered = sorted(found.plan.datasets, key=lambda cost: -cost.gpu_seconds)
-    return [DatasetLine(cost, counts.get(cost.name, 0)) for cost in ordered]
+def dataset_table(found: Review) -> Table:
+    """Return the datasets, longest first."""
+    shards = Counter(shard.dataset for trial in found.plan.trials for shard in trial.shards)
+    return Table(
+        "datasets, longest first",
+        ("dataset", "items", "shards", "GPU time", "metric CPU"),
+        [
+            (
+                plain(cost.name),
+                f"{cost.items:,}",
+                str(shards[cost.name]),
+                duration(cost.gpu_seconds),
+                duration(cost.metric_cpu_seconds) if cost.metric_cpu_seconds else "",
+            )
+            for cost in sorted(found.plan.datasets, key=lambda cost: -cost.gpu_seconds)
+        ],
+    )
+
+
+def what_if_table(found: Review) -> Table:
+    """Return what plans on other numbers of nodes come to; no rows unless asked for."""
+    return Table(
+        "what if there were",
+        ("nodes", "GPUs", "makespan", "to bound", "GPU-hours", "idle"),
+        [
+            (
+                str(size.nodes),
+                str(size.gpus),
+                duration(size.estimate.makespan_seconds),
+                f"{size.estimate.makespan_seconds / size.estimate.lower_bound_seconds:.2f} ×",
+                f"{size.estimate.gpu_hours:.2f}",
+                f"{size.estimate.gpu_idle_fraction:.0%}",
+            )
+            for size in found.plan.what_if
+        ],
+    )
 
 
 def _cores_per_job(plan: Plan, offer: Offer) -> int:
-    """A job's part of its node's free cores, as schedulers hand them out with GPUs."""
+    """Return a job's part of its node's free cores, as schedulers give them out with GPUs."""
     names = {node.name for node in plan.nodes}
     parts = [n.cpus // n.free_gpus for n in offer.nodes if n.name in names and n.free_gpus]
     return max(1, min([offer.metric_cpus, *(part * plan.gpus_per_trial for part in parts)]))

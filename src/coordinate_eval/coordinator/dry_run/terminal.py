@@ -1,134 +1,210 @@
-"""A plan for people, in a terminal: figures, time, nodes, datasets, and what could go wrong."""
+"""A plan in a terminal: figures, risks, a chart over time, nodes and datasets.
+
+In the chart, letters tell datasets apart where there are no colors. No line of it wraps.
+"""
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from coordinate_eval._format import duration, plain
-from coordinate_eval.coordinator.dry_run.chart import Chart
+from coordinate_eval._format import plain
+from coordinate_eval.coordinator.dry_run import gantt
+from coordinate_eval.coordinator.dry_run.gantt import Activity, Phase
 from coordinate_eval.coordinator.dry_run.risks import risks
-from coordinate_eval.coordinator.dry_run.summary import Review, dataset_lines, node_lines, summary
+from coordinate_eval.coordinator.dry_run.summary import (
+    Review,
+    Table,
+    dataset_table,
+    node_table,
+    summary,
+    what_if_table,
+)
+from coordinate_eval.coordinator.planning.simulate import Timeline
 
 MANY = 40
-"""Rows of a table after which the rest is only counted."""
+"""Rows of a table; the others are counted."""
 
 LEAST_NAME = 12
-"""Characters of a name that a narrow window leaves of it."""
+"""Characters of a name that a narrow window leaves."""
+
+LEAST_ROWS, MOST_ROWS = 8, 64
+"""Rows of the chart: at least, and at most where there is no window to fit."""
+
+LEGEND_LINES = 4
+"""Lines that name datasets, at most."""
+
+TICK_COLUMNS = 10
+"""Columns between two marks of the axis, at least."""
+
+OTHERS = "+"
+"""Stands for every dataset without a letter."""
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_COLORS = (75, 215, 114, 204, 141, 80, 179, 175, 110, 150)  # of 256: all light enough for black
+_PHASES = {Phase.STAGE: "░", Phase.START: "▒", Phase.WAIT: "·"}
+_BARS = " ▁▂▃▄▅▆▇█"
+_ASCII = str.maketrans("░▒·▁▂▃▄▅▆▇█…", ".:-12345678~")
+_FAINT = Style(dim=True)
+_PLAIN = Style()
+
+_Line = list[tuple[str, Style]]
 
 
 def render(review: Review) -> RenderableType:
-    """Everything about a plan but its submissions."""
-    parts: list[RenderableType] = [_summary(review)]
+    """Return everything about a plan but its jobs."""
+    parts: list[RenderableType] = [_grid(summary(review), "bold")]
     if found := risks(review):
-        parts += [Text(), Text("what could go wrong", style="italic"), _risks(found)]
+        parts += [Text(), Text("what could go wrong", style="italic")]
+        parts += [_grid([("!", plain(risk)) for risk in found], "yellow")]
     if review.plan.what_if:
-        parts += [Text(), _what_if(review)]
+        parts += [Text(), _table(what_if_table(review))]
     parts += [Text(), Text("what runs when", style="italic")]
     parts += [Chart(review.timeline, review.offer.metric_cpus)]
-    parts += [Text(), _nodes(review), Text(), _datasets(review)]
+    parts += [Text(), _table(node_table(review)), Text(), _table(dataset_table(review))]
     parts += [Text(plain(f"not used: {busy.name}: {busy.why}")) for busy in review.offer.busy]
     return Group(*parts)
 
 
-def _summary(review: Review) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, words in summary(review):
-        table.add_row(name, Text(words))
-    return table
+def _grid(rows: Sequence[tuple[str, str]], style: str) -> RichTable:
+    grid = RichTable.grid(padding=(0, 2 if style == "bold" else 1))
+    grid.add_column(style=style, no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, words in rows:
+        grid.add_row(name, Text(words))
+    return grid
 
 
-def _risks(found: Sequence[str]) -> Table:
-    table = Table.grid(padding=(0, 1))
-    table.add_column(style="yellow", no_wrap=True)
-    table.add_column(overflow="fold")
-    for risk in found:
-        table.add_row("!", Text(plain(risk)))
-    return table
+def _table(table: Table) -> RichTable:
+    shown = RichTable(title=table.title, title_justify="left")
+    least = min(LEAST_NAME, max(len(row[0]) for row in table.rows))
+    shown.add_column(table.header[0], overflow="ellipsis", min_width=least)
+    for column in table.header[1:]:
+        shown.add_column(column, justify="right", no_wrap=True)
+    for name, *rest in table.rows[:MANY]:
+        shown.add_row(Text(name), *rest)
+    if more := len(table.rows[MANY:]):
+        shown.add_row(f"and {more} more")
+    return shown
 
 
-def _what_if(review: Review) -> Table:
-    table = Table(title="what if there were", title_justify="left")
-    for column in ("nodes", "GPUs", "makespan", "to bound", "GPU-hours", "idle"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for size in review.plan.what_if:
-        estimate = size.estimate
-        table.add_row(
-            str(size.nodes),
-            str(size.gpus),
-            duration(estimate.makespan_seconds),
-            f"{estimate.makespan_seconds / estimate.lower_bound_seconds:.2f} ×",
-            f"{estimate.gpu_hours:.2f}",
-            f"{estimate.gpu_idle_fraction:.0%}",
-        )
-    return table
+class Chart:
+    """Renders a timeline; its last row shows the part of `metric_cpus` that metric jobs use."""
 
-
-def _nodes(review: Review) -> RenderableType:
-    return _Named(
-        "nodes: weights in memory, first and last response",
-        ("node", "trials", "shards", "weights", "first", "last"),
-        [
-            (
-                line.name,
-                str(line.trials),
-                str(line.shards),
-                duration(line.staged),
-                duration(line.ready),
-                duration(line.end),
-            )
-            for line in node_lines(review)
-        ],
-    )
-
-
-def _datasets(review: Review) -> RenderableType:
-    return _Named(
-        "datasets, longest first",
-        ("dataset", "items", "shards", "GPU time", "metric CPU"),
-        [
-            (
-                plain(cost.name),
-                f"{cost.items:,}",
-                str(shards),
-                duration(cost.gpu_seconds),
-                duration(cost.metric_cpu_seconds) if cost.metric_cpu_seconds else "",
-            )
-            for cost, shards in dataset_lines(review)
-        ],
-    )
-
-
-@dataclass(frozen=True)
-class _Named:
-    """A table whose rows begin with a name: a narrow window loses the last columns, never that."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
+    def __init__(self, timeline: Timeline, metric_cpus: int) -> None:
+        self._timeline, self._metric_cpus = timeline, metric_cpus
+        self._end = timeline.end or 1.0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """As many columns as fit whole, where names may be cut to `LEAST_NAME` characters."""
-        shown = [self.header, *self.rows[:MANY]]
-        widths = [max(map(cell_len, column)) for column in zip(*shown, strict=True)]
-        # Of a table's width, each column takes its own and 3, and the last border 1.
-        room = [options.max_width - 4]
-        room += [room[0] - taken for taken in itertools.accumulate(w + 3 for w in widths[1:])]
-        least = min(widths[0], LEAST_NAME)
-        fitting = max(1, sum(1 for left in room if left >= least))
-        name = max(1, min(widths[0], room[fitting - 1]))
-        table = Table(title=self.title, title_justify="left")
-        table.add_column(self.header[0], overflow="ellipsis", no_wrap=True, width=name)
-        for column in self.header[1:fitting]:
-            table.add_column(column, justify="right", no_wrap=True)
-        for first, *rest in self.rows[:MANY]:
-            table.add_row(Text(first), *rest[: fitting - 1])
-        if self.rows[MANY:]:
-            table.add_row(f"and {len(self.rows[MANY:])} more")
-        yield table
+        """Yield lines that fit the window."""
+        width = options.max_width
+        letters, legend = _legend(gantt.longest(self._timeline), width)
+        metrics = bool(self._timeline.metrics)
+        legend += _phases(self._metric_cpus if metrics else 0, width)
+        # The axis, the metrics and the prompt stand on the screen with the rows.
+        window = console.height - len(legend) - 3 if console.is_terminal else MOST_ROWS
+        rows = gantt.rows(self._timeline, max(LEAST_ROWS, window))
+        labels = [*(plain(row.label) for row in rows), "metric CPUs"]
+        left = 1 + min(max(map(cell_len, labels)), width // 3)
+        columns = max(1, width - left)
+        lines: list[_Line] = [[(" " * left + _axis(self._end, columns), _FAINT)]]
+        for row, label in zip(rows, labels, strict=False):
+            cells = gantt.cells(row, columns, self._end)
+            lines.append([(_fitted(label, left), _PLAIN), *_painted(cells, letters)])
+        if metrics:
+            used = gantt.cores(self._timeline, columns, self._end)
+            text = "".join(_bar(cores / self._metric_cpus) for cores in used)
+            lines.append([(_fitted(labels[-1], left) + text, _PLAIN)])
+        for line in [*lines, *legend]:
+            yield from _cropped(line, width, ascii_only=options.ascii_only)
+            yield Segment.line()
+
+
+def _legend(found: Sequence[tuple[str, float]], width: int) -> tuple[dict[str, str], list[_Line]]:
+    """Give letters to the longest datasets, as many as `LEGEND_LINES` lines can name."""
+    named = [f"{plain(name)} {share:.0%}" for name, share in found]
+    column = max(14, *map(cell_len, named)) + 4  # a letter before, spaces after; "+ 43 others 24%"
+    each_line = max(1, width // column)
+    count = min(len(found), len(_LETTERS), each_line * LEGEND_LINES - 1)
+    letters = {name: _LETTERS[i] for i, (name, _) in enumerate(found[:count])}
+    entries = [
+        (set_cell_size(f"{letter} {words}", column), _style(letter, ground=False))
+        for letter, words in zip(letters.values(), named, strict=False)
+    ]
+    if rest := found[count:]:
+        entries.append((f"{OTHERS} {len(rest)} others {sum(s for _, s in rest):.0%}", _PLAIN))
+    return letters, [entries[i : i + each_line] for i in range(0, len(entries), each_line)]
+
+
+def _phases(metric_cpus: int, width: int) -> list[_Line]:
+    words = [f"{glyph} {phase.value}" for phase, glyph in _PHASES.items()]
+    words += [f"{_BARS[-1]} {metric_cpus} cores"] if metric_cpus else []
+    whole = [word.replace(" ", "\N{NO-BREAK SPACE}") for word in words]  # no break within one
+    lines = textwrap.wrap("  ".join(whole), width)
+    return [[(line.replace("\N{NO-BREAK SPACE}", " "), _FAINT)] for line in lines]
+
+
+def _painted(
+    cells: Sequence[Activity | None], letters: Mapping[str, str]
+) -> Iterator[tuple[str, Style]]:
+    """Yield cells as text, equal neighbors in one piece."""
+    for what, alike in itertools.groupby(cells):
+        if what is None:
+            glyph, style = " ", _PLAIN
+        elif isinstance(what, Phase):
+            glyph, style = _PHASES[what], _FAINT
+        else:
+            glyph = letters.get(what, OTHERS)
+            style = _style(glyph, ground=True)
+        yield glyph * len(list(alike)), style
+
+
+def _style(letter: str, *, ground: bool) -> Style:
+    if letter == OTHERS:
+        return _PLAIN
+    color = f"color({_COLORS[_LETTERS.index(letter) % len(_COLORS)]})"
+    return Style(color="black", bgcolor=color) if ground else Style(color=color)
+
+
+def _axis(end: float, columns: int) -> str:
+    """Return the axis, with each moment above the column that it begins."""
+    step = gantt.tick_seconds(end, columns // TICK_COLUMNS)
+    text = ""
+    for tick in range(int(end / step) + 1):
+        column = round(tick * step / end * columns)
+        mark = f"|{gantt.clock(tick * step)}"
+        if column >= len(text) and column + len(mark) <= columns:
+            text = text.ljust(column) + mark
+    return text
+
+
+def _bar(part: float) -> str:
+    """Return a bar in eighths, rounded up."""
+    return _BARS[min(len(_BARS) - 1, math.ceil(part * (len(_BARS) - 1) - 1e-9))]
+
+
+def _fitted(label: str, left: int) -> str:
+    """Cut or fill a label to the width of its column, which ends with a space."""
+    if cell_len(label) > left - 1:
+        label = set_cell_size(label, left - 2) + "…"
+    return set_cell_size(label, left)
+
+
+def _cropped(line: _Line, width: int, *, ascii_only: bool) -> Iterator[Segment]:
+    """Cut a line at the width of the window."""
+    for text, style in line:
+        shown = text
+        if ascii_only:
+            shown = text.translate(_ASCII).encode("ascii", "replace").decode()
+        if cell_len(shown) > width:
+            shown = set_cell_size(shown, width)
+        width -= cell_len(shown)
+        if shown:
+            yield Segment(shown, style)
