@@ -266,4 +266,8 @@ def test_a_time_limit_that_is_cut() -> None:
 
 
 def test_datasets_without_a_prior() -> None:
-    assert "guessed: d1, d2 (25% of the GPU time)" in found(EVEN, NODES, guessed=("d1", "d2"))
+    guesses = [c.model_copy(update={"spread": 0.7}) for c in EVEN[1:3]]
+    costs_ = [EVEN[0], *guesses, *EVEN[3:]]
+    assert "guessed: d1, d2 (25% of the GPU time)" in found(costs_, NODES, guessed=("d1", "d2"))
+    # Nor is a dataset guessed that earlier runs have measured.
+    assert found(EVEN, NODES, guessed=("d1", "d2")) == ""

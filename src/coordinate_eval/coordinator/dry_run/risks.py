@@ -156,9 +156,9 @@ def _wide(found: Review) -> Iterator[str]:
 
 
 def _no_prior(found: Review) -> Iterator[str]:
-    names = set(without_prior(found.run.suite))
+    names = set(without_prior(found.run.suite))  # finished runs may have measured some of them
     total = sum(cost.gpu_seconds for cost in found.plan.datasets)
-    unknown = [cost for cost in found.plan.datasets if cost.name in names]
+    unknown = [c for c in found.plan.datasets if c.name in names and c.spread > WIDE_SPREAD]
     if unknown:
         share = sum(cost.gpu_seconds for cost in unknown) / total
         shown = _named([c.name for c in sorted(unknown, key=lambda c: -c.gpu_seconds)])
