@@ -30,7 +30,7 @@ bench: $(READY)
 
 # The site, in site/. Pages of commands and settings are made from the code.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Resolves pyproject.toml into requirements.txt again. Versions in it stay where they still fit:
 # UPGRADE='--upgrade-package NAME' or UPGRADE=--upgrade takes newer ones.

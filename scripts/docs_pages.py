@@ -36,6 +36,13 @@ def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401 - mkdocs has no ty
     return files
 
 
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:  # noqa: ANN401 - as above
+    """Return a page whose links into the root of the repository work in the site too."""
+    if "/" in page.file.src_uri:
+        return markdown
+    return re.sub(r"\]\(\.\./([^)\s]+)\)", lambda match: f"]({_target(match[1])})", markdown)
+
+
 def pages() -> dict[str, str]:
     """Return the Markdown of each page by its path in the site."""
     made = {"reference/commands.md": commands(), "reference/settings.md": settings_page()}
@@ -154,18 +161,13 @@ def _cell(text: str) -> str:
 
 def _from_root(text: str) -> str:
     """Return a file of the root with its links as they are in the site."""
+    relative = r"\]\((?![a-z]+:|#)([^)\s]+)\)"
+    return re.sub(relative, lambda match: f"]({_target(match[1])})", text)
 
-    def link(match: re.Match[str]) -> str:
-        target = match[1]
-        if re.match(r"[a-z]+:|#", target):
-            return match[0]
-        pages_of_root = {source: page for page, source in FROM_ROOT.items()}
-        if target in pages_of_root:
-            return f"]({pages_of_root[target]})"
-        return (
-            f"]({target.removeprefix('docs/')})"
-            if target.startswith("docs/")
-            else f"]({SOURCES}{target})"
-        )
 
-    return re.sub(r"\]\(([^)\s]+)\)", link, text)
+def _target(path: str) -> str:
+    """Return the link from a top-level page of the site to a path of the repository."""
+    pages_of_root = {source: page for page, source in FROM_ROOT.items()}
+    if path in pages_of_root:
+        return pages_of_root[path]
+    return path.removeprefix("docs/") if path.startswith("docs/") else SOURCES + path
