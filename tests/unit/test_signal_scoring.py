@@ -32,6 +32,10 @@ class FakeEvaluator:
     def __init__(self, part: Callable[[], None] = lambda: None) -> None:
         self._part = part
         self.parts = 0
+        self.loaded: list[str] = []
+
+    def load(self, dataset: Dataset) -> None:
+        self.loaded.append(dataset.name)
 
     def finish_part(
         self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
@@ -148,3 +152,30 @@ def test_a_run_without_slices_has_no_first_signal(
     with pytest.raises(FileNotFoundError):
         scored(run_dir, FakeEvaluator(), monkeypatch)
     assert run_dir.dataset_results("a").exists()
+
+
+def test_small_datasets_are_loaded_while_engines_start(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Engine(FakeEvaluator):
+        """Is loaded before any response is there; then all are."""
+
+        def load(self, dataset: Dataset) -> None:
+            super().load(dataset)
+            for shard in shards:
+                publish(run_dir, shard)
+
+    shards = _files.read_record(run_dir.run, Run).shards
+    for shard in shards:
+        run_dir.published("outputs", shard.span).unlink()
+    evaluator = Engine()
+    scored(run_dir, evaluator, monkeypatch)
+    assert evaluator.loaded == ["a"]
+
+
+def test_nothing_is_loaded_in_advance_where_responses_wait(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator = FakeEvaluator()
+    scored(run_dir, evaluator, monkeypatch)
+    assert evaluator.loaded == []

@@ -44,7 +44,7 @@ def waits(
     """Seconds between the first questions."""
     found: list[float] = []
 
-    def wait(self: Supervisor, seconds: float, poll_seconds: float, **_: Any) -> None:
+    def wait(self: Supervisor, seconds: float, **_: Any) -> None:
         found.append(seconds)
         if len(found) == most:
             raise Enough

@@ -35,6 +35,10 @@ class Evaluator(Protocol):
         """
         ...
 
+    def load(self, dataset: Dataset) -> None:
+        """Do now what scoring the dataset needs first, and keep it as far as memory allows."""
+        ...
+
     def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
         """Return the questions that the metric asks about some items, without duplicates.
 

@@ -54,7 +54,7 @@ DRAIN_SECONDS = 60.0
 HANDOVER_SECONDS = 300.0
 """Time before its own time limit at which a supervisor submits its successor."""
 
-LOCAL_POLL_SECONDS = 0.5
+LOCAL_POLL_SECONDS = 0.2
 """Longest time between polls of a cluster on this machine, where a poll costs nothing."""
 
 MAX_FAULTS = 20
@@ -96,6 +96,9 @@ class Supervisor:
         self._metrics_after = 0.0
         self._idle_arrays = 0
         self._unanswered = -1
+        self._poll_seconds = self._run.settings.supervisor.poll_seconds
+        if cluster.local:
+            self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
         self._epoch = take_over(run_dir)
 
     def run(self) -> dict[str, Any] | None:
@@ -115,9 +118,6 @@ class Supervisor:
         self._handover = 0.0
 
     def _loop(self) -> dict[str, Any] | None:
-        poll_seconds = self._run.settings.supervisor.poll_seconds
-        if self._cluster.local:
-            poll_seconds = min(poll_seconds, LOCAL_POLL_SECONDS)
         faults = silences = 0
         while True:
             self._check_epoch()
@@ -145,8 +145,8 @@ class Supervisor:
                     raise
                 self._tell(None, _describe(error))
             failures = faults + silences
-            seconds = min(MAX_BACKOFF_SECONDS, poll_seconds * 2 ** min(failures, 16))
-            self._wait(seconds, poll_seconds, watch=not failures)
+            seconds = min(MAX_BACKOFF_SECONDS, self._poll_seconds * 2 ** min(failures, 16))
+            self._wait(seconds, watch=not failures)
 
     def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
         """Gather facts and decide. Look again before an action that follows from missing files."""
@@ -252,7 +252,10 @@ class Supervisor:
             self._tell(None, f"cannot store this run's measurements for later plans: {error}")
 
     def _drain(self) -> None:
-        """Cancel all jobs but keepers, and wait for keepers to end. Cancel those that stay."""
+        """Cancel all jobs but keepers, and wait for keepers to end. Cancel those that stay.
+
+        On a local cluster keepers are cancelled too: they hear that sooner than their release.
+        """
         give_up = time.monotonic() + DRAIN_SECONDS
         cancelled: set[str] = set()
         while time.monotonic() < give_up + DRAIN_SECONDS:
@@ -264,7 +267,7 @@ class Supervisor:
                 ]
                 if not tasks:
                     return
-                late = time.monotonic() > give_up
+                late = self._cluster.local or time.monotonic() > give_up
                 leaving = {
                     t.job_id
                     for t in tasks
@@ -273,15 +276,15 @@ class Supervisor:
                 if leaving - cancelled:
                     self._cluster.cancel(sorted(leaving - cancelled))
                     cancelled |= leaving
-            time.sleep(min(1.0, self._run.settings.supervisor.poll_seconds))
+            time.sleep(min(1.0, self._poll_seconds))
 
-    def _wait(self, seconds: float, poll_seconds: float, *, watch: bool) -> None:
+    def _wait(self, seconds: float, *, watch: bool) -> None:
         """Sleep until it is time to hand over or, with `watch`, the scorer has ended."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if (watch and self._scorer.ended) or self._handover == 0.0:
                 return
-            time.sleep(min(0.2, poll_seconds))
+            time.sleep(min(0.2, self._poll_seconds))
 
     def _check_epoch(self) -> None:
         if latest_epoch(self._dir) > self._epoch:

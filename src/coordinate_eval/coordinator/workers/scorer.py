@@ -1,12 +1,14 @@
 """The scorer: a child of the supervisor in which the harness lives.
 
-`coordinate-eval _score RUN`. For each shard whose responses are published it writes the
-questions of its metric, portion by portion, the last one last, for each dataset whose slice of the
-first signal has all responses and answers its rough scores, and for each that has all of them its
-results. It is a process of its own so that a task's own code, or the harness, can fail or hang
-without harm to the supervision (see `scorer`). It ends with its parent.
+`coordinate-eval _score RUN`. It loads small datasets while engines start. For each shard whose
+responses are published it writes the questions of its metric, portion by portion, the last one
+last, for each dataset whose slice of the first signal has all responses and answers its rough
+scores, and for each that has all of them its results. It is a process of its own so that a task's
+own code, or the harness, can fail or hang without harm to the supervision (see
+`supervisor.scorer_process`). It ends with its parent.
 """
 
+import contextlib
 import itertools
 import os
 import time
@@ -32,6 +34,9 @@ from coordinate_eval.records import (
     Span,
 )
 
+MOST_LOADED_REQUESTS = 10_000
+"""Requests of the datasets loaded before any response is there: about a minute's work."""
+
 
 def run_scorer(run_dir: RunDir) -> int:
     """Score until every dataset has its results or its error; the exit status."""
@@ -40,6 +45,7 @@ def run_scorer(run_dir: RunDir) -> int:
     evaluator = harness_evaluator(
         run_dir.model, run.suite, run.settings.engine.name, run.max_length
     )
+    _load_small(run_dir, evaluator, run)
     idle = False
     while unscored_datasets(run_dir, run):
         asked = _ask(run_dir, evaluator, run)
@@ -50,6 +56,27 @@ def run_scorer(run_dir: RunDir) -> int:
             time.sleep(0.5)
         idle = not asked and not scored
     return 0
+
+
+def _load_small(run_dir: RunDir, evaluator: Evaluator, run: Run) -> None:
+    """Load datasets until the first responses are published, while engines start.
+
+    Large datasets are left to be loaded when they are scored: loading one of them would delay the
+    scores of others.
+    """
+    ledger, room = Ledger(run_dir, "outputs"), MOST_LOADED_REQUESTS
+    spans = [shard.span for shard in run.shards]
+    for dataset in unscored_datasets(run_dir, run):
+        if len(ledger.unpublished(spans)) < len(spans):
+            return
+        index = _files.read_record(run_dir.requests_index(dataset.name), DatasetRequests)
+        if index.requests > room:
+            continue
+        room -= index.requests
+        _files.write(run_dir.scoring, dataset.name)
+        # What is wrong with it is told when it is scored.
+        with contextlib.suppress(Exception):
+            evaluator.load(dataset)
 
 
 def _ask(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:

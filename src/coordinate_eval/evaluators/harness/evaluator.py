@@ -135,6 +135,15 @@ class HarnessEvaluator:
             offsets=[],
         )
 
+    def load(self, dataset: Dataset) -> None:
+        """Load the dataset's tasks and make its prompts, so that scoring it finds them made.
+
+        Raises:
+            UserError: the task is unknown, malformed, or has no items.
+        """
+        with harness_session():
+            self._built(dataset)
+
     def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
         """Return the questions that the metric asks about some items, without duplicates.
 

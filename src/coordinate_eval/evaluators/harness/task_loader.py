@@ -25,6 +25,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.evaluators.harness.code_eval import asks_code_eval, stand_in
 from coordinate_eval.evaluators.harness.standard_errors import bootstrapped_here
+from coordinate_eval.evaluators.harness.templates import compiled_once
 from coordinate_eval.records import Dataset
 
 _SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
@@ -162,11 +163,12 @@ def harness_session() -> Iterator[None]:
     """Prepare this process for work of the harness inside the block.
 
     Its output goes to stderr, `code_eval` is replaced by a look-up, standard errors are computed
-    without processes, and the global random generators are restored afterwards.
+    without processes, templates are compiled once, and the global random generators are restored
+    afterwards.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        with redirect_stdout(sys.stderr), stand_in(), bootstrapped_here():
+        with redirect_stdout(sys.stderr), stand_in(), bootstrapped_here(), compiled_once():
             yield
     finally:
         random.setstate(python_state)
