@@ -66,7 +66,7 @@ def begun(run: Path) -> None:
 def ended(
     process: subprocess.Popen[str], status: int, *, patience: float = PATIENCE_SECONDS
 ) -> str:
-    """What a command wrote on stdout until it ended with this status."""
+    """Wait for a command to end with this status, and return its standard output."""
     out, err = process.communicate(timeout=patience)
     assert process.returncode == status, err
     assert "Traceback" not in err

@@ -317,7 +317,7 @@ time.sleep(300)
 
 
 def witness(path: Path, lines: int) -> list[list[str]]:
-    """What `WITNESS` has written, once it is that many lines: process, restart count, words."""
+    """Wait for that many lines of `WITNESS`, and return them: process, restart count, words."""
 
     def read() -> list[list[str]]:
         text = path.read_text() if path.exists() else ""

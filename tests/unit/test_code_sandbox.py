@@ -28,7 +28,7 @@ NEEDED = (
     "typing_extensions",
     "typing_inspection",
 )
-"""What the sandbox is imported with."""
+"""Packages that may be imported together with the sandbox."""
 
 
 def ask(program: str, timeout: float = 20.0, id: str = "q") -> Question:

@@ -1,4 +1,4 @@
-"""Which GPUs of this machine there are to hand out; `nvidia-smi` is a fake."""
+"""Tests of the GPUs that Ray gets. `nvidia-smi` is a fake."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ FOUR = "NVIDIA H100 80GB HBM3, 81559\n" * 4
 
 @pytest.fixture(autouse=True)
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the fake prints."""
+    """The file with the output of the fake."""
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\ncat '{tmp_path}/found'\n")
     program.chmod(0o755)

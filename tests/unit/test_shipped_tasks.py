@@ -57,7 +57,7 @@ class Bench:
         self.built = self.evaluator.build(self.dataset, self.requests.append)
 
     def prompt(self, item: int = 0) -> str:
-        """What the model is asked."""
+        """Return the prompt of an item as text."""
         from tests.tiny import tokenizer
 
         text = tokenizer(tiny_model()).decode(self.requests[item].tokens)
@@ -89,7 +89,7 @@ def bench(folder: Path, task: str, rows: list[Row]) -> Bench:
 
 
 def runs(program: str) -> bool:
-    """Whether a program of these tests, which are harmless, passes."""
+    """Return whether a program of these tests, which are harmless, passes."""
     try:
         exec(program, {})
     except Exception:

@@ -84,7 +84,7 @@ def test_a_refused_job_is_not_silence(says: Says, words: str) -> None:
 
 
 def test_an_empty_list_with_errors_is_silence(says: Says) -> None:
-    """What 22.05 prints, with exit status 0, when its controller is down."""
+    """Version 22.05 prints this with exit status 0 if its controller is down."""
     answer = {"errors": [{"error": "Unspecified error", "errno": -1}], "nodes": []}
     says(output=json.dumps(answer))
     with pytest.raises(ClusterSilent, match="Unspecified error"):

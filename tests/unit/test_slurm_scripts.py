@@ -1,4 +1,4 @@
-"""What is submitted, compared with golden texts: exact options, exact script."""
+"""Tests of submissions against golden texts: exact options and exact script."""
 
 import subprocess
 from pathlib import Path

@@ -7,6 +7,7 @@ the settings, and a line in `_MAKERS`.
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from coordinate_eval.coordinator.cluster import Cluster
@@ -37,13 +38,21 @@ def chosen(settings: Settings) -> Cluster | None:
     """Return the cluster that the settings name, or None if they name a cluster file.
 
     `auto` is the first scheduler that this machine belongs to.
+
+    Raises:
+        UserError: the setting looks like the name of a scheduler, and there is none of that name.
     """
-    if settings.cluster == "auto":
+    name = settings.cluster
+    if name == "auto":
         made = (make(settings) for make in _MAKERS.values())
         return next(cluster for cluster in made if cluster.here())
-    if settings.cluster in _MAKERS:
-        return by_name(settings.cluster, settings)
-    return None
+    if name in _MAKERS:
+        return by_name(name, settings)
+    if Path(name).suffix or Path(name).name != name or Path(name).exists():
+        return None
+    raise UserError(
+        f"cluster {name!r} is unknown: choose one of auto, {', '.join(_MAKERS)}, or a cluster file"
+    )
 
 
 def patiently(ask: Callable[[], T]) -> T:

@@ -299,8 +299,8 @@ def _gpus(settings: RaySettings) -> tuple[int, str, float]:
     if count < (settings.gpus or 1):
         hidden = f" ({_VISIBLE}={os.environ[_VISIBLE]!r})" if _VISIBLE in os.environ else ""
         raise UserError(
-            f"{settings.gpus or 1} GPUs are needed, but only {count} of this machine's {len(found)} "
-            f"can be used{hidden}: set [ray] gpus lower, or make more GPUs visible"
+            f"{settings.gpus or 1} GPUs are needed, but only {count} of this machine's "
+            f"{len(found)} can be used{hidden}: set [ray] gpus lower, or make more GPUs visible"
         )
     name, _, memory = found[0].rpartition(",")
     gib = 0.0
