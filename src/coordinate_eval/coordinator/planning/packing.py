@@ -31,6 +31,9 @@ LONG = 0.3
 OVERHEAD_SHARE = 0.01
 """Share of a trial's time that the cuts of poured work may cost if all predictions are sure."""
 
+EARLY_OVERHEAD_SHARE = 0.03
+"""The same for the datasets that `Way.EARLY` deals first."""
+
 OVERHEAD_PER_SPREAD = 0.06
 """Further share for each unit of the mean spread: trials share out small shards where predictions
 are wrong."""
@@ -171,12 +174,12 @@ def deal(
         else:
             fine.append(piece)
     unsure = sum(costs[p.cost].spread * _own(costs[p.cost], p) for p in pieces) / len(ready)
-    overhead = OVERHEAD_SHARE * window + OVERHEAD_PER_SPREAD * unsure
+    insurance = OVERHEAD_PER_SPREAD * unsure
     state = _Deal(costs, ready)
     _deal_apart(state, apart)
-    _pour_layers(state, dense, overhead, LAYERS[::-1])
+    _pour_layers(state, dense, EARLY_OVERHEAD_SHARE * window + insurance, LAYERS[::-1])
     _deal_coarse(state, coarse, window, flow, cut=way is not Way.WHOLE)
-    _pour_layers(state, fine, overhead, LAYERS)
+    _pour_layers(state, fine, OVERHEAD_SHARE * window + insurance, LAYERS)
     return [sorted(q, key=lambda p: flow.order(costs[p.cost], p)) for q in state.queues]
 
 
@@ -196,12 +199,12 @@ def _own(cost: Cost, piece: Piece) -> float:
 def _is_fine(cost: Cost, piece: Piece, window: float) -> bool:
     """Return whether a piece can be cut anywhere.
 
-    It can if an item is short beside the window or no longer than the overhead of a cut, and if the
-    piece is long beside that overhead.
+    It can if an item is short beside the window or beside the overhead of a cut, and if the piece
+    is long beside that overhead.
     """
     overhead = cost.chunk_overhead_seconds
     each = cost.gpu_seconds / cost.items
-    short = each <= FINE * window + overhead
+    short = each <= FINE * window + WORTH_CUTTING * overhead
     return cost.splittable and short and _own(cost, piece) >= WORTH_CUTTING * overhead
 
 
