@@ -1,14 +1,18 @@
-"""Predicted seconds against measured ones: the shipped roofline, and after runs of real models.
+"""Predicted seconds against measured ones: the shipped roofline, and after runs of real models
 
     python benchmarks/priors.py
 
-Random Llamas of three sizes answer eight datasets of unlike shape with transformers and with vLLM
-on a CPU, three runs each on a warm engine, the datasets in another order each time. What a dataset
-took is shared out, fitted and predicted by the code that does so in a real run. Predicted is a run
-that the prediction has not seen: from the roofline alone, from one other run of the same model,
-and from the runs of the two other sizes. Seconds are of CPU time, which others on the machine
-disturb least; how far two runs of the same are apart all the same stands in the last column. What
-a model will write is not known before its first run: a third of the limit is assumed.
+Random Llamas of three sizes answer eight datasets of different shapes with transformers and with
+vLLM on a CPU. Each size runs three times on a warm engine, with the datasets in another order each
+time. The benchmark attributes time to datasets, fits and predicts with the same code as a real run.
+
+Each prediction is for a run that the fit has not seen: from the roofline alone, from one other run
+of the same model, and from the runs of the two other sizes. Seconds are CPU seconds, which other
+processes on the machine disturb least. The last column shows how far two equal runs differ. Before
+the first run of a model the benchmark assumes that its texts take a third of their token limit.
+
+The last table predicts each run from all other runs, with several weights for each difference
+between an observation and the prediction (`predict.UNLIKE`), and without the fitted coefficients.
 """
 
 import argparse
@@ -21,9 +25,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 from rich.console import Console
 from rich.table import Table
@@ -35,7 +40,7 @@ from tests.tiny import MAX_LENGTH, VOCABULARY, tiny_model
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import conditions as conditions_of
-from coordinate_eval.priors import this_machine
+from coordinate_eval.priors import fit, predict, roofline, this_machine
 from coordinate_eval.priors.catalogue import UNKNOWN_OUTPUT_SHARE
 from coordinate_eval.priors.observations import DatasetSeen, Subject
 from coordinate_eval.priors.predict import Prediction, Priors
@@ -47,11 +52,14 @@ ENGINES: dict[str, dict[str, Any]] = {
     "transformers": {"batch_size": 4},
     "vllm": {"max_num_seqs": 4},
 }
-"""With their arguments: four requests at once; transformers sorts 16 times as many."""
+"""Engines and their arguments: four requests at once; transformers sorts 16 times as many."""
+
+WEIGHTS = (0.01, 0.1, 0.3, 1.0)
+"""Values of `predict.UNLIKE` to compare."""
 
 
 class Size(NamedTuple):
-    """A Llama."""
+    """The size of a Llama."""
 
     width: int
     layers: int
@@ -61,12 +69,12 @@ SIZES = (Size(128, 4), Size(192, 6), Size(320, 6))
 
 
 class Shape(NamedTuple):
-    """A dataset: how many requests, and the least and most tokens of their prompts."""
+    """A dataset: its number of requests, and the least and most tokens of a prompt."""
 
     requests: int
     prompt: tuple[int, int]
     output: int
-    """To generate; 0 scores a continuation of four tokens."""
+    """Tokens to generate; 0 scores a continuation of four tokens."""
 
 
 SHAPES = {
@@ -82,7 +90,7 @@ SHAPES = {
 
 
 class Run(NamedTuple):
-    """What one run of one size has shown."""
+    """The observations of one run of one size."""
 
     size: Size
     seen: list[DatasetSeen]
@@ -100,13 +108,15 @@ def main() -> None:
     for name in asked.engine or ENGINES:
         settings = EngineSettings.model_validate({"name": name, "args": ENGINES[name]})
         sized = (of_size(size, settings, datasets, max(2, asked.repeat)) for size in SIZES)
-        show(name, list(itertools.chain(*sized)), datasets)
+        runs = list(itertools.chain(*sized))
+        show(name, runs, datasets)
+        Console().print(weights_table(name, runs, datasets))
 
 
 def of_size(
     size: Size, settings: EngineSettings, datasets: dict[str, list[Request]], repeat: int
 ) -> Iterator[Run]:
-    """So many runs of one size on one engine."""
+    """Yield `repeat` runs of one size on one engine."""
     with tempfile.TemporaryDirectory() as folder:
         model = made(size, Path(folder))
         on = conditions_of.conditions(
@@ -122,7 +132,7 @@ def of_size(
             max_length=MAX_LENGTH,
             args=settings.args,
         )
-        # All of it once: an engine on CPU compiles what it computes as it meets new shapes.
+        # Warm up with all datasets: an engine on a CPU compiles for each new shape.
         observed(engine, datasets, on, -1)
         for number in range(repeat):
             seen = observed(engine, datasets, on, number)
@@ -134,7 +144,7 @@ def of_size(
 
 
 def requests(name: str, dice: random.Random) -> Iterator[Request]:
-    """Those of a dataset, the same in every run."""
+    """Yield the requests of a dataset, the same in every run."""
     shape = SHAPES[name]
     for item in range(shape.requests):
         generates = shape.output > 0
@@ -152,7 +162,7 @@ def requests(name: str, dice: random.Random) -> Iterator[Request]:
 
 
 def made(size: Size, folder: Path) -> Model:
-    """Write a random Llama of this size with the tests' tokenizer; what decides its speed."""
+    """Write a random Llama of this size with the tests' tokenizer; return its figures."""
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     for file in tiny_model().glob("token*"):
@@ -186,7 +196,7 @@ def made(size: Size, folder: Path) -> Model:
 def observed(
     engine: engines.Engine, datasets: dict[str, list[Request]], on: Conditions, number: int
 ) -> list[DatasetSeen]:
-    """One run of all datasets, as a trial measures it, in an order of this run's own."""
+    """Run all datasets in an order of this run's own, and measure them as a trial does."""
     order = list(datasets)
     random.Random(number).shuffle(order)  # noqa: S311
     shares = Shares(time.process_time)
@@ -221,12 +231,12 @@ def observed(
 
 
 def prompt_tokens(group: list[Request]) -> int:
-    """Of all prompts, what is scored included."""
+    """Count the tokens of all prompts and scored continuations."""
     return sum(len(r.tokens) + len(r.continuation) for r in group)
 
 
 def built(group: list[Request]) -> Work:
-    """What is known of a dataset before it runs."""
+    """Return the work of a dataset as known before it runs."""
     limits = [r.max_tokens for r in group]
     return Work(
         items=len(group),
@@ -238,7 +248,7 @@ def built(group: list[Request]) -> Work:
 
 
 def show(engine: str, runs: list[Run], datasets: dict[str, list[Request]]) -> None:
-    """Print the errors of each dataset, and how often the spread held."""
+    """Print the errors of each dataset, and how often they are within the predicted spread."""
     works = {name: built(group) for name, group in datasets.items()}
     shipped: defaultdict[str, list[float]] = defaultdict(list)
     same: defaultdict[str, list[float]] = defaultdict(list)
@@ -289,6 +299,41 @@ def show(engine: str, runs: list[Run], datasets: dict[str, list[Request]]) -> No
     held = [f"{statistics.mean(within[way]):.0%}" for way in ("same", "sizes")]
     table.add_row("within 2 of the predicted deviations", "", "", *held)
     Console().print(table)
+
+
+def weights_table(engine: str, runs: list[Run], datasets: dict[str, list[Request]]) -> Table:
+    """Return the errors of predicting each run from all others, by weight of a difference."""
+    works = {name: built(group) for name, group in datasets.items()}
+
+    def errors() -> list[float]:
+        predict._alike.cache_clear()
+        found = []
+        for run in runs:
+            priors = Priors([s for other in runs if other is not run for s in other.seen])
+            for one in run.seen:
+                guess = priors.predict(one.subject, works[one.dataset], one.conditions)
+                found.append(abs(guess.gpu_seconds / one.gpu_seconds - 1))
+        return found
+
+    def unfitted(seen: Sequence[DatasetSeen], weights: Sequence[float]) -> fit.Fit:
+        return fitted(seen, weights)._replace(coefficients=roofline.SHIPPED)
+
+    fitted = fit.fit
+    rows = {}
+    for weight in WEIGHTS:
+        with mock.patch.object(predict, "UNLIKE", weight):
+            rows[f"weight {weight:g}"] = errors()
+    with mock.patch.object(fit, "fit", unfitted):
+        rows[f"weight {predict.UNLIKE:g}, roofline not fitted"] = errors()
+    predict._alike.cache_clear()
+    table = Table(title=f"{engine}: each run predicted from all others")
+    table.add_column("")
+    for heading in ("median error", "95th percentile"):
+        table.add_column(heading, justify="right")
+    for name, found in rows.items():
+        p95 = statistics.quantiles(found, n=20)[-1]
+        table.add_row(name, f"{statistics.median(found):.1%}", f"{p95:.1%}")
+    return table
 
 
 if __name__ == "__main__":
