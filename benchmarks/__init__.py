@@ -1,1 +1,1 @@
-"""What this program is measured by: `python -m benchmarks`."""
+"""Benchmarks of coordinate-eval. `python -m benchmarks` runs them."""

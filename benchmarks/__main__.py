@@ -1,10 +1,10 @@
-"""Runs the benchmarks of this folder and rewrites docs/benchmarks.md with what they print.
+"""Run the benchmarks of this folder and write their output to docs/benchmarks.md.
 
     python -m benchmarks [NAME …]
 
-A benchmark is a script whose docstring says in its first line what is compared, and in an
-indented line the command: that one is run. Names that begin with an underscore are no
-benchmarks. With names, only these are run; the others keep what the page says of them.
+A benchmark is a script. The first line of its docstring is the title of its section, and an
+indented line of the docstring is the command to run. Scripts whose names begin with an underscore
+are not benchmarks. With names, only these benchmarks run; the other sections stay as they are.
 """
 
 import ast
@@ -21,21 +21,21 @@ COLUMNS = 100
 
 _HEAD = """# Benchmarks
 
-Written by `python -m benchmarks` (or `make bench`) on 2 noisy cores, no GPU, with
-OMP_NUM_THREADS=1. Each command can be run by itself. Ratios mean more than seconds here: compare
-what stands in one table.
+`python -m benchmarks` (or `make bench`) writes this page. It ran on 2 noisy cores without a GPU,
+with OMP_NUM_THREADS=1. Each command also runs by itself. Ratios mean more than seconds here, and
+only numbers of one table are comparable.
 """
 
 
 def main() -> int:
-    """Run and write; the exit status."""
+    """Run the named benchmarks and write the page; return the exit status."""
     scripts = {p.stem: p for p in sorted(FOLDER.glob("*.py")) if not p.name.startswith("_")}
     names = sys.argv[1:] or list(scripts)
     if unknown := set(names) - scripts.keys():
         sys.stderr.write(f"no such benchmark: {', '.join(sorted(unknown))}\n")
         return 2
     for name in names:
-        # Written after each: what took minutes is not lost with a later one that fails.
+        # Write after each benchmark, so that a later failure loses nothing.
         sections = written() | {title(scripts[name]): section(scripts[name])}
         shown = [sections[t] for t in map(title, scripts.values()) if t in sections]
         PAGE.write_text("\n".join([_HEAD, *shown]))
@@ -43,28 +43,28 @@ def main() -> int:
 
 
 def written() -> dict[str, str]:
-    """The sections of the page as it is, by title."""
+    """Return the sections of the present page by title."""
     text = PAGE.read_text() if PAGE.exists() else ""
     parts = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
     return {part.partition("\n")[0]: f"## {part.rstrip()}\n" for part in parts}
 
 
 def title(script: Path) -> str:
-    """The first line of a benchmark's docstring."""
+    """Return the first line of a benchmark's docstring."""
     return _docstring(script).partition("\n")[0].rstrip(".")
 
 
 def section(script: Path) -> str:
-    """What a benchmark says of itself, and what it printed."""
+    """Run a benchmark and return its section: its docstring and its output."""
     about = _docstring(script).partition("\n")[2].strip("\n")
     return f"## {title(script)}\n\n{about}\n\n```text\n{printed(about)}\n```\n"
 
 
 def printed(about: str) -> str:
-    """The output of the command that a docstring names.
+    """Run the command that a docstring names and return its output.
 
     Raises:
-        subprocess.CalledProcessError: it failed; its own words are on stderr.
+        subprocess.CalledProcessError: The command failed; its message is on stderr.
     """
     command = re.search(r"^ {4}python (.+)$", about, re.MULTILINE)
     assert command is not None, "the docstring names no command"

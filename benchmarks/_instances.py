@@ -1,8 +1,8 @@
-"""Suites, nodes and true costs to plan for: the base suite, and random ones from a seed.
+"""Suites, nodes and true costs to plan for: the base suite, and random suites from a seed.
 
-Random suites are more unlike than real ones: a few datasets may hold most of the work, metrics
-may take longer than everything else, and nodes have whatever GPUs others left free. The same
-seed gives the same values on every machine.
+Random suites vary more than real ones: a few datasets may hold most of the work, metrics may take
+longer than everything else, and nodes have any number of free GPUs. The same seed gives the same
+values on every machine.
 """
 
 import math
@@ -24,14 +24,14 @@ CPUS_PER_GPU = 16
 
 
 class Instance(NamedTuple):
-    """What is planned, and where."""
+    """A suite's costs, and the nodes to plan on."""
 
     costs: list[Cost]
     capacity: Capacity
 
 
 def base(nodes: int) -> Instance:
-    """The base suite of a 7B model on nodes of eight H200, costs as the priors have them."""
+    """Return the base suite of a 7B model, by the shipped priors, on nodes of eight H200."""
     names = [f"node{number}" for number in range(1, nodes + 1)]
     capacity = Capacity(
         nodes=[
@@ -47,7 +47,7 @@ def base(nodes: int) -> Instance:
 
 
 def answers_per_item() -> dict[str, int]:
-    """Of each dataset of the base suite: how many choices an item has, 0 where it generates."""
+    """Return the choices per item of each dataset of the base suite; 0 if it generates."""
     found = {}
     for dataset in suite.load("base").datasets:
         entry = catalogue.find(dataset)
@@ -62,7 +62,7 @@ def random_instance(
     datasets: tuple[int, int] = (5, 500),
     gpus: tuple[int, int] = (1, 2048),
 ) -> Instance:
-    """A random suite on random nodes, their numbers log-uniform within these bounds."""
+    """Return a random suite on random nodes, with log-uniform numbers within these bounds."""
     return Instance(
         random_costs(rng, _log_uniform(rng, *datasets)),
         random_capacity(rng, _log_uniform(rng, *gpus)),
@@ -70,10 +70,10 @@ def random_instance(
 
 
 def random_costs(rng: random.Random, datasets: int) -> list[Cost]:
-    """As many datasets, heavy-tailed in their seconds and items.
+    """Return the costs of datasets with heavy-tailed seconds and items.
 
-    Half of them generate and have a floor; a sixth have a metric that executes something, of
-    which some take far longer than the GPUs; one in fifteen cannot be split.
+    Half of the datasets generate text and have a floor. A sixth have a metric that runs programs;
+    some of these take far longer than the GPUs. One in fifteen cannot be split.
     """
     typical = math.exp(rng.uniform(math.log(2), math.log(60)))
     pareto, tail = rng.random() < 0.5, rng.uniform(1.0, 2.0)
@@ -102,7 +102,7 @@ def random_costs(rng: random.Random, datasets: int) -> list[Cost]:
 
 
 def random_capacity(rng: random.Random, gpus: int) -> Capacity:
-    """So many GPUs on nodes of one to eight free ones; one, two or four a trial."""
+    """Return nodes with one to eight free GPUs each, and one, two or four GPUs per trial."""
     per_trial = rng.choice([n for n in (1, 1, 1, 2, 4) if n <= gpus])
     nodes: list[NodeCapacity] = []
     left = gpus
@@ -122,20 +122,20 @@ def random_capacity(rng: random.Random, gpus: int) -> Capacity:
 
 
 def told(costs: Sequence[Cost], sigma: float) -> list[Cost]:
-    """The same priors, and how sure they are."""
+    """Return the costs with this spread."""
     return [cost.model_copy(update={"spread": sigma}) for cost in costs]
 
 
 def told_apart(rng: random.Random, costs: Sequence[Cost]) -> list[Cost]:
-    """The same priors, every second or so of them unsure (σ = 1) and the others not (0.1)."""
+    """Return the costs, about half of them with a spread of 1 and the others of 0.1."""
     return [cost.model_copy(update={"spread": rng.choice((0.1, 1.0))}) for cost in costs]
 
 
 def drawn(rng: random.Random, costs: Sequence[Cost]) -> list[Cost]:
-    """What the datasets might really cost: priors times lognormal factors with median 1.
+    """Draw true costs: predicted costs times lognormal factors with median 1.
 
-    One factor, with the spread of the prior, is drawn for a dataset's GPU time and floor, which
-    both follow the length of what a model writes, and another for its metric.
+    A dataset's GPU time and floor have one factor, because both follow the length of the model's
+    texts. Its metric has another. Both have the spread of the cost.
     """
     return [
         cost.model_copy(
@@ -150,7 +150,7 @@ def drawn(rng: random.Random, costs: Sequence[Cost]) -> list[Cost]:
 
 
 def planned(costs: Sequence[Cost], capacity: Capacity) -> Plan:
-    """The program's plan of these costs for the 7B checkpoint."""
+    """Plan these costs for the 7B checkpoint."""
     suite_ = plan.PlanSuite(name="benchmark", digest="")
     return planner.make(CHECKPOINT, suite_, plan.PlanEngine(name="vllm", args={}), costs, capacity)
 

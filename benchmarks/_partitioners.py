@@ -1,8 +1,8 @@
-"""How suites are dealt to jobs today: each way's jobs, as spans in the order they run.
+"""The ways in which suites are dealt to jobs today: each returns jobs as lists of spans, in order.
 
-Written from published behaviour. Every way is given what makes it faster and may be missing in
-practice: as many jobs at once as there are GPUs, no pause between them, sizes at no cost.
-A dataset that cannot be split stays whole in all of them.
+They follow published behaviour. Each way also gets advantages that it may lack in practice: as many
+jobs at once as there are GPUs, no pause between jobs, and sizes at no cost. A dataset that cannot
+be split stays whole in all of them.
 """
 
 import math
@@ -15,21 +15,21 @@ from coordinate_eval.records import Span
 Jobs = list[list[Span]]
 
 _HARD = ("bbh*", "gsm8k*", "math*", "strategyqa*", "*professional_law")
-"""Names whose size OpenCompass takes tenfold, as far as a suite of ours could have them."""
+"""Datasets whose size OpenCompass multiplies by ten, among those a suite here can have."""
 
 
 def one_job_per_dataset(costs: Sequence[Cost]) -> Jobs:
-    """Whole datasets in the suite's order, each a job: what scripts around a scheduler do.
+    """Return one job per whole dataset, in the suite's order, as scripts around a scheduler do.
 
-    It is also OpenCompass's NaivePartitioner (opencompass/partitioners/naive.py).
+    This is also OpenCompass's NaivePartitioner (opencompass/partitioners/naive.py).
     """
     return [[_whole(cost)] for cost in costs]
 
 
 def equal_shards(costs: Sequence[Cost], gpus: int) -> Jobs:
-    """Every dataset cut into as many pieces as there are GPUs, alike in items.
+    """Cut every dataset into one piece per GPU, with equally many items.
 
-    What data-parallel launchers do, such as `accelerate launch -m lm_eval`, where each process
+    Data-parallel launchers do this, such as `accelerate launch -m lm_eval`, in which each process
     answers its part of every task (lm-evaluation-harness, README.md, "Multi-GPU Evaluation").
     """
     jobs: Jobs = [[] for _ in range(gpus)]
@@ -50,12 +50,12 @@ def by_size(
     max_task_size: int = 40_000,
     gen_task_coef: int = 20,
 ) -> Jobs:
-    """OpenCompass's SizePartitioner, with the defaults of its command line.
+    """Deal like OpenCompass's SizePartitioner with the defaults of its command line.
 
-    A dataset's size is its items times `gen_task_coef` where it generates, times its choices
-    (`answers`) otherwise, and ten times that for some names. What is larger than a task is cut
-    into parts of equal items, each of which counts as a whole task; then all are sorted, and as
-    many follow one another in a task as fit.
+    A dataset's size is its items times `gen_task_coef` if it generates, and times its choices
+    (`answers`) otherwise; for some names it is ten times that. A dataset larger than a task is cut
+    into parts with equally many items, each a whole task. Then all parts are sorted by size, and
+    each task takes the next parts that fit.
 
     Source: github.com/open-compass/opencompass, opencompass/partitioners/size.py at 11ce0348
     (strategy 'heuristic') and opencompass/cli/main.py at 01338e40 (40,000 and 20).
@@ -83,10 +83,10 @@ def by_size(
 
 
 def by_workers(costs: Sequence[Cost], num_worker: int = 8, min_task_size: int = 16) -> Jobs:
-    """OpenCompass's NumWorkerPartitioner.
+    """Deal like OpenCompass's NumWorkerPartitioner.
 
-    Each dataset is cut into `num_worker` parts of equal items, but of at least `min_task_size`;
-    all parts, in the suite's order, are dealt round to `num_worker` tasks.
+    Each dataset is cut into `num_worker` parts with equally many items, but at least
+    `min_task_size`. All parts are dealt in turn to `num_worker` tasks, in the suite's order.
 
     Source: github.com/open-compass/opencompass, opencompass/partitioners/num_worker.py at
     24f6ab02 (strategy 'heuristic', its defaults 8 and 16).

@@ -1,8 +1,8 @@
-"""The measured part of `one_job_per_dataset`: a suite in fast motion on a real Slurm.
+"""The measured part of `one_job_per_dataset`: a suite at many times its speed on a real Slurm.
 
-Every dataset becomes one of made-up items whose requests take as long as its prediction says,
-divided by the speed; where its metric is expensive, programs that sleep are its metric. A job of
-its own for a dataset is `python -m benchmarks._rehearsal ORDER`, ORDER being JSON.
+Each dataset becomes made-up items whose requests take their predicted time divided by the speed.
+Programs that sleep stand in for expensive metrics. `python -m benchmarks._rehearsal ORDER` runs one
+dataset as a job of its own; ORDER is JSON.
 """
 
 import fcntl
@@ -33,10 +33,10 @@ from coordinate_eval.evaluators.sandbox.sandbox import Sandbox
 from coordinate_eval.records import Question, Request
 
 SECONDS_PER_REQUEST = 0.2
-"""So long that, of sixteen engines on two cores, waiting is what takes time."""
+"""Long enough that sixteen engines on two cores mostly wait."""
 
 PROGRAM_SECONDS = 1.0
-"""Of one program of a metric: less than the harness's limit of 3 s."""
+"""Seconds of one program of a metric; the harness's limit is 3 s."""
 
 GPUS_PER_NODE = 4
 CPUS_PER_JOB = 4
@@ -86,7 +86,7 @@ filter_list:
 
 
 class Shape(NamedTuple):
-    """What is rehearsed: numbers of nodes, seconds of one load and one engine start, speed."""
+    """The rehearsal: numbers of nodes, seconds of one load and of one engine start, speed."""
 
     nodes: Sequence[int]
     load_seconds: float
@@ -95,7 +95,7 @@ class Shape(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a job of one dataset is told; seconds are those of the rehearsal."""
+    """The order for a job of one dataset; seconds are those of the rehearsal."""
 
     requests: str
     questions: str
@@ -106,14 +106,14 @@ class Order(NamedTuple):
 
 
 def impossible() -> str:
-    """Why nothing can be measured here; empty if it can."""
+    """Return why this machine cannot measure, or an empty string if it can."""
     if os.geteuid() != 0 or shutil.which("slurmctld") is None:
         return f"it needs Slurm, as root: {slurm_dev().INSTALL}"
     return ""
 
 
 def measure(costs: Sequence[Cost], shape: Shape, repeat: int) -> dict[int, tuple[float, float]]:
-    """By number of nodes: median seconds of one job per dataset, and of coordinate-eval."""
+    """Return median seconds of one job per dataset and of coordinate-eval, by number of nodes."""
     found: dict[int, tuple[float, float]] = {}
     with tempfile.TemporaryDirectory() as name, _cluster(Path(name) / "slurm"):
         user = Workspace(Path(name))
@@ -129,14 +129,14 @@ def measure(costs: Sequence[Cost], shape: Shape, repeat: int) -> dict[int, tuple
 
 
 def write_suite(folder: Path, costs: Sequence[Cost], speed: float) -> Path:
-    """Tasks and suite that take these costs, divided by `speed`."""
+    """Write tasks and a suite that take these costs divided by `speed`; return the suite."""
     tasks = folder / "tasks"
     tasks.mkdir()
     (tasks / "items.py").write_text(_ITEMS)
     datasets = []
     for cost in costs:
         gpu, cpu = cost.gpu_seconds / speed, cost.metric_cpu_seconds / speed
-        asks = cost.metric_cpu_seconds >= cost.items  # a program an item, a second or more each
+        asks = cost.metric_cpu_seconds >= cost.items  # one program per item, of a second or more
         programs = math.ceil(cpu / PROGRAM_SECONDS) if asks else 0
         items = max(1, round(gpu / SECONDS_PER_REQUEST), programs)
         task = _TASK.format(name=cost.name, items=items, seconds=cpu / items if asks else 0.0)
@@ -149,9 +149,9 @@ def write_suite(folder: Path, costs: Sequence[Cost], speed: float) -> Path:
 
 
 def coordinated(user: Workspace, suite: Path, run: Path, nodes: int, shape: Shape) -> float:
-    """Seconds of a run of coordinate-eval, from its submission to its results."""
+    """Return the seconds of a run of coordinate-eval, from its submission to its results."""
     start = (shape.load_seconds + shape.start_seconds) / shape.speed
-    # Of two requests in flight one is answered: a trial claims no more than it works on.
+    # With two requests in flight, a trial claims little more than it works on.
     args = {"seconds_per_request": SECONDS_PER_REQUEST, "start_seconds": start, "concurrency": 2}
     command = user.start(
         "run", tiny_model(), "--suite", suite, "--nodes", f"node[1-{nodes}]", "--run-dir", run,
@@ -168,9 +168,9 @@ def coordinated(user: Workspace, suite: Path, run: Path, nodes: int, shape: Shap
 
 
 def one_job_each(run: Path, datasets: Sequence[str], nodes: int, shape: Shape) -> float:
-    """Seconds from the first of these jobs' submission to the last one's end.
+    """Return the seconds from the submission of the first of these jobs to the end of the last.
 
-    They answer the requests and questions of a coordinated run that is over.
+    The jobs answer the requests and questions of a finished run of coordinate-eval.
     """
     done = run.with_name(f"{run.name}-each")
     done.mkdir()
@@ -198,10 +198,10 @@ def one_job_each(run: Path, datasets: Sequence[str], nodes: int, shape: Shape) -
 
 
 def job(order: Order) -> None:
-    """One dataset from the load to its last metric; tells when it was done."""
+    """Run one dataset from the load to its last metric, and write down the time of its end."""
     node = os.environ["SLURMD_NODENAME"]
     with (Path(order.links) / f".link-{node}").open("w") as link:
-        # One after the other takes a link as long as all at once, and suits the first better.
+        # Loads one after another take the link as long as all at once, and the first ends sooner.
         fcntl.flock(link, fcntl.LOCK_EX)
         time.sleep(order.load_seconds)
     args: dict[str, Any] = {
@@ -225,7 +225,7 @@ def job(order: Order) -> None:
 
 @contextmanager
 def _cluster(folder: Path) -> Iterator[None]:
-    """A Slurm of four nodes in `folder`, with SLURM_CONF set while it is up."""
+    """Run a Slurm of four nodes in `folder`, with SLURM_CONF set while it is up."""
     script = slurm_dev()
     cluster = script.DevCluster(folder, script.Shape(gpus=GPUS_PER_NODE))
     try:

@@ -1,16 +1,15 @@
-"""What a schedule comes to when datasets cost what they cost, event by event.
+"""An event simulator of schedules, independent of the planner and its own simulator.
 
-This knows neither the planner nor the program's replay: it is what both are judged by. The
-physics, with time 0 at the submission:
+Both are judged by it. Its rules, with time 0 at the submission:
 
-- A node has room for some engines, and one storage link. All who load weights at once through
-  a link share it evenly, so that each takes as many times `load_seconds` as there are others.
-- An engine answers `start_seconds` after its weights are there, and runs spans of items one after
-  another: a span takes its share of the dataset's `gpu_seconds`, and `chunk_overhead_seconds`
-  unless it begins the dataset. It is complete then, or `floor_seconds` after it began if that is
-  later, while the engine is at the next one already.
-- Metrics run on `metric_cpus` cores; whichever comes first in the order given and is due and fits
-  starts. It uses a core an item at most, and keeps all that it was given.
+- A node has room for a number of engines, and one storage link. All engines that load weights at
+  once through a link share it evenly, so n of them take n × `load_seconds` each.
+- An engine answers `start_seconds` after its weights are loaded, and runs spans of items one after
+  another. A span takes its share of the dataset's `gpu_seconds`, and also `chunk_overhead_seconds`
+  unless it begins the dataset. It is complete at its end or `floor_seconds` after its start,
+  whichever is later; the engine is at the next span by then.
+- Metrics run on `metric_cpus` cores. The first metric in the order given that is due and fits
+  starts. It uses at most one core per item, and holds all cores that it was given.
 """
 
 import heapq
@@ -24,14 +23,14 @@ from coordinate_eval.coordinator.planning.plan import Capacity, Cost, Plan
 from coordinate_eval.records import Span
 
 CORES_PER_METRIC = 16
-"""Cores that the metric of a dataset gets that was not planned."""
+"""Cores for the metric of a dataset without a plan."""
 
 When = Literal["held", "overlapped", "after"]
-"""When jobs' metrics run; see `play_jobs`."""
+"""The time at which the metrics of jobs run; see `play_jobs`."""
 
 
 class Cluster(NamedTuple):
-    """Where schedules are played: engines that fit on each node, seconds and cores."""
+    """The cluster of a simulation: engines that fit on each node, seconds, and cores."""
 
     nodes: dict[str, int]
     load_seconds: float
@@ -40,19 +39,19 @@ class Cluster(NamedTuple):
 
     @property
     def engines(self) -> int:
-        """How many run at once."""
+        """Number of engines that run at once."""
         return sum(self.nodes.values())
 
 
 class Metric(NamedTuple):
-    """Items that are scored together, and on how many cores."""
+    """Items that are scored together on a number of cores."""
 
     span: Span
     cores: int
 
 
 def cluster(capacity: Capacity, checkpoint_bytes: int) -> Cluster:
-    """The nodes of a capacity, with weights of so many bytes to load."""
+    """Return the cluster of a capacity, for weights of `checkpoint_bytes`."""
     return Cluster(
         {node.name: node.trials for node in capacity.nodes},
         checkpoint_bytes * 8 / (capacity.storage_gigabits_per_node * 1e9),
@@ -62,12 +61,12 @@ def cluster(capacity: Capacity, checkpoint_bytes: int) -> Cluster:
 
 
 def bound(costs: Iterable[Cost], where: Cluster) -> float:
-    """Seconds that no schedule can beat.
+    """Return the makespan in seconds that no schedule beats.
 
-    The largest of: all GPU time spread evenly over all engines; each dataset alone, cut into as
-    many pieces as there are engines and items, with the metric of one item (of all, if it cannot
-    be cut) after it; each dataset's metric, and all metrics spread over all cores, from the first
-    possible answer on.
+    It is the largest of three: all GPU time spread evenly over all engines; each dataset alone, cut
+    into as many pieces as there are engines and items, followed by the metric of one item (or of
+    all, if the dataset cannot be cut); and the metrics, of each dataset and of all on all cores,
+    from the first possible answer on.
     """
     costs = list(costs)
     ready = where.load_seconds + where.start_seconds
@@ -98,11 +97,11 @@ def play_plan(
     *,
     pulling: bool,
 ) -> float:
-    """Makespan of a plan, its weights staged once a node.
+    """Return the makespan of a plan, with weights staged once per node.
 
-    With `pulling`, trials claim at run time as the program's do: their own shards first, then
-    the longest by the plan that nobody has begun. Metrics run as shards land, in the plan's
-    order, on the cores that the plan gives each.
+    With `pulling`, trials claim shards as in a real run: first their own, then the longest by the
+    plan that no trial has begun. Metrics run as shards are complete, in the plan's order, on the
+    cores that the plan gives each.
     """
     ready = where.load_seconds + where.start_seconds
     own = {trial.id: deque(shard.span for shard in trial.shards) for trial in plan.trials}
@@ -140,13 +139,13 @@ def play_jobs(
     where: Cluster,
     metrics: When,
 ) -> float:
-    """Makespan of jobs started in this order as engines' GPUs become free.
+    """Return the makespan of jobs that start in this order as GPUs become free.
 
-    Each loads the weights for itself, on the node with a free place where the fewest load, and
-    starts an engine. With `held`, a job has its engine's share of the metric cores and scores on
-    them what it ran, one dataset after the other, while it keeps its GPUs. Otherwise whole
-    datasets are scored on `CORES_PER_METRIC` each, the costliest first: `overlapped` when a
-    dataset is complete, `after` when the last job has ended.
+    Each job loads the weights on the node with the fewest loads among those with room, and starts
+    an engine. With `held`, a job keeps its GPUs while it scores its datasets one after another, on
+    its share of the metric cores. Otherwise whole datasets are scored on `CORES_PER_METRIC` cores
+    each, the costliest first: `overlapped` as soon as a dataset is complete, `after` when the last
+    job has ended.
     """
     complete, last = _Jobs(truth, where, held=metrics == "held").play(jobs)
     if metrics == "held":
@@ -170,9 +169,9 @@ def scored(
     truth: Mapping[str, Cost],
     cores: int,
 ) -> float:
-    """When the last metric ends; 0 without any.
+    """Return the second at which the last metric ends, or 0 without metrics.
 
-    A metric is due when every span that it overlaps is complete.
+    A metric is due when all spans that it overlaps are complete.
     """
     landed: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
     for when, span in complete:
@@ -186,7 +185,7 @@ def scored(
         due.append((when, order))
     due.sort()
     coming = deque(due)
-    # Of those that are due, the first of each width: only one of these can be the next.
+    # The due metrics by width: the next to start is the first of one of these queues.
     waiting: dict[int, list[int]] = defaultdict(list)
     running: list[tuple[float, int]] = []
     last = 0.0
@@ -213,7 +212,7 @@ def scored(
 def _overlapping(
     spans: list[tuple[int, int, float]], wanted: Span
 ) -> Iterator[tuple[int, int, float]]:
-    """Those of sorted spans, disjoint, that have an item in common with the wanted one."""
+    """Yield the spans that share an item with the wanted span; `spans` are sorted and disjoint."""
     low, high = 0, len(spans)
     while low < high:
         middle = (low + high) // 2
@@ -225,7 +224,7 @@ def _overlapping(
 
 
 def _run(span: Span, cost: Cost, now: float) -> tuple[float, float]:
-    """When an engine that begins a span now is free again, and when the span is complete."""
+    """Return when an engine that begins a span now is free, and when the span is complete."""
     seconds = cost.gpu_seconds * (span.stop - span.start) / cost.items
     if span.start:
         seconds += cost.chunk_overhead_seconds
@@ -234,7 +233,7 @@ def _run(span: Span, cost: Cost, now: float) -> tuple[float, float]:
 
 @dataclass
 class _Link:
-    """A node's storage link; `done` seconds of load were given to each who loaded all along."""
+    """A node's storage link; a load that ran all along has had `done` seconds of it."""
 
     done: float = 0.0
     since: float = 0.0
@@ -251,7 +250,7 @@ class _Link:
 
 
 class _Jobs:
-    """Jobs that queue for GPUs, load, start, run, and perhaps score."""
+    """Jobs that queue for GPUs, load weights, start an engine, run, and may score."""
 
     def __init__(self, truth: Mapping[str, Cost], where: Cluster, *, held: bool) -> None:
         self._truth, self._where, self._held = truth, where, held
@@ -260,11 +259,11 @@ class _Jobs:
         self._links = [_Link() for _ in self._nodes]
         self._places = [(0, node) for node in range(len(self._nodes))]
         self._jobs: Sequence[Sequence[Span]] = ()
-        # Ends of loads, which hold as long as the link's version is theirs, and ends of jobs.
+        # Ends of loads, valid while the link has their version, and ends of jobs.
         self._events: list[tuple[float, int, int]] = []  # (time, node, version, or -1 for a job)
 
     def play(self, jobs: Sequence[Sequence[Span]]) -> tuple[list[tuple[float, Span]], float]:
-        """When each span is complete, and when the last job gives its GPUs back."""
+        """Return when each span is complete, and when the last job frees its GPUs."""
         self._jobs = jobs
         complete: list[tuple[float, Span]] = []
         now = 0.0
@@ -287,7 +286,7 @@ class _Jobs:
         return complete, now
 
     def _load(self, job: int, now: float) -> None:
-        while True:  # entries of nodes that have changed since are stale
+        while True:  # skip entries of nodes that have changed since
             loading, node = self._places[0]
             if self._nodes[node] and loading == len(self._links[node].loading):
                 break
@@ -306,7 +305,7 @@ class _Jobs:
             heapq.heappush(self._events, (link.next_end(), node, link.version))
 
     def _answer(self, job: int, now: float, complete: list[tuple[float, Span]]) -> float:
-        """Run a job whose weights are there; when it gives its GPUs back."""
+        """Run a job whose weights are loaded; return when it frees its GPUs."""
         now += self._where.start_seconds
         last = now
         scoring = 0.0

@@ -1,4 +1,4 @@
-"""What each part of the planner wins: plans without it beside plans with it
+"""The planner without each of its parts: how much longer its plans take
 
     python benchmarks/ablation.py --suites 100 --played 24 --draws 5
 

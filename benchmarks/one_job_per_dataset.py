@@ -2,22 +2,22 @@
 
     python benchmarks/one_job_per_dataset.py
 
-One job per dataset is what scripts around a scheduler do: jobs queue in the suite's order, each
-takes a GPU, loads the weights through its node's one storage link, starts its engine, answers
-its dataset, and holds the GPU while its metric runs.
+Scripts around a scheduler submit one job per dataset. The jobs start in the suite's order. Each
+takes a GPU, loads the weights through its node's one storage link, starts an engine, answers its
+dataset, and holds the GPU while its metric runs.
 
-Computed: both ways with the same predicted costs, on nodes of eight H200. Of coordinate-eval it
-is the plan's own replay; of one job per dataset what `one_job_each` says, once in the suite's
-order and once as a careful user would submit them, the longest first.
+*Computed*: both ways with the same predicted costs, on nodes of eight H200. For coordinate-eval it
+is the makespan of the simulated plan. For one job per dataset it is the result of `one_job_each`,
+in the suite's order and with the longest dataset first, as a careful user would submit them.
 
-With `--speed 20` also measured: the same suite, so many times faster, on a real Slurm of this
-machine with nodes of four GPUs and engines that sleep instead of computing. Submission, queues,
-processes, files and metrics are real, all on this machine, and weigh as many times what they
-would. One job per dataset gets its requests and its metrics' questions for nothing; the time of
-coordinate-eval ends when the harness has scored.
+*Measured*, with `--speed 20`: the same suite at 20 times its speed, on a real Slurm on this machine
+with nodes of four GPUs, and with engines that sleep instead of computing. Submission, queues,
+processes, files and metrics are real, so they weigh 20 times as much as they would. One job per
+dataset gets its requests and its metrics' questions for free. The time of coordinate-eval ends when
+the harness has scored.
 
-Measured once at 40 times the speed, single runs on two noisy cores: one node 181 s against 98 s,
-ratio 1.85; four nodes 87 s against 78 s, ratio 1.12, where all processes start on the same cores.
+Single runs at 40 times the speed took, on two noisy cores: on one node 181 s against 98 s (ratio
+1.85), on four nodes 87 s against 78 s (ratio 1.12), where all processes share the same two cores.
 """
 
 import argparse
@@ -51,18 +51,20 @@ CPUS_PER_GPU = 16
 GPU = "h200"
 
 STORAGE_GIGABITS = 25.0
-"""The storage link of one node, shared by all who load through it."""
+"""The storage link of one node in 10⁹ bits per second; all loads of the node share it."""
 
 ENGINE_START_SECONDS = 20.0
-"""From weights at hand to the first request; what a cluster file assumes of vLLM."""
+"""Seconds from loaded weights to the first request: a cluster file's default for vLLM."""
 
 LOAD_SECONDS = CHECKPOINT.bytes * 8 / (STORAGE_GIGABITS * 1e9)
 
 
 def main() -> None:
-    """Compute and print; measure as well where that is asked for."""
+    """Compute and print; with `--speed` measure as well."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--speed", type=float, help="measure a rehearsal so many times faster")
+    parser.add_argument(
+        "--speed", type=float, help="also measure a rehearsal at this multiple of the speed"
+    )
     parser.add_argument("--repeat", type=int, default=1, help="measurements of each (default 1)")
     given = parser.parse_args()
     console = Console()
@@ -75,7 +77,9 @@ def main() -> None:
         console.print(f"Not measured: {why}", soft_wrap=True)
         return
     measured = _rehearsal.measure(costs, shape, max(1, given.repeat))
-    title = f"Measured, at {given.speed:g} times the speed, {_rehearsal.GPUS_PER_NODE} GPUs a node"
+    title = (
+        f"Measured, at {given.speed:g} times the speed, {_rehearsal.GPUS_PER_NODE} GPUs per node"
+    )
     table = _table(title, "one job each", "coordinate-eval", "ratio")
     for nodes, (theirs, ours) in measured.items():
         table.add_row(str(nodes), f"{theirs:.0f} s", f"{ours:.0f} s", f"{theirs / ours:.2f}")
@@ -83,9 +87,9 @@ def main() -> None:
 
 
 def computed() -> Table:
-    """Makespans from predicted costs alone."""
+    """Return the makespans by predicted costs."""
     table = _table(
-        f"Computed, {GPUS_PER_NODE} H200 a node",
+        f"Computed, {GPUS_PER_NODE} H200 per node",
         "one job each",
         "longest first",
         "coordinate-eval",
@@ -113,7 +117,7 @@ def computed() -> Table:
 
 
 def predicted() -> list[Cost]:
-    """Return the costs of the base suite on one GPU a trial, as the shipped priors predict them."""
+    """Return the costs of the base suite on one GPU per trial, by the shipped priors."""
     found = []
     on = conditions(CHECKPOINT, EngineSettings(), GPU, 1)
     for dataset in suite.load("base").datasets:

@@ -2,32 +2,34 @@
 
     python benchmarks/plan_quality.py --suites 32 --draws 5
 
-Every way is played by one event simulator (`_simulator.py`, which shares nothing with the
-planner) with the same true costs on the same nodes. True costs are drawn around the priors that
-the ways are told: each dataset's is off by a lognormal factor with the σ that a table names,
-seeds fixed, the same draws for all ways. Numbers are medians over draws, and over suites where
-there are several.
+One event simulator (`_simulator.py`, independent of the planner) plays every way with the same true
+costs on the same nodes. True costs are drawn around the predicted costs: each dataset is off by a
+lognormal factor with the σ that a table names. All ways get the same draws, from fixed seeds.
+Numbers are medians over draws, and over suites if there are several.
 
-- *plan, pulling*: as trials do at run time, their own shards first and then the longest that
-  nobody has begun; metrics run as shards land, on the cores that the plan gives them. *plan, as
-  dealt*: the plan's queues to the end.
-- *one job per dataset*: in the suite's order, the metric holding the GPU.
-- *OpenCompass, size* and *workers* (8 of them, or n for n GPUs): its partitioners with their
-  default sizes (`_partitioners.py`), followed by evaluation on CPUs, as it does, or *overlapped*
-  with it as datasets become complete, which it does not. A dataset's metric has 16 cores. As many
-  tasks run at once as there are GPUs, though its default is at most 32.
-- *equal shards*: every dataset in as many equal pieces as there are GPUs, metrics overlapped.
+- *plan, pulling*: trials claim shards as in a real run, first their own and then the longest that
+  no trial has begun. Metrics run as shards are complete, on the cores that the plan gives them.
+- *plan, as dealt*: each trial runs its planned queue to the end.
+- *one job per dataset*: jobs in the suite's order; the metric holds the GPU.
+- *OpenCompass, size* and *workers* (8 workers, or n for n GPUs): its partitioners with their
+  default sizes (`_partitioners.py`). Evaluation on CPUs follows, as in OpenCompass. In the
+  *overlapped* variants, which OpenCompass does not have, it starts as datasets become complete. A
+  dataset's metric has 16 cores. As many tasks run at once as there are GPUs, although the default
+  of OpenCompass is at most 32.
+- *equal shards*: every dataset in one equal piece per GPU, metrics overlapped.
 
-Ratios are to *plan, pulling* and to the bound that nobody can beat with those true costs; the
-base suite is that of a 7B model on nodes of eight H200. Random suites have 5 to 500 datasets
-with heavy-tailed costs on 1 to 2,048 GPUs of uneven nodes; a number in brackets is the extreme
-of all draws of all suites, below 1 in the first of these tables where a way beat the plan. In the
-simulator a metric has one core an item at most, the bound lets it have all (as plan@1 does): the
-few suites in which one item's metric outlasts everything else are far above it in every way. The
-last table is about plans alone: their estimate over their own lower bound.
+Ratios are to *plan, pulling* and to the lower bound for the true costs. The base suite is that of a
+7B model on nodes of eight H200. Random suites have 5 to 500 datasets with heavy-tailed costs on 1
+to 2,048 GPUs of uneven nodes. A number in brackets is the extreme of all draws of all suites; below
+1 in the first of these tables means that a way beat the plan. The simulator gives a metric at most
+one core per item, while the bound lets it have all, as plan@1 does. So the few suites in which the
+metric of one item outlasts everything else are far above the bound in every way.
 
-A table is about what knowing one's uncertainty is worth: every second dataset, by chance, is off
-with σ = 1 and the others with 0.1; a plan that is told which begins the long and uncertain first.
+The table for "σ = 1 or 0.1" shows what it is worth to know one's uncertainty. About half of the
+datasets, chosen at random, are off with σ = 1 and the others with σ = 0.1. A plan that is told
+starts the long and uncertain datasets first.
+
+The last table is about plans alone: their estimate over their own lower bound.
 """
 
 import argparse
@@ -60,14 +62,14 @@ from coordinate_eval.coordinator.planning.plan import Cost
 NODES = (1, 2, 4, 32)
 SIGMAS = (0.0, 0.25, 0.5, 1.0)
 CHOICES = 4
-"""Of an item of a random dataset that does not generate."""
+"""Choices per item of a random dataset that does not generate."""
 
 OURS = "plan, pulling"
 BOUND = "bound"
 
 Play = Callable[[Mapping[str, Cost]], float]
 Seconds = dict[str, list[float]]
-"""By way: the makespan of each draw."""
+"""Makespans of all draws, by way."""
 
 
 def main() -> None:
@@ -87,7 +89,7 @@ def main() -> None:
 
 
 def base_table(sigma: float, answers: Mapping[str, int], draws: int) -> Table:
-    """The base suite on each number of nodes."""
+    """Return the table of the base suite on each number of nodes."""
     title = f"Base suite, σ = {sigma:g}: times as long as {OURS} / as the {BOUND}"
     table = Table(title=title, title_justify="left")
     table.add_column("")
@@ -110,7 +112,7 @@ def base_table(sigma: float, answers: Mapping[str, int], draws: int) -> Table:
 
 
 def random_tables(suites: int, draws: int) -> list[Table]:
-    """Random suites: medians over all of them and their draws, and extremes."""
+    """Return the tables of random suites: medians and extremes over all suites and draws."""
     found: dict[float, list[Seconds]] = {sigma: [] for sigma in SIGMAS}
     for number in range(suites):
         seed = f"suite {number}"
@@ -152,7 +154,7 @@ def _short(ratio: float) -> str:
 
 
 def spreads_table(suites: int, draws: int) -> Table:
-    """Plans that know how sure each prediction is, and plans that don't, on the same draws."""
+    """Return the table of plans with and without known spreads, on the same draws."""
     table = Table(
         title="σ = 1 or 0.1: times as long as the bound, median (mean)", title_justify="left"
     )
@@ -194,7 +196,7 @@ def _told_and_not(instance: Instance, draws: int, seed: str) -> Seconds:
 
 
 def estimates_table(plans: int) -> Table:
-    """How far plans are from their lower bounds by their own account."""
+    """Return the table of plans' estimates over their own lower bounds."""
     table = Table(title="Plans: estimated makespan / lower bound", title_justify="left")
     table.add_column("")
     for heading in ("median", "95th percentile", "worst"):
@@ -215,20 +217,20 @@ def estimates_table(plans: int) -> Table:
 
 
 def estimated(instance: Instance) -> float:
-    """Estimate over lower bound of a plan, both its own."""
+    """Return a plan's estimate over its own lower bound."""
     estimate = planned(*instance).estimate
     return estimate.makespan_seconds / estimate.lower_bound_seconds
 
 
 def ratios(played: Seconds, way: str, to: str) -> list[float]:
-    """Of each draw: how many times as long one way took as another."""
+    """Return the ratio of two ways' makespans for each draw."""
     return [a / b for a, b in zip(played[way], played[to], strict=True)]
 
 
 def seconds(
     instance: Instance, answers: Mapping[str, int], sigma: float, draws: int, seed: str
 ) -> Seconds:
-    """Makespans of every way, and the bound, for each draw of true costs."""
+    """Return the makespans of every way, and the bound, for each draw of true costs."""
     costs, capacity = instance
     where = _simulator.cluster(capacity, CHECKPOINT.bytes)
     ways = dict(_ways(instance, answers, sigma, where))
@@ -246,7 +248,7 @@ def seconds(
 def _ways(
     instance: Instance, answers: Mapping[str, int], sigma: float, where: _simulator.Cluster
 ) -> Iterable[tuple[str, Play]]:
-    """Each way by its name, with all of its decisions made."""
+    """Yield each way by its name, ready to play any true costs."""
 
     def jobs(made: _partitioners.Jobs, metrics: _simulator.When) -> Play:
         return lambda truth: _simulator.play_jobs(made, truth, where, metrics)

@@ -1,13 +1,14 @@
-"""How long planning takes as datasets and GPUs grow, and the command around it
+"""The time that planning takes as datasets and GPUs grow, and the time of the command around it
 
     python benchmarks/planning_time.py --repeat 5
 
-First, planning beside a plain sort-and-deal of the same random suite, which cuts nothing and
-knows neither floors nor metrics: whole datasets, longest first, each to the GPU with the least
-to do (LPT; R. L. Graham, 1969). Both are measured alternately in one process; seconds are
-medians. Second, what a user waits for: the whole command as a process of its own, as a multiple
-of `python -c pass`, again measured in turn. The dry run is of the base suite for a 7B checkpoint,
-which is made here of a real header and a hole in the place of the weights.
+The first table compares planning with a plain sort-and-deal of the same random suite: whole
+datasets, longest first, each to the GPU with the least work (LPT; R. L. Graham, 1969). It cuts
+nothing and ignores floors and metrics. Both run alternately in one process; seconds are medians.
+
+The second table shows the time that a user waits: the whole command as a process of its own, as a
+multiple of `python -c pass`. All commands run in turn. The dry run is of the base suite for a 7B
+checkpoint, which the benchmark makes from a real header and a sparse file for the weights.
 """
 
 import argparse
@@ -37,10 +38,10 @@ from benchmarks._instances import GPUS_PER_NODE, base, planned, random_costs
 from coordinate_eval.coordinator.planning.plan import Cost
 
 SIZES = ((63, 8), (63, 256), (125, 1_000), (250, 4_000), (500, 8_000))
-"""Datasets and GPUs."""
+"""Numbers of datasets and GPUs."""
 
 NODES = (4, 1_000)
-"""Of eight GPUs, in the cluster files of dry runs."""
+"""Numbers of nodes of eight GPUs in the cluster files of dry runs."""
 
 CONFIG = {
     "num_hidden_layers": 32,
@@ -52,7 +53,7 @@ CONFIG = {
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeat", type=int, default=5, help="measurements of each (default 5)")
     repeat = max(1, parser.parse_args().repeat)
@@ -63,7 +64,7 @@ def main() -> None:
 
 
 def planning(repeat: int) -> Table:
-    """Seconds of a plan and of a sort-and-deal."""
+    """Return the table of seconds of a plan and of a sort-and-deal."""
     table = Table(title="Planning", title_justify="left")
     for heading in ("datasets", "GPUs", "shards", "plan", "sort and deal", "ratio"):
         table.add_column(heading, justify="right")
@@ -75,7 +76,7 @@ def planning(repeat: int) -> Table:
 
 
 def _planned_in(repeat: int, datasets: int, gpus: int) -> tuple[int, float, float]:
-    """Shards of the plan, its seconds, and those of the sort-and-deal."""
+    """Return the shards of the plan, its seconds, and the seconds of a sort-and-deal."""
     costs = random_costs(random.Random(f"{datasets} on {gpus}"), datasets)  # noqa: S311
     capacity = base(gpus // GPUS_PER_NODE).capacity
     trials = sum(node.trials for node in capacity.nodes)
@@ -87,7 +88,7 @@ def _planned_in(repeat: int, datasets: int, gpus: int) -> tuple[int, float, floa
 
 
 def sort_and_deal(costs: Sequence[Cost], trials: int) -> list[list[Cost]]:
-    """Whole datasets, longest first, each to the trial with the least to do."""
+    """Deal whole datasets, longest first, each to the trial with the least work."""
     loads = [(0.0, trial) for trial in range(trials)]
     queues: list[list[Cost]] = [[] for _ in range(trials)]
     for cost in sorted(costs, key=lambda cost: -cost.gpu_seconds):
@@ -98,7 +99,7 @@ def sort_and_deal(costs: Sequence[Cost], trials: int) -> list[list[Cost]]:
 
 
 def commands(folder: Path, repeat: int) -> Table:
-    """Whole processes, as multiples of an interpreter that does nothing."""
+    """Return the table of whole processes, as multiples of an interpreter that does nothing."""
     environ = os.environ | {
         "HOME": str(folder),
         "XDG_CONFIG_HOME": str(folder / "config"),
@@ -129,7 +130,7 @@ def commands(folder: Path, repeat: int) -> Table:
 
 
 def in_turn(repeat: int, *ways: Callable[[], object]) -> list[float]:
-    """Median seconds of each, measured in turn so that what else the machine does hits all."""
+    """Return the median seconds of each, measured in turn: other load on the machine hits all."""
     seconds: list[list[float]] = [[] for _ in ways]
     for _ in range(repeat):
         for way, mine in zip(ways, seconds, strict=True):
@@ -140,13 +141,13 @@ def in_turn(repeat: int, *ways: Callable[[], object]) -> list[float]:
 
 
 def cluster_of(nodes: int) -> dict[str, object]:
-    """A cluster file of nodes of eight H200."""
+    """Return a cluster file of nodes of eight H200."""
     node = {"gpus": 8, "gpu_type": "h200", "gpu_memory_gib": 141, "cpus": 128, "memory_gib": 1000}
     return {"nodes": [{"name": f"node{number}", **node} for number in range(1, nodes + 1)]}
 
 
 def checkpoint(folder: Path) -> Path:
-    """A 7B checkpoint in one safetensors file whose weights take no room on the disk.
+    """Write a 7B checkpoint in one safetensors file whose weights take no space on disk.
 
     The format is a length, a JSON header with the dtype, shape and place of each tensor, and
     the tensors (github.com/huggingface/safetensors, README.md, "Format").

@@ -1,11 +1,11 @@
-"""Streaming over dataset borders against one run per dataset, on vLLM and a tiny model.
+"""Streaming over dataset borders against one run per dataset, on vLLM and a tiny model
 
     python benchmarks/streaming.py --repeat 5
 
-Twelve datasets of unlike sizes are answered twice by the same engine: each in a run of its own,
-which waits for its longest text with ever emptier batches, and all in one run. Engine steps are
-exact and the same on every machine; times are medians and given as a ratio only, since they say
-more about the machine than about the engine.
+The same engine answers twelve datasets of different sizes in two ways: each dataset in a run of its
+own, which waits for its longest text with ever emptier batches, and all datasets in one run. The
+number of engine steps is exact and the same on every machine. Times are medians, given as a ratio
+only, since seconds say more about the machine than about the engine.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def workload(dice: random.Random) -> list[list[Request]]:
-    """Datasets of 8 to 60 prompts; most texts are short, and a few in each go on for long."""
+    """Return datasets of 8 to 60 prompts; most texts are short, a few in each are long."""
     datasets = []
     for number in range(DATASETS):
         datasets.append(
@@ -77,12 +77,12 @@ def workload(dice: random.Random) -> list[list[Request]]:
 
 
 def texts(engine: VllmEngine, requests: list[Request]) -> dict[str, str | None]:
-    """What the engine writes, by request."""
+    """Return the engine's texts by request."""
     return {f"{r.dataset}/{r.item}": r.text for r in engine.run(iter(requests))}
 
 
 def measure(engine: VllmEngine, way: Callable[[], object], repeat: int) -> tuple[int, float]:
-    """Engine steps of one run and the median of its seconds."""
+    """Return the engine steps of one run and its median seconds."""
     seconds = []
     for _ in range(repeat):
         before, began = engine.steps, time.perf_counter()
@@ -93,7 +93,7 @@ def measure(engine: VllmEngine, way: Callable[[], object], repeat: int) -> tuple
 
 
 def show(requests: int, ways: list[tuple[int, float]]) -> None:
-    """Print a table of both ways, the first as the measure of the second."""
+    """Print a table of both ways as ratios to the first."""
     table = Table(title=f"{requests} requests of {DATASETS} datasets, {RUNNING} at once")
     table.add_column("way")
     for heading in ("engine steps", "steps, ratio", "time, ratio"):

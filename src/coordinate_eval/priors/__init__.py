@@ -1,1 +1,1 @@
-"""How long a dataset takes before it has ever been run."""
+"""Predictions of what a dataset takes, from a roofline and from finished runs."""

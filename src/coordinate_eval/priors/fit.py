@@ -28,7 +28,7 @@ SHIPPED_SPREAD = 0.5
 in ten take 0.6 to 1.65 times the roofline."""
 
 UNKNOWN_SPREAD = 0.7
-"""The same if the GPU type is not in the table either."""
+"""Standard deviation before any run on a GPU type that is not in the table."""
 
 _UNITS = roofline.SHIPPED._replace(steps=1e-3, output_tokens=1e-5)
 """Plausible sizes of the coefficients: the shipped ones, 1 ms per step, 10 µs per token."""

@@ -21,7 +21,7 @@ KV_WIDTH = 1024
 """Dimensions of all key heads of one layer; the width if that is less."""
 
 BYTES_PER_NUMBER = 2
-"""Of weights, keys and values: bfloat16."""
+"""Size of a number in weights, keys and values: bfloat16."""
 
 MAX_LENGTH = 131_072
 """Tokens of context; no prediction depends on it."""

@@ -32,7 +32,7 @@ OVERHEAD_SHARE = 0.01
 """Share of a trial's time that the cuts of poured work may cost if all predictions are sure."""
 
 EARLY_OVERHEAD_SHARE = 0.03
-"""The same for the datasets that `Way.EARLY` deals first."""
+"""Share of a trial's time that cuts may cost in the datasets that `Way.EARLY` deals first."""
 
 OVERHEAD_PER_SPREAD = 0.06
 """Further share for each unit of the mean spread: trials share out small shards where predictions
