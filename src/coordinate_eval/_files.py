@@ -1,7 +1,7 @@
-"""How shared files come to be: whole or not at all, and where it matters only once.
+"""Reading and writing of files on shared storage: whole or not at all, and without locks.
 
-Everything here works on a shared file system without locks. It relies on rename(2) and link(2)
-being atomic, and on nothing that a client may cache: who created a file is read from the file.
+All of it relies on rename(2) and link(2) being atomic, and on nothing that a client may cache:
+the file itself tells who created it.
 """
 
 import json
@@ -20,22 +20,22 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def write(path: Path, text: str) -> None:
-    """Put `text` at `path`, replacing what was there, in one step that survives a crash."""
+    """Write `text` to `path` in one step that survives a crash. An earlier file is replaced."""
     temporary = _beside(path, text)
     temporary.replace(path)
     _sync_folder(path.parent)
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Put a record at `path` as indented JSON, in one step."""
+    """Write a record to `path` as indented JSON, in one step."""
     write(path, record.model_dump_json(by_alias=True, indent=1) + "\n")
 
 
 def create(path: Path, text: str) -> bool:
-    """Put `text` at `path` unless something is there; whether it was put there by this call.
+    """Write `text` to `path` unless a file is there. Return whether this call created it.
 
-    `text` must be unique to the caller: when the answer to link(2) was lost, finding one's own
-    text at `path` is what tells that it succeeded.
+    `text` must be unique to the caller. If the answer to link(2) is lost, the caller finds its own
+    text at `path` and knows that it succeeded.
     """
     temporary = _beside(path, text)
     try:
@@ -48,25 +48,28 @@ def create(path: Path, text: str) -> bool:
         temporary.unlink(missing_ok=True)
 
 
-def publish(part: Path, path: Path) -> bool:
-    """Make the complete file `part` known as `path`; the first to do so wins for good."""
+def publish(complete: Path, path: Path) -> bool:
+    """Link a complete file as `path` and remove it. Return False if `path` was there already.
+
+    The first caller wins for good.
+    """
     try:
-        os.link(part, path)
+        os.link(complete, path)
         won = True
     except FileExistsError:
-        won = _inode(part) == _inode(path)
+        won = _inode(complete) == _inode(path)
     except FileNotFoundError:
-        # Whoever won has taken the parts of all others away.
+        # The winner has removed the files of all others.
         if not path.exists():
             raise
         won = False
-    part.unlink(missing_ok=True)
+    complete.unlink(missing_ok=True)
     _sync_folder(path.parent)
     return won
 
 
 def _inode(path: Path) -> int:
-    """0 where there is none: whoever won takes the parts of all others away, at any moment."""
+    """Return a file's inode, or 0 if it is gone: the winner removes the files of all others."""
     try:
         return path.stat().st_ino
     except FileNotFoundError:
@@ -74,10 +77,10 @@ def _inode(path: Path) -> int:
 
 
 def read_record(path: Path, kind: type[RecordT]) -> RecordT:
-    """The record at `path`.
+    """Return the record at `path`.
 
     Raises:
-        RecordError: it is missing, torn, or of a version that this program does not read.
+        RecordError: it is missing, torn, or of a version that this program cannot read.
     """
     record = read_record_if_there(path, kind)
     if record is None:
@@ -86,7 +89,7 @@ def read_record(path: Path, kind: type[RecordT]) -> RecordT:
 
 
 def read_record_if_there(path: Path, kind: type[RecordT]) -> RecordT | None:
-    """The record at `path`, None where there is no such file."""
+    """Return the record at `path`, or None if there is no such file."""
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -98,13 +101,13 @@ def read_record_if_there(path: Path, kind: type[RecordT]) -> RecordT | None:
         where = ".".join(map(str, first["loc"]))
         what = f"{where}: {first['msg']}" if where else first["msg"]
         raise RecordError(
-            f"{path} is no {kind.__name__} that can be read: {what}. It is torn, or of another "
-            "version: put back a whole copy, or start another run with --run-dir"
+            f"{path} cannot be read as {kind.__name__}: {what}. It is torn, or of another "
+            "version: restore a whole copy, or start another run with --run-dir"
         ) from error
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
-    """The JSON value of a file.
+    """Return the JSON value of a file.
 
     Raises:
         RecordError: it is missing or torn.
@@ -116,7 +119,7 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file that may end in a torn one, which is left out."""
+    """Yield the lines of a file but a torn last one; none if it is not there."""
     try:
         with path.open("rb") as file:
             for line in file:
@@ -127,7 +130,7 @@ def whole_lines(path: Path) -> Iterator[bytes]:
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file that was written whole.
+    """Yield the lines of a file that was written whole.
 
     Raises:
         OSError: it is not there.
@@ -137,7 +140,10 @@ def lines(path: Path) -> Iterator[bytes]:
 
 
 def names(folder: Path) -> set[str]:
-    """Names in a folder; none when it is not there yet. A missing name proves nothing."""
+    """Return the names in a folder; none if it is not there.
+
+    A missing name proves nothing: a network file system may hide a new file for a while.
+    """
     try:
         return {entry.name for entry in folder.iterdir()}
     except FileNotFoundError:
@@ -151,7 +157,7 @@ def records_in(folder: Path) -> list[Path]:
 
 
 def modified(path: Path) -> float:
-    """When a file was last written, seconds since the epoch; 0 when it is not there."""
+    """Return the time of a file's last change in seconds since the epoch; 0 if it is not there."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -159,7 +165,7 @@ def modified(path: Path) -> float:
 
 
 def size(path: Path) -> int:
-    """Bytes of a file; -1 when it is not there."""
+    """Return the bytes of a file; -1 if it is not there."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -167,7 +173,7 @@ def size(path: Path) -> int:
 
 
 def touch(folder: Path) -> None:
-    """Change a folder and change it back."""
+    """Create a file in a folder and remove it, so that clients list the folder afresh."""
     mark = folder / f".{token()}.tmp"
     try:
         mark.touch()
@@ -177,12 +183,12 @@ def touch(folder: Path) -> None:
 
 
 def token() -> str:
-    """A text that nobody else has."""
+    """Return a random text that nobody else has."""
     return secrets.token_hex(8)
 
 
 def pretty(value: object) -> str:
-    """JSON for people and programs alike, with a final newline."""
+    """Return a value as indented JSON with a final newline."""
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -301,7 +301,9 @@ def test_a_torn_run_record_is_said_in_one_line(
     ran = CliRunner().invoke(app, [command, str(tmp_path)], env=user.environ)
     assert isinstance(ran.exception, RecordError)
     assert ran.exception.exit_status == 1
-    assert re.fullmatch(r".*/run\.json is no Run .*: put back a whole copy.*", str(ran.exception))
+    assert re.fullmatch(
+        r".*/run\.json cannot be read as Run: .*: restore a whole copy.*", str(ran.exception)
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 

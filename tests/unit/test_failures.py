@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.run.records import (
     StageProgress,
     TrialProgress,
 )
-from coordinate_eval.coordinator.run.results import collect
+from coordinate_eval.coordinator.run.results import collect_results
 
 ROUND = Round(
     number=0,
@@ -116,7 +116,7 @@ def test_an_error_is_reported_once(failing: RunDir) -> None:
         "8 trials: no such argument: x; log: /logs/n2_3.log",
     ]
     run = _files.read_record(failing.run, Run)
-    results = collect(failing, run, "every trial failed")
+    results = collect_results(failing, run, "every trial failed")
     assert results["reason"] == "every trial failed"
     assert _files.pretty(results).count("no such argument") == 1
     assert _files.pretty(results).count("every trial failed") == 1

@@ -177,7 +177,7 @@ def test_the_table_has_a_dataset_s_own_scores() -> None:
     found = Scored("tiny_group").part({"tiny_choice": [1, 2, 3], "tiny_short": [0, 5]})
     index = INDEX.model_copy(update={"items": 18})
     known = first_signal.FirstSignal(run="r", seconds=0, pending=["tiny_group", "late"])
-    known = known.with_dataset("tiny_group", first_signal.signal(found, index), 7.0)
+    known = known.with_dataset("tiny_group", first_signal.estimate(found, index), 7.0)
     console = Console(width=150)
     with console.capture() as captured:
         console.print(first_signal.table(known.model_dump(mode="json")))
@@ -231,7 +231,7 @@ def test_an_interval_is_two_standard_errors_to_either_side() -> None:
         "ppl_stderr,none": "N/A",
         "odd,none": "N/A",
     }
-    found = first_signal.signal(results({"d": metrics, "e": {"alias": "e"}}), INDEX)
+    found = first_signal.estimate(results({"d": metrics, "e": {"alias": "e"}}), INDEX)
     assert (found.items, found.of_items, found.tasks, found.of_tasks) == (40, 800, 2, 2)
     assert found.estimates.keys() == {"d"}
     acc, ppl = found.estimates["d"]["acc,none"], found.estimates["d"]["ppl,none"]

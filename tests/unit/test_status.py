@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.run import jobs, resumes, state
 from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress
-from coordinate_eval.coordinator.run.results import collect, reasons
+from coordinate_eval.coordinator.run.results import collect_results, reasons
 from coordinate_eval.coordinator.run.state import Phase
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.records import DatasetRequests, DatasetResults
@@ -96,7 +96,7 @@ def score(run_dir: RunDir, *names: str) -> None:
 
 def finish(run_dir: RunDir, reason: str = "") -> None:
     run = make_run()
-    _files.write(run_dir.results, _files.pretty(collect(run_dir, run, reason)))
+    _files.write(run_dir.results, _files.pretty(collect_results(run_dir, run, reason)))
 
 
 def seen(run_dir: RunDir, *tasks: TaskStatus, silent: bool = False) -> state.Progress:

@@ -188,7 +188,7 @@ def test_what_has_no_task_is_left_out_and_said(user: Workspace) -> None:
     (line,) = (line for line in said.splitlines() if "left out" in line)
     assert "mt_bench" in line
     assert "humaneval_x" in line
-    results = report.collect(run_dir, run)
+    results = report.collect_results(run_dir, run)
     assert results["left_out"] == run.left_out
     console = Console(width=200)
     with console.capture() as captured:

@@ -1,7 +1,6 @@
-"""`first-signal.json`: rough scores of a run that is not done, from a slice of each dataset.
+"""`first-signal.json`: rough scores while a run goes on, from a slice of each dataset.
 
-Its numbers have another shape than results, so that neither people nor programs take one for the
-other.
+They have another shape than results, so that neither people nor programs confuse the two.
 """
 
 from typing import Any, Literal
@@ -13,18 +12,21 @@ from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import DatasetRequests, DatasetResults, Record, Span
 
 Z_95 = 1.96
-"""Standard errors to either side in which 95 % of a normal distribution lies; for scores of
-language models see E. Miller, "Adding Error Bars to Evals", 2024, arXiv:2411.00640."""
+"""Standard errors on either side of the mean that hold 95 % of a normal distribution.
 
-UNFINISHED = "its scoring did not end"
+E. Miller, "Adding Error Bars to Evals", 2024, arXiv:2411.00640, applies it to scores of language
+models.
+"""
 
-NO_SLICE = "none of its items is in the first signal: they take too long, or cannot be split"
+UNFINISHED = "its scoring ended the scorer"
+
+NO_SLICE = "it has no slice: its items take too long, or it cannot be split"
 
 _NO_METRICS = ("sample_len", "sample_count")
 
 
 class Interval(Record):
-    """A metric over some of the items; without a standard error, nothing is said of the others."""
+    """A metric over some of the items, and its 95 % interval if the standard error is known."""
 
     value: float
     stderr: float | None = None
@@ -33,7 +35,7 @@ class Interval(Record):
 
 
 class Signal(Record):
-    """One dataset, as far as its slice tells."""
+    """The estimates for one dataset."""
 
     items: int = Field(description="in the slice, of the tasks below")
     of_items: int
@@ -45,7 +47,7 @@ class Signal(Record):
 
 
 class FirstSignal(Record):
-    """What is known of the datasets of a run so far."""
+    """The content of `first-signal.json`."""
 
     schema_: Literal["coordinate-eval/first-signal@1"] = Field(
         default="coordinate-eval/first-signal@1", alias="schema"
@@ -56,16 +58,16 @@ class FirstSignal(Record):
     confidence: float = 0.95
     run: str
     seconds: float = Field(description="from the run's creation to this file's last change")
-    datasets: dict[str, Signal] = Field(default={}, description="those estimated so far")
-    pending: list[str] = Field(default=[], description="datasets whose slices are still run")
+    datasets: dict[str, Signal] = Field(default={}, description="estimates so far, by dataset")
+    pending: list[str] = Field(default=[], description="datasets whose slices are not complete")
     without: dict[str, str] = Field(default={}, description="dataset → why it has no estimate")
 
-    def tried(self, dataset: str) -> bool:
-        """Whether nothing more is to come for a dataset."""
+    def is_settled(self, dataset: str) -> bool:
+        """Tell whether a dataset has its estimates, or will have none."""
         return dataset in self.datasets or dataset in self.without
 
     def with_dataset(self, dataset: str, found: Signal | str, seconds: float) -> "FirstSignal":
-        """The same with a dataset's estimates, or why it has none."""
+        """Return a copy with a dataset's estimates, or with the reason why it has none."""
         datasets = {k: v for k, v in self.datasets.items() if k != dataset}
         without = {k: v for k, v in self.without.items() if k != dataset}
         if isinstance(found, Signal):
@@ -82,8 +84,8 @@ class FirstSignal(Record):
         )
 
 
-def begun(run: Run) -> FirstSignal:
-    """Before any slice is done."""
+def empty(run: Run) -> FirstSignal:
+    """Return the record before any dataset is estimated."""
     planned = slices(run)
     names = [d.name for d in run.suite.datasets]
     return FirstSignal(
@@ -95,15 +97,18 @@ def begun(run: Run) -> FirstSignal:
 
 
 def slices(run: Run) -> dict[str, list[Span]]:
-    """The shards of each dataset's slice, in item order; empty where a run has no first signal."""
+    """Return the shards of each dataset's slice, in item order; empty without a first signal."""
     found: dict[str, list[Span]] = {}
     for shard in sorted((s for s in run.shards if s.signal), key=lambda s: s.start):
         found.setdefault(shard.dataset, []).append(shard.span)
     return found
 
 
-def signal(results: DatasetResults, index: DatasetRequests) -> Signal:
-    """The scores of some items of the dataset with these requests, with what they leave open."""
+def estimate(results: DatasetResults, index: DatasetRequests) -> Signal:
+    """Return intervals for the scores of a dataset from the results of a slice.
+
+    `index` describes the requests of the whole dataset.
+    """
     estimates = {}
     for task, metrics in results.results.items():
         if found := dict(_intervals(metrics)):
@@ -118,7 +123,7 @@ def signal(results: DatasetResults, index: DatasetRequests) -> Signal:
 
 
 def table(known: dict[str, Any]) -> Table:
-    """What a `first-signal.json` says, for people: a dataset's own scores, where it has any."""
+    """Return `known`, the content of a `first-signal.json`, as a table for people."""
     shown = Table(title="first signal: from some of the items only", title_justify="left")
     shown.add_column("task")
     shown.add_column("metric")

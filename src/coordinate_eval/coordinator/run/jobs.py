@@ -1,4 +1,4 @@
-"""The jobs of a run as values: names, argv, what they ask for."""
+"""The jobs of a run as values: their names, argv, and resources."""
 
 import math
 from collections.abc import Iterator
@@ -13,63 +13,68 @@ PREFIX = "ce-"
 """The names of all jobs of this program begin with it."""
 
 KEEPER_ROOM_GIB = 1.0
-"""What a keeper's process needs beside the weights."""
+"""Memory of a keeper's own process."""
 
 CONVERTING_ROOM = 1.3
-"""A converting keeper holds some tensors twice: pages of the file and their copies."""
+"""Memory of a keeper that converts, over the weights: it holds some tensors twice."""
+
+COPYING_ROOM = 1.02
+"""Memory of a keeper that copies, over the weights: it has small files and pages half full."""
 
 
 def prefix(run: Run) -> str:
-    """What the names of all jobs of a run begin with; its nonce tells it from an earlier run of
-    the same checkpoint, whose jobs the scheduler may still remember.
+    """Return the beginning of the names of a run's jobs.
+
+    The nonce distinguishes the run from an earlier one of the same checkpoint, whose jobs the
+    scheduler may still know.
     """
     return f"{PREFIX}{run.id}.{run.nonce}-"
 
 
 def keeper_name(run: Run, round_number: int, node: str) -> str:
-    """The keeper of a node."""
+    """Return the name of a node's keeper."""
     return f"{prefix(run)}keep{round_number}-{node}"
 
 
 def trials_name(run: Run, round_number: int, node: str) -> str:
-    """The trials of a node."""
+    """Return the name of the array of a node's trials."""
     return f"{prefix(run)}trial{round_number}-{node}"
 
 
 def metric_name(run: Run, number: int) -> str:
-    """The n-th array of metric pullers."""
+    """Return the name of an array of metric pullers, numbered from 0."""
     return f"{prefix(run)}metric{number}"
 
 
 def is_keeper(run: Run, name: str) -> bool:
-    """Whether a job is a keeper of this run."""
+    """Tell whether a job is a keeper of this run."""
     return name.startswith(f"{prefix(run)}keep")
 
 
 def is_metric(run: Run, name: str) -> bool:
-    """Whether a job is an array of metric pullers of this run."""
+    """Tell whether a job is an array of metric pullers of this run."""
     return name.startswith(f"{prefix(run)}metric")
 
 
 def is_trials(run: Run, name: str) -> bool:
-    """Whether a job is the trials of a node of this run."""
+    """Tell whether a job is the trials of a node of this run."""
     return name.startswith(f"{prefix(run)}trial")
 
 
 def is_supervisor(run: Run, name: str) -> bool:
-    """Whether a job is a supervisor of this run."""
+    """Tell whether a job is a supervisor of this run."""
     return name.startswith(f"{prefix(run)}super")
 
 
 def supervisor_name(run: Run, epoch: int) -> str:
-    """A supervisor's job."""
+    """Return the name of a supervisor's job."""
     return f"{prefix(run)}super{epoch}"
 
 
 def keeper_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
-    """The CPU-only job that holds the weights in a node's memory."""
+    """Return the CPU-only job that holds the weights in a node's memory."""
     name = keeper_name(run, round_.number, node.name)
-    # It begins before the trials and must not end before them, where limits allow.
+    # A keeper begins before the trials. It must not end before them if the limits allow that.
     longer = round_.minutes + math.ceil(run.settings.supervisor.patience_seconds / 60) + 5
     minutes = max(round_.minutes, min(longer, run.settings.trial.max_minutes))
     return Job(
@@ -85,7 +90,7 @@ def keeper_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
 
 
 def trials_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
-    """The trials of one node, one array."""
+    """Return the job of a node's trials: one array."""
     name = trials_name(run, round_.number, node.name)
     trial = run.settings.trial
     return Job(
@@ -104,7 +109,7 @@ def trials_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
 
 
 def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
-    """Keeper and trials of one node as one job, where jobs take whole nodes."""
+    """Return one job for a node's keeper and trials, for partitions of whole nodes."""
     name = trials_name(run, round_.number, node.name)
     trial = run.settings.trial
     argv = _argv(run, run_dir, "_node", node.name, round_.number, round_.minutes)
@@ -122,14 +127,14 @@ def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
     )
 
 
-def pullers(run: Run) -> int:
-    """How many of them find something to answer at once."""
+def puller_count(run: Run) -> int:
+    """Return how many metric pullers can work at the same time."""
     portions = sum(run.portion_count(shard) for shard in run.shards_with_questions())
     return max(1, min(run.settings.metrics.cpus, portions))
 
 
 def metric_job(run: Run, run_dir: RunDir, number: int, count: int) -> Job:
-    """An array of pullers, one core each."""
+    """Return an array of metric pullers with one core each."""
     name = metric_name(run, number)
     trial = run.settings.trial
     seconds = sum(s.metric_cpu_seconds for s in run.shards_with_questions()) / count
@@ -147,7 +152,7 @@ def metric_job(run: Run, run_dir: RunDir, number: int, count: int) -> Job:
 
 
 def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
-    """The small job that watches all others."""
+    """Return the job of a supervisor."""
     name = supervisor_name(run, epoch)
     settings = run.settings.supervisor
     argv = (run.python, "-m", "coordinate_eval", "_supervise", str(run_dir.root))
@@ -163,12 +168,14 @@ def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
 
 
 def keeper_memory_gib(weights_bytes: int, converting: bool) -> float:
-    """Host memory that a keeper asks for: tmpfs pages count as its own."""
-    return weights_bytes / 2**30 * (CONVERTING_ROOM if converting else 1.02) + KEEPER_ROOM_GIB
+    """Return the host memory of a keeper's job, in GiB: tmpfs pages count as its own."""
+    return (
+        weights_bytes / 2**30 * (CONVERTING_ROOM if converting else COPYING_ROOM) + KEEPER_ROOM_GIB
+    )
 
 
 def time_limit_minutes(factor: float, seconds: float, least: int, most: int) -> int:
-    """A time limit from a prediction."""
+    """Return a time limit in minutes: `factor` times the predicted seconds, within bounds."""
     return max(least, min(most, math.ceil(factor * seconds / 60)))
 
 
@@ -190,7 +197,7 @@ def _argv(
 
 
 def keeper_gib(run: Run) -> float:
-    """Memory that the keepers of a run ask for."""
+    """Return the host memory of each of a run's keepers, in GiB."""
     converting = run.checkpoint.format is CheckpointFormat.TORCH
     return keeper_memory_gib(run.staged_bytes, converting)
 
@@ -208,6 +215,6 @@ def trials_of(round_: Round) -> Iterator[tuple[str, RoundNode]]:
 
 
 def read_submitted(run_dir: RunDir) -> Iterator[Submitted]:
-    """Every job that was handed to the scheduler."""
+    """Yield every job that was submitted, accepted or refused."""
     for path in _files.records_in(run_dir.jobs_folder):
         yield _files.read_record(path, Submitted)

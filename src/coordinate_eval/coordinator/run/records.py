@@ -1,4 +1,4 @@
-"""The records of a run directory that the coordinator writes for itself."""
+"""The records of a run directory: the run, its rounds, jobs, and their progress."""
 
 import itertools
 import math
@@ -11,19 +11,19 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.records import Checkpoint, Record, Shard, Span, Suite
 
 PORTION_SECONDS = 5.0
-"""About so much of a metric, on one core, is answered under one claim."""
+"""Predicted seconds of a metric, on one core, in one portion of its questions."""
 
 MOST_PORTIONS = 2000
-"""Claims on questions that a run makes at most, roughly: long metrics have longer portions."""
+"""Most portions of a run, roughly. Longer metrics have longer portions."""
 
 
 def portion_seconds(metric_cpu_seconds: float) -> float:
-    """For metrics of so many seconds on one core in all."""
+    """Return the seconds of a portion for metrics of these seconds on one core, all together."""
     return max(PORTION_SECONDS, metric_cpu_seconds / MOST_PORTIONS)
 
 
 class Run(Record):
-    """`run.json`: everything a job of this run must know, frozen at submission."""
+    """`run.json`: everything that a job of this run must know, fixed at submission."""
 
     schema_: Literal["coordinate-eval/run@1"] = Field(
         default="coordinate-eval/run@1", alias="schema"
@@ -31,45 +31,45 @@ class Run(Record):
     model_config = ConfigDict(populate_by_name=True)
 
     id: str
-    nonce: str = Field(description="of this directory: part of the names of its jobs")
+    nonce: str = Field(description="random part of the names of the run's jobs")
     created: float
     cluster: str = Field(description="name of the scheduler")
     python: str = Field(description="interpreter that jobs use")
-    folder: str = Field(description="where it was submitted: tasks may name data relative to it")
+    folder: str = Field(
+        description="working directory of the command: tasks may name data relative to it"
+    )
     checkpoint: Checkpoint
     suite: Suite
     settings: Settings
     tensor_parallel: int
-    gpu_type: str = Field(description="the one type of GPU of this run; empty for any")
+    gpu_type: str = Field(description="the one GPU type of this run; empty for any")
     engine_start_seconds: float = Field(
         default=40.0, description="expected of an engine, from weights in memory to first request"
     )
     max_length: int
-    staged_bytes: int = Field(description="what the weights take in a node's memory")
+    staged_bytes: int = Field(description="of the weights in a node's memory")
     exclusive: bool = Field(description="jobs of the GPU partition take whole nodes")
     asks: list[str] = Field(description="datasets whose metric asks questions")
     left_out: dict[str, str] = Field(
-        default={}, description="datasets that were asked for and cannot be run, and why"
+        default={}, description="datasets of the suite that cannot be run, and why"
     )
-    shards: list[Shard] = Field(
-        description="all work, the first signal and then the longest first: what trials claim"
-    )
+    shards: list[Shard] = Field(description="all work, in the order in which trials claim it")
 
     portion_seconds: float = Field(
-        default=PORTION_SECONDS, description="of a metric, answered under one claim"
+        default=PORTION_SECONDS, description="of a metric, in one portion of its questions"
     )
 
     def shards_with_questions(self) -> list[Shard]:
-        """Shards whose metric asks questions."""
+        """Return the shards whose metric asks questions."""
         return [shard for shard in self.shards if shard.dataset in self.asks]
 
     def portion_count(self, shard: Shard) -> int:
-        """In how many portions a shard's questions are answered."""
+        """Return the number of portions of a shard's questions."""
         wanted = math.ceil(shard.metric_cpu_seconds / self.portion_seconds)
         return max(1, min(shard.stop - shard.start, wanted))
 
     def portions(self, shard: Shard) -> list[Span]:
-        """A shard in spans small enough that all cores find something to answer."""
+        """Split a shard into portions, small enough that all cores find some to answer."""
         items, count = shard.stop - shard.start, self.portion_count(shard)
         edges = [shard.start + items * n // count for n in range(count + 1)]
         return [Span(shard.dataset, a, b) for a, b in itertools.pairwise(edges)]
@@ -94,7 +94,7 @@ class Round(Record):
 
 
 class Submitted(Record):
-    """`jobs/<name>.json`: the scheduler accepted a job, or refused it."""
+    """`jobs/<name>.json`: a job that the scheduler accepted or refused."""
 
     job: Job
     job_id: str | None

@@ -1,4 +1,4 @@
-"""What came out of a run: `results.json`, the table, and what is missing and why."""
+"""The results of a run: `results.json`, a table of it, and what is missing."""
 
 import re
 import time
@@ -17,7 +17,7 @@ MOST_NAMES = 5
 """Datasets that are named where more have the same reason."""
 
 
-def collect(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, Any]:
+def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, Any]:
     """Return the content of `results.json`, from the datasets that are scored so far.
 
     `reason` is why the run ended, where it ended before all of them were.
@@ -58,7 +58,7 @@ def collect(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> Table:
-    """Return the scores as a table: one row for each task and metric."""
+    """Return the content of `results.json` as a table: one row for each task and metric."""
     shown = Table(title=f"{results['run']}", title_justify="left")
     for column, justify in (("task", "left"), ("metric", "left"), ("score", "right")):
         shown.add_column(column, justify=justify)  # type: ignore[arg-type]  # rich's Literal
@@ -101,7 +101,7 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
     unpublished = outputs.unpublished(spans)
     deadly = [s for s in unpublished if outputs.count_deaths(s) >= MAX_DEATHS]
     if deadly:
-        return f"items {deadly[0].stem}: {MAX_DEATHS} trials died on them; see {run_dir.logs}"
+        return f"items {deadly[0].stem}: {MAX_DEATHS} trials died on them; logs: {run_dir.logs}"
     if unpublished:
         items = sum(s.stop - s.start for s in unpublished)
         return f"{items} items have no responses"
@@ -138,7 +138,7 @@ def _without_numbers(why: str) -> str:
 
 
 def unscored_datasets(run_dir: RunDir, run: Run) -> list[Dataset]:
-    """Datasets with neither results nor an error."""
+    """Return the datasets with neither results nor an error."""
     done = _files.names(run_dir.results_folder)
     return [
         d

@@ -251,7 +251,7 @@ def _metrics(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     wanted = min(run.settings.metrics.cpus, len(facts.answerable))
     if alive >= wanted / 2:
         return []
-    count = wanted - alive if alive else jobs.pullers(run)
+    count = wanted - alive if alive else jobs.puller_count(run)
     return [Submit(jobs.metric_job(run, run_dir, len(arrays), count))]
 
 

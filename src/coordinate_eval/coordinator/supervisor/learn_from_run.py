@@ -1,4 +1,4 @@
-"""What a run measured, summed up and put into the store of priors for later plans.
+"""Learning from a run: its measurements, summed up and stored for later plans.
 
 The supervisor stores it when the run ends, complete or not. A resumed run replaces its earlier
 observations.

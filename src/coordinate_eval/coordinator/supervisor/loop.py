@@ -236,7 +236,7 @@ class Supervisor:
                 released = self._dir.released(round_.number, node.name)
                 if not released.exists():
                     _files.write(released, "")
-        results = report.collect(self._dir, self._run, action.why)
+        results = report.collect_results(self._dir, self._run, action.why)
         results["scheduler_calls"] = dict(self._cluster.calls)
         _files.write(self._dir.results, _files.pretty(results))
         self._learn()

@@ -1,11 +1,14 @@
-"""The scorer: a child of the supervisor in which the harness lives.
+"""The scorer: the one process of a run that imports the harness.
 
-`coordinate-eval _score RUN`. It loads small datasets while engines start. For each shard whose
-responses are published it writes the questions of its metric, portion by portion, the last one
-last, for each dataset whose slice of the first signal has all responses and answers its rough
-scores, and for each that has all of them its results. It is a process of its own so that a task's
-own code, or the harness, can fail or hang without harm to the supervision (see
-`supervisor.scorer_process`). It ends with its parent.
+`coordinate-eval _score RUN`, a child of the supervisor. While engines start, it loads small
+datasets. As responses and answers are published, it writes
+
+- the questions of a shard's metric, portion by portion, for metric pullers to answer;
+- rough scores of a dataset's slice, when the slice of the first signal is complete;
+- the results of a dataset, when all of its responses and answers are there.
+
+It is a process of its own, so that a task's code can crash or hang without harm to the supervisor
+(see `supervisor/scorer_process.py`). It ends with its parent.
 """
 
 import contextlib
@@ -20,183 +23,192 @@ from coordinate_eval.coordinator.run import first_signal
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.first_signal import FirstSignal
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import all_portions
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.results import unscored_datasets
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
-from coordinate_eval.records import (
-    Answer,
-    Dataset,
-    DatasetRequests,
-    Question,
-    Response,
-    Span,
-)
+from coordinate_eval.records import Answer, Dataset, DatasetRequests, Question, Response, Span
 
-MOST_LOADED_REQUESTS = 10_000
-"""Requests of the datasets loaded before any response is there: about a minute's work."""
+MAX_LOADED_REQUESTS = 10_000
+"""Requests of the datasets that are loaded before any response is there: about a minute's work."""
 
 
 def run_scorer(run_dir: RunDir) -> int:
-    """Score until every dataset has its results or its error; the exit status."""
+    """Score until every dataset has results or an error. Return the exit status."""
     run = _files.read_record(run_dir.run, Run)
     os.chdir(run.folder)
     evaluator = harness_evaluator(
         run_dir.model, run.suite, run.settings.engine.name, run.max_length
     )
-    _load_small(run_dir, evaluator, run)
+    scorer = _Scorer(run_dir, run, evaluator)
+    scorer.load_small_datasets()
     idle = False
     while unscored_datasets(run_dir, run):
-        asked = _ask(run_dir, evaluator, run)
-        scored = _signal(run_dir, evaluator, run) or _finish(run_dir, evaluator, run)
-        if not asked and not scored:
+        wrote = scorer.write_questions_of_a_shard()
+        wrote = scorer.estimate_a_dataset() or scorer.score_a_dataset() or wrote
+        if not wrote:
             if not idle:
                 _files.write(run_dir.scoring, "")
             time.sleep(0.5)
-        idle = not asked and not scored
+        idle = not wrote
     return 0
 
 
-def _load_small(run_dir: RunDir, evaluator: Evaluator, run: Run) -> None:
-    """Load datasets until the first responses are published, while engines start.
+class _Scorer:
+    """The steps of scoring. Each of the last three does one piece of work, or returns False."""
 
-    Large datasets are left to be loaded when they are scored: loading one of them would delay the
-    scores of others.
-    """
-    ledger, room = Ledger(run_dir, "outputs"), MOST_LOADED_REQUESTS
-    spans = [shard.span for shard in run.shards]
-    for dataset in unscored_datasets(run_dir, run):
-        if len(ledger.unpublished(spans)) < len(spans):
-            return
-        index = _files.read_record(run_dir.requests_index(dataset.name), DatasetRequests)
-        if index.requests > room:
-            continue
-        room -= index.requests
-        _files.write(run_dir.scoring, dataset.name)
-        # What is wrong with it is told when it is scored.
-        with contextlib.suppress(Exception):
-            evaluator.load(dataset)
+    def __init__(self, run_dir: RunDir, run: Run, evaluator: Evaluator) -> None:
+        self._dir, self._run, self._evaluator = run_dir, run, evaluator
+        self._outputs = Ledger(run_dir, "outputs")
+        self._answers = Ledger(run_dir, "answers")
 
+    def load_small_datasets(self) -> None:
+        """Load datasets until the first responses are published, while engines start.
 
-def _ask(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
-    """Write the questions of one published shard; False when there is none to write."""
-    ledger = Ledger(run_dir, "outputs")
-    failed = {d.name for d in run.suite.datasets} - {
-        d.name for d in unscored_datasets(run_dir, run)
-    }
-    for shard in run.shards_with_questions():
-        if shard.dataset in failed:
-            continue
-        portions = run.portions(shard)
-        # The last one is written last.
-        if run_dir.questions(portions[-1]).exists() or not ledger.is_published(shard.span):
-            continue
-        dataset = next(d for d in run.suite.datasets if d.name == shard.dataset)
-        _files.write(run_dir.scoring, dataset.name)
+        Large datasets are loaded when they are scored: loading one here would delay the scores of
+        others.
+        """
+        room = MAX_LOADED_REQUESTS
+        spans = [shard.span for shard in self._run.shards]
+        for dataset in unscored_datasets(self._dir, self._run):
+            if len(self._outputs.unpublished(spans)) < len(spans):
+                return
+            index = _files.read_record(self._dir.requests_index(dataset.name), DatasetRequests)
+            if index.requests > room:
+                continue
+            room -= index.requests
+            _files.write(self._dir.scoring, dataset.name)
+            # An error comes again when the dataset is scored, and is reported then.
+            with contextlib.suppress(Exception):
+                self._evaluator.load(dataset)
+
+    def write_questions_of_a_shard(self) -> bool:
+        """Write the questions of one published shard."""
+        unscored = {dataset.name: dataset for dataset in unscored_datasets(self._dir, self._run)}
+        for shard in self._run.shards_with_questions():
+            if shard.dataset not in unscored:
+                continue
+            portions = self._run.portions(shard)
+            # The last portion is written last: where it is, all are.
+            written = self._dir.questions(portions[-1]).exists()
+            if written or not self._outputs.is_published(shard.span):
+                continue
+            dataset = unscored[shard.dataset]
+            _files.write(self._dir.scoring, dataset.name)
+            try:
+                questions = self._evaluator.questions(dataset, self._responses([shard.span]))
+                write_questions(self._dir, portions, questions)
+            except Exception as error:
+                self._write_error(dataset, error)
+            return True
+        return False
+
+    def estimate_a_dataset(self) -> bool:
+        """Write rough scores of one dataset whose slice has all responses and answers."""
+        slices = first_signal.slices(self._run)
+        if not slices:
+            return False
+        path = self._dir.first_signal
+        known = _files.read_record_if_there(path, FirstSignal) or first_signal.empty(self._run)
+        for dataset in unscored_datasets(self._dir, self._run):
+            spans = slices.get(dataset.name, [])
+            portions = self._portions(spans)
+            if known.is_settled(dataset.name) or not self._is_complete(spans, portions):
+                continue
+            _files.write(self._dir.scoring, dataset.name)
+            # Written first, so that a scorer that this kills does not try it again.
+            tried = known.with_dataset(dataset.name, first_signal.UNFINISHED, self._age())
+            _files.write_record(path, tried)
+            found = self._estimate(dataset, spans, portions)
+            _files.write_record(path, tried.with_dataset(dataset.name, found, self._age()))
+            return True
+        return False
+
+    def score_a_dataset(self) -> bool:
+        """Write the results of one dataset that has all responses and answers."""
+        spans: dict[str, list[Span]] = {}
+        for shard in self._run.shards:
+            spans.setdefault(shard.dataset, []).append(shard.span)
+        for dataset in unscored_datasets(self._dir, self._run):
+            mine = spans[dataset.name]
+            portions = self._portions(mine)
+            if not self._is_complete(mine, portions):
+                continue
+            _files.write(self._dir.scoring, dataset.name)
+            try:
+                answers = self._read_answers(portions)
+                results = self._evaluator.finish(dataset, self._responses(mine), answers)
+                _files.write_record(self._dir.dataset_results(dataset.name), results)
+            except Exception as error:
+                self._write_error(dataset, error)
+            return True
+        return False
+
+    def _estimate(
+        self, dataset: Dataset, spans: list[Span], portions: list[Span]
+    ) -> first_signal.Signal | str:
+        """Return the scores of a slice, or the error."""
         try:
-            questions = evaluator.questions(dataset, _responses(run_dir, [shard.span]))
-            write_questions(run_dir, portions, questions)
+            answers = self._read_answers(portions)
+            results = self._evaluator.finish_part(dataset, self._responses(spans), answers)
+            index = _files.read_record(self._dir.requests_index(dataset.name), DatasetRequests)
+            return first_signal.estimate(results, index)
         except Exception as error:
-            _give_up(run_dir, dataset, error)
-        return True
-    return False
+            return _describe(error)
+
+    def _portions(self, spans: list[Span]) -> list[Span]:
+        """Return the portions of questions of these shards."""
+        wanted = set(spans)
+        return [
+            portion
+            for shard in self._run.shards_with_questions()
+            if shard.span in wanted
+            for portion in self._run.portions(shard)
+        ]
+
+    def _is_complete(self, spans: list[Span], portions: list[Span]) -> bool:
+        return not self._outputs.unpublished(spans) and not self._answers.unpublished(portions)
+
+    def _responses(self, spans: list[Span]) -> Iterator[Response]:
+        for span in spans:
+            for line in _files.lines(self._dir.published("outputs", span)):
+                yield Response.model_validate_json(line)
+
+    def _read_answers(self, portions: list[Span]) -> dict[str, Answer]:
+        return {
+            answer.id: answer
+            for portion in portions
+            for line in _files.lines(self._dir.published("answers", portion))
+            for answer in (Answer.model_validate_json(line),)
+        }
+
+    def _write_error(self, dataset: Dataset, error: Exception) -> None:
+        """Record that a dataset cannot be scored. A task's own code may raise anything."""
+        _files.write(self._dir.dataset_error(dataset.name), _describe(error) + "\n")
+
+    def _age(self) -> float:
+        """Return the seconds since the run was created."""
+        return time.time() - self._run.created
 
 
 def write_questions(run_dir: RunDir, portions: list[Span], questions: list[Question]) -> None:
-    """Deal questions to portions, always in the same way: what another scorer has written may be
-    answered already, and stays. Where that one was asked other questions, its share is added to
-    the last portion.
+    """Write the questions of one shard, dealt to its portions.
+
+    A portion that an earlier scorer has written may be answered already, and stays. Questions of
+    this call that it lacks are added to the last portion.
     """
     ordered = sorted(questions, key=lambda question: question.id)
     edges = [len(ordered) * n // len(portions) for n in range(len(portions) + 1)]
-    added: list[Question] = []
+    lacking: list[Question] = []
     for portion, (start, stop) in zip(portions, itertools.pairwise(edges), strict=True):
         path, mine = run_dir.questions(portion), ordered[start:stop]
         if portion == portions[-1]:
-            mine += added
+            mine += lacking
         if not _files.create(path, "".join(question.line() for question in mine)):
             there = {Question.model_validate_json(line).id for line in _files.lines(path)}
-            added += [question for question in mine if question.id not in there]
+            lacking += [question for question in mine if question.id not in there]
 
 
-def _signal(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
-    """Estimate one dataset whose slice has everything; False when none has."""
-    slices = first_signal.slices(run)
-    if not slices:
-        return False
-    path = run_dir.first_signal
-    known = _files.read_record_if_there(path, FirstSignal) or first_signal.begun(run)
-    for dataset in unscored_datasets(run_dir, run):
-        mine = slices.get(dataset.name, [])
-        if known.tried(dataset.name) or Ledger(run_dir, "outputs").unpublished(mine):
-            continue
-        asked = [p for s in run.shards_with_questions() if s.span in mine for p in run.portions(s)]
-        if Ledger(run_dir, "answers").unpublished(asked):
-            continue
-        _files.write(run_dir.scoring, dataset.name)
-        # Said first, so that a scorer that this ends does not try it again.
-        began = known.with_dataset(dataset.name, first_signal.UNFINISHED, _age(run))
-        _files.write_record(path, began)
-        try:
-            answers = {a.id: a for a in _answers(run_dir, asked)}
-            results = evaluator.finish_part(dataset, _responses(run_dir, mine), answers)
-            index = _files.read_record(run_dir.requests_index(dataset.name), DatasetRequests)
-            found: first_signal.Signal | str = first_signal.signal(results, index)
-        except Exception as error:
-            found = _in_words(error)
-        _files.write_record(path, began.with_dataset(dataset.name, found, _age(run)))
-        return True
-    return False
-
-
-def _finish(run_dir: RunDir, evaluator: Evaluator, run: Run) -> bool:
-    """Score one dataset that has everything; False when none has."""
-    spans: dict[str, list[Span]] = {}
-    for shard in run.shards:
-        spans.setdefault(shard.dataset, []).append(shard.span)
-    portions: dict[str, list[Span]] = {name: [] for name in spans}
-    for span in all_portions(run):
-        portions[span.dataset].append(span)
-    for dataset in unscored_datasets(run_dir, run):
-        mine, asked = spans[dataset.name], portions[dataset.name]
-        if Ledger(run_dir, "outputs").unpublished(mine) or Ledger(run_dir, "answers").unpublished(
-            asked
-        ):
-            continue
-        _files.write(run_dir.scoring, dataset.name)
-        try:
-            answers = {a.id: a for a in _answers(run_dir, asked)}
-            results = evaluator.finish(dataset, _responses(run_dir, mine), answers)
-            _files.write_record(run_dir.dataset_results(dataset.name), results)
-        except Exception as error:
-            _give_up(run_dir, dataset, error)
-        return True
-    return False
-
-
-def _responses(run_dir: RunDir, spans: list[Span]) -> Iterator[Response]:
-    for span in spans:
-        for line in _files.lines(run_dir.published("outputs", span)):
-            yield Response.model_validate_json(line)
-
-
-def _answers(run_dir: RunDir, spans: list[Span]) -> Iterator[Answer]:
-    for span in spans:
-        for line in _files.lines(run_dir.published("answers", span)):
-            yield Answer.model_validate_json(line)
-
-
-def _give_up(run_dir: RunDir, dataset: Dataset, error: Exception) -> None:
-    """A task's own code may raise anything: the dataset fails, the others go on."""
-    _files.write(run_dir.dataset_error(dataset.name), _in_words(error) + "\n")
-
-
-def _in_words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     message = str(error) if isinstance(error, CoordinateError) else traceback.format_exc()
     return message.strip()
-
-
-def _age(run: Run) -> float:
-    """Seconds since the run was created."""
-    return time.time() - run.created

@@ -1,4 +1,4 @@
-"""How jobs end: on a signal, before their time limit, and with their parent."""
+"""The end of a job: on a signal, before its time limit, or with its parent."""
 
 import ctypes
 import os

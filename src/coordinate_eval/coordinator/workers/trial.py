@@ -40,7 +40,7 @@ PROGRESS_SECONDS = 2.0
 """Shortest time between two records of a running trial's progress."""
 
 MAX_MESSAGE_CHARACTERS = 2000
-"""Of an error, in the record of a trial's progress."""
+"""Longest error in the record of a trial's progress."""
 
 
 def run_trial(run_dir: RunDir, node: str, round_number: int, minutes: int) -> int:
