@@ -1,4 +1,4 @@
-"""The protocol of an engine, and the functions that start one by its name.
+"""The protocols of an engine and of its module, and the one place that finds one by its name.
 
 An engine turns requests into responses and knows nothing of tasks. It pulls requests lazily, so
 that the caller can decide late which one comes next. It answers in any order. While there are
@@ -8,8 +8,8 @@ The evaluator truncates prompts, cuts texts at stop strings and removes thinking
 a generation once its text holds one of `Request.stop`. The text may or may not include that stop
 string.
 
-To add an engine, write a module with this protocol and `check_args`, add it to the functions here
-and to `EngineSettings.name`.
+To add an engine, write a module with the protocol `EngineModule`, and add it to `by_name` and to
+`EngineSettings.name`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,67 +44,78 @@ class Engine(Protocol):
         ...
 
 
-def check_args(name: str, args: Mapping[str, Any]) -> None:
-    """Check the engine arguments of a user before anything is submitted.
+class EngineModule(Protocol):
+    """The module of an engine. It imports the engine's own packages only inside functions."""
 
-    Imports neither torch nor the engine's own package.
+    def check_args(self, args: Mapping[str, Any]) -> None:
+        """Check the engine arguments of a user. Imports neither torch nor the engine's packages.
+
+        Raises:
+            UserError: the engine would not take an argument; the message names it.
+        """
+        ...
+
+    def prepare(self, tensor_parallel: int) -> None:
+        """Do the part of the start that needs no weights. They may still be being copied.
+
+        Raises:
+            UserError: the engine is not installed.
+        """
+        ...
+
+    def start(
+        self, model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
+    ) -> Engine:
+        """Start the engine and load a model into it.
+
+        Args:
+            model: a folder with safetensors, config and tokenizer.
+            tensor_parallel: number of GPUs.
+            max_length: most tokens of a prompt and its output together.
+            args: the engine's own arguments.
+
+        Raises:
+            UserError: the engine is not installed, or does not take an argument.
+            EngineError: it did not start.
+        """
+        ...
+
+
+def by_name(name: str) -> EngineModule:
+    """Return the module of an engine.
 
     Raises:
-        UserError: the engine would not take an argument; the message names it.
-    """
-    if name == "vllm":
-        from coordinate_eval.evaluators.engines import vllm_arguments
-
-        vllm_arguments.check_args(args)
-    elif name == "transformers":
-        from coordinate_eval.evaluators.engines import transformers
-
-        transformers.check_args(args)
-    elif name == "simulated":
-        from coordinate_eval.evaluators.engines import simulated
-
-        simulated.check_args(args)
-
-
-def prepare(name: str, tensor_parallel: int) -> None:
-    """Do the part of an engine's start that needs no weights. They may still be being copied.
-
-    Raises:
-        UserError: the engine is not installed.
+        UserError: there is no such engine.
     """
     if name == "vllm":
         from coordinate_eval.evaluators.engines import vllm
 
-        vllm.prepare(tensor_parallel)
+        return vllm
+    if name == "transformers":
+        from coordinate_eval.evaluators.engines import transformers
+
+        return transformers
+    if name == "simulated":
+        from coordinate_eval.evaluators.engines import simulated
+
+        return simulated
+    raise UserError(f"unknown engine {name!r}: choose vllm, transformers or simulated")
+
+
+def check_args(name: str, args: Mapping[str, Any]) -> None:
+    """Check engine arguments before anything is submitted. See `EngineModule.check_args`."""
+    by_name(name).check_args(args)
+
+
+def prepare(name: str, tensor_parallel: int) -> None:
+    """Do the part of an engine's start that needs no weights. See `EngineModule.prepare`."""
+    by_name(name).prepare(tensor_parallel)
 
 
 def start(
     name: str, model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
 ) -> Engine:
-    """Start an engine and load a model into it.
-
-    Args:
-        name: the name of the engine.
-        model: a folder with safetensors, config and tokenizer.
-        tensor_parallel: number of GPUs.
-        max_length: most tokens of a prompt and its output together.
-        args: the engine's own arguments.
-
-    Raises:
-        UserError: the engine is unknown or not installed.
-        EngineError: it did not start.
-    """
-    # Imported here, because each engine needs an extra of its own.
-    if name == "vllm":
-        from coordinate_eval.evaluators.engines.vllm import VllmEngine
-
-        return VllmEngine(model, tensor_parallel=tensor_parallel, max_length=max_length, args=args)
-    if name == "transformers":
-        from coordinate_eval.evaluators.engines.transformers import TransformersEngine
-
-        return TransformersEngine(model, max_length=max_length, args=args)
-    if name == "simulated":
-        from coordinate_eval.evaluators.engines.simulated import SimulatedEngine
-
-        return SimulatedEngine(args=args)
-    raise UserError(f"unknown engine {name!r}: choose vllm, transformers or simulated")
+    """Start an engine and load a model into it. See `EngineModule.start`."""
+    return by_name(name).start(
+        model, tensor_parallel=tensor_parallel, max_length=max_length, args=args
+    )

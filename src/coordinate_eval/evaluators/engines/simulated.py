@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from coordinate_eval.errors import EngineError
@@ -44,6 +45,17 @@ def check_args(args: Mapping[str, Any]) -> None:
             raise arguments.wrong(
                 name, value, f"a {'whole ' if whole else ''}number from {least} up"
             )
+
+
+def prepare(tensor_parallel: int) -> None:
+    """Do nothing: this engine needs no packages."""
+
+
+def start(
+    model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
+) -> "SimulatedEngine":
+    """Start the engine, which reads no model. See `base.EngineModule`."""
+    return SimulatedEngine(args=args)
 
 
 class SimulatedEngine:

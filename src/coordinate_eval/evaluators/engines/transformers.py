@@ -51,6 +51,17 @@ def check_args(args: Mapping[str, Any]) -> None:
         raise arguments.wrong("device", device, "auto, cpu, cuda, cuda:0 or the like")
 
 
+def prepare(tensor_parallel: int) -> None:
+    """Do nothing: transformers imports fast next to loading a model."""
+
+
+def start(
+    model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
+) -> "TransformersEngine":
+    """Start the engine, which uses all GPUs that it sees. See `base.EngineModule`."""
+    return TransformersEngine(model, max_length=max_length, args=args)
+
+
 class TransformersEngine:
     """A causal language model in transformers. It runs no code of the checkpoint.
 

@@ -28,6 +28,8 @@ from coordinate_eval.evaluators.engines import common
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.records import Request, RequestKind, Response
 
+__all__ = ["VllmEngine", "check_args", "prepare", "start"]
+
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
@@ -48,6 +50,13 @@ def prepare(tensor_parallel: int) -> None:
     _set_environment(tensor_parallel)
     # `import vllm` alone loads very little, and would not show a broken installation.
     common.load("vllm.engine.llm_engine", "coordinate-eval[vllm]")
+
+
+def start(
+    model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
+) -> "VllmEngine":
+    """Start vLLM. See `base.EngineModule`."""
+    return VllmEngine(model, tensor_parallel=tensor_parallel, max_length=max_length, args=args)
 
 
 class VllmEngine:
