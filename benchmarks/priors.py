@@ -11,8 +11,9 @@ of the same model, and from the runs of the two other sizes. Seconds are CPU sec
 processes on the machine disturb least. The last column shows how far two equal runs differ. Before
 the first run of a model the benchmark assumes that its texts take a third of their token limit.
 
-The last table predicts each run from all other runs, with several weights for each difference
-between an observation and the prediction (`predict.UNLIKE`), and without the fitted coefficients.
+The second table of an engine predicts each run from all other runs and from the other sizes alone,
+with several weights for each difference between an observation and the prediction
+(`predict.UNLIKE`), and without the fitted coefficients.
 """
 
 import argparse
@@ -103,11 +104,11 @@ def main() -> None:
     parser.add_argument(
         "--engine", choices=list(ENGINES), action="append", help="once or more (default both)"
     )
-    asked = parser.parse_args()
+    given = parser.parse_args()
     datasets = {name: list(requests(name, random.Random(name))) for name in SHAPES}  # noqa: S311
-    for name in asked.engine or ENGINES:
+    for name in given.engine or ENGINES:
         settings = EngineSettings.model_validate({"name": name, "args": ENGINES[name]})
-        sized = (of_size(size, settings, datasets, max(2, asked.repeat)) for size in SIZES)
+        sized = (of_size(size, settings, datasets, max(2, given.repeat)) for size in SIZES)
         runs = list(itertools.chain(*sized))
         show(name, runs, datasets)
         Console().print(weights_table(name, runs, datasets))
@@ -302,14 +303,15 @@ def show(engine: str, runs: list[Run], datasets: dict[str, list[Request]]) -> No
 
 
 def weights_table(engine: str, runs: list[Run], datasets: dict[str, list[Request]]) -> Table:
-    """Return the errors of predicting each run from all others, by weight of a difference."""
+    """Return the table of errors by weight of a difference, and without fitted coefficients."""
     works = {name: built(group) for name, group in datasets.items()}
 
-    def errors() -> list[float]:
+    def errors(*, own: bool) -> list[float]:
         predict._alike.cache_clear()
         found = []
         for run in runs:
-            priors = Priors([s for other in runs if other is not run for s in other.seen])
+            others = [r for r in runs if r is not run and (own or r.size != run.size)]
+            priors = Priors([s for other in others for s in other.seen])
             for one in run.seen:
                 guess = priors.predict(one.subject, works[one.dataset], one.conditions)
                 found.append(abs(guess.gpu_seconds / one.gpu_seconds - 1))
@@ -322,17 +324,19 @@ def weights_table(engine: str, runs: list[Run], datasets: dict[str, list[Request
     rows = {}
     for weight in WEIGHTS:
         with mock.patch.object(predict, "UNLIKE", weight):
-            rows[f"weight {weight:g}"] = errors()
+            rows[f"weight {weight:g}"] = errors(own=True), errors(own=False)
     with mock.patch.object(fit, "fit", unfitted):
-        rows[f"weight {predict.UNLIKE:g}, roofline not fitted"] = errors()
+        rows[f"weight {predict.UNLIKE:g}, not fitted"] = errors(own=True), errors(own=False)
     predict._alike.cache_clear()
-    table = Table(title=f"{engine}: each run predicted from all others")
+    table = Table(title=f"{engine}: errors by weight of a difference: median, 95th percentile")
     table.add_column("")
-    for heading in ("median error", "95th percentile"):
+    for heading in ("from all other runs", "from other sizes"):
         table.add_column(heading, justify="right")
     for name, found in rows.items():
-        p95 = statistics.quantiles(found, n=20)[-1]
-        table.add_row(name, f"{statistics.median(found):.1%}", f"{p95:.1%}")
+        cells = (
+            f"{statistics.median(e):.1%}  {statistics.quantiles(e, n=20)[-1]:.1%}" for e in found
+        )
+        table.add_row(name, *cells)
     return table
 
 
