@@ -1,6 +1,6 @@
 """The planner without each of its parts: how much longer its plans take
 
-    python benchmarks/ablation.py --suites 100 --played 24 --draws 5
+    python benchmarks/planner_ablation.py --suites 100 --played 24 --draws 5
 
 Each row plans the same random suites with one part of the planner taken away or changed. A number
 is a ratio to the makespan of the full planner, so a part that wins nothing shows 1.000.
