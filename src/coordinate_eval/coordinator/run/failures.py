@@ -50,7 +50,7 @@ def recurring_failure(run_dir: RunDir, rounds: Sequence[Round]) -> bool:
     """
     if not rounds or rounds[-1].created < _files.modified(run_dir.resumed):
         return False
-    trials = list(read_trials(run_dir, rounds[-1]))
+    trials = list(read_trials_of(run_dir, rounds[-1]))
     errors = {trial.message.replace(trial.node, "NODE") for trial in trials}
     causes = {trial.cause for trial in trials}
     return len(errors) == 1 and (
@@ -58,7 +58,7 @@ def recurring_failure(run_dir: RunDir, rounds: Sequence[Round]) -> bool:
     )
 
 
-def read_trials(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:
+def read_trials_of(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:
     """Yield the progress of each trial of a round that has begun."""
     for trial, _ in trials_of(round_):
         found = _files.read_record_if_there(run_dir.trial(trial), TrialProgress)
@@ -91,6 +91,6 @@ def _failures(run_dir: RunDir) -> Iterator[Failure]:
             stage = _files.read_record_if_there(path, StageProgress)
             if stage is not None and stage.state == "failed" and stage.updated >= since:
                 yield Failure("keeper", node.name, node.name, stage.message, stage.log)
-        for trial in read_trials(run_dir, round_):
+        for trial in read_trials_of(run_dir, round_):
             if trial.state == "failed" and trial.updated >= since:
                 yield Failure("trial", trial.trial, trial.node, trial.message, trial.log)

@@ -1,26 +1,29 @@
-"""How often a run was resumed since it last made progress: `resumed` in its directory."""
+"""Resumes of a run since it last made progress: `resumed` in its directory."""
 
 import time
 
 from pydantic import Field
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.portions import all_portions
+from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Record
 
 MOST_TRIES = 3
-"""Resumes in a row that bring nothing before asking again for the run is refused."""
+"""Resumes in a row without progress after which asking again for the run is refused."""
 
 
 class Resumed(Record):
-    """`resumed`: written when a run is resumed; what failed before counts no more."""
+    """`resumed`: the last resume of a run. Failures from before it no longer count."""
 
     time: float
     tries: int = Field(
         description="resumes in a row without progress, this one included; 0 if typed by a person"
     )
-    done: int = Field(description="published shards, answers and results at that time")
+    done: int = Field(description="published shards, answers and scores at that time")
 
 
 def tries_without_progress(run_dir: RunDir) -> int:
@@ -40,5 +43,10 @@ def note(run_dir: RunDir, *, by_hand: bool) -> None:
 
 
 def _count_done(run_dir: RunDir) -> int:
-    patterns = ("outputs/*/*.jsonl", "answers/*/*.jsonl", "results/*.json")
-    return sum(1 for pattern in patterns for _ in run_dir.root.glob(pattern))
+    """Return the number of published shards, answered portions and scored datasets."""
+    run = _files.read_record(run_dir.run, Run)
+    shards = Ledger(run_dir, "outputs").unpublished(shard.span for shard in run.shards)
+    portions = all_portions(run)
+    unanswered = Ledger(run_dir, "answers").unpublished(portions)
+    scored = sum(run_dir.dataset_results(d.name).exists() for d in run.suite.datasets)
+    return len(run.shards) - len(shards) + len(portions) - len(unanswered) + scored

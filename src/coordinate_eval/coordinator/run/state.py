@@ -169,7 +169,7 @@ def progress(
 
 
 def read_trials(run_dir: RunDir) -> dict[str, TrialProgress]:
-    """Return what each trial of all rounds says of itself."""
+    """Return the progress of every trial of all rounds, by name."""
     paths = _files.records_in(run_dir.trials_folder)
     return {path.stem: _files.read_record(path, TrialProgress) for path in paths}
 
@@ -294,7 +294,7 @@ def _seconds_left(
     if undone and not at_work:
         starting = [time.time() - t.started for t in trials.values() if t.state == "starting"]
         started = min(starting, default=0.0)
-        seconds += max(0.0, run.settings.trial.engine_start_seconds - started)
+        seconds += max(0.0, run.engine_start_seconds - started)
     metric = {s.span: s.metric_cpu_seconds for s in run.shards_with_questions()}
     asking = sum(value for span, value in metric.items() if span in spans)
     asking += len(unanswered) * run.portion_seconds

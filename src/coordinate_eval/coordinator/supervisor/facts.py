@@ -3,7 +3,7 @@
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import TaskStatus
 from coordinate_eval.coordinator.run.claims import Ledger
-from coordinate_eval.coordinator.run.failures import read_trials, recurring_failure
+from coordinate_eval.coordinator.run.failures import read_trials_of, recurring_failure
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import all_portions, portions_with_questions
@@ -90,7 +90,7 @@ def count_idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float
     since = _files.modified(run_dir.resumed)
     idle, end = 0, now
     for round_ in reversed(rounds):
-        trials = list(read_trials(run_dir, round_))
+        trials = list(read_trials_of(run_dir, round_))
         if round_.created < since or any(trial.responses for trial in trials):
             break
         idle += bool(trials) or end - round_.created < patience
