@@ -358,7 +358,7 @@ def test_a_path_with_everything_in_it(user: Workspace, tmp_path: Path) -> None:
     checkpoint = copy_of_model(tmp_path / "step 1 \"best\" of 'all'\n[bold]$(touch it-ran)")
     plan = json.loads(user.call(*dry(user, "--json", checkpoint=checkpoint)).stdout)
     assert plan["checkpoint"]["path"] == str(checkpoint)
-    shown = user.call(*dry(user, checkpoint=checkpoint)).stdout
+    shown = user.call(*dry(user, "--verbose", checkpoint=checkpoint)).stdout
     assert "[bold]" in shown
     assert "sbatch" in shown or "#SBATCH" in shown
     assert not (TASKS / "it-ran").exists()
@@ -366,7 +366,7 @@ def test_a_path_with_everything_in_it(user: Workspace, tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_what_it_shows(user: Workspace, tmp_path: Path) -> None:
     page, folder = tmp_path / "plan.html", tmp_path / "scripts"
-    shown = user.call(*dry(user, "--html", page, "--scripts", folder)).stdout
+    shown = user.call(*dry(user, "--verbose", "--html", page, "--scripts", folder)).stdout
     scripts = sorted(folder.glob("*.sh"))
     assert [s.stem.rpartition(".")[2].split("-", 1)[1] for s in scripts] == [
         "keep0-n1",

@@ -142,6 +142,7 @@ def run(
     dry_run: options.DryRun = False,
     html: options.Html = None,
     scripts: options.Scripts = None,
+    verbose: options.Verbose = False,
     what_if: options.WhatIf = False,
     plan: options.PlanFile = None,
     objective: options.Objective = None,
@@ -191,7 +192,13 @@ def run(
     )
     if dry_run:
         launch.dry_run(
-            inputs, run_dir, as_json=as_json, html=html, scripts=scripts, what_if=what_if
+            inputs,
+            run_dir,
+            as_json=as_json,
+            html=html,
+            scripts=scripts,
+            what_if=what_if,
+            verbose=verbose,
         )
     else:
         raise typer.Exit(launch.run(inputs, run_dir, wait=wait, as_json=as_json))

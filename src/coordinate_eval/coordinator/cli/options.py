@@ -71,7 +71,7 @@ Verbose = Annotated[
     typer.Option(
         "--verbose",
         "-v",
-        help="Print the scripts of a dry run, and the warnings of the evaluation harness.",
+        help="With --dry-run: print the exact job scripts.",
         rich_help_panel=_OUTPUT,
     ),
 ]

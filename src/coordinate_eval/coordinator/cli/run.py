@@ -79,6 +79,7 @@ def dry_run(
     html: Path | None = None,
     scripts: Path | None = None,
     what_if: bool = False,
+    verbose: bool = False,
 ) -> None:
     """Show the run of these inputs as it would be planned and submitted now."""
     show.check_outputs(html, scripts)
@@ -97,7 +98,17 @@ def dry_run(
     else:
         with cluster:
             offer, prepared = _prepare(inputs, cluster, console, to_run=False, what_if=what_if)
-    show.show(prepared, offer, cluster, where, console, as_json=as_json, html=html, scripts=scripts)
+    show.show(
+        prepared,
+        offer,
+        cluster,
+        where,
+        console,
+        as_json=as_json,
+        html=html,
+        scripts=scripts,
+        verbose=verbose,
+    )
 
 
 def _root(inputs: Inputs, run_dir: Path | None) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coordinate_eval import _files
+from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cluster import Cluster, Job, ShownJob
 from coordinate_eval.coordinator.dry_run import page, terminal
 from coordinate_eval.coordinator.dry_run.summary import Review, review
@@ -27,10 +28,12 @@ def show(
     as_json: bool = False,
     html: Path | None = None,
     scripts: Path | None = None,
+    verbose: bool = False,
 ) -> None:
-    """Print a plan as one JSON document, or as figures, a chart and the jobs word by word.
+    """Print a plan as one JSON document, or as figures, a chart and tables.
 
-    `html` is a file for the page and `scripts` a folder for the scripts.
+    `html` is a file for the page and `scripts` a folder for the scripts. With `verbose` each
+    submission is printed too, word by word.
 
     Raises:
         UserError: The page or the scripts cannot be written.
@@ -45,6 +48,10 @@ def show(
         sys.stdout.write(prepared.plan.model_dump_json(by_alias=True, indent=1) + "\n")
         return
     console.print(terminal.render(found))
+    if not verbose:
+        count = plural(len(shown), "job")
+        console.print(f"\n{count}: --verbose prints the scripts, --scripts DIR writes them")
+        return
     for each in shown:
         console.print()
         console.print(each.text, markup=False, highlight=False, soft_wrap=True)
