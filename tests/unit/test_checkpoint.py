@@ -181,7 +181,7 @@ def test_says_what_is_missing(single: Path, sharded: Path, tmp_path: Path) -> No
     refused(tmp_path / "empty", "empty", "no weights")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     refused(tmp_path / "circle", "circle")
-    refused(Path("nul\0"), "no usable path")
+    refused(Path("nul\0"), "not a usable path")
     (sharded / "part-w1.safetensors").unlink()
     refused(sharded, "incomplete", "part-w1.safetensors", "1 of 3")
     (sharded / "model.safetensors.index.json").unlink()

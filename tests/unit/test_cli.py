@@ -147,7 +147,7 @@ def malicious(folder: Path) -> Path:
         (missing, ("nothing does not exist",)),
         (torn, ("model.safetensors is not whole",)),
         (without_tokenizer, ("has no tokenizer", "--tokenizer")),
-        (half_written_config, ("config.json is no JSON",)),
+        (half_written_config, ("config.json is not JSON",)),
         (malicious, ("system", "would run code")),
     ],
 )
@@ -161,7 +161,10 @@ def test_bad_checkpoints(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("datasets:\n- {name: a, task: t}\n- {name: a, task: u}\n", ("line 3", "a stands twice")),
+        (
+            "datasets:\n- {name: a, task: t}\n- {name: a, task: u}\n",
+            ("line 3", "a is listed twice"),
+        ),
         ("datasets:\n- {name: a, task: t, shots: 3}\n", ("line 2", "shots")),
         ("datasets: [\n", ("line 2",)),
         ("datasets:\n- {name: a, task: no_such_task}\n", ("dataset 'a'", "no_such_task")),
@@ -190,7 +193,7 @@ def test_a_task_without_items(user: Workspace, tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("nodes: []", ("nodes", "at least 1")),
-        (yaml.safe_dump({"nodes": [NODE, NODE]}), ("n1 stands twice",)),
+        (yaml.safe_dump({"nodes": [NODE, NODE]}), ("n1 is listed twice",)),
         (yaml.safe_dump({"nodes": [NODE | {"free_gpus": 0}]}), ("n1: 8 of 8", "--queue")),
         (yaml.safe_dump({"nodes": [NODE | {"gpus": -1}]}), ("nodes.0.gpus",)),
         (yaml.safe_dump({"nodes": [NODE | {"free_gpus": 9}]}), ("free_gpus is 9, of 8",)),
@@ -214,7 +217,7 @@ def test_a_task_without_items(user: Workspace, tmp_path: Path) -> None:
         ("nodes: [{name: a/b, gpus: 1}]", ("nodes.0.name",)),
         ('nodes: [{name: "a\\n", gpus: 1}]', ("nodes.0.name",)),
         ('nodes: [{name: "a\\u202eb", gpus: 1}]', ("nodes.0.name",)),
-        ("nodes: [{name: a, gpus: 1}]\nnodes: []", ("line 2", "'nodes' stands twice")),
+        ("nodes: [{name: a, gpus: 1}]\nnodes: []", ("line 2", "key 'nodes' is given twice")),
         ("[" * 1_000_000, ("is not YAML", "nested too deeply")),
         ("nodes: [\0]", ("is not YAML", "characters")),
         ("nodes: {", ("is not YAML", "line ")),

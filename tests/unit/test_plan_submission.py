@@ -73,9 +73,7 @@ def test_what_cannot_be_run_is_in_neither_plan_nor_run(reviewer: Reviewer) -> No
     whole = shard | {"dataset": "later", "start": 0, "stop": planned["datasets"][0]["items"]}
     planned["trials"][0]["shards"].append(whole)
     reviewer.file.write_text(json.dumps(planned))
-    reviewer.refused(
-        "dataset later is none that the suite can run", run_dir=reviewer.folder / "other"
-    )
+    reviewer.refused("dataset later: the suite cannot run it", run_dir=reviewer.folder / "other")
 
 
 def test_a_part_of_a_suite_is_asked_for_again(reviewer: Reviewer) -> None:
@@ -100,7 +98,7 @@ def test_asking_twice_runs_once(reviewer: Reviewer) -> None:
     assert len(reviewer.cluster.submitted) == 1
     reviewer.settings = reviewer.settings.model_copy(update={"max_gpus": 1})
     reviewer.plan()
-    reviewer.refused("is there already, of another plan", "--run-dir")
+    reviewer.refused("already has a run of another plan", "--run-dir")
     assert reviewer.submit(run_dir=reviewer.folder / "elsewhere") == reviewer.folder / "elsewhere"
 
 

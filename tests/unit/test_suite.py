@@ -113,7 +113,7 @@ def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
         ("extends: missing.yaml\n", 1, "cannot be read"),
         ("extends: base\nskip: [gsm8]\n", 2, "did you mean gsm8k"),
         ("extends: base\nskip: ['*']\n", 0, "no dataset is left"),
-        ("extends: base\ndatasets:\n- gsm8k\n", 3, "gsm8k stands twice, first in base, line "),
+        ("extends: base\ndatasets:\n- gsm8k\n", 3, "gsm8k is listed twice, first in base, line "),
         ("extends: base\ndatasets:\n- {name: GSM8K, limit: 3}\n", 3, "twice"),
         ("extends: base\ndatasets:\n- {name: gsm8k, limit: x}\n", 3, "limit"),
         ("extends: base\ndatasets:\n- {name: mine}\n", 3, "needs a task"),
@@ -222,7 +222,7 @@ def test_mistakes_in_what_is_extended_name_its_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"root\.yaml, line 4"):
         suite.load(str(top))
     write(tmp_path, root=root + "- {name: A, task: t}\n")
-    with pytest.raises(UserError, match=r"root\.yaml, line 5: dataset A stands twice"):
+    with pytest.raises(UserError, match=r"root\.yaml, line 5: dataset A is listed twice"):
         suite.load(str(top))
 
 
@@ -230,7 +230,7 @@ def test_mistakes_in_what_is_extended_name_its_file(tmp_path: Path) -> None:
 def test_circles_are_refused(names: list[str], tmp_path: Path) -> None:
     for name, other in zip(names, [*names[1:], names[0]], strict=True):
         write(tmp_path, **{name: f"\nextends: {other}.yaml\n"})
-    with pytest.raises(UserError, match=r"round in a circle: a\.yaml → ") as caught:
+    with pytest.raises(UserError, match=r"extends is circular: a\.yaml → ") as caught:
         suite.load(str(tmp_path / "a.yaml"))
     assert f"{names[-1]}.yaml, line 2:" in str(caught.value)
 
@@ -272,9 +272,9 @@ def test_names_with_commas_can_be_picked() -> None:
         ({"skip": ["ark_*"]}, ["--skip", "'ark_*'", "groups: "]),
         ({"groups": ["math"]}, ["--group", "'math'", "did you mean maths"]),
         ({"groups": ["math"]}, ["groups: knowledge, reasoning, maths, code"]),
-        ({"only": [" , "]}, ["--only names nothing"]),
-        ({"only": ["mmlu"], "skip": ["mmlu"]}, ["nothing is left"]),
-        ({"only": ["mmlu"], "groups": ["code"]}, ["nothing is left"]),
+        ({"only": [" , "]}, ["--only is empty"]),
+        ({"only": ["mmlu"], "skip": ["mmlu"]}, ["no dataset is left"]),
+        ({"only": ["mmlu"], "groups": ["code"]}, ["no dataset is left"]),
     ],
 )
 def test_unknown_names_are_refused(how: dict[str, list[str]], words: list[str]) -> None:

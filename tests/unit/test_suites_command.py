@@ -194,7 +194,7 @@ def test_what_has_no_task_is_left_out_and_said(user: Workspace) -> None:
     with console.capture() as captured:
         console.print(report.table(results))
     assert "left out" in captured.get()
-    assert "another model would have to judge" in captured.get()
+    assert "a judge model would have to rate" in captured.get()
 
 
 def test_a_part_of_a_suite_is_a_run_of_its_own(user: Workspace) -> None:
@@ -225,7 +225,7 @@ def test_another_part_does_not_fit_into_a_run_directory(user: Workspace, tmp_pat
         (("--group", "talk"), "dataset mt_bench: it has no task"),
         (("--only", "tiny_cloth"), "did you mean tiny_cloze"),
         (("--group", "cod"), "groups: talk, code"),
-        (("--skip", "*"), "nothing is left"),
+        (("--skip", "*"), "no dataset is left"),
     ],
 )
 def test_nothing_begins_where_nothing_can(

@@ -1,1 +1,1 @@
-"""What a user names: checkpoint, suite, settings, cluster file. Each is checked as it is read."""
+"""The user's inputs: checkpoint, suite, settings and cluster file, checked as they are read."""

@@ -1,8 +1,8 @@
-"""What a checkpoint is, found out from headers and small files: no torch, no weights read.
+"""Checkpoints, described from headers and small files without torch and without the weights.
 
-A checkpoint is a folder of safetensors with config and tokenizer, as `save_pretrained` leaves
-it, or a state dict of torch.save with config and tokenizer beside it. Whatever is missing,
-torn or still being written is said here, before anything is submitted.
+A checkpoint is a folder of safetensors with config and tokenizer, as `save_pretrained` writes it,
+or a state dict of torch.save with config and tokenizer beside it. Files that are missing, torn or
+still being written are reported before anything is submitted.
 """
 
 import hashlib
@@ -17,15 +17,15 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
 MEMORY_FRACTION: Final = 0.85
-"""Part of a GPU's memory for weights, keys and values; activations and runtime take the rest."""
+"""Part of a GPU's memory for weights, keys and values. Activations and runtime take the rest."""
 
 DEFAULT_MAX_LENGTH: Final = 2048
-"""Tokens of context when the config does not say: that of the last models which did not."""
+"""Tokens of context if the config gives none, as in older models without that entry."""
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _TORCH_SUFFIXES = {".pt", ".pth", ".bin"}
-# What trainers leave beside the weights.
+# Files that trainers write beside the weights.
 _TRAINER_FILES = ("optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args")
 _SIDE_SUFFIXES = {".json", ".jsonl", ".txt", ".model", ".jinja", ".tiktoken"}
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
@@ -61,11 +61,11 @@ _DTYPES = {
 def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = None) -> Checkpoint:
     """Describe the checkpoint at `path`: a folder, or a .pt, .pth or .bin file.
 
-    Links are followed once, here: a `latest` that moves on changes nothing afterwards. `config`
-    and `tokenizer` (a file, or the folder it lies in) stand in for those of the checkpoint.
+    Links are resolved here, so a `latest` that moves on later does not matter. `config` and
+    `tokenizer` (a file, or its folder) are used instead of those of the checkpoint.
 
     Raises:
-        UserError: something is missing, torn, malformed, unreadable, or would run code.
+        UserError: A file is missing, torn, malformed, unreadable, or would run code.
     """
     try:
         place = _resolve(path)
@@ -102,7 +102,7 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
 
 
 def unchanged(checkpoint: Checkpoint) -> bool:
-    """Whether the files are still those that were inspected, as far as names, sizes, times tell."""
+    """Return whether names, sizes and times of the files are still as inspected."""
     try:
         weights, files = map(Path, checkpoint.weights), map(Path, checkpoint.files)
         return _identity(list(weights), list(files)) == checkpoint.identity
@@ -113,19 +113,19 @@ def unchanged(checkpoint: Checkpoint) -> bool:
 def tensor_parallel(
     checkpoint: Checkpoint, gpu_memory_gib: float, gpus_per_node: int, max_length: int
 ) -> int:
-    """GPUs for one engine: the smallest power of two on which weights and a sequence fit.
+    """Return the GPUs of one engine: the smallest power of two on which the model fits.
 
-    `max_length` is in tokens; room for the keys and values of one such sequence is the least
-    an engine starts with. A memory of 0 is unknown: then one GPU.
+    The model is the weights and the keys and values of one sequence of `max_length` tokens, with
+    which an engine can start. If the GPUs' memory is unknown, 0, return 1.
 
     Raises:
-        UserError: it fits no number of a node's GPUs that divides the attention heads.
+        UserError: No number of a node's GPUs is enough and divides the attention heads.
     """
     if gpu_memory_gib <= 0:
         return 1
     weights = checkpoint.bytes
     if checkpoint.format is CheckpointFormat.TORCH:
-        # Such a file may hold an optimizer's state, which no engine loads.
+        # The file may hold an optimizer's state, which no engine loads.
         size = checkpoint.parameters * torch_pickle.ITEM_BYTES.get(checkpoint.dtype, 4)
         weights = min(weights, size)
     needed = (weights + checkpoint.kv_bytes_per_token * max_length) / MEMORY_FRACTION / 2**30
@@ -152,26 +152,26 @@ def _resolve(path: Path) -> Path:
             "mounts the file system it is on"
         ) from error
     except (RuntimeError, ValueError) as error:  # a circle of links; a NUL in the name
-        raise UserError(f"checkpoint {path!r} is no usable path: {error}") from error
+        raise UserError(f"checkpoint {path!r} is not a usable path: {error}") from error
     _text(place)
     return place
 
 
 def _text(path: Path) -> str:
-    """The path as records hold it."""
+    """Return the path as text for records, which are UTF-8."""
     try:
         return str(path).encode().decode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{path!r} is not named in UTF-8; rename it") from error
+        raise UserError(f"the name of {path!r} is not UTF-8: rename it") from error
 
 
 def _find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]]:
-    """Weight files, their format, and small files that belong to them."""
+    """Return the weight files, their format, and small files that belong to them."""
     if place.is_file():
         if place.suffix in _TORCH_SUFFIXES:
             return [place], CheckpointFormat.TORCH, []
         raise UserError(
-            f"checkpoint {place} is a file, but no .pt, .pth or .bin. "
+            f"checkpoint {place} is a file, but not a .pt, .pth or .bin file. "
             "Give the folder for safetensors"
         )
     names = sorted(entry.name for entry in place.iterdir())
@@ -257,7 +257,7 @@ def _resolve_given(given: Path) -> Path:
 
 
 def _matching(folders: Iterable[Path], patterns: Iterable[str]) -> list[Path]:
-    """Text files with these names, never programs or pickles; each name from its first folder."""
+    """Return text files that match, no programs or pickles; each name from its first folder."""
     wanted = tuple(patterns)
     found: dict[str, Path] = {}
     for folder in folders:
@@ -271,10 +271,10 @@ def _matching(folders: Iterable[Path], patterns: Iterable[str]) -> list[Path]:
 def _count(
     weights: Sequence[Path], kind: CheckpointFormat, extra: Sequence[Path]
 ) -> dict[str, int]:
-    """Parameters by type, from headers alone.
+    """Count parameters by type, from headers alone.
 
     Raises:
-        UserError: a file is torn, empty, or not what its name says.
+        UserError: A file is torn, empty, or not what its name says.
     """
     for file in weights:
         if file.stat().st_size == 0:
@@ -298,7 +298,7 @@ def _count(
 
 
 def _header(file: Path) -> dict[str, tuple[str, int]]:
-    """Type and size of every tensor of a safetensors file."""
+    """Return the type and size of every tensor of a safetensors file."""
     # Imported here: planning from a cluster file reads no checkpoint's headers.
     from safetensors import SafetensorError, safe_open
 
@@ -324,15 +324,15 @@ def _load_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:  # malformed JSON, or no UTF-8
         raise UserError(
-            f"{file} is no JSON: {error}. If it is being written, try again afterwards"
+            f"{file} is not JSON: {error}. If it is being written, try again afterwards"
         ) from error
     if not isinstance(value, dict):
-        raise UserError(f"{file} holds no JSON object, but a {type(value).__name__}")
+        raise UserError(f"{file} must hold a JSON object, not a {type(value).__name__}")
     return value
 
 
 def _shape(config: dict[str, Any], counts: dict[str, int]) -> dict[str, int]:
-    """Fields of `Checkpoint` that the config decides; names differ between model families."""
+    """Return the fields of `Checkpoint` that the config gives; families use different names."""
     nested = config.get("text_config")
     merged = config | nested if isinstance(nested, dict) else config
     max_length = _integer(
@@ -362,7 +362,7 @@ def _shape(config: dict[str, Any], counts: dict[str, int]) -> dict[str, int]:
 
 
 def _integer(config: dict[str, Any], *names: str) -> int | None:
-    """The first of these that is a positive number; the largest, where layers differ."""
+    """Return the first of these that is a positive number; the largest if layers differ."""
     for name in names:
         value = config.get(name)
         values = value if isinstance(value, list) else [value]
@@ -384,5 +384,5 @@ def _identity(weights: Sequence[Path], files: Sequence[Path]) -> str:
 
 
 def staged_bytes(source: Checkpoint) -> int:
-    """Bytes that the staged copy takes."""
+    """Return the bytes of the staged copy: weights and small files."""
     return source.bytes + sum(Path(f).stat().st_size for f in source.files)

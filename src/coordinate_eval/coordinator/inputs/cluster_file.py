@@ -1,4 +1,4 @@
-"""A cluster written down in a file, to plan on without one."""
+"""Cluster files: descriptions of a cluster, to plan on without one."""
 
 from collections import Counter
 from pathlib import Path
@@ -18,23 +18,23 @@ except ImportError:  # PyYAML was built without it
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 CPUS_PER_GPU = 16
-"""Assumed of a node whose cores are not given."""
+"""Cores per GPU of a node for which the file gives none."""
 
 MEMORY_GIB_PER_GPU = 128.0
-"""Assumed of a node whose memory is not given."""
+"""Memory per GPU of a node for which the file gives none."""
 
 MOST_GPUS, MOST_NODES, MOST_CPUS = 1024, 10_000, 100_000
-"""Of a node, of a file, and of either: more than there are anywhere, few enough to plan for."""
+"""Limits for a node, for a file, and for both: larger than any cluster, small enough to plan."""
 
 MOST_GIB, MOST_SECONDS = 1e6, 1e6
-"""Likewise of memory and of an engine's start."""
+"""Limits for memory and for the start of an engine."""
 
 MOST_LEVELS = 20
-"""Lists and mappings within each other."""
+"""Limit for lists and mappings within each other."""
 
 
 class FileNode(Record):
-    """A node as the file gives it."""
+    """A node of the file."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -62,12 +62,12 @@ class FileNode(Record):
     @model_validator(mode="after")
     def _plausible(self) -> "FileNode":
         if self.free_gpus > self.gpus:
-            raise ValueError(f"free_gpus is {self.free_gpus}, of {self.gpus} gpus")
+            raise ValueError(f"free_gpus is {self.free_gpus}, but gpus is {self.gpus}")
         return self
 
 
 class ClusterFile(Record):
-    """The whole file."""
+    """A cluster file."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -82,7 +82,7 @@ class ClusterFile(Record):
         return self.metric_cpus or sum(node.cpus for node in self.nodes)
 
     def free(self) -> tuple[list[Node], list[Busy]]:
-        """As a live cluster would answer."""
+        """Return the nodes with free GPUs, and the others with the reason."""
         nodes = [Node.model_validate(n.model_dump()) for n in self.nodes if n.free_gpus]
         busy = [
             Busy(name=n.name, why=f"{n.gpus} of {n.gpus} GPUs in use" if n.gpus else "no GPUs")
@@ -96,7 +96,7 @@ def load(path: Path) -> ClusterFile:
     """Read a cluster file.
 
     Raises:
-        UserError: it is missing or malformed; names the field.
+        UserError: The file is missing or malformed; names the field.
     """
     tree = _tree(path)
     if not isinstance(tree, dict):
@@ -109,19 +109,19 @@ def load(path: Path) -> ClusterFile:
         raise UserError(f"cluster file {path}: {where}: {first['msg']}") from error
     for name, count in Counter(node.name for node in cluster.nodes).items():
         if count > 1:
-            raise UserError(f"cluster file {path}: node {name} stands twice")
+            raise UserError(f"cluster file {path}: node {name} is listed twice")
     return cluster
 
 
 class _Loader(_SafeLoader):
-    """Refuses a key that stands twice, of which YAML's own takes the last."""
+    """Refuses a duplicate key, of which PyYAML takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value!r} stands twice", key.start_mark
+                    None, None, f"key {key.value!r} is given twice", key.start_mark
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
@@ -142,7 +142,7 @@ def _tree(path: Path) -> object:
 
 
 def _too_deep(text: str) -> bool:
-    """Whether a document holds more levels than a cluster has; libyaml would overrun its stack."""
+    """Return whether a document is nested so deeply that libyaml may overrun its stack."""
     depth = 0
     for event in yaml.parse(text, _Loader):
         depth += isinstance(event, yaml.CollectionStartEvent)

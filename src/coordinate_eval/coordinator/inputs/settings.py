@@ -1,7 +1,7 @@
-"""Settings: defaults, a TOML file, the environment and flags, in that order; later ones win.
+"""Settings from defaults, a TOML file, the environment and flags; later sources win.
 
-The environment variable of `[slurm] partition` is `COORDINATE_EVAL_SLURM_PARTITION`; lists and
-tables are given as JSON. What a run is submitted with is frozen in its `run.json`.
+The environment variable of `[slurm] partition` is `COORDINATE_EVAL_SLURM_PARTITION`. Lists and
+tables in the environment are JSON. A run keeps its settings in `run.json`.
 """
 
 import difflib
@@ -27,10 +27,10 @@ PREFIX = "COORDINATE_EVAL_"
 FILE_VARIABLE = "COORDINATE_EVAL_CONFIG"
 
 MOST_GIB = 1e6
-"""Memory of one job: more than any node has."""
+"""Limit for the memory of one job: more than any node has."""
 
 MOST_MINUTES, MOST_SECONDS = 1_000_000, 1e6
-"""Two years, and twelve days."""
+"""Limits for times: two years, and twelve days."""
 
 _OWN_VARIABLES = {
     FILE_VARIABLE,
@@ -39,19 +39,19 @@ _OWN_VARIABLES = {
     cluster.STARTED_VARIABLE,
     *cluster.ENDS_WITH_PARENT,
 }
-"""Variables of this program that are no settings."""
+"""Variables with the prefix that are not settings."""
 
 _FOLDERS = ("runs_dir", "cache_dir", "priors_dir")
 
 
 class _Section(Record):
-    """A part of the settings: no figure in it may be infinite."""
+    """A section of the settings. No number in it may be infinite."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
 
 class StageSettings(_Section):
-    """Where weights are staged and what that costs."""
+    """The staging of weights in the memory of nodes."""
 
     root: str = Field(default="/dev/shm", description="a memory file system of each node")  # noqa: S108
     gigabits_per_node: float = Field(
@@ -63,7 +63,7 @@ class StageSettings(_Section):
 
 
 class TrialSettings(_Section):
-    """What one trial asks for, GPUs apart."""
+    """The resources of one trial besides GPUs, and its time limit."""
 
     cpus: int = Field(default=4, ge=1, le=MOST_CPUS)
     memory_gib: float = Field(
@@ -90,7 +90,7 @@ class TrialSettings(_Section):
 
 
 class MetricSettings(_Section):
-    """How questions of metrics are answered."""
+    """The jobs that answer questions of metrics, and the scorer."""
 
     cpus: int = Field(
         default=8, ge=1, le=MOST_CPUS, description="cores for all metric jobs together"
@@ -106,7 +106,7 @@ class MetricSettings(_Section):
 
 
 class SupervisorSettings(_Section):
-    """How a run is watched."""
+    """The supervisor of a run."""
 
     poll_seconds: float = Field(default=5.0, gt=0, le=MOST_SECONDS)
     patience_seconds: float = Field(
@@ -120,7 +120,7 @@ class SupervisorSettings(_Section):
 
 
 def _in_home(folder: str) -> str:
-    """A folder of the user's own, with its `~` where nothing says where that is."""
+    """Return a folder in the user's home; it keeps its `~` if the home is unknown."""
     try:
         return str(Path("~/.coordinate-eval", folder).expanduser())
     except RuntimeError:
@@ -128,7 +128,7 @@ def _in_home(folder: str) -> str:
 
 
 class Settings(Record):
-    """Everything that can be set."""
+    """All settings."""
 
     suite: str = Field(default="base", description="name of a shipped suite, or a file")
     cluster: str = Field(default="auto", description="auto, slurm, ray, or a cluster file")
@@ -167,19 +167,19 @@ class Settings(Record):
 
 
 class Layer(Record):
-    """Values by dotted name, and where they come from."""
+    """Values by dotted name, from one source."""
 
     source: str
     values: dict[str, Any]
 
 
 def names() -> list[str]:
-    """Every setting by its dotted name, such as `slurm.partition`."""
+    """Return the dotted names of all settings, such as `slurm.partition`."""
     return list(flatten(Settings().model_dump()))
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted names; the engine's `args` stay one value."""
+    """Return nested sections as dotted names; `engine.args` stays one value."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = prefix + key
@@ -191,17 +191,17 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def meaning(name: str) -> str:
-    """What a setting is, in a few words."""
+    """Return the description of a setting."""
     section, _, key = name.rpartition(".")
     model = _SECTIONS[section] if section else Settings
     return model.model_fields[key].description or ""
 
 
 def file_layer(path: Path | None, environ: Mapping[str, str]) -> Layer:
-    """The settings file: the one given, the one named by the environment, or the user's own.
+    """Read the settings file: the given one, else the environment's, else the user's own.
 
     Raises:
-        UserError: a file that was asked for is missing, or one is malformed.
+        UserError: The file is malformed, or it was named and is missing.
     """
     asked = path or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
     file = asked or Path(platformdirs.user_config_dir("coordinate-eval")) / "config.toml"
@@ -219,10 +219,10 @@ def file_layer(path: Path | None, environ: Mapping[str, str]) -> Layer:
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Settings from environment variables.
+    """Read settings from environment variables.
 
     Raises:
-        UserError: there is one of this program's prefix that it does not know.
+        UserError: A variable with this program's prefix is not a setting.
     """
     settings = {PREFIX + name.replace(".", "_").upper(): name for name in names()}
     values: dict[str, Any] = {}
@@ -232,15 +232,15 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
         elif variable not in _OWN_VARIABLES:
             near = difflib.get_close_matches(variable, settings, n=1)
             hint = f"did you mean {near[0]}?" if near else "unset it"
-            raise UserError(f"the environment has {variable}, which is no setting: {hint}")
+            raise UserError(f"environment variable {variable} is not a setting: {hint}")
     return Layer(source="environment", values=values)
 
 
 def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
-    """Settings of all layers, later ones winning, and the source of each that was set.
+    """Merge layers, of which later ones win; return the settings and the source of each set one.
 
     Raises:
-        UserError: a name is unknown or a value impossible; it names the source.
+        UserError: A name is unknown or a value is invalid; names the source.
     """
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -250,7 +250,7 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
             if name not in known:
                 raise UserError(
                     f"unknown setting {name!r} in {layer.source}; "
-                    "`coordinate-eval config` lists those there are"
+                    "`coordinate-eval config` lists all settings"
                 )
             merged[name] = value
             sources[name] = layer.source
@@ -270,17 +270,17 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
             raise UserError(f"setting {name} in {source}: no home folder for {value}") from error
     for name, value in merged.items():
         if isinstance(value, str) and "\0" in value:
-            raise UserError(f"setting {name} in {sources[name]}: it holds a NUL")
+            raise UserError(f"setting {name} in {sources[name]}: it contains a NUL character")
         if not _is_json(value):
             raise UserError(
-                f"setting {name} in {sources[name]}: it holds what JSON has not (texts that are "
-                "not Unicode, NaN, dates), or is nested too deeply"
+                f"setting {name} in {sources[name]}: JSON cannot hold it (a text that is not "
+                "Unicode, NaN, a date), or it is nested too deeply"
             )
     return settings, sources
 
 
 def _is_json(value: object) -> bool:
-    """Whether a run would read from its `run.json` what it was given."""
+    """Return whether a value reads back unchanged from JSON, such as `run.json`."""
     layer = Layer(source="", values={"": value})
     try:
         return Layer.model_validate_json(layer.model_dump_json()) == layer
@@ -289,7 +289,7 @@ def _is_json(value: object) -> bool:
 
 
 def load(flags: Mapping[str, Any], file: Path | None = None) -> tuple[Settings, dict[str, str]]:
-    """The effective settings, and where each that is not a default comes from."""
+    """Return the effective settings, and the source of each that is not a default."""
     environ = os.environ
     given = {name: value for name, value in flags.items() if value is not None}
     return resolve(
@@ -310,7 +310,7 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_text(name: str, text: str) -> Any:  # noqa: ANN401 - any JSON value
-    """A list, table, number or truth value given as JSON; everything else is the text itself."""
+    """Parse a variable as JSON (a list, table, number or boolean), else return the text."""
     section, _, key = name.rpartition(".")
     model = _SECTIONS[section] if section else Settings
     if model.model_fields[key].annotation in (str, str | None):

@@ -1,4 +1,4 @@
-"""Suites: YAML in, `Suite` out, with the line of what is wrong; and parts of suites."""
+"""Suites: read from YAML, with the line of each error, and narrowed to a part."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ _DEFAULTS = {
     "metadata",
 }
 
-# More than anything that can be run, and little enough that no sum of products overflows.
+# Larger than anything that can be run, and small enough that no sum of products overflows.
 _RANGES = {
     "items": (1, 10**9),
     "limit": (1, 10**9),
@@ -50,19 +50,19 @@ class _StrictDataset(Dataset):
 
 
 def load(name: str) -> Suite:
-    """The suite of a file, or a shipped one by its name.
+    """Return the suite in a file, or the shipped suite with this name.
 
     Raises:
-        UserError: there is none, or it is malformed; with file and line.
+        UserError: There is none, or it is malformed; names file and line.
     """
     return _made(suite_yaml.find(name))
 
 
 def parse(text: str, *, where: str, folder: Path) -> Suite:
-    """A suite's text; `folder` is what its paths are relative to.
+    """Parse a suite's text, whose paths are relative to `folder`.
 
     Raises:
-        UserError: with `where` and the line.
+        UserError: The suite is malformed; names `where` and the line.
     """
     return _made(Source(text, where, folder, str((folder / where).resolve())))
 
@@ -75,14 +75,14 @@ def narrow(
     groups: Sequence[str] = (),
     limit: int | None = None,
 ) -> Suite:
-    """A part of a suite; its digest is that of a file which says just this.
+    """Return a part of a suite, with the digest of a suite file that lists just this part.
 
-    Datasets stay that are in `only` and in `groups`, where these are given, and not in `skip`:
-    names, shell patterns such as `arc_*`, or several of them with commas between. At most `limit`
-    items of each task of a dataset are evaluated; costs that the suite gives shrink likewise.
+    A dataset stays if it is in `only` and in one of `groups`, where these are given, and not in
+    `skip`. Each holds names or shell patterns such as `arc_*`, also separated by commas. At most
+    `limit` items of each task are evaluated; costs that the suite gives shrink in proportion.
 
     Raises:
-        UserError: a name is unknown, or nothing stays.
+        UserError: A name is unknown, or no dataset is left.
     """
     names = [d.name for d in suite.datasets]
     known_groups = list(dict.fromkeys(d.group for d in suite.datasets if d.group))
@@ -97,28 +97,26 @@ def narrow(
         and d.name not in skipped
     ]
     if not kept:
-        raise UserError(
-            f"suite {suite.name}: nothing is left of it after --only, --group and --skip"
-        )
+        raise UserError(f"suite {suite.name}: no dataset is left after --only, --group and --skip")
     digest = _digest(suite.include_path, kept)
     return suite.model_copy(update={"datasets": kept, "digest": digest})
 
 
 def runnable(suite: Suite) -> tuple[Suite, dict[str, str]]:
-    """The datasets of a suite that can be run, and by name why the others cannot.
+    """Return the suite without the datasets that cannot be run, and the reasons by name.
 
-    The suite keeps its digest: it is still the one that was asked for.
+    The suite keeps its digest, since it is still the suite that was asked for.
 
     Raises:
-        UserError: none can be run.
+        UserError: No dataset can be run.
     """
     left_out = {d.name: _why_not(d) for d in suite.datasets if d.task is None}
     kept = [d for d in suite.datasets if d.task is not None]
     if not kept:
         name, why = next(iter(left_out.items()))
         raise UserError(
-            f"suite {suite.name}: nothing of it can be run, such as dataset {name}: {why}; it can "
-            "be planned with --dry-run"
+            f"suite {suite.name}: none of its datasets can be run, such as dataset {name}: {why}. "
+            "Add --dry-run to plan it only"
         )
     return suite.model_copy(update={"datasets": kept}), left_out
 
@@ -126,24 +124,24 @@ def runnable(suite: Suite) -> tuple[Suite, dict[str, str]]:
 def _why_not(dataset: Dataset) -> str:
     entry = catalogue.find(dataset)
     if entry is not None and entry.kind == "judge":
-        return "it has no task: another model would have to judge its answers"
+        return "it has no task, because a judge model would have to rate its answers"
     return "it has no task"
 
 
 def _named(
     option: str, values: Sequence[str], known: Iterable[str], groups: Sequence[str]
 ) -> set[str] | None:
-    """What the values of an option mean, None where it is not given."""
+    """Return the names that an option's values select, None if it is not given."""
     if not values:
         return None
     known = list(known)
     patterns: list[str] = []
     for value in values:
-        # A name may have a comma in it.
+        # A name may contain a comma.
         parts = [value] if value in known else [part.strip() for part in value.split(",")]
         patterns += [part for part in parts if part]
     if not patterns:
-        raise UserError(f"{option} names nothing")
+        raise UserError(f"{option} is empty: give names, or leave it out")
     found: set[str] = set()
     for pattern in patterns:
         matches = suite_yaml.matching(pattern, known)
@@ -177,7 +175,7 @@ def _made(source: Source) -> Suite:
     suite_yaml.only(merged.defaults, _DEFAULTS, "defaults")
     datasets = [_dataset(entry, merged.defaults) for entry in merged.datasets.values()]
     if not datasets:
-        raise UserError(f"suite {source.where}: no dataset is left of what it extends")
+        raise UserError(f"suite {source.where}: no dataset is left of the suite that it extends")
     return Suite(
         name=merged.name or Path(source.where).stem,
         digest=_digest(merged.include_path, datasets),
@@ -187,7 +185,7 @@ def _made(source: Source) -> Suite:
 
 
 def _digest(include_path: Sequence[str], datasets: Sequence[Dataset]) -> str:
-    """Of what is evaluated: neither how it is grouped, nor where the program is installed."""
+    """Return a hash of what is evaluated; groups and the place of installation do not count."""
     home = suite_yaml.shipped_folder()
     folders = [
         f"shipped/{Path(folder).relative_to(home)}" if Path(folder).is_relative_to(home) else folder
@@ -210,7 +208,7 @@ def _dataset(entry: Located, defaults: Located) -> Dataset:
         if value is not None and not _NAME.fullmatch(value):
             raise wrong(
                 given.at(key),
-                f"{key} {value!r}: letters, digits and _ . + = @ , - only, please",
+                f"{key} {value!r}: use only letters, digits and _ . + = @ , -",
             )
     _in_range(dataset, given)
     for key, value in given.items():
@@ -219,8 +217,8 @@ def _dataset(entry: Located, defaults: Located) -> Dataset:
     if dataset.task is None and unknown and (dataset.items is None or dataset.prior is None):
         raise wrong(
             given.place,
-            f"dataset {dataset.name} needs a task, or items and a prior, or a name that the "
-            "catalogue of known datasets has",
+            f"dataset {dataset.name} needs a task, or items and a prior, or the name of a dataset "
+            "in the catalogue",
         )
     return Dataset.model_validate(dataset.model_dump())
 

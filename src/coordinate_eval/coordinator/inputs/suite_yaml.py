@@ -1,8 +1,8 @@
-"""Suite files: YAML in which every key has its place, and the suites that one extends.
+"""Suite files: YAML with the line of every key, merged with the suites that they extend.
 
-A suite that `extends` another is merged with it before anything is checked: the keys of its
-`defaults` and of its datasets win, its `skip` takes inherited datasets out, and its folders of
-tasks come after the inherited ones, which lets its tasks win too.
+A suite that `extends` another is merged with it before it is checked. The keys of its `defaults`
+and datasets win, its `skip` removes inherited datasets, and its folders of tasks come after the
+inherited ones, so that its tasks win too.
 """
 
 import difflib
@@ -24,32 +24,32 @@ _MOST_DEPTH = 100  # readers of JSON stop at twice that
 
 
 class Place(NamedTuple):
-    """Where something stands."""
+    """A line of a file."""
 
     where: str
     line: int
 
 
 class Located(dict[str, Any]):
-    """A mapping that remembers where it and each of its keys began."""
+    """A mapping that remembers the lines of itself and of its keys."""
 
     def __init__(self, value: dict[str, Any], place: Place, places: dict[str, Place]) -> None:
         super().__init__(value)
         self.place, self.places = place, places
 
     def at(self, *keys: object) -> Place:
-        """Where a key stands, or the nearest mapping around it."""
+        """Return the line of a key, or of the nearest mapping around it."""
         place = self.places.get(str(keys[0]), self.place) if keys else self.place
         inner = self.get(str(keys[0])) if keys else None
         return inner.at(*keys[1:]) if isinstance(inner, Located) and keys[1:] else place
 
     def over(self, other: "Located") -> "Located":
-        """The other one with the keys of this one instead of its own where both have them."""
+        """Return the other mapping updated with the keys of this one."""
         return Located({**other, **self}, self.place, {**other.places, **self.places})
 
 
 class LocatedList(list[Any]):
-    """A list that remembers where each of its entries began."""
+    """A list that remembers the line of each entry."""
 
     def __init__(self, values: list[Any], places: list[Place]) -> None:
         super().__init__(values)
@@ -62,13 +62,13 @@ class Source(NamedTuple):
     text: str
     where: str
     folder: Path
-    """What its paths are relative to."""
+    """The folder that its paths are relative to."""
     identity: str
-    """The same for the same file, however it is named."""
+    """Equal for equal files, however they are named."""
 
 
 class Merged(NamedTuple):
-    """A suite and all that it extends, as one."""
+    """A suite merged with all suites that it extends."""
 
     name: str | None
     include_path: list[str]
@@ -77,27 +77,25 @@ class Merged(NamedTuple):
 
 
 def shipped_folder() -> Path:
-    """Where the suites that come with the program are."""
+    """Return the folder of the shipped suites."""
     return Path(str(resources.files("coordinate_eval.evaluators") / "suites"))
 
 
 def shipped() -> list[str]:
-    """Names of the suites that come with the program."""
+    """Return the names of the shipped suites."""
     return sorted(path.stem for path in shipped_folder().glob("*.yaml"))
 
 
 def find(name: str, folder: Path = Path()) -> Source:
-    """The suite in a file, relative to `folder`, or a shipped one by its name.
+    """Return the suite in a file, relative to `folder`, or the shipped suite with this name.
 
     Raises:
-        UserError: there is none, or it cannot be read.
+        UserError: There is none, or it cannot be read.
     """
     path = folder / name
     if path.suffix not in (".yaml", ".yml") and not _exists(path):
         if name not in shipped():
-            raise UserError(
-                f"no suite {name!r}: it is neither a file nor one of {', '.join(shipped())}"
-            )
+            raise UserError(f"no suite {name!r}: give a file, or one of {', '.join(shipped())}")
         path = shipped_folder() / f"{name}.yaml"
         return Source(path.read_text(), name, path.parent, str(path))
     text = _user_files.read_text(path, "suite")
@@ -107,10 +105,10 @@ def find(name: str, folder: Path = Path()) -> Source:
 
 
 def merged(source: Source) -> Merged:
-    """A suite with those that it extends merged in.
+    """Merge a suite with those that it extends.
 
     Raises:
-        UserError: with file and line.
+        UserError: One is malformed; names file and line.
     """
     chain = _chain(source)
     folders: list[str] = []
@@ -136,12 +134,12 @@ def merged(source: Source) -> Merged:
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """The names that a name or a shell pattern such as `arc_*` means."""
+    """Return the names that equal or match a shell pattern such as `arc_*`."""
     return [name for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)]
 
 
 def unknown(what: str, name: str, names: Iterable[str]) -> str:
-    """That there is nothing of this name, and what is near."""
+    """Return a message that a name is unknown, with similar names."""
     known = list(names)
     near = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -149,17 +147,17 @@ def unknown(what: str, name: str, names: Iterable[str]) -> str:
 
 
 def wrong(place: Place, what: str) -> UserError:
-    """An error that says where it is."""
+    """Return an error with file and line."""
     return UserError(f"suite {place.where}, line {place.line}: {what}")
 
 
 def check_json(value: object, place: Place, what: str) -> None:
-    """Whether a value reads the same from the JSON of a run's records, where jobs get it from.
+    """Check that a value survives JSON, through which jobs get it.
 
     Raises:
-        UserError: with file and line.
+        UserError: It does not; names file and line.
     """
-    why = "it is none that JSON has"
+    why = "JSON has no such value"
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         if json.loads(text.encode()) == value:
@@ -172,7 +170,7 @@ def check_json(value: object, place: Place, what: str) -> None:
 
 
 def _chain(source: Source) -> list[tuple[Located, Path]]:
-    """The trees of a suite and of all that it extends, the last one first, with their folders."""
+    """Return a suite and all that it extends, with their folders; the innermost one first."""
     chain: list[tuple[Located, Path]] = []
     seen: list[str] = []
     while True:
@@ -182,17 +180,17 @@ def _chain(source: Source) -> list[tuple[Located, Path]]:
         name = tree.get("extends")
         if name is None:
             if "skip" in tree:
-                raise wrong(tree.at("skip"), "skip takes out inherited datasets: it needs extends")
+                raise wrong(tree.at("skip"), "skip removes inherited datasets and needs extends")
             return chain[::-1]
         if not isinstance(name, str):
-            raise wrong(tree.at("extends"), "extends must be one suite's name or file")
+            raise wrong(tree.at("extends"), "extends must be the name or the file of one suite")
         try:
             source = find(name, source.folder)
         except UserError as error:
             raise wrong(tree.at("extends"), f"extends: {error}") from error
         if source.identity in seen:
             circle = " → ".join(Path(part).name for part in [*seen, source.identity])
-            raise wrong(tree.at("extends"), f"extends goes round in a circle: {circle}")
+            raise wrong(tree.at("extends"), f"extends is circular: {circle}")
 
 
 def _add(tree: Located, datasets: dict[str, Located]) -> None:
@@ -207,19 +205,19 @@ def _add(tree: Located, datasets: dict[str, Located]) -> None:
         if isinstance(value, str):
             entry = Located({"name": value, "task": value}, place, {})
         if not isinstance(entry, Located):
-            raise wrong(place, "each dataset is a mapping with `name` and `task`")
+            raise wrong(place, "a dataset must be a mapping with `name` and `task`")
         name = entry.get("name")
         if not isinstance(name, str):
-            raise wrong(entry.at("name"), "each dataset needs a name, which is a text")
-        # Case-insensitively: names become files, and some shared storage folds case.
+            raise wrong(entry.at("name"), "a dataset needs a name, which must be a text")
+        # Names become file names, and some shared storage ignores case.
         if name.lower() in own:
-            raise wrong(place, f"dataset {name} stands twice, first {_said(own[name.lower()])}")
+            raise wrong(place, f"dataset {name} is listed twice, first {_said(own[name.lower()])}")
         own[name.lower()] = place
         before = datasets.get(inherited.get(name.lower(), ""))
         if before is not None and (isinstance(value, str) or name not in datasets):
             raise wrong(
                 place,
-                f"dataset {name} stands twice, first {_said(before.place)}: to change it, give "
+                f"dataset {name} is listed twice, first {_said(before.place)}: to change it, give "
                 f"its name, {before['name']}, and the keys to change",
             )
         datasets[name] = entry.over(before) if before is not None else entry
@@ -239,7 +237,7 @@ def _folders(tree: Located, folder: Path) -> list[str]:
 
 
 def _strings(tree: Located, key: str, what: str) -> list[tuple[str, Place]]:
-    """A text, or a list of them, with their places."""
+    """Return the texts of a key, which has one or a list, with their lines."""
     value = tree.get(key)
     if isinstance(value, str):
         return [(value, tree.at(key))]
@@ -266,7 +264,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> Located:
         key = str(loader.construct_object(key_node, deep=True))
         if key in found:
             raise yaml.constructor.ConstructorError(
-                None, None, f"{key!r} stands twice", key_node.start_mark
+                None, None, f"key {key!r} is given twice", key_node.start_mark
             )
         found[key] = loader.construct_object(value_node, deep=True)
         found.places[key] = loader.place(key_node)
@@ -292,10 +290,10 @@ def _tree(source: Source) -> Located:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise wrong(Place(source.where, line), error.problem or "not YAML") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # Of digits without end, dates that there are not, and brackets in brackets in brackets.
+        # Numbers of too many digits, impossible dates, or brackets nested too deeply.
         raise wrong(start, f"not YAML: {error}") from error
     if not isinstance(tree, Located):
-        raise wrong(start, "a suite is a mapping with `datasets`")
+        raise wrong(start, "a suite must be a mapping with `datasets`")
     if excess := _excess(tree):
         raise wrong(start, f"it has {excess}")
     only(tree, _KEYS, "a suite")
@@ -303,9 +301,9 @@ def _tree(source: Source) -> Located:
 
 
 def _excess(tree: Located) -> str:
-    """What there is too much of in a tree, in words; empty where there is not.
+    """Return what a tree has too many of, empty if nothing.
 
-    Values count as often as they are used: aliases of aliases can be any number.
+    A value counts as often as it is used, since aliases of aliases multiply.
     """
     values: list[tuple[Any, int]] = [(tree, 1)]
     left = _MOST_VALUES
@@ -313,9 +311,9 @@ def _excess(tree: Located) -> str:
         value, depth = values.pop()
         left -= 1
         if left < 0:
-            return f"more than {_MOST_VALUES:,} values, aliases (*name) written out"
+            return f"more than {_MOST_VALUES:,} values, counting aliases (*name) as often as used"
         if depth > _MOST_DEPTH:
-            return f"lists or mappings in each other, more than {_MOST_DEPTH} deep"
+            return f"lists or mappings nested more than {_MOST_DEPTH} deep"
         if isinstance(value, dict | list | tuple):
             inner = value.values() if isinstance(value, dict) else value
             values += [(each, depth + 1) for each in inner]
@@ -323,10 +321,10 @@ def _excess(tree: Located) -> str:
 
 
 def only(tree: Located, keys: set[str], what: str) -> None:
-    """Refuse keys that mean nothing.
+    """Refuse unknown keys.
 
     Raises:
-        UserError: with file and line.
+        UserError: A key is unknown; names file and line.
     """
     for key in tree:
         if key not in keys:
@@ -337,5 +335,5 @@ def only(tree: Located, keys: set[str], what: str) -> None:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # too long, or with a NUL: no path at all
+    except (OSError, ValueError):  # too long, or with a NUL: not a path
         return False

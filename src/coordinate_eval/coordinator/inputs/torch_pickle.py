@@ -1,9 +1,9 @@
-"""Reads what a file of torch.save holds without torch, and without ever running its pickle.
+"""The contents of a torch.save file, read without torch and without running its pickle.
 
-Such a file is a zip archive: `<name>/data.pkl`, a pickle of the saved objects, and one entry
-`<name>/data/<key>` for each storage. A pickle is a program; this walks through its opcodes with
-values that mean nothing, so that loading names no function that could be called. Names outside
-the few that a state dict needs make the file suspicious, and the error says which.
+The file is a zip archive: `<name>/data.pkl` is a pickle of the saved objects, and each storage is
+an entry `<name>/data/<key>`. A pickle is a program. This module follows its opcodes with inert
+values, so that no function is ever called. A state dict needs few names; any other name makes the
+file suspicious, and the error says which.
 """
 
 import pickletools
@@ -53,7 +53,7 @@ _STORAGES = {
     "ComplexFloatStorage": "complex64",
     "ComplexDoubleStorage": "complex128",
 }
-# Those of torch's own list for weights_only that state dicts and plain training states use.
+# The part of torch's list for weights_only that state dicts and plain training states use.
 _HARMLESS = {
     ("_codecs", "encode"),
     ("collections", "Counter"),
@@ -97,17 +97,17 @@ class _Storage:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as it is saved; views of one storage have equal keys."""
+    """A saved tensor. Views of one storage have equal keys."""
 
     key: str
     dtype: str
 
 
 def read(path: Path) -> dict[str, int]:
-    """Parameters of the model in a file of torch.save, by type; shared storages count once.
+    """Count the parameters in a torch.save file by type; shared storages count once.
 
     Raises:
-        UserError: the file is torn, of the old format, would run code, or holds no state dict.
+        UserError: The file is torn, of the old format, would run code, or has no state dict.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -137,14 +137,14 @@ def read(path: Path) -> dict[str, int]:
 
 
 def model_tensors(tree: object, is_tensor: Callable[[object], bool], path: Path) -> dict[str, Any]:
-    """The state dict in what was saved: the whole, or under the name trainers put it.
+    """Return the state dict in a saved object: the object itself, or under a trainer's key.
 
-    What lies beside it, an optimizer's state above all, is left out.
+    Everything else, such as an optimizer's state, is left out.
 
     Raises:
-        UserError: there is none; the text shows what was found instead.
+        UserError: There is none; says what was found instead.
     """
-    # Twice, as one may lie in another; not until there is none, as a dict may hold itself.
+    # Twice, because one may lie in another; no more often, because a dict may contain itself.
     for key in _STATE_KEYS * 2:
         if isinstance(tree, dict) and isinstance(tree.get(key), dict):
             tree = tree[key]
@@ -165,14 +165,14 @@ def _why_no_archive(path: Path) -> str:
             "Wait until it is written, or copy it again"
         )
     return (
-        f"{path} is no zip file, as torch.save writes them since torch 1.6. If it is older, "
+        f"{path} is not a zip file, as torch.save writes since torch 1.6. If it is older, "
         "load it with torch.load(PATH, weights_only=True) and save it again with torch.save"
     )
 
 
 def _walk(pickled: bytes, path: Path) -> object:
-    """What the pickle would make: dicts, lists and tuples, `StoredTensor`, and unknowns."""
-    # Everything it names is checked before anything is concluded from it.
+    """Return what the pickle would make: dicts, lists, tuples, `StoredTensor`, and unknowns."""
+    # All names are checked before anything is concluded.
     try:
         machine = _Machine(path)
         for number, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
@@ -187,7 +187,7 @@ def _walk(pickled: bytes, path: Path) -> object:
 
 
 class _Machine:
-    """The pickle machine, with values that do nothing."""
+    """A pickle machine whose values do nothing."""
 
     def __init__(self, path: Path) -> None:
         self.stack: list[Any] = []
@@ -198,7 +198,7 @@ class _Machine:
         """Follow one opcode.
 
         Raises:
-            UserError: it names what a state dict does not need, or is none of pickle's own.
+            UserError: The opcode is unknown, or names something that a state dict does not need.
         """
         stack = self.stack
         if name in _CONSTANTS:
@@ -221,7 +221,7 @@ class _Machine:
             self._combine(name)
 
     def _combine(self, name: str) -> None:
-        """Follow an opcode that takes what earlier ones left."""
+        """Follow an opcode that takes values from the stack."""
         stack = self.stack
         if name == "TUPLE":
             stack.append(tuple(self._since_mark()))
@@ -292,7 +292,7 @@ def _put(target: object, pairs: list[Any]) -> None:
 
 
 def _storage(persistent: object) -> _Storage:
-    """What `('storage', type, key, device, elements)` stands for."""
+    """Return the storage that `('storage', type, key, device, elements)` describes."""
     if not isinstance(persistent, tuple) or len(persistent) < 3:
         raise ValueError("a storage is described wrongly")
     kind, key = persistent[1:3]
@@ -302,7 +302,7 @@ def _storage(persistent: object) -> _Storage:
 
 
 def _result(function: object, arguments: object) -> object:
-    """What calling a harmless name gives, as far as it matters here."""
+    """Return what a call of a harmless name gives, as far as it matters here."""
     name = function.name if isinstance(function, _Global) else ""
     if name in ("OrderedDict", "Counter"):
         return {}
@@ -311,9 +311,10 @@ def _result(function: object, arguments: object) -> object:
 
 
 def _tensors(arguments: object, depth: int = 2) -> Iterator[StoredTensor]:
-    """The tensor that these arguments of a rebuilding function describe, or those it passes on.
+    """Yield the tensors that the arguments of a rebuilding function describe or contain.
 
-    Of each as many as such functions take: a pickle can say in few bytes "the same twice" 64 times.
+    Look at as many arguments as such functions take: in a few bytes a pickle can nest values that
+    double 64 times.
     """
     if not isinstance(arguments, tuple) or not depth:
         return

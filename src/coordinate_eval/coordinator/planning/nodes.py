@@ -150,7 +150,9 @@ def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy])
     if names is None:
         return
     if not names:
-        raise UserError(f"--nodes {wanted!r} names no node")
+        raise UserError(
+            f"--nodes {wanted!r} names no node: give names such as gpu[1-4], or a number"
+        )
     unknown = names - {n.name for n in nodes} - {b.name for b in busy}
     if unknown:
         shown = ", ".join(sorted(unknown)[:20])
@@ -172,13 +174,14 @@ def check_limits(settings: Settings, names: set[str], gpus: int) -> None:
     count, wanted = _wanted(settings.nodes)
     others = names - wanted if wanted is not None else set()
     if others or (count is not None and len(names) > count):
-        raise UserError(
-            f"--nodes {settings.nodes!r} leaves no room for {', '.join(sorted(others or names))}"
-        )
+        listed = ", ".join(sorted(others or names))
+        raise UserError(f"--nodes {settings.nodes!r} does not allow the plan's nodes {listed}")
     if settings.max_nodes is not None and len(names) > settings.max_nodes:
-        raise UserError(f"--max-nodes {settings.max_nodes} is less than {len(names)} nodes")
+        raise UserError(
+            f"--max-nodes {settings.max_nodes} is less than the {len(names)} nodes of the plan"
+        )
     if settings.max_gpus is not None and gpus > settings.max_gpus:
-        raise UserError(f"--max-gpus {settings.max_gpus} is less than {gpus} GPUs")
+        raise UserError(f"--max-gpus {settings.max_gpus} is less than the {gpus} GPUs of the plan")
 
 
 def expand(names: str) -> list[str]:

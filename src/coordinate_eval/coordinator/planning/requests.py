@@ -1,8 +1,8 @@
-"""Requests, built once and kept: the next checkpoint of the same model builds nothing.
+"""The cache of built requests: the next checkpoint of the same model builds nothing.
 
-A cache entry is `<key>.jsonl` and, written after it, `<key>.json`. The key covers the dataset's
-settings, the tokenizer's bytes, engine and context length, the user's task files and the version
-of the harness. Data files that a task reads from this machine are checked on every use.
+A cache entry is `<key>.jsonl` and its index `<key>.json`, which is written last. The key covers
+the dataset's settings, the tokenizer's bytes, engine, context length, the user's task files and
+the version of the harness. Local data files of a task are checked on every use.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
 from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Request, Suite
 
 FORMAT = 1
-"""Raised when requests come to look different for the same key."""
+"""Increased when a key comes to mean different requests."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class Builder:
         ]
 
     def get(self, dataset: Dataset) -> Built:
-        """The dataset's requests, from the cache or built now.
+        """Return the dataset's requests, from the cache or built now.
 
         Raises:
-            UserError: the dataset cannot be built; nothing is left in the cache.
+            UserError: The dataset cannot be built; nothing is left in the cache.
         """
         if dataset.task is None:
             raise UserError(
-                f"dataset {dataset.name} of suite {self._suite.name} has no task: "
-                "it can be planned with --dry-run, not run"
+                f"dataset {dataset.name} of suite {self._suite.name} has no task and cannot run: "
+                "leave it out with --skip, or add --dry-run to plan it only"
             )
         found = self.find(dataset)
         if found is not None:
@@ -68,20 +68,20 @@ class Builder:
         key = self._key(dataset)
         requests, index = self._paths(key)
         self._cache.mkdir(parents=True, exist_ok=True)
-        # On a cache that several machines share the lock may not hold; building twice is only
-        # slow, since both end with the same requests.
+        # On storage that several machines share the lock may not hold. Building twice is only
+        # slow, since both builds give the same requests.
         lock = self._cache / f"{key}.lock"
         with FileLock(lock):
             try:
                 made = _usable(requests, index) or self._build(dataset, key, requests, index)
             except BaseException:
-                # Nothing may be left, and whoever waits for it builds at worst beside another.
+                # Leave nothing. At worst, two that waited for the lock build at once.
                 lock.unlink(missing_ok=True)
                 raise
         return Built(requests, made)
 
     def find(self, dataset: Dataset) -> Built | None:
-        """The dataset's requests if they are in the cache."""
+        """Return the dataset's requests if they are in the cache."""
         requests, index = self._paths(self._key(dataset))
         found = _usable(requests, index)
         return Built(requests, found) if found else None
@@ -103,7 +103,7 @@ class Builder:
                     file.write(request.line().encode())
 
                 built = self._evaluator.build(dataset, write)
-                # The last items may have no request at all, such as empty documents.
+                # The last items may have no request, such as empty documents.
                 offsets += [file.tell()] * (built.items + 1 - len(offsets))
             part.replace(requests)
         finally:
@@ -114,7 +114,7 @@ class Builder:
         return found
 
     def _paths(self, key: str) -> tuple[Path, Path]:
-        """Requests and their description, of a key."""
+        """Return the files of a key: requests and index."""
         return self._cache / f"{key}.jsonl", self._cache / f"{key}.json"
 
     def _key(self, dataset: Dataset) -> str:
@@ -124,7 +124,7 @@ class Builder:
 
 
 def _usable(requests: Path, index: Path) -> DatasetRequests | None:
-    """The entry, unless it is torn or a local file that it was made from has changed."""
+    """Return the index, None if the entry is torn or a local file behind it has changed."""
     try:
         found = _files.read_record_if_there(index, DatasetRequests)
         size = requests.stat().st_size
@@ -138,7 +138,7 @@ def _usable(requests: Path, index: Path) -> DatasetRequests | None:
 
 
 def _state(path: Path) -> str:
-    """Size and modification time of a file, as `DatasetRequests.sources` has them."""
+    """Return size and modification time of a file, as in `DatasetRequests.sources`."""
     try:
         found = path.stat()
     except OSError:
@@ -161,7 +161,7 @@ def _digest(paths: Iterable[Path]) -> str:
 
 
 def _listing(folder: Path) -> list[tuple[str, str]]:
-    """What lies under a folder of tasks: names, sizes, modification times."""
+    """Return names, sizes and modification times of the files below a folder of tasks."""
     return [
         (str(path.relative_to(folder)), _state(path))
         for path in sorted(folder.rglob("*"))

@@ -1,8 +1,8 @@
-"""A plan that people have looked at, given back to be submitted: `run --plan FILE`.
+"""Reviewed plans: `run --plan FILE` submits exactly what a dry run printed, or nothing.
 
-What the file says is run, or nothing is: whatever has changed since it was printed is found here
-and said, each in one message. Estimates (a link's speed, an engine's start) are not compared:
-they are the reviewer's business, and change nothing of what runs.
+The checks here find every change since the plan was printed. Each gives one message. Estimates
+such as the bandwidth of a link or the start of an engine are not compared, because they do not
+change what runs.
 """
 
 import itertools
@@ -28,33 +28,33 @@ SCHEMA = "coordinate-eval/plan@1"
 
 
 class PlanFile(Plan):
-    """plan@1 with the settings that a run of it depends on; absent in plans of other programs."""
+    """plan@1 with two settings that its run depends on; plans of other programs lack them."""
 
     metric_cpus: int | None = Field(default=None, ge=1, description="of all metric jobs together")
     max_length: int | None = Field(default=None, ge=1, description="tokens of context")
 
     @classmethod
     def of(cls, plan: Plan, *, metric_cpus: int, max_length: int) -> "PlanFile":
-        """A plan as it is printed and kept."""
+        """Return a plan in the form that is printed and kept."""
         more = {"metric_cpus": metric_cpus, "max_length": max_length}
         return cls.model_validate(plan.model_dump(by_alias=True) | more)
 
 
 def read(path: Path) -> PlanFile:
-    """The plan in a file.
+    """Return the plan in a file.
 
     Raises:
-        UserError: it is missing, no plan@1, or contradicts itself.
+        UserError: The file is missing, is not a plan@1, or contradicts itself.
     """
     text = _user_files.read_text(path, "plan")
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"plan {path} is no JSON: {error}. {_HOW_TO_MAKE}") from error
+        raise UserError(f"plan {path} is not JSON: {error}. {_HOW_TO_MAKE}") from error
     schema = tree.get("schema") if isinstance(tree, dict) else None
     if schema != SCHEMA:
         what = f"its schema is {schema!r}" if schema else "it has no schema"
-        raise UserError(f"plan {path} is no {SCHEMA}: {what}. {_HOW_TO_MAKE}")
+        raise UserError(f"plan {path} is not a {SCHEMA}: {what}. {_HOW_TO_MAKE}")
     try:
         plan = PlanFile.model_validate(tree)
     except ValidationError as error:
@@ -67,7 +67,7 @@ def read(path: Path) -> PlanFile:
 
 
 def contradictions(plan: Plan) -> Iterator[str]:
-    """What in a plan cannot be: every item must be in exactly one shard, and so on. Pure."""
+    """Yield the contradictions in a plan; every item must be in exactly one shard, for example."""
     costs = {cost.name: cost for cost in plan.datasets}
     nodes = {node.name: node for node in plan.nodes}
     for what, names in (
@@ -78,35 +78,35 @@ def contradictions(plan: Plan) -> Iterator[str]:
         if not names:
             yield f"it has no {what}"
         for name in (name for name, count in Counter(names).items() if count > 1):
-            yield f"{what} {name} stands twice"
+            yield f"{what} {name} is listed twice"
     for name in {trial.node for trial in plan.trials} ^ nodes.keys():
-        yield f"node {name} has no trial" if name in nodes else f"no node {name}, which has trials"
+        yield f"node {name} has no trial" if name in nodes else f"no node {name}, but trials on it"
     for name in {stage.node for stage in plan.stages} ^ nodes.keys():
-        yield f"node {name} has no stage" if name in nodes else f"no node {name}, which has a stage"
+        yield f"node {name} has no stage" if name in nodes else f"no node {name}, but a stage of it"
     if min(plan.estimate.makespan_seconds, plan.estimate.lower_bound_seconds) <= 0:
-        yield "its estimate is of no time at all"
+        yield "its estimate is 0 seconds"
     for node, count in Counter(trial.node for trial in plan.trials).items():
         usual = {f"{node}-{index}" for index in range(count)}
         for name in {trial.id for trial in plan.trials if trial.node == node} - usual:
-            yield f"trial {name} of node {node} is none of {node}-0 to {node}-{count - 1}"
+            yield f"trial {name} of node {node} is not one of {node}-0 to {node}-{count - 1}"
     for trial in plan.trials:
         if trial.gpus != plan.gpus_per_trial or trial.gpus < 1:
-            yield f"trial {trial.id} has {trial.gpus} GPUs, of {plan.gpus_per_trial} a trial"
+            yield f"trial {trial.id} has {trial.gpus} GPUs, not {plan.gpus_per_trial}"
     for value in _numbers(plan.model_dump()):
         if value < 0 or not (isinstance(value, int) or math.isfinite(value)):
-            yield f"{value} is no time, size or count"
+            yield f"{value} is not a time, size or count"
     spans: dict[str, list[tuple[int, int]]] = {}
     for shard in (shard for trial in plan.trials for shard in trial.shards):
         spans.setdefault(shard.dataset, []).append((shard.start, shard.stop))
     for name in spans.keys() - costs.keys():
-        yield f"a shard is of dataset {name}, which is not in it"
+        yield f"a shard is of dataset {name}, which the plan does not list"
     for name, cost in costs.items():
         yield from _uncovered(name, cost.items, sorted(spans.get(name, [])))
         if not cost.splittable and len(spans.get(name, [])) > 1:
-            yield f"dataset {name} can't be split and has {len(spans[name])} shards"
+            yield f"dataset {name} cannot be split but has {len(spans[name])} shards"
     for job in plan.metric_jobs:
         if job.dataset not in costs or not 0 <= job.start < job.stop <= costs[job.dataset].items:
-            yield f"a metric job is of {job.dataset} {job.start}-{job.stop}, which it has not"
+            yield f"a metric job is of {job.dataset} {job.start}-{job.stop}, which does not exist"
         if job.cpus < 1:
             yield f"a metric job of {job.dataset} has no core"
 
@@ -114,15 +114,15 @@ def contradictions(plan: Plan) -> Iterator[str]:
 def check_same(
     plan: PlanFile, checkpoint: Checkpoint, suite: Suite, settings: Settings, max_length: int
 ) -> None:
-    """Whether it is of this checkpoint, suite and settings.
+    """Check that a plan is of this checkpoint, suite and settings.
 
     Raises:
-        UserError: something differs; says what, and how it was when the plan was made.
+        UserError: Something differs; names both values.
     """
     if plan.checkpoint.path != checkpoint.path:
         raise UserError(
             f"the plan is of checkpoint {plan.checkpoint.path}, not of {checkpoint.path}: "
-            "leave CKPT away, or plan again"
+            "leave out CKPT, or plan again"
         )
     if plan.checkpoint.identity != checkpoint.identity:
         raise UserError(
@@ -132,7 +132,7 @@ def check_same(
     if plan.suite.digest != suite.digest:
         raise UserError(
             f"the plan is of suite {plan.suite.name} {plan.suite.digest[:8]}, not of {suite.name} "
-            f"{suite.digest[:8]}: give --suite and what narrows it as for the dry run, or plan "
+            f"{suite.digest[:8]}: give --suite and what narrows it as in the dry run, or plan "
             "again if it has changed"
         )
     cores = max((job.cpus for job in plan.metric_jobs), default=1)
@@ -146,12 +146,12 @@ def check_same(
         if planned != now and planned is not None and now is not None:
             raise UserError(
                 f"the plan was made with {what} {json.dumps(planned)}, now it is "
-                f"{json.dumps(now)}: give the same options as for the dry run, or plan again"
+                f"{json.dumps(now)}: give the options of the dry run, or plan again"
             )
     if cores > settings.metrics.cpus:
         raise UserError(
             f"the plan has metric jobs of {cores} cores, metrics.cpus is {settings.metrics.cpus}: "
-            "give the same options as for the dry run, or plan again"
+            "give the options of the dry run, or plan again"
         )
     seconds, deadline = plan.estimate.makespan_seconds, settings.deadline_seconds
     if deadline is not None and seconds > deadline:
@@ -162,36 +162,35 @@ def check_same(
 
 
 def check_items(plan: Plan, costs: Sequence[Cost]) -> None:
-    """Whether its datasets have the items of these costs, which built requests were counted for.
+    """Check that its datasets have as many items as the built requests, which gave the costs.
 
     Raises:
-        UserError: a dataset is not in the suite, or not in the plan, or has other items.
+        UserError: A dataset is not in the suite, not in the plan, or has other items.
     """
     planned = {cost.name: cost.items for cost in plan.datasets}
     built = {cost.name: cost.items for cost in costs}
     for name in sorted(planned.keys() ^ built.keys()):
-        where = "the suite can run" if name in planned else "the plan has"
+        why = "the suite cannot run it" if name in planned else "the plan does not have it"
         raise UserError(
-            f"dataset {name} is none that {where}: plan again with --dry-run and without a "
-            "cluster file"
+            f"dataset {name}: {why}; plan again with --dry-run and without a cluster file"
         )
     for name, items in planned.items():
         if items != built[name]:
             raise UserError(
                 f"the plan has {items:,} items of dataset {name}, but {built[name]:,} were built: "
-                "plan again with --dry-run and without a cluster file, which counts them"
+                "plan again with --dry-run and without a cluster file, so that items are counted"
             )
 
 
 def check_run(plan: PlanFile, run_dir: RunDir) -> None:
-    """Whether a run that is there already is of this plan.
+    """Check that a run that exists already follows this plan.
 
     Raises:
-        UserError: it is of another.
+        UserError: It follows another plan.
     """
     if _files.read_record_if_there(run_dir.plan, PlanFile) != plan:
         raise UserError(
-            f"run directory {run_dir.root} is there already, of another plan: go on with it by "
+            f"run directory {run_dir.root} already has a run of another plan: continue it with "
             "`coordinate-eval resume`, or choose another --run-dir"
         )
 
@@ -254,10 +253,10 @@ def _lacks(node: Node, trials: int, gpus: int, settings: Settings, gib: float) -
 
 
 def _uncovered(name: str, items: int, spans: list[tuple[int, int]]) -> Iterator[str]:
-    """Where shards leave items out, or have them twice."""
+    """Yield items that are in no shard or in several."""
     for start, stop in spans:
         if not 0 <= start < stop <= items:
-            yield f"shard {start}-{stop} of dataset {name} is none of its {items} items"
+            yield f"shard {start}-{stop} of dataset {name} is not within its {items} items"
     edges = [(0, 0), *spans, (items, items)]
     for (_, stop), (start, _) in itertools.pairwise(edges):
         if stop < start:
@@ -267,7 +266,7 @@ def _uncovered(name: str, items: int, spans: list[tuple[int, int]]) -> Iterator[
 
 
 def _numbers(tree: Any) -> Iterator[float]:  # noqa: ANN401 - any JSON value
-    """Every number in it but those that belong to the engine."""
+    """Yield every number in a tree but those in the engine's arguments."""
     if isinstance(tree, bool):
         return
     if isinstance(tree, int | float):
