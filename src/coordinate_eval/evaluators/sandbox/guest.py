@@ -1,13 +1,15 @@
 """The process inside the sandbox. It sets its limits, runs the program and reports the result.
 
-`sandbox.py` starts it as `python -I -S -c <this text> CPU ADDRESS_SPACE FILE_SIZE PROCESSES DIR…`:
-seconds, bytes, bytes, a count, and folders for `sys.path`. So it cannot import this package. It
-must start fast: importing `typing` would take longer than everything else here.
+`sandbox.py` starts it as `python -I -S -c <this text> CPU ADDRESS_SPACE FILE_SIZE PROCESSES START
+DIR…`: seconds, bytes, bytes, a count, a file descriptor, and folders for `sys.path`. So it cannot
+import this package. It must start fast: importing `typing` would take longer than everything else
+here.
 
 Its standard input is a nonce, a newline and the program in UTF-8. On standard output, which the
-program never sees, it writes the nonce and a NUL before the program starts, and later the reversed
-nonce, `passed` or `failed: …`, and a NUL. The nonce is reversed so that a program that echoes the
-content of open files or memory does not pass.
+program never sees, it writes the nonce and a NUL when it is ready. It starts the program when it
+has read a byte from START. Then it writes the reversed nonce, `passed` or `failed: …`, and a NUL.
+The nonce is reversed so that a program that echoes the content of open files or memory does not
+pass.
 
 Every name that the program could replace is bound to a local name first. A program written against
 this file can still report that it passed: it runs in the same process, and no check inside a
@@ -87,8 +89,8 @@ def _main() -> None:
     sys.stdin = _NoInput()
     builtins.exit = Quitter("exit", "Ctrl-D")  # as `site` would add, which is not loaded
     builtins.quit = Quitter("quit", "Ctrl-D")
-    sys.path.extend(sys.argv[5:])
-    cpu_seconds, address_space, file_size, processes = map(int, sys.argv[1:5])
+    sys.path.extend(sys.argv[6:])
+    cpu_seconds, address_space, file_size, processes, start = map(int, sys.argv[1:6])
     sys.argv[:] = [""]
     _limit(cpu_seconds, address_space, file_size, processes)
     if os.getcwd() == "/tmp":  # noqa: S108, PTH109  # the program's own
@@ -98,6 +100,9 @@ def _main() -> None:
     # Reporting a MemoryError needs memory.
     reserve = bytearray(RESERVE_BYTES)
     write(channel, nonce + b"\0")
+    if not os.read(start, 1):
+        leave(1)
+    os.close(start)
     try:
         exec(program, {})  # noqa: S102  # the purpose of this process, which is confined
         verdict = b"passed"

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,7 @@ START_SECONDS: Final = 60.0
 """Longest time until a program starts, in seconds. A slow file system may delay it."""
 
 _MOST_SAID_BYTES = 8192
+_WAIT_SECONDS = 0.001  # between looks at a process that is about to end
 _LONGEST_POLL_SECONDS = 3600.0  # in ms it must fit into 31 bits
 _PROBE = Question(id="probe", kind=QuestionKind.PROGRAM, content="pass", timeout_seconds=30.0)
 _GUEST = Path(__file__).with_name("guest.py")
@@ -147,9 +148,17 @@ class Sandbox:
             given = resources.enter_context(open(os.memfd_create("program"), "w+b"))
             given.write(nonce + b"\n" + question.content.encode("utf-8", "surrogatepass"))
             given.seek(0)
+            start, starter = (
+                resources.enter_context(open(descriptor, mode, buffering=0))
+                for descriptor, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
+            )
             process = resources.enter_context(
                 subprocess.Popen(
-                    [*wrapper(self.level, next(self._runs)), *_guest_argv(question)],
+                    [
+                        *wrapper(self.level, next(self._runs)),
+                        *_guest_argv(question, start.fileno()),
+                    ],
+                    pass_fds=[start.fileno()],
                     stdin=given,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -158,10 +167,15 @@ class Sandbox:
                     start_new_session=True,
                 )
             )
+            first: list[_Process] = []
             try:
-                result = _converse(process, nonce, question.timeout_seconds, stop)
+                said = _await_guest(process, nonce, stop)
+                # Listed while the program cannot end: the wrapper may end before they do.
+                first += _children(process.pid)
+                starter.write(b"\0")
+                result = _await_result(process, said, nonce, question.timeout_seconds)
             finally:
-                _end(process, folder if self.level is Level.LIMITS else None)
+                _end(process, folder if self.level is Level.LIMITS else None, first)
         return Answer(
             id=question.id,
             passed=result == "passed",
@@ -170,7 +184,7 @@ class Sandbox:
         )
 
 
-def _guest_argv(question: Question) -> list[str]:
+def _guest_argv(question: Question, start: int) -> list[str]:
     """Return the guest's argv: the interpreter, the limits, and the folders of packages."""
     limits = (
         math.ceil(question.timeout_seconds) + 1,
@@ -179,8 +193,8 @@ def _guest_argv(question: Question) -> list[str]:
         # Programs of root get a user id of their own. All others share the user's count of tasks.
         PROCESSES + (0 if os.geteuid() == 0 else _tasks_of_user()),
     )
-    start = [interpreter(), "-I", "-S", "-c", _GUEST.read_text(encoding="utf-8")]
-    return [*start, *map(str, limits), *library_folders()]
+    guest = [interpreter(), "-I", "-S", "-c", _GUEST.read_text(encoding="utf-8")]
+    return [*guest, *map(str, limits), str(start), *library_folders()]
 
 
 def _tasks_of_user() -> int:
@@ -194,10 +208,12 @@ def _tasks_of_user() -> int:
     return tasks
 
 
-def _converse(
-    process: "subprocess.Popen[bytes]", nonce: bytes, timeout_seconds: float, stop: int | None
-) -> str:
-    """Wait until the guest reports the start of the program, then return the program's result."""
+def _await_guest(process: "subprocess.Popen[bytes]", nonce: bytes, stop: int | None) -> "_Said":
+    """Wait until the guest is ready to start the program, and return what it says from there on.
+
+    Raises:
+        SandboxError: the sandbox did not start.
+    """
     assert process.stdout is not None  # a pipe was asked for
     said = _Said(process.stdout.fileno(), stop)
     ready = nonce + b"\0"
@@ -205,6 +221,13 @@ def _converse(
         why = said.text.decode("utf-8", "replace").strip("\0\n")[:RESULT_CHARACTERS]
         raise SandboxError(f"the sandbox did not start: {why or 'it said nothing'}")
     said.text = said.text.removeprefix(ready)
+    return said
+
+
+def _await_result(
+    process: "subprocess.Popen[bytes]", said: "_Said", nonce: bytes, timeout_seconds: float
+) -> str:
+    """Wait for the program's end or its timeout. Return its result."""
     if said.next(timeout_seconds):
         claim = said.text.rstrip(b"\0").decode("utf-8", "replace")
         own = nonce[::-1].decode()
@@ -260,30 +283,69 @@ def _signal_of(status: int) -> int:
     return -status if status < 0 else status - 128
 
 
-def _end(process: "subprocess.Popen[bytes]", home: str | None) -> None:
-    """Kill a process and all its descendants. Without namespaces, `home` identifies them."""
+def _end(process: "subprocess.Popen[bytes]", home: str | None, first: "Sequence[_Process]") -> None:
+    """Kill a process and all its descendants, and wait until none is left.
+
+    `first` are the first processes of its namespace: the kernel kills all others of a namespace
+    before the first one has ended. Without namespaces, `home` identifies descendants.
+    """
     assert process.stdout is not None  # a pipe was asked for
     # A pipe full of the program's output would block the wrapper's last message, and so its end.
     process.stdout.close()
     if home is not None:
         process.kill()
         _kill_marked(f"HOME={home}".encode())
-    elif process.poll() is None and not _kill_children(process.pid):
-        process.kill()
+    else:
+        first = first or _children(process.pid)
+        for member in first:
+            member.kill()
+        if not first:
+            process.kill()
+        # Bubblewrap's wrapper ends as soon as the program does, and before its namespace.
+        for member in first:
+            member.wait()
     process.wait()
 
 
-def _kill_children(process: int) -> bool:
-    """Kill the first process of a namespace. Return whether there was one.
+@dataclass(frozen=True)
+class _Process:
+    """A process that is not a child of this one. Another may have its number after its end."""
 
-    It is the wrapper's only child. When it dies, the kernel kills all other processes of the
-    namespace before the wrapper notices, so that the wrapper's own end proves that none is left.
-    """
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    for child in children:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.kill(int(child), signal.SIGKILL)
-    return bool(children)
+    number: int
+    started: str
+
+    def kill(self) -> None:
+        """Send KILL unless it has ended."""
+        if self._lives():
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.number, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Return when it has ended, whether or not its parent has noticed."""
+        while self._lives():
+            time.sleep(_WAIT_SECONDS)
+
+    def _lives(self) -> bool:
+        state, started = _state(self.number)
+        return started == self.started and state not in ("Z", "X")
+
+
+def _children(process: int) -> list[_Process]:
+    """Return the children of a process; none if it has ended."""
+    found: list[_Process] = []
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
+            found.append(_Process(int(child), _state(int(child))[1]))
+    return found
+
+
+def _state(process: int) -> tuple[str, str]:
+    """Return a process's state and start time as /proc has them; a state of `X` if it is gone."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2].decode().split()
+    except OSError:
+        return "X", ""
+    return fields[0], fields[19]
 
 
 def _kill_marked(mark: bytes) -> None:
