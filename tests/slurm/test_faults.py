@@ -28,20 +28,20 @@ MOST = 4
 
 
 class Faults:
-    """What happens to one run."""
+    """The faults of one run."""
 
     def __init__(self, cluster: DevCluster, run: Path, dice: random.Random) -> None:
         self.cluster, self.run, self.dice = cluster, run, dice
         self.done: list[str] = []
 
     def one(self) -> None:
-        """A random one of those that are possible now."""
+        """Cause a random fault."""
         kinds: list[Callable[[], str]] = [self.kill, self.kill, self.kill]
         kinds += [self.cancel, self.requeue, self.node, self.controller]
         self.done.append(self.dice.choice(kinds)())
 
     def kill(self) -> str:
-        """A process of one kind of job, and all that it does."""
+        """Kill a process of one kind of job."""
         job = self.dice.choice(JOBS)
         pids = processes(job, str(self.run))
         if pids:
@@ -50,11 +50,11 @@ class Faults:
         return f"kill {job} of {len(pids)}"
 
     def cancel(self) -> str:
-        """A job that somebody cancels, the supervisor's excepted: that is a wish."""
+        """Cancel a job, but not the supervisor's: that is a user's wish."""
         return self._scheduler("scancel")
 
     def requeue(self) -> str:
-        """A job that Slurm begins again, as after a preemption."""
+        """Requeue a job, as Slurm does after a preemption."""
         return self._scheduler("scontrol", "requeue")
 
     def _scheduler(self, *argv: str) -> str:
@@ -66,14 +66,14 @@ class Faults:
         return f"{argv[-1]} {task[1]}"
 
     def node(self) -> str:
-        """A node's daemon dies and comes back."""
+        """Kill a node's daemon and start it again."""
         name = self.dice.choice(NODES)
         self.cluster.kill_node(name)
         self.cluster.start_node(name)
         return f"restart {name}"
 
     def controller(self) -> str:
-        """The controller goes away and comes back."""
+        """Stop the controller and start it again."""
         self.cluster.stop_controller()
         self.cluster.start_controller()
         return "restart the controller"
@@ -118,15 +118,15 @@ def test_faults_change_no_score(
 
 
 def happened(run: Path) -> int:
-    """How many files the run has."""
+    """Return the number of the run's files."""
     return sum(len(files) for _, _, files in os.walk(run))
 
 
 def so_far(run: Path, count: int) -> bool:
-    """Whether it has so many, or is over."""
+    """Tell whether the run has so many files, or is over."""
     return over(run) or happened(run) >= count
 
 
 def over(run: Path) -> bool:
-    """Whether it has results."""
+    """Tell whether the run has results."""
     return (run / "results.json").exists()

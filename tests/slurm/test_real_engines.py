@@ -31,7 +31,7 @@ def checkpoint(workspace: Workspace) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> dict[str, Any]:
-    """What `lm_eval --model hf` writes about the same datasets."""
+    """Return the scores of `lm_eval --model hf` for the same datasets."""
     return reference.lm_eval(checkpoint, DATASETS, include=TASKS, folder=TASKS)
 
 
@@ -62,7 +62,7 @@ def test_scores_on_two_nodes_are_the_command_s(
 
 
 def requests(run: Path) -> int:
-    """How many requests the run had to answer."""
+    """Return the number of the run's requests."""
     indices = (run / "requests").glob("*.json")
     return sum(json.loads(path.read_text())["requests"] for path in indices)
 

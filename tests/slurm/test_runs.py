@@ -1,4 +1,4 @@
-"""Whole runs on a real controller: what is killed, lost or refused changes no score."""
+"""Whole runs on a real controller. Killed, lost and refused jobs change no score."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def expected(workspace: Workspace) -> dict[str, Any]:
 
 
 def all_gone(workspace: Workspace) -> None:
-    """Nothing is left in the queue or in the nodes' memory."""
+    """Wait for an empty queue, and check that the nodes' memory is empty."""
     until(lambda: not queue(), "an empty queue")
     assert list(workspace.memory.iterdir()) == []
 

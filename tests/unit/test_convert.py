@@ -19,7 +19,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 
 
 def converted(source: Path, target: Path, **options: Any) -> dict[str, Any]:
-    """All tensors of the folder that comes of a conversion."""
+    """Return all tensors in the folder of a conversion."""
     done: list[int] = []
     torch_to_safetensors(source, target, done.append, **options)
     files = sorted(target.glob("*.safetensors"))

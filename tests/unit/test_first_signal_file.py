@@ -38,7 +38,7 @@ TEXTS = (" 3", " 4", "    return a + b", "    return a + a", "    return a")
 
 
 def said(asked: str, repeat: int) -> str:
-    """What the model of these tests writes when asked what has this hash."""
+    """Return what the model of these tests writes to the request with this hash."""
     return TEXTS[(int(asked, 16) + repeat) % len(TEXTS)]
 
 
@@ -79,7 +79,7 @@ def judge(question: Question) -> Answer:
 
 
 class Scored:
-    """All responses and answers of a dataset, and who scores them."""
+    """All responses and answers of a dataset, and its evaluator."""
 
     def __init__(self, name: str, **options: Any) -> None:
         self.dataset = Dataset(name=name, num_fewshot=0, **options)

@@ -229,7 +229,7 @@ def test_seconds_of_a_metric_come_from_its_answers(
 
 @pytest.fixture
 def staging_run(run_dir: RunDir, tmp_path: Path) -> RunDir:
-    """The same run, of a checkpoint that is there, on two nodes that nobody needs any more."""
+    """A run of a checkpoint that exists, on two nodes that are released."""
     source = checkpoint(tmp_path / "step 1")
     _files.write_record(
         run_dir.run, record(run_dir).model_copy(update={"checkpoint": source, "staged_bytes": 1})

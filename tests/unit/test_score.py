@@ -1,4 +1,4 @@
-"""What the scorer writes for metric jobs."""
+"""The questions that the scorer writes for metric jobs."""
 
 from pathlib import Path
 

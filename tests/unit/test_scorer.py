@@ -17,7 +17,7 @@ HANGS = "exec sleep 1000"
 
 
 def scorer(folder: Path, *does: str, minutes: float = 1e-4) -> tuple[RunDir, ScorerProcess]:
-    """One whose child is a fake: the script given, in the run's directory."""
+    """Return a scorer process whose child is this script, in the run's directory."""
     run_dir = RunDir(folder)
     python = folder / "fake-python"
     python.write_text("\n".join(["#!/bin/sh", 'cd "$4" || exit', "mkdir -p results", *does]))

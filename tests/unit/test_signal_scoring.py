@@ -86,7 +86,7 @@ def publish(run_dir: RunDir, shard: Shard) -> None:
 def scored(
     run_dir: RunDir, evaluator: FakeEvaluator, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """What the scorer leaves as the first signal when it ends."""
+    """Run the scorer to its end and return the first signal."""
     monkeypatch.chdir(run_dir.root)
     monkeypatch.setattr(scorer, "harness_evaluator", lambda *_: evaluator)
     assert scorer.run_scorer(run_dir) == 0

@@ -119,7 +119,7 @@ def checkpoint(folder: Path, size: int = WEIGHTS) -> Checkpoint:
 
 
 def staged(place: StagedWeights, source: Checkpoint) -> bool:
-    """Whether the copy says that it is whole, and is."""
+    """Check that the copy says that it is whole, and is."""
     same = all(
         (place.folder / Path(file).name).read_bytes() == Path(file).read_bytes()
         for file in (*source.weights, *source.files)

@@ -1,4 +1,4 @@
-"""How fast weights reach nodes: the truth where it was seen, also by several numbers of nodes."""
+"""Predictions of the copy of the weights from copies that were made, on one node and several."""
 
 import itertools
 import math

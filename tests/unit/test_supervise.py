@@ -1,4 +1,4 @@
-"""How a supervisor does with a scheduler that does not answer."""
+"""A supervisor whose scheduler does not answer."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Errors of keepers and trials: equal ones are reported once, and some end the run."""
+"""Errors of keepers and trials. Equal ones are reported once, and some end the run."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ class Failure(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The message without the node's name, by which equal errors on several nodes differ."""
+        """The message without the node's name, so that equal errors of several nodes are equal."""
         return self.message.replace(self.node, "NODE")
 
 
@@ -43,10 +43,10 @@ def report_failures(run_dir: RunDir) -> list[str]:
 
 
 def recurring_failure(run_dir: RunDir, rounds: Sequence[Round]) -> bool:
-    """Tell whether another round would fail like the last one, in all of its trials.
+    """Tell whether all trials of the last round failed, and another round would fail too.
 
-    That is so when all trials of the last round that began failed with the same error, and it is
-    bad input. One engine that does not start may be bad luck; several with the same error are not.
+    They must have failed with the same error. Bad input fails again for certain. An engine that
+    does not start may be one faulty GPU; if several do not start, another round is no help.
     """
     if not rounds or rounds[-1].created < _files.modified(run_dir.resumed):
         return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claims import LedgerName, OpenClaim
+from coordinate_eval.coordinator.run.claims import MAX_DEATHS, LedgerName, OpenClaim
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, StageProgress, Submitted
 from coordinate_eval.records import Span
@@ -225,7 +225,7 @@ def _next_round(facts: Facts) -> list[Action]:
     if facts.idle_rounds >= MAX_IDLE_ROUNDS:
         return [Finish(f"{facts.idle_rounds} rounds in a row brought no response")]
     if not facts.claimable and not any(ledger == "outputs" for ledger, _ in facts.open_claims):
-        return [Finish("trials died on each shard that is left, and nobody tries them again")]
+        return [Finish(f"{MAX_DEATHS} trials died on each shard that is left")]
     pause = ROUND_PAUSE_SECONDS * facts.idle_rounds
     if not facts.claimable or (facts.round and facts.now - facts.round.created < pause):
         return []
