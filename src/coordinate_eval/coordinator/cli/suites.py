@@ -107,8 +107,8 @@ def describe(wanted: Suite, checkpoint: Checkpoint, gpu: str, degree: int) -> di
 
 def _row(dataset: Dataset, on: Conditions) -> dict[str, Any]:
     entry = catalogue.find(dataset)
-    asked = known_work(dataset)
-    cost = None if asked is None else dataset_cost(dataset, asked, on, Priors(), built=False)
+    work = known_work(dataset)
+    cost = None if work is None else dataset_cost(dataset, work, on, Priors(), built=False)
     own = entry.num_fewshot if entry else None
     return {
         "group": dataset.group,

@@ -10,7 +10,7 @@ from coordinate_eval.coordinator.planning.costs import without_prior
 from coordinate_eval.coordinator.run.jobs import keeper_gib
 
 HEADROOM = 0.1
-"""Free memory below this part of what is asked of a node is reported."""
+"""Free memory below this part of what a node is asked for is reported."""
 
 WIDE_SPREAD = 0.4
 """A predicted time whose logarithm has at least this standard deviation is a guess."""
@@ -91,9 +91,9 @@ def _memory(found: Review) -> Iterator[str]:
         node = live.get(name)
         if node is None:
             continue
-        asked = weights + trials * trial
-        left = node.memory_gib - asked
-        if left < HEADROOM * asked:
+        needed = weights + trials * trial
+        left = node.memory_gib - needed
+        if left < HEADROOM * needed:
             tight.append((left, f"{name} ({left:.1f} of {node.memory_gib:.1f} GiB left)"))
     if tight:
         yield (

@@ -203,12 +203,12 @@ def file_layer(path: Path | None, environ: Mapping[str, str]) -> Layer:
     Raises:
         UserError: The file is malformed, or it was named and is missing.
     """
-    asked = path or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
-    file = asked or Path(platformdirs.user_config_dir("coordinate-eval")) / "config.toml"
+    named = path or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
+    file = named or Path(platformdirs.user_config_dir("coordinate-eval")) / "config.toml"
     try:
         tree = tomllib.loads(_user_files.read_text(file, "settings file"))
     except UserError as error:
-        if not asked and isinstance(error.__cause__, FileNotFoundError):
+        if not named and isinstance(error.__cause__, FileNotFoundError):
             return Layer(source=str(file), values={})
         raise
     except ValueError as error:

@@ -58,11 +58,11 @@ def suite_costs(
             tell(f"{dataset.name}, {number + 1} of {len(missing)}{words}")
         if build(dataset):
             built[dataset.name] = builder.get(dataset)
-        asked = known_work(dataset, built.get(dataset.name))
-        if asked is None:
+        work = known_work(dataset, built.get(dataset.name))
+        if work is None:
             built[dataset.name] = builder.get(dataset)
-            asked = catalogue.built_work(dataset, built[dataset.name].index)
-        found.append(dataset_cost(dataset, asked, on, priors, built=dataset.name in built))
+            work = catalogue.built_work(dataset, built[dataset.name].index)
+        found.append(dataset_cost(dataset, work, on, priors, built=dataset.name in built))
     return found, built
 
 
@@ -157,7 +157,7 @@ def _seconds_to_build(datasets: Sequence[Dataset], priors: Priors) -> float:
     """Return the CPU seconds to build these datasets; those never built before count nothing."""
     found = [(dataset, known_work(dataset)) for dataset in datasets]
     return sum(
-        priors.build_seconds(subject(dataset), asked.items) or 0.0
-        for dataset, asked in found
-        if asked is not None
+        priors.build_seconds(subject(dataset), work.items) or 0.0
+        for dataset, work in found
+        if work is not None
     )
