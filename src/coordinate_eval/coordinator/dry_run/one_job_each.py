@@ -14,7 +14,7 @@ from coordinate_eval.coordinator.planning.plan import Cost
 
 @dataclass(frozen=True)
 class JobConditions:
-    """What all of these jobs have in common. Seconds are those of a job alone on its node."""
+    """The common conditions of these jobs. Seconds are those of a job alone on its node."""
 
     slots: Sequence[int]
     """Jobs that run at once, for each node."""

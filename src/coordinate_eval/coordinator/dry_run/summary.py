@@ -1,4 +1,4 @@
-"""A plan as a dry run shows it: what is drawn and computed from it, gathered once."""
+"""The figures and tables of a plan that a dry run shows, computed once for all displays."""
 
 from collections import Counter
 from collections.abc import Sequence

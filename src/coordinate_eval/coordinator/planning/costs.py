@@ -129,9 +129,7 @@ def read_priors(settings: Settings) -> Priors:
 
 
 def engine_start_seconds(settings: Settings, priors: Priors, on: Conditions) -> float:
-    """Return the seconds an engine takes to start: the user's setting, else the measured ones,
-    else the default.
-    """
+    """Return the seconds of an engine's start: set by the user, else measured, else the default."""
     measured = priors.start_seconds(on)
     if measured is None or "engine_start_seconds" in settings.trial.model_fields_set:
         return settings.trial.engine_start_seconds
@@ -141,7 +139,7 @@ def engine_start_seconds(settings: Settings, priors: Priors, on: Conditions) -> 
 def storage_link(
     settings: Settings, priors: Priors, on: Conditions, checkpoint: Checkpoint
 ) -> Link:
-    """Return the storage bandwidth: the user's setting, else the measured one, else the default."""
+    """Return the storage bandwidth: set by the user, else measured, else the default."""
     gigabits = settings.stage.gigabits_per_node
     if "gigabits_per_node" in settings.stage.model_fields_set:
         return Link(gigabits)

@@ -72,7 +72,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a run can be placed on, and what is known of it."""
+    """The nodes and cores that a run can be planned on, and the measurements made there."""
 
     cluster: str
     """Name of the scheduler."""
@@ -98,21 +98,22 @@ class Prepared:
     """The nodes that the plan could have used."""
     run: Run
     round: Round
-    """The jobs of the plan. The supervisor makes its own round 0 if this one `waits`."""
+    """Round 0 on the nodes of the plan. If the run `waits`, the supervisor makes another one."""
     requests: Mapping[str, tuple[Path, DatasetRequests]]
     """Built requests by dataset: the file in the cache, and its index."""
     reviewed: bool = False
+    """The user gave the plan."""
 
     @property
     def queued(self) -> bool:
-        """Whether the plan is for nodes that are not known yet."""
+        """Return whether the plan is for nodes that are not known yet."""
         return any(node.name == select.QUEUED_NODE for node in self.capacity.nodes)
 
     @property
     def waits(self) -> bool:
-        """Whether round 0 is left to the supervisor, which asks for the nodes free by then.
+        """Return whether the supervisor makes round 0, on the nodes that are free by then.
 
-        Where jobs take whole nodes, the supervisor's own job may take one of those in the plan.
+        Where jobs take whole nodes, the supervisor's own job may take a node of the plan.
         """
         return self.queued or (self.run.exclusive and not self.reviewed)
 
