@@ -1,5 +1,6 @@
-"""A supervisor whose scheduler does not answer."""
+"""A supervisor whose scheduler does not answer, or whose trials all fail."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,13 @@ from tests.reviewer import FakeCluster
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import Busy, Job, Node, TaskStatus
+from coordinate_eval.coordinator.cluster import Busy, Job, Node, State, TaskStatus
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress
+from coordinate_eval.coordinator.supervisor import decide
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
+from coordinate_eval.coordinator.supervisor.scorer_process import ScorerProcess
 from coordinate_eval.errors import ClusterError, ClusterSilent
 
 
@@ -70,3 +75,61 @@ def test_one_that_answers_with_errors_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(waits(tmp_path, ClusterError("no such thing"), 2000, monkeypatch)) == MAX_FAULTS
+
+
+class Failing(FakeCluster):
+    """A scheduler whose keepers copy at once, and whose trials all fail with these errors."""
+
+    def __init__(self, run_dir: RunDir, cause: str, message: str) -> None:
+        super().__init__()
+        self._dir, self._cause, self._message = run_dir, cause, message
+        self.trials = 0
+
+    def submit(self, job: Job) -> str:
+        round_number = job.argv[job.argv.index("--round") + 1]
+        node = str(job.node)
+        common = {"started": 0, "updated": time.time(), "message": self._message}
+        if "_keep" in job.argv:
+            stage = {"state": "ready", "done_bytes": 1, "total_bytes": 1}
+            found = StageProgress.model_validate(common | stage)
+            _files.write_record(self._dir.stage(int(round_number), node), found)
+        else:
+            for index in range(job.count):
+                name = jobs.trial_id(node, index, int(round_number))
+                trial = {"trial": name, "task": "1.0", "node": node, "state": "failed"}
+                found_trial = TrialProgress.model_validate(common | trial | {"cause": self._cause})
+                _files.write_record(self._dir.trial(name), found_trial)
+            self.trials += job.count
+        return super().submit(job)
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        return [
+            TaskStatus(name=job.name, job_id=job.name, state=State.RUNNING)
+            for job in self.submitted
+            if "_keep" in job.argv and not self._released(job)
+        ]
+
+    def _released(self, job: Job) -> bool:
+        number = int(job.argv[job.argv.index("--round") + 1])
+        return self._dir.released(number, str(job.node)).exists()
+
+
+@pytest.mark.parametrize(("cause", "rounds"), [("input", 1), ("engine start", 1), ("other", 3)])
+def test_bad_input_takes_one_round_to_be_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str, rounds: int
+) -> None:
+    run_dir = RunDir(tmp_path)
+    settings = {"supervisor": {"poll_seconds": 0.001}, "nodes": "2"}
+    run = make_run(
+        folder=str(tmp_path), settings=settings | {"priors_dir": str(tmp_path / "priors")}
+    )
+    _files.write_record(run_dir.run, run)
+    monkeypatch.setattr(ScorerProcess, "check", lambda *_: "")
+    monkeypatch.setattr(decide, "ROUND_PAUSE_SECONDS", 0.0)
+    cluster = Failing(run_dir, cause, "vLLM has no argument 'x'")
+    results = Supervisor(run_dir, cluster).run()
+    assert results is not None
+    assert cluster.trials == rounds * 8
+    assert results["failures"] == [f"{rounds * 8} trials: vLLM has no argument 'x'"]
+    assert results["reason"]
+    assert _files.pretty(results).count("no argument 'x'") == 1
