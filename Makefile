@@ -1,4 +1,4 @@
-# Each target sets up what it needs. PYTHON is any Python ≥ 3.11.
+# Each target sets up what it needs. PYTHON is any Python from 3.11 to 3.13.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

