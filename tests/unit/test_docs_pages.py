@@ -61,3 +61,10 @@ def test_files_that_are_named_exist(name: str) -> None:
     bases = [ROOT, PACKAGE, PACKAGE / "coordinator", PACKAGE / "evaluators"]
     missing = [each for each in paths if not any(list(base.glob(each)) for base in bases)]
     assert not missing
+
+
+def test_examples_stand_in_the_how_to() -> None:
+    pages = [path.read_text() for path in (ROOT / "docs" / "how-to").glob("*.md")]
+    shown = [each for page in pages for each in re.findall(r'^--8<-- "(.*)"$', page, re.M)]
+    assert {"examples/after_each_save.py", "examples/crontab", "examples/suite.yaml"} <= {*shown}
+    assert all((ROOT / each).is_file() for each in shown)
