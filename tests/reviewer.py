@@ -11,6 +11,7 @@ from coordinate_eval.coordinator.cli import run
 from coordinate_eval.coordinator.cluster import Busy, Job, Node, ShownJob, State, TaskStatus
 from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.prepare import Inputs, read_inputs
 from coordinate_eval.errors import SubmitRefused, UserError
 from coordinate_eval.records import EngineSettings
@@ -111,7 +112,7 @@ class Reviewer:
 
     def plan(self) -> dict[str, Any]:
         """A dry run, its document kept in `file`."""
-        run.dry_run(self.inputs(checkpoint=tiny_model()), as_json=True)
+        run.show_plan(self.inputs(checkpoint=tiny_model()), as_json=True)
         self.file.write_text(self.capsys.readouterr().out)
         tree: dict[str, Any] = json.loads(self.file.read_text())
         return tree
@@ -127,18 +128,19 @@ class Reviewer:
     ) -> Inputs:
         """A checkpoint or a plan, with part of the suite."""
         wanted = suite.narrow(suite.load(self.settings.suite), only=only)
-        return read_inputs(self.settings, wanted, checkpoint, plan=plan)
+        reviewed = reviewed_plan.read(plan) if plan else None
+        return read_inputs(self.settings, wanted, checkpoint, reviewed=reviewed)
 
     def submit(self, *, run_dir: Path | None = None, **more: Any) -> Path:
         """The run of the plan in `file`."""
-        assert run.run(self.inputs(plan=self.file, **more), run_dir) == 0
+        assert run.start_run(self.inputs(plan=self.file, **more), run_dir) == 0
         return Path(self.capsys.readouterr().out.strip())
 
     def refused(self, *words: str, run_dir: Path | None = None, **more: Any) -> None:
         """Nothing is submitted or written, and these words say why."""
         before = len(self.cluster.submitted)
         with pytest.raises(UserError) as caught:
-            run.run(self.inputs(plan=self.file, **more), run_dir)
+            run.start_run(self.inputs(plan=self.file, **more), run_dir)
         for word in words:
             assert word in str(caught.value)
         assert len(str(caught.value).splitlines()) < 6

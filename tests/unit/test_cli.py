@@ -385,6 +385,8 @@ def test_a_dry_run_writes_what_it_shows(user: Workspace, tmp_path: Path) -> None
     assert text.startswith("<!DOCTYPE html>")
     assert "makespan" in text
     assert "what runs when" in shown
+    assert "#SBATCH" not in (brief := user.call(*dry(user)).stdout)
+    assert "4 jobs: --verbose prints the scripts" in brief
     words = ("--html", "not the page of a plan")
     refused(user, *dry(user, "--html", user.folder / "given.yaml"), words=words)
 

@@ -194,7 +194,7 @@ def test_nothing_is_built_or_submitted_with_wrong_arguments(
 ) -> None:
     engine = EngineSettings(name="transformers", args={"batchsize": 1})
     reviewer.settings = reviewer.settings.model_copy(update={"engine": engine})
-    submit = run.dry_run if dry_run else run.run
+    submit = run.show_plan if dry_run else run.start_run
     with pytest.raises(UserError, match="did you mean batch_size"):
         submit(reviewer.inputs(tiny_model()))
     assert not reviewer.cluster.submitted

@@ -77,7 +77,7 @@ def test_what_cannot_be_run_is_in_neither_plan_nor_run(reviewer: Reviewer) -> No
 
 
 def test_a_part_of_a_suite_is_asked_for_again(reviewer: Reviewer) -> None:
-    launch.dry_run(reviewer.inputs(tiny_model(), only=["tiny_code"]), as_json=True)
+    launch.show_plan(reviewer.inputs(tiny_model(), only=["tiny_code"]), as_json=True)
     reviewer.file.write_text(reviewer.capsys.readouterr().out)
     reviewer.refused("--suite and what narrows it")
     run = reviewer.submit(only=("tiny_code",))
@@ -113,11 +113,11 @@ def test_a_refused_submission_leaves_nothing(reviewer: Reviewer) -> None:
 def test_a_reviewed_plan_can_be_shown_again(reviewer: Reviewer) -> None:
     reviewer.plan()
     text = reviewer.file.read_text()
-    launch.dry_run(reviewer.inputs(plan=reviewer.file), as_json=True)
+    launch.show_plan(reviewer.inputs(plan=reviewer.file), as_json=True)
     assert reviewer.capsys.readouterr().out == text
     reviewer.cluster.free = NODES[:1]
     with pytest.raises(UserError, match="n2"):
-        launch.dry_run(reviewer.inputs(plan=reviewer.file))
+        launch.show_plan(reviewer.inputs(plan=reviewer.file))
 
 
 def test_the_checkpoint_must_be_the_same(reviewer: Reviewer, tmp_path: Path) -> None:

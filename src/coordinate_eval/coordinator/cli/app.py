@@ -142,7 +142,6 @@ def run(
     dry_run: options.DryRun = False,
     html: options.Html = None,
     scripts: options.Scripts = None,
-    verbose: options.Verbose = False,
     what_if: options.WhatIf = False,
     plan: options.PlanFile = None,
     objective: options.Objective = None,
@@ -150,18 +149,26 @@ def run(
     first_signal: options.FirstSignal = None,
     wait: options.Wait = False,
     as_json: options.Json = False,
+    verbose: options.Verbose = False,
     settings_file: options.SettingsFile = None,
 ) -> None:
     """Evaluate the checkpoint CKPT: submit the run to Slurm and return, or run here with Ray."""
-    from coordinate_eval.coordinator.cli import run as launch
-    from coordinate_eval.coordinator.inputs import suite as suites_
+    from coordinate_eval.coordinator.cli.run import show_plan, start_run
+    from coordinate_eval.coordinator.inputs.suite import load as load_suite
+    from coordinate_eval.coordinator.inputs.suite import narrow
     from coordinate_eval.coordinator.planning.prepare import read_inputs
+    from coordinate_eval.coordinator.planning.reviewed_plan import read as read_plan
 
     if (html or scripts or what_if) and not dry_run:
         raise UserError(
             "--html, --scripts and --what-if show what would be submitted: add --dry-run"
         )
-
+    reviewed = read_plan(plan) if plan is not None else None
+    if reviewed is not None:
+        # The plan names the engine. Another one on the command line is refused below.
+        if engine_args is None and engine in (None, reviewed.engine.name):
+            engine_args = reviewed.engine.args
+        engine = engine or reviewed.engine.name
     flags: dict[str, Any] = {
         "suite": suite,
         "cluster": cluster,
@@ -180,28 +187,27 @@ def run(
         "slurm.constraint": constraint,
     }
     settings, _ = load_settings(flags, settings_file)
-    wanted = suites_.narrow(
-        suites_.load(settings.suite),
+    wanted = narrow(
+        load_suite(settings.suite),
         only=only or (),
         skip=skip or (),
         groups=group or (),
         limit=limit,
     )
     inputs = read_inputs(
-        settings, wanted, checkpoint, config=model_config, tokenizer=tokenizer, plan=plan
+        settings, wanted, checkpoint, config=model_config, tokenizer=tokenizer, reviewed=reviewed
     )
-    if dry_run:
-        launch.dry_run(
-            inputs,
-            run_dir,
-            as_json=as_json,
-            html=html,
-            scripts=scripts,
-            what_if=what_if,
-            verbose=verbose,
-        )
-    else:
-        raise typer.Exit(launch.run(inputs, run_dir, wait=wait, as_json=as_json))
+    if not dry_run:
+        raise typer.Exit(start_run(inputs, run_dir, wait=wait, as_json=as_json, verbose=verbose))
+    show_plan(
+        inputs,
+        run_dir,
+        as_json=as_json,
+        verbose=verbose,
+        html=html,
+        scripts=scripts,
+        what_if=what_if,
+    )
 
 
 @app.command()

@@ -71,7 +71,7 @@ Verbose = Annotated[
     typer.Option(
         "--verbose",
         "-v",
-        help="With --dry-run: print the exact job scripts.",
+        help="Print the job scripts of a dry run, and the warnings of other libraries.",
         rich_help_panel=_OUTPUT,
     ),
 ]

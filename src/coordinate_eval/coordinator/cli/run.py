@@ -9,10 +9,12 @@ from rich.console import Console
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator import clusters
+from coordinate_eval.coordinator.cli.quiet import quiet_libraries
 from coordinate_eval.coordinator.cli.resume import announce, resume_run, supervise
 from coordinate_eval.coordinator.cluster import Cluster
 from coordinate_eval.coordinator.dry_run import show
 from coordinate_eval.coordinator.inputs import cluster_file, suite
+from coordinate_eval.coordinator.inputs.folders import check_writable
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.prepare import (
@@ -28,8 +30,13 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import SubmitRefused, UserError
 
 
-def run(
-    inputs: Inputs, run_dir: Path | None = None, *, wait: bool = False, as_json: bool = False
+def start_run(
+    inputs: Inputs,
+    run_dir: Path | None = None,
+    *,
+    wait: bool = False,
+    as_json: bool = False,
+    verbose: bool = False,
 ) -> int:
     """Start the run of these inputs, or continue it if it exists; return the exit status.
 
@@ -47,8 +54,9 @@ def run(
         if inputs.reviewed is not None:
             reviewed_plan.check_run(inputs.reviewed, RunDir(root))
         return resume_run(RunDir(root), wait=wait, as_json=as_json, asked_again=True)
+    _check_folders(settings, root)
     with chosen as cluster:
-        _, prepared = _prepare(inputs, cluster, Console(stderr=as_json))
+        _, prepared = _prepare(inputs, cluster, Console(stderr=as_json), verbose=verbose)
         made, found = prepared.run, RunDir(root)
         create(
             root,
@@ -71,15 +79,15 @@ def run(
     return 0
 
 
-def dry_run(
+def show_plan(
     inputs: Inputs,
     run_dir: Path | None = None,
     *,
     as_json: bool = False,
+    verbose: bool = False,
     html: Path | None = None,
     scripts: Path | None = None,
     what_if: bool = False,
-    verbose: bool = False,
 ) -> None:
     """Show the run of these inputs as it would be planned and submitted now."""
     show.check_outputs(html, scripts)
@@ -94,10 +102,13 @@ def dry_run(
             )
         cluster = clusters.by_name(clusters.DESCRIBED, settings)
         offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)))
-        prepared = prepare(inputs, offer, what_if=what_if)
+        with quiet_libraries(verbose=verbose):
+            prepared = prepare(inputs, offer, what_if=what_if)
     else:
         with cluster:
-            offer, prepared = _prepare(inputs, cluster, console, to_run=False, what_if=what_if)
+            offer, prepared = _prepare(
+                inputs, cluster, console, to_run=False, what_if=what_if, verbose=verbose
+            )
     show.show(
         prepared,
         offer,
@@ -105,9 +116,9 @@ def dry_run(
         where,
         console,
         as_json=as_json,
+        verbose=verbose,
         html=html,
         scripts=scripts,
-        verbose=verbose,
     )
 
 
@@ -124,17 +135,19 @@ def _prepare(
     *,
     to_run: bool = True,
     what_if: bool = False,
+    verbose: bool = False,
 ) -> tuple[Offer, Prepared]:
     """Ask the cluster for its nodes and plan on them, showing which requests are being built.
 
     A suite of which nothing can be run is planned too, unless it is `to_run`.
     """
+    check_writable(inputs.settings, "cache_dir")
     nodes = clusters.patiently(cluster.nodes)
     exclusive = clusters.patiently(cluster.whole_nodes)
     offer = offer_of_cluster(cluster.name, nodes, inputs.settings, exclusive=exclusive)
     if to_run or any(dataset.task for dataset in inputs.suite.datasets):
         inputs = _runnable(inputs)
-    with console.status("building requests") as status:
+    with console.status("building requests") as status, quiet_libraries(verbose=verbose):
 
         def tell(text: str) -> None:
             status.update(f"building requests: {text}")
@@ -156,6 +169,20 @@ def _runnable(inputs: Inputs) -> Inputs:
         said = "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
         sys.stderr.write(f"left out of suite {inputs.suite.name}: {said}\n")
     return replace(inputs, suite=kept, left_out=left_out)
+
+
+def _check_folders(settings: Settings, root: Path) -> None:
+    """Check that a run can be written, and warn if nothing can be learned from it.
+
+    Raises:
+        UserError: `runs_dir` cannot be written.
+    """
+    if root.is_relative_to(Path(settings.runs_dir).expanduser().absolute()):
+        check_writable(settings, "runs_dir")
+    try:
+        check_writable(settings, "priors_dir")
+    except UserError as error:
+        sys.stderr.write(f"nothing will be learned from this run: {error}\n")
 
 
 def _remember(settings: Settings, identity: str, root: Path) -> None:

@@ -125,9 +125,9 @@ def read_inputs(
     *,
     config: Path | None = None,
     tokenizer: Path | None = None,
-    plan: Path | None = None,
+    reviewed: PlanFile | None = None,
 ) -> Inputs:
-    """Inspect the checkpoint and read the plan, and check that they belong together.
+    """Inspect the checkpoint, and check that the reviewed plan is of these inputs.
 
     Without a checkpoint, that of the plan is taken. `config` and `tokenizer` stand in for the
     files of the checkpoint.
@@ -136,7 +136,6 @@ def read_inputs(
         UserError: A file is missing or malformed, the plan is of other inputs, or the engine has no
             such arguments.
     """
-    reviewed = reviewed_plan.read(plan) if plan else None
     path = checkpoint or (Path(reviewed.checkpoint.path) if reviewed else None)
     if path is None:
         raise UserError("give a checkpoint CKPT, or --plan FILE of a plan that names one")
