@@ -357,6 +357,19 @@ def test_completion_in_bash(typed: str, completed: list[str]) -> None:
     assert ran.stdout.split() == completed
 
 
+def test_a_misspelled_command_is_no_checkpoint(user: Workspace, tmp_path: Path) -> None:
+    refused_here(user, "statu", words=("no such command or checkpoint: statu", "status?"))
+    refused_here(user, "nothing-like-it", words=("nothing-like-it does not exist",))
+
+
+def test_settings_in_a_pipe_are_whole_lines(user: Workspace) -> None:
+    ran = CliRunner().invoke(app, ["config"], env=user.environ | {"COLUMNS": "80"})
+    lines = ran.stdout.splitlines()
+    assert all(re.match(r"[a-z_.]+ = .*  # [^:]+: .*", line) for line in lines), lines
+    assert f'runs_dir = "{user.folder / "runs"}"  # environment: ' in ran.stdout
+    assert any(line.startswith("slurm.setup = [") for line in lines)
+
+
 def test_a_path_with_everything_in_it(user: Workspace, tmp_path: Path) -> None:
     checkpoint = copy_of_model(tmp_path / "step 1 \"best\" of 'all'\n[bold]$(touch it-ran)")
     plan = json.loads(user.call(*dry(user, "--json", checkpoint=checkpoint)).stdout)

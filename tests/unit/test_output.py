@@ -1,14 +1,19 @@
 """Standard output that is full, closed or poor in characters, and a folder that went away."""
 
+import contextlib
 import io
+import logging
 import os
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.cli import app
+from coordinate_eval.coordinator.cli.quiet import quiet_libraries
 from coordinate_eval.coordinator.cli.stdout import whole_output
 from coordinate_eval.errors import CoordinateError
 
@@ -83,3 +88,37 @@ def test_a_working_directory_that_is_gone(
     captured = capsys.readouterr()
     assert captured.err.startswith("coordinate-eval: the working directory is gone")
     assert captured.out == ""
+
+
+def test_warnings_of_libraries_stay_off_the_screen_unless_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    harness, other = logging.getLogger("lm_eval.tasks"), logging.getLogger("some.library")
+    for verbose in (False, True):
+        with warnings.catch_warnings(record=True) as warned, own_handlers():
+            warnings.simplefilter("always")
+            with quiet_libraries(verbose=verbose):
+                harness.warning("[Task: x] metric y is defined, but aggregation is not")
+                other.warning("a warning")
+                warnings.warn("another one", stacklevel=1)
+                harness.error("an error")
+                other.error("another error")
+        said = capsys.readouterr().err
+        assert ("is defined" in said) == ("a warning" in said) == bool(warned) == verbose
+        assert "an error" in said
+        assert "another error" in said
+    assert logging.lastResort is not None
+    assert logging.lastResort.level == logging.WARNING
+    assert "DATASETS_VERBOSITY" not in os.environ
+
+
+@contextlib.contextmanager
+def own_handlers() -> Iterator[None]:
+    """As in a command: pytest's handlers take what is logged before the last resort does."""
+    root = logging.getLogger()
+    handlers = list(root.handlers)
+    root.handlers.clear()
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers

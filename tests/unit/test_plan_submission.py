@@ -8,8 +8,10 @@ import pytest
 from tests.reviewer import NODES, SLICED, Reviewer
 from tests.runs import Workspace
 from tests.tiny import tiny_model
+from typer.testing import CliRunner
 
 from coordinate_eval.coordinator.cli import run as launch
+from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import (
     MetricSettings,
@@ -216,3 +218,35 @@ def test_a_plan_for_unknown_nodes_is_none_to_submit(reviewer: Reviewer) -> None:
     reviewer.settings = reviewer.settings.model_copy(update={"queue": True})
     reviewer.plan()
     reviewer.refused("--queue")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), ""),
+        (("--engine", "simulated"), ""),
+        (("--engine", "transformers"), 'engine "simulated", now it is "transformers"'),
+        (("--engine-args", '{"concurrency": 4}'), 'engine.args {"concurrency": 3}'),
+        (("--engine-args", '{"concurrency": 3}'), ""),
+    ],
+)
+def test_the_engine_is_that_of_the_plan(
+    reviewer: Reviewer, flags: tuple[str, ...], words: str
+) -> None:
+    engine = EngineSettings(name="simulated", args={"concurrency": 3})
+    reviewer.settings = reviewer.settings.model_copy(update={"engine": engine})
+    reviewer.plan()
+    settings = reviewer.settings
+    env = {
+        "COORDINATE_EVAL_RUNS_DIR": settings.runs_dir,
+        "COORDINATE_EVAL_CACHE_DIR": settings.cache_dir,
+        "COORDINATE_EVAL_CLUSTER": "slurm",
+    }
+    args = ["run", "--suite", settings.suite, "--plan", str(reviewer.file), *flags]
+    ran = CliRunner().invoke(app, args, env=env)
+    if words:
+        assert isinstance(ran.exception, UserError)
+        assert words in str(ran.exception)
+    else:
+        assert ran.exit_code == 0, ran.exception
+    assert len(reviewer.cluster.submitted) == (0 if words else 1)

@@ -1,4 +1,4 @@
-"""`coordinate-eval priors`: what was learned from finished runs, shown and carried elsewhere."""
+"""`coordinate-eval priors`: show what finished runs measured, export and import it."""
 
 import os
 import statistics
@@ -12,8 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coordinate_eval.coordinator.inputs import settings as config
+from coordinate_eval.coordinator.cli import options
+from coordinate_eval.coordinator.cli.stdout import table_console
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.settings import load as load_settings
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import conditions as conditions_of
 from coordinate_eval.priors import shapes, this_machine
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from coordinate_eval.priors.store import Store
     from coordinate_eval.records import Dataset
 
-app = typer.Typer(help="What finished runs have taught: show, export, import.")
+app = typer.Typer(help="Show, export or import what finished runs measured.")
 
 MOST_LEFT_OUT = 5
 """Newest runs that are predicted from all others, to see how well that does."""
@@ -37,20 +39,14 @@ LONGEST_LINE = 2**20
 """Bytes of a line of an export, at most."""
 
 SOME_NODES = 8
-"""For how many nodes it is said what becomes of a storage that they share."""
+"""Nodes of the example that shows how a shared storage slows down."""
 
 
 class _Source(NamedTuple):
-    """What tells copies of weights apart."""
+    """The storage and format that copies of weights are told apart by."""
 
     storage: str
     converted: bool
-
-
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-_Settings = Annotated[
-    Path | None, typer.Option("--settings", help="A TOML file.", show_default="the user's own")
-]
 
 
 @app.command()
@@ -68,20 +64,20 @@ def show(
         str | None, typer.Option(help="vllm or transformers.", show_default="vllm")
     ] = None,
     suite: Annotated[str | None, typer.Option(help="A shipped suite's name, or a file.")] = None,
-    as_json: _Json = False,
-    settings_file: _Settings = None,
+    as_json: options.Json = False,
+    settings_file: options.SettingsFile = None,
 ) -> None:
-    """Show what each dataset of a suite would take, and what that rests on."""
+    """Show the predicted time of each dataset of a suite, and the measurements behind it."""
     from coordinate_eval import _files
-    from coordinate_eval.coordinator.inputs import suite as suites
+    from coordinate_eval.coordinator.inputs.suite import load as load_suite
     from coordinate_eval.priors.predict import Priors, errors_left_out
 
-    settings, _ = config.load({"suite": suite, "engine.name": engine}, settings_file)
+    settings, _ = load_settings({"suite": suite, "engine.name": engine}, settings_file)
     if checkpoint is not None and model is not None:
         raise UserError("give --checkpoint or --model, not both")
     store = _store(settings)
     seen = _read(store)
-    wanted = suites.load(settings.suite)
+    wanted = load_suite(settings.suite)
     on = _conditions(settings, seen, checkpoint, model, gpu)
     now = time.time()
     errors = errors_left_out(seen, now, MOST_LEFT_OUT)
@@ -104,13 +100,13 @@ def show(
 @app.command(name="export")
 def export_(
     file: Annotated[Path, typer.Argument(help="Where to write; JSON lines.")],
-    settings_file: _Settings = None,
+    settings_file: options.SettingsFile = None,
 ) -> None:
-    """Write all observations into one FILE, to be imported elsewhere."""
+    """Write all observations to FILE, to be imported elsewhere."""
     from coordinate_eval import _files
     from coordinate_eval.priors.observations import dump
 
-    settings, _ = config.load({}, settings_file)
+    settings, _ = load_settings({}, settings_file)
     _check_replaceable(file)
     seen = _read(_store(settings), most=sys.maxsize)
     try:
@@ -123,12 +119,12 @@ def export_(
 @app.command(name="import")
 def import_(
     file: Annotated[Path, typer.Argument(help="What `export` wrote.")],
-    settings_file: _Settings = None,
+    settings_file: options.SettingsFile = None,
 ) -> None:
-    """Add the observations of FILE to the store; what is there already stays as it is."""
+    """Add the observations of FILE to the store. Runs that it has already stay unchanged."""
     from coordinate_eval.priors.store import read_file
 
-    settings, _ = config.load({}, settings_file)
+    settings, _ = load_settings({}, settings_file)
     store = _store(settings)
     seen = read_file(file)
     try:
@@ -140,7 +136,7 @@ def import_(
 
 
 def _check_replaceable(file: Path) -> None:
-    """Whether nothing is lost by writing an export there.
+    """Check that an export to this file would overwrite nothing but an earlier export.
 
     Raises:
         UserError: there is something that `export` has not written.
@@ -184,7 +180,7 @@ def _conditions(
     size: str | None,
     gpu: str | None,
 ) -> "Conditions":
-    """What is asked for, the newest observation of the engine filling in what is not."""
+    """Return the conditions asked for; the newest observation of the engine fills in the rest."""
     from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
     from coordinate_eval.coordinator.planning.costs import conditions
 
@@ -243,7 +239,7 @@ def _source_of(copy: "StageSeen") -> _Source:
 
 
 def _source(seen: "Sequence[Seen]", checkpoint: Path | None) -> _Source:
-    """Of this checkpoint, or of the newest copy that was seen."""
+    """Return the source of this checkpoint, or of the newest copy observed."""
     from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
     from coordinate_eval.records import CheckpointFormat
 
@@ -261,7 +257,7 @@ def _stage(
     on: "Conditions",
     source: _Source,
 ) -> dict[str, Any]:
-    """What is known of copies of such a checkpoint into the memory of nodes."""
+    """Return what is known of copying such a checkpoint into the memory of nodes."""
     gigabits = settings.stage.gigabits_per_node
     link = priors.link(on, source.storage, converted=source.converted, gigabits=gigabits)
     given = "gigabits_per_node" in settings.stage.model_fields_set
@@ -275,7 +271,7 @@ def _stage(
 
 
 def _work(dataset: "Dataset", seen: "Sequence[Seen]") -> "Work | None":
-    """As the catalogue has it, or as it was when it last ran; None for what is known to nobody."""
+    """Return a dataset's work from the catalogue, else from its last run, else None."""
     from coordinate_eval.priors import catalogue
     from coordinate_eval.priors.observations import DatasetSeen, subject
 
@@ -298,7 +294,7 @@ def _print_rows(answer: dict[str, Any]) -> None:
     from coordinate_eval._format import duration
 
     on, start = answer["conditions"], answer["engine_start_seconds"]
-    console = Console()
+    console = table_console()
     console.print(
         f"{on['model']['parameters'] / 1e9:.3g}b parameters on {on['gpu']} with {on['engine']}, "
         f"from {answer['runs']} runs in {answer['store']}",

@@ -9,6 +9,7 @@ from coordinate_eval._format import plural
 from coordinate_eval.coordinator import clusters
 from coordinate_eval.coordinator.cli.progress import Display
 from coordinate_eval.coordinator.cli.runs import name_for_commands
+from coordinate_eval.coordinator.cli.stdout import table_console
 from coordinate_eval.coordinator.cluster import Cluster, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs, resumes, state
 from coordinate_eval.coordinator.run import results as report
@@ -79,7 +80,7 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(text)
     else:
-        console = Console()
+        console = table_console()
         console.print(report.table(results))
         if not results["complete"]:
             for line in _reasons(run_dir):

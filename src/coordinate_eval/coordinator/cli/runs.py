@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural, whole_duration
 from coordinate_eval.coordinator import clusters
+from coordinate_eval.coordinator.cli.stdout import table_console
 from coordinate_eval.coordinator.cluster import TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs, state
@@ -85,7 +85,7 @@ def list_runs(settings: Settings, dataset: str | None, limit: int, *, as_json: b
     if as_json:
         sys.stdout.write(_files.pretty(rows))
     else:
-        console = Console()
+        console = table_console()
         if not rows:
             text = f"no runs under {settings.runs_dir}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)

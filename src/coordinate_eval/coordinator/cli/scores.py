@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.runs import dataset_score, find, find_all
+from coordinate_eval.coordinator.cli.stdout import table_console
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import state
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -124,7 +124,7 @@ def _markdown(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
 
 
 def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Settings) -> None:
-    console = Console()
+    console = table_console()
     if not rows or not datasets:
         text = "no scores yet" if rows else f"no runs under {settings.runs_dir}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)

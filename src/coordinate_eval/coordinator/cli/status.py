@@ -8,12 +8,11 @@ import sys
 import time
 from typing import Any
 
-from rich.console import Console
-
 from coordinate_eval import _files
 from coordinate_eval.coordinator import clusters
 from coordinate_eval.coordinator.cli import status_screen
 from coordinate_eval.coordinator.cli.runs import dataset_score, find, name_for_commands
+from coordinate_eval.coordinator.cli.stdout import table_console
 from coordinate_eval.coordinator.cluster import State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import failures, jobs, results, state
@@ -54,7 +53,7 @@ def show_status(name: str | None, settings: Settings, *, as_json: bool, follow: 
     elif follow and not Phase(shown["phase"]).ended:
         shown = _follow(run_dir, run, settings, requests)
     else:
-        status_screen.show(shown, Console())
+        status_screen.show(shown, table_console())
     return exit_status(Phase(shown["phase"]))
 
 
@@ -98,7 +97,7 @@ def describe(run_dir: RunDir, run: Run, settings: Settings, requests: int) -> di
 
 def _follow(run_dir: RunDir, run: Run, settings: Settings, requests: int) -> dict[str, Any]:
     """Show the run until it ends; return its last state. Ctrl-C leaves the run alone."""
-    console = Console()
+    console = table_console()
     pause = max(FOLLOW_SECONDS, run.settings.supervisor.poll_seconds)
     screen = status_screen.Following(console)
     try:

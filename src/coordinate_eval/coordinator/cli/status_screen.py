@@ -1,4 +1,4 @@
-"""What `coordinate-eval status` prints, from the document that describes a run."""
+"""The screen of `coordinate-eval status`, made from the document that describes a run."""
 
 import time
 from collections.abc import Iterator

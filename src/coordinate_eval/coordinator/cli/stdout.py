@@ -1,4 +1,4 @@
-"""Standard output, whatever it is: a full disk, a closed pipe, a terminal of few characters."""
+"""Standard output that may be a terminal, a pipe that closes, or a file on a full disk."""
 
 import contextlib
 import io
@@ -7,12 +7,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from rich.console import Console
+
 from coordinate_eval.errors import CoordinateError
+
+PIPE_WIDTH = 160
+"""Characters of a line in a pipe or a file, where no window cuts it."""
 
 
 @contextlib.contextmanager
 def whole_output() -> Iterator[None]:
-    """What a block prints, written to the end; characters that the encoding lacks become "?".
+    """Write what a block prints to the end; characters that the encoding lacks become "?".
 
     Raises:
         CoordinateError: it cannot be written.
@@ -35,10 +40,19 @@ def whole_output() -> Iterator[None]:
         raise CoordinateError(f"cannot write the output: {error.strerror}") from error
 
 
-def _dropped() -> bool:
-    """Whether nothing can be written, and goes nowhere from now on: Python tries again at its end.
+def table_console() -> Console:
+    """Return a console for tables: as wide as the terminal, and wide in a pipe or a file."""
+    console = Console()
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(width=PIPE_WIDTH)
 
-    After a failure a stream may have forgotten what it could not write, so it gets something new.
+
+def _dropped() -> bool:
+    """Return whether standard output cannot be written; if so, send it nowhere from now on.
+
+    Python writes it once more when it ends, which would fail again. After a failure a stream may
+    have dropped the text that it could not write, so the test writes something new.
     """
     try:
         sys.stdout.write("\n")

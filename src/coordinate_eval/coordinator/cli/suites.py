@@ -1,16 +1,16 @@
-"""`coordinate-eval suites`: what there is to evaluate, and what it would take."""
+"""`coordinate-eval suites`: list the datasets of a suite and predict what each takes."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _files
 from coordinate_eval._format import duration
+from coordinate_eval.coordinator.cli.stdout import table_console
 from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost, known_work
 from coordinate_eval.errors import UserError
@@ -19,6 +19,10 @@ from coordinate_eval.priors.predict import Priors
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.shapes import DEFAULT_SIZE, llama_like, parameter_count
 from coordinate_eval.records import Checkpoint, Dataset, EngineSettings, Suite
+
+_HEADINGS = ("dataset", "harness task", "kind", "few-\nshot", "items", "GPU time", "metric\nCPU")
+
+_PLANNED_ONLY = "*"
 
 _SUMS = ("items", "gpu_seconds", "metric_cpu_seconds")
 
@@ -49,11 +53,11 @@ def list_shipped(*, as_json: bool) -> None:
     for row in rows:
         numbers = (f"{row[key]:,}" for key in ("datasets", "with_task", "items"))
         table.add_row(str(row["suite"]), *numbers, ", ".join(row["groups"]))  # type: ignore[arg-type]  # a list here
-    Console().print(table)
+    table_console().print(table)
 
 
 def model_of(model: str | None, checkpoint: Path | None) -> tuple[str, Checkpoint]:
-    """The model to predict for, and what to call it.
+    """Return the model to predict for, and its name for people.
 
     Raises:
         UserError: both are named, or the one that is cannot be used.
@@ -77,15 +81,16 @@ def show_suite(
     if as_json:
         sys.stdout.write(_files.pretty(described))
         return
-    Console().print(_table(described))
+    console = table_console()
+    console.print(_table(described, console.width))
 
 
 def describe(wanted: Suite, checkpoint: Checkpoint, gpu: str, degree: int) -> dict[str, Any]:
-    """A suite as one JSON document: its datasets, and sums by group and over all.
+    """Return a suite as one JSON document: its datasets, and sums by group and over all.
 
-    Seconds are those of one trial, engine start apart, by the shipped priors (`priors show` has
-    what was learned); null, and not in the sums, where nothing is known of a dataset before it is
-    built.
+    Seconds are those of one trial without the start of its engine, predicted by the shipped priors
+    (`priors show` uses what finished runs took). They are null, and not in the sums, if nothing is
+    known of a dataset before it is built.
     """
     on = conditions(checkpoint, EngineSettings(), gpu, degree)
     rows = [_row(dataset, on) for dataset in wanted.datasets]
@@ -133,7 +138,8 @@ def _groups(wanted: Suite) -> list[str]:
     return list(dict.fromkeys(d.group for d in wanted.datasets if d.group is not None))
 
 
-def _table(described: dict[str, Any]) -> Table:
+def _table(described: dict[str, Any], width: int) -> Table:
+    """Return the datasets by group. Names stay whole: a narrow window has fewer columns."""
     degree, model = described["gpus_per_trial"], described["model"]
     known = "" if described["gpu_known"] else " (unknown: taken for an A100)"
     table = Table(
@@ -143,28 +149,55 @@ def _table(described: dict[str, Any]) -> Table:
         ),
         title_justify="left",
     )
-    for column in ("dataset", "harness task", "kind"):
-        table.add_column(column, overflow="fold")
-    for column in ("few-shot", "items", "GPU time", "metric CPU"):
-        table.add_column(column, justify="right", no_wrap=True)
-    rows = described["datasets"]
-    for group in described["groups"]:
-        _sum_row(table, group["group"] or "no group", group)
-        for row in (row for row in rows if row["group"] == group["group"]):
-            shots = "" if row["num_fewshot"] is None else str(row["num_fewshot"])
-            task = escape(row["task"]) if row["task"] else "[yellow]none: planned only"
-            table.add_row(row["name"], task, row["kind"] or "", shots, *_numbers(row))
-        table.add_section()
-    _sum_row(table, "all", described["total"])
-    if any(row["items"] is None for row in rows):
-        table.caption = (
-            "?: not known before it is built; `coordinate-eval CKPT --dry-run` builds it"
-        )
+    rows = _lines(described)
+    optional = [n for n in (1, 2) if _width(rows, (0, *range(1, n + 1), 3, 4, 5, 6)) <= width]
+    shown = (0, *range(1, max(optional, default=0) + 1), 3, 4, 5, 6)
+    for number in shown:
+        table.add_column(_HEADINGS[number], justify="left" if number < 3 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(escape(row.cells[n]) for n in shown), style=row.style)
+        if row.last:
+            table.add_section()
+    notes = []
+    if any(row["task"] is None for row in described["datasets"]):
+        notes.append(f"{_PLANNED_ONLY}: planned only, because it has no harness task")
+    if any(row["items"] is None for row in described["datasets"]):
+        notes.append("?: not known before it is built; `coordinate-eval CKPT --dry-run` builds it")
+    table.caption = "\n".join(notes) or None
     return table
 
 
-def _sum_row(table: Table, name: str, sums: dict[str, Any]) -> None:
-    table.add_row(f"{name}: {sums['datasets']}", "", "", "", *_numbers(sums), style="bold")
+class _Line(NamedTuple):
+    """A row of the table: the cells of all columns, shown or not."""
+
+    cells: list[str]
+    style: str = ""
+    last: bool = False
+
+
+def _lines(described: dict[str, Any]) -> list[_Line]:
+    lines = []
+    for group in described["groups"]:
+        lines.append(_sum_line(group["group"] or "no group", group))
+        for row in (row for row in described["datasets"] if row["group"] == group["group"]):
+            shots = "" if row["num_fewshot"] is None else str(row["num_fewshot"])
+            name = row["name"] + ("" if row["task"] else _PLANNED_ONLY)
+            cells = [name, row["task"] or "none", row["kind"] or "", shots, *_numbers(row)]
+            lines.append(_Line(cells))
+        lines[-1] = lines[-1]._replace(last=True)
+    return [*lines, _sum_line("all", described["total"])]
+
+
+def _sum_line(name: str, sums: dict[str, Any]) -> _Line:
+    return _Line([f"{name}: {sums['datasets']}", "", "", "", *_numbers(sums)], "bold")
+
+
+def _width(lines: Sequence[_Line], columns: Sequence[int]) -> int:
+    """Return the characters that a table of these columns takes, borders included."""
+    cells = [*(line.cells for line in lines), list(_HEADINGS)]
+    return 1 + sum(
+        3 + max(len(part) for row in cells for part in row[n].split("\n")) for n in columns
+    )
 
 
 def _numbers(row: dict[str, Any]) -> list[str]:

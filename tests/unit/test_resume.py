@@ -1,0 +1,125 @@
+"""Asking again for a run that stopped: why it stopped is said, and cron does not try for ever."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.reviewer import Reviewer
+from tests.tiny import tiny_model
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator import clusters
+from coordinate_eval.coordinator.cli import resume
+from coordinate_eval.coordinator.cli.run import start_run
+from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, Submitted
+from coordinate_eval.coordinator.run.resumes import MOST_TRIES
+from coordinate_eval.coordinator.supervisor.loop import Supervisor
+from coordinate_eval.errors import CoordinateError, UserError
+
+
+def ask(reviewer: Reviewer) -> None:
+    assert start_run(reviewer.inputs(tiny_model())) == 0
+
+
+def fail(reviewer: Reviewer) -> RunDir:
+    """The run ends without results."""
+    (root,) = (reviewer.folder / "runs").iterdir()
+    results = {"complete": False, "failures": ["8 trials: no memory; log: /l"], "missing": {}}
+    _files.write(RunDir(root).results, json.dumps(results))
+    reviewer.cluster.submitted.clear()
+    return RunDir(root)
+
+
+def test_asking_again_says_why_it_failed_and_stops_after_some_tries(reviewer: Reviewer) -> None:
+    ask(reviewer)
+    for number in range(MOST_TRIES):
+        fail(reviewer)
+        ask(reviewer)
+        said = reviewer.capsys.readouterr().err
+        assert "stopped without all results" in said
+        assert "8 trials: no memory; log: /l" in said
+        assert (f"try {number + 1} of {MOST_TRIES}" in said) == (number > 0)
+        assert len(reviewer.cluster.submitted) == 1
+    run_dir = fail(reviewer)
+    with pytest.raises(CoordinateError, match="no memory") as caught:
+        ask(reviewer)
+    assert caught.value.exit_status == 1
+    assert f"coordinate-eval resume {run_dir.root.name}" in str(caught.value)
+    assert not reviewer.cluster.submitted
+    assert resume.resume_run(run_dir, wait=False, as_json=False) == 0
+    assert len(reviewer.cluster.submitted) == 1
+    fail(reviewer)
+    ask(reviewer)
+
+
+def test_progress_between_tries_starts_the_count_again(reviewer: Reviewer) -> None:
+    ask(reviewer)
+    for number in range(2 * MOST_TRIES):
+        run_dir = fail(reviewer)
+        run = _files.read_record(run_dir.run, Run)
+        span = run.shards[0].span._replace(stop=number + 1)
+        _files.write(run_dir.published("outputs", span), "")
+        ask(reviewer)
+
+
+def test_asking_again_for_a_run_at_work_changes_nothing(reviewer: Reviewer) -> None:
+    ask(reviewer)
+    ask(reviewer)
+    (root,) = (reviewer.folder / "runs").iterdir()
+    assert not RunDir(root).resumed.exists()
+    assert "is supervised by job 1" in reviewer.capsys.readouterr().err
+
+
+def test_an_interrupted_wait_says_which_jobs_hold_gpus(
+    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Supervisor) -> None:
+        run, run_dir = self._run, self._dir
+        job = Job(name=jobs.trials_name(run, 0, "n1"), argv=("x",), minutes=1, log="/l", gpus=1)
+        submitted = Submitted(job=job, job_id="42", time=0)
+        _files.write_record(run_dir.job(job.name), submitted)
+        tasks = [
+            TaskStatus(name=job.name, job_id="42", index=i, state=State.RUNNING) for i in range(4)
+        ]
+        monkeypatch.setattr(reviewer.cluster, "poll", lambda prefix: tasks)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Supervisor, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start_run(reviewer.inputs(tiny_model()), wait=True)
+    said = reviewer.capsys.readouterr().err
+    assert "jobs 42 go on and hold 4 GPUs" in said
+    assert "coordinate-eval resume tiny" in said
+    assert "coordinate-eval cancel tiny" in said
+
+
+@pytest.mark.parametrize("name", ["cache_dir", "runs_dir"])
+@pytest.mark.parametrize("folder", ["/sys/nope", "/dev/null/x"])
+def test_a_folder_that_cannot_be_written_is_said_first(
+    reviewer: Reviewer, name: str, folder: str
+) -> None:
+    reviewer.settings = reviewer.settings.model_copy(update={name: folder})
+    with pytest.raises(UserError, match=f"{name}.*{folder}") as caught:
+        ask(reviewer)
+    assert len(str(caught.value).splitlines()) == 1
+    assert not (reviewer.folder / "runs").exists()
+
+
+def test_a_run_that_teaches_nothing_says_so_and_goes_on(reviewer: Reviewer) -> None:
+    reviewer.settings = reviewer.settings.model_copy(update={"priors_dir": "/sys/nope"})
+    ask(reviewer)
+    assert "nothing will be learned from this run: setting priors_dir: /sys/nope cannot be" in (
+        reviewer.capsys.readouterr().err
+    )
+
+
+def test_missing_folders_are_not_made_by_checking_them(reviewer: Reviewer) -> None:
+    place = reviewer.folder / "a" / "b"
+    reviewer.settings = reviewer.settings.model_copy(update={"priors_dir": str(place)})
+    ask(reviewer)
+    assert not place.parent.exists()
+    assert not [path for path in Path(reviewer.folder).iterdir() if path.name.startswith(".")]
+    assert clusters.by_name("slurm", reviewer.settings) is reviewer.cluster
