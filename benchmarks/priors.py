@@ -328,7 +328,7 @@ def weights_table(engine: str, runs: list[Run], datasets: dict[str, list[Request
     with mock.patch.object(fit, "fit", unfitted):
         rows[f"weight {predict.UNLIKE:g}, not fitted"] = errors(own=True), errors(own=False)
     predict._alike.cache_clear()
-    table = Table(title=f"{engine}: errors by weight of a difference: median, 95th percentile")
+    table = Table(title=f"{engine}: median error, 95th percentile")
     table.add_column("")
     for heading in ("from all other runs", "from other sizes"):
         table.add_column(heading, justify="right")
