@@ -69,9 +69,8 @@ def planned(run: Run) -> Plan:
 def test_a_limit_is_for_a_trials_part_of_the_work() -> None:
     run = make_run(settings=EXACT)
     made = make_round(run, 1, 0, nodes(8), shards(*[60.0] * 80), ready_seconds=60, floor_seconds={})
-    # Eighty minutes on eight trials: ten each, a shard more where they don't end together, and
-    # the engine's start.
-    assert made.minutes == FACTOR * (10 + 1 + 1)
+    # Eighty minutes on eight trials, ten each, and the engine's start.
+    assert made.minutes == FACTOR * (10 + 1)
 
 
 def test_a_limit_covers_the_longest_item() -> None:
@@ -99,7 +98,7 @@ def test_trials_that_take_the_next_free_shard_end_in_time(seed: int) -> None:
         begin = heapq.heappop(begins)
         heapq.heappush(begins, begin + shard.gpu_seconds)
         last = max(last, begin + max(shard.gpu_seconds, floor))
-    assert seconds(made) >= last
+    assert made.minutes * 60 >= last
 
 
 def test_the_first_round_has_time_for_its_plan() -> None:
@@ -119,7 +118,7 @@ def test_the_first_round_has_time_for_its_plan() -> None:
         run, 0, 0, nodes(8), work,
         ready_seconds=plan.ready_seconds, floor_seconds=plan.floor_seconds,
     )  # fmt: skip
-    assert seconds(made) < 2.5 * makespan
+    assert seconds(made) < makespan + 60
 
 
 def test_a_second_round_asks_for_no_more_than_the_first() -> None:

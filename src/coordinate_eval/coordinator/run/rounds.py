@@ -22,10 +22,11 @@ def make_round(
 ) -> Round:
     """Return a round that runs `shards` on `nodes`.
 
-    Its time limit covers the predicted seconds until every shard is complete, times the setting
-    `[trial] time_limit_factor`, within `min_minutes` and `max_minutes`. Trials that each take the
-    next free shard end no later than the shards' seconds divided by the trials, plus the longest
-    shard (R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
+    Its time limit is the least time in which the trials can complete the shards, as predicted,
+    times the setting `[trial] time_limit_factor`, within `min_minutes` and `max_minutes`. The least
+    time is the shards' seconds divided by the trials, or the longest shard. Trials that each take
+    the next free shard need less than twice as long (R. L. Graham, "Bounds for Certain
+    Multiprocessing Anomalies", 1966); the default factor is 4.
 
     Args:
         run: the run's record.
@@ -42,7 +43,8 @@ def make_round(
     longest = max(
         (max(s.gpu_seconds, floor_seconds.get(s.dataset, 0.0)) for s in shards), default=0.0
     )
-    seconds = ready_seconds + sum(s.gpu_seconds for s in shards) / max(1, trials) + longest
+    work = sum(s.gpu_seconds for s in shards)
+    seconds = ready_seconds + max(work / max(1, trials), longest)
     limits = run.settings.trial
     minutes = time_limit_minutes(
         limits.time_limit_factor,
