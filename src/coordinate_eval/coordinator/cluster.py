@@ -63,7 +63,9 @@ class Job(Record):
     cpus: int = Field(default=1, description="per task")
     memory_mib: int = Field(default=1024, description="per task")
     minutes: int
-    requeue: bool = Field(default=False, description="Slurm starts it again after a node failure")
+    requeue: bool = Field(
+        default=False, description="the scheduler starts it again after a node failure"
+    )
     gpu_work: bool = Field(
         default=False, description="runs in the GPU partition, even without GPUs"
     )

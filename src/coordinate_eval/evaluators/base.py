@@ -36,7 +36,7 @@ class Evaluator(Protocol):
         ...
 
     def load(self, dataset: Dataset) -> None:
-        """Do now what scoring the dataset needs first, and keep it as far as memory allows."""
+        """Load what scoring the dataset needs. It stays in memory while there is room."""
         ...
 
     def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:

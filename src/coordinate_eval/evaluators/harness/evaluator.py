@@ -136,7 +136,7 @@ class HarnessEvaluator:
         )
 
     def load(self, dataset: Dataset) -> None:
-        """Load the dataset's tasks and make its prompts, so that scoring it finds them made.
+        """Load the dataset's tasks and make its prompts, so that its scoring can start at once.
 
         Raises:
             UserError: the task is unknown, malformed, or has no items.
