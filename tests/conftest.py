@@ -4,6 +4,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+from tests.random_examples import examples
+
+settings.register_profile("ours", examples(100))
+settings.load_profile("ours")
 
 _STOPS = (signal.SIGTERM, signal.SIGUSR1)
 

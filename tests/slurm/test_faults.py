@@ -1,7 +1,8 @@
 """Random faults, several in one run: the scores are the same, each response counts once.
 
-`FAULT_SEEDS="1 2 3"` chooses which schedules are run. A fault comes whenever so much has happened
-in the run's directory, so a slow machine meets the same ones.
+`make test` runs two schedules and `make test-long` many; `FAULT_SEEDS="1 2 3"` chooses them. A
+fault comes whenever so much has happened in the run's directory, so a slow machine meets the same
+ones.
 """
 
 import os
@@ -17,10 +18,14 @@ import pytest
 
 from coordinate_eval.records import Response
 from tests.dev_cluster import DevCluster
+from tests.random_examples import FACTOR
 from tests.runs import Workspace, processes, published, scores, until
 from tests.slurm.test_runs import SLOW, TASKS, all_gone, queue
 
-SEEDS = [int(seed) for seed in os.environ.get("FAULT_SEEDS", "1 2").split()]
+SEEDS = [int(seed) for seed in os.environ.get("FAULT_SEEDS", "").split()] or [
+    *range(1, 1 + 2 * FACTOR)
+]
+pytestmark = pytest.mark.random
 JOBS = ("_trial", "_trial", "_keep", "_metric", "_score", "_supervise")
 NODES = ("node1", "node2", "node3", "node4")
 MOST = 4

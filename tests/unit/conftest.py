@@ -2,18 +2,11 @@
 
 from pathlib import Path
 
-import hypothesis
 import pytest
-from hypothesis import HealthCheck
 from tests.reviewer import Reviewer
 from tests.runs import TASKS
 
 from coordinate_eval.coordinator import clusters
-
-hypothesis.settings.register_profile(
-    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

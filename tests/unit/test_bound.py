@@ -5,9 +5,10 @@ import statistics
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests import search
+from tests.random_examples import examples
 from tests.search import Answered, Dataset
 from tests.unit.test_plan import capacity_of, make
 
@@ -50,7 +51,7 @@ def costs_of(datasets: Sequence[Dataset]) -> list[Cost]:
 
 
 @given(DATASETS, READY, st.integers(1, 2))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_no_schedule_at_all_beats_the_bound(
     datasets: list[Dataset], ready: list[float], cpus: int
 ) -> None:
@@ -60,7 +61,7 @@ def test_no_schedule_at_all_beats_the_bound(
 
 
 @given(DATASETS, st.integers(1, 3), st.integers(1, 2))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_no_plan_beats_the_best_schedule(datasets: list[Dataset], trials: int, cpus: int) -> None:
     best = search.least_makespan(datasets, [0.0] * trials, cpus)
     made = make(costs_of(datasets), capacity_of(trials, gigabits=1e12, cpus=cpus))
@@ -74,7 +75,7 @@ ANSWERED = st.lists(
 
 
 @given(ANSWERED, st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_search_leaves_out_no_better_way_to_run_metrics(
     done: list[Answered], cpus: int
 ) -> None:

@@ -4,9 +4,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from tests.random_examples import examples
 
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -175,5 +175,5 @@ class Protocol(RuleBasedStateMachine):
             assert self.book.run.published("outputs", span).read_bytes() == content
 
 
-Protocol.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+Protocol.TestCase.settings = examples(40, steps=25)
 TestProtocol = Protocol.TestCase

@@ -1,8 +1,5 @@
 """The page of a plan: one file that stands alone, whatever names are in it."""
 
-import os
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from coordinate_eval.errors import UserError
 
 HOSTILE = "</title></svg></script><script>alert(1)</script>\"' onload=x {{ 7*7 }} &amp; \x1b\x00é"
 VOID = {"meta", "br", "hr", "input", "img", "link"}
-CHROMIUM = shutil.which("chromium")
 
 
 class Page(HTMLParser):
@@ -89,23 +85,6 @@ def test_a_page_of_any_size_can_be_sent(nodes: int, trials: int) -> None:
     text = page.render(reviewed(nodes=nodes, trials=trials))
     assert len(text) < 5_000_000
     assert Page(text).tags.count("svg") == 1
-
-
-def test_a_browser_renders_it(tmp_path: Path) -> None:
-    if CHROMIUM is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs chromium on PATH")
-    (tmp_path / "plan.html").write_text(page.render(reviewed(name=HOSTILE[:60])))
-    done = subprocess.run(
-        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
-         f"file://{tmp_path / 'plan.html'}"],
-        capture_output=True, text=True, timeout=240, check=True,
-    )  # fmt: skip
-    found = done.stdout
-    assert found.count("<rect") > 30
-    assert "<script" not in found
-    assert found.rstrip().endswith("</html>")
 
 
 def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:

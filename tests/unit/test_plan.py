@@ -7,9 +7,10 @@ import statistics
 
 import pytest
 from benchmarks._instances import random_instance
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.plans import CHECKPOINT
+from tests.random_examples import examples
 from tests.replay import replayed
 
 from coordinate_eval.coordinator.planning import planner
@@ -82,7 +83,7 @@ def capacity_of(
 
 
 @given(COSTS, CAPACITIES)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_every_item_is_in_exactly_one_shard(costs: list[Cost], capacity: Capacity) -> None:
     made = make(costs, capacity)
     for cost in costs:
@@ -97,7 +98,7 @@ def test_every_item_is_in_exactly_one_shard(costs: list[Cost], capacity: Capacit
 
 
 @given(COSTS, CAPACITIES)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_bound_and_estimate(costs: list[Cost], capacity: Capacity) -> None:
     made = make(costs, capacity)
     estimate = made.estimate
@@ -109,7 +110,7 @@ def test_bound_and_estimate(costs: list[Cost], capacity: Capacity) -> None:
 
 
 @given(COSTS, CAPACITIES)
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_trials_stay_within_nodes(costs: list[Cost], capacity: Capacity) -> None:
     made = make(costs, capacity)
     for node in capacity.nodes:
@@ -129,7 +130,7 @@ def as_file(capacity: Capacity) -> dict[str, float]:
 
 
 @given(COSTS, CAPACITIES)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_never_worse_than_dealing_sorted_datasets_round_robin(
     costs: list[Cost], capacity: Capacity
 ) -> None:
@@ -166,7 +167,7 @@ def round_robin(made: Plan, capacity: Capacity) -> float:
 
 
 @given(COSTS, CAPACITIES, st.integers(1, 8))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_another_node_does_no_harm(costs: list[Cost], capacity: Capacity, trials: int) -> None:
     # Unless it takes a part of the storage that the others read from.
     capacity = capacity.model_copy(update={"storage_shared": 0.0})

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from tests.random_examples import examples
 from tests.reviewer import Reviewer
 from tests.unit.test_plan import CAPACITIES, COSTS, make
 from typer.testing import CliRunner
@@ -133,7 +134,7 @@ def run_command(*options: str) -> None:
 
 
 @given(COSTS, CAPACITIES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_what_the_planner_makes_is_sound_and_is_read_as_written(
     costs: list[Cost], capacity: Capacity
 ) -> None:

@@ -5,9 +5,10 @@ import random
 
 import pytest
 from benchmarks._instances import Instance, base, random_instance
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.plans import CHECKPOINT
+from tests.random_examples import examples
 
 from coordinate_eval.coordinator.planning import planner, signal_slices
 from coordinate_eval.coordinator.planning.packing import Piece
@@ -82,14 +83,14 @@ def test_the_base_suite_has_a_signal_of_every_dataset_by_a_tenth(nodes: int) -> 
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_on_random_suites(seed: int) -> None:
     made = check(random_instance(random.Random(seed), datasets=(5, 100), gpus=(1, 64)))
     assert max(ends(made).values(), default=0.0) <= 0.1
 
 
 @given(COSTS, st.integers(1, 64), st.floats(0.1, 5_000), st.sampled_from([1.0, 0.5, 0.25]))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_slices_and_the_rest_are_all_items_once(
     costs: list[Cost], trials: int, window: float, scale: float
 ) -> None:

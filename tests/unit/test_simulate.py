@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from tests.random_examples import examples
 from tests.unit.test_plan import CAPACITIES, COSTS, make
 
 from coordinate_eval.coordinator.dry_run.one_job_each import (
@@ -100,7 +101,7 @@ def test_what_can_never_run_is_said() -> None:
 
 
 @given(COSTS, CAPACITIES)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_the_estimate_of_a_plan_is_that_of_its_timeline(
     costs: list[Cost], capacity: Capacity
 ) -> None:

@@ -3,11 +3,12 @@
 import io
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from tests.plans import CHECKPOINT, capacity, costs, offer, prepared, reviewed
+from tests.random_examples import examples
 
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.dry_run import gantt, terminal
@@ -73,7 +74,7 @@ def test_the_chart_fits_its_window(width: int, nodes: int, trials: int) -> None:
 
 
 @given(width=st.integers(20, 300), height=st.integers(5, 100), datasets=st.integers(1, 80))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_no_line_of_the_chart_wraps(width: int, height: int, datasets: int) -> None:
     lines = shown(drawn(3, 8, datasets), width, height=height)
     assert max(map(cell_len, lines)) <= width
