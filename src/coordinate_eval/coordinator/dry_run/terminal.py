@@ -130,9 +130,12 @@ class Chart:
 def _legend(found: Sequence[tuple[str, float]], width: int) -> tuple[dict[str, str], list[_Line]]:
     """Give letters to the longest datasets, as many as `LEGEND_LINES` lines can name."""
     named = [f"{plain(name)} {share:.0%}" for name, share in found]
-    column = max(14, *map(cell_len, named)) + 4  # a letter before, spaces after; "+ 43 others 24%"
-    each_line = max(1, width // column)
-    count = min(len(found), len(_LETTERS), each_line * LEGEND_LINES - 1)
+    for count in range(min(len(found), len(_LETTERS)), 0, -1):
+        # A letter before each name and two spaces after it; the last is like "+ 43 others 24%".
+        column = max(13, *map(cell_len, named[:count])) + 4
+        each_line = max(1, (width + 2) // column)
+        if count + (count < len(found)) <= each_line * LEGEND_LINES:
+            break
     letters = {name: _LETTERS[i] for i, (name, _) in enumerate(found[:count])}
     entries = [
         (set_cell_size(f"{letter} {words}", column), _style(letter, ground=False))
