@@ -18,7 +18,7 @@ E. Miller, "Adding Error Bars to Evals", 2024, arXiv:2411.00640, applies it to s
 models.
 """
 
-UNFINISHED = "its scoring ended the scorer"
+UNFINISHED = "its scoring began and has not ended"
 
 NO_SLICE = "it has no slice: its items take too long, or it cannot be split"
 

@@ -43,7 +43,7 @@ class Phase(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen unless someone acts."""
+        """True if nothing more happens unless someone acts."""
         return self in (
             Phase.UNSUPERVISED,
             Phase.CANCELLED,
@@ -53,7 +53,7 @@ class Phase(StrEnum):
 
 
 class Progress(Record):
-    """How far a run is."""
+    """The progress of a run."""
 
     phase: Phase
     detail: str = Field(default="", description="what the phase waits for")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import Cluster, State, TaskStatus
+from coordinate_eval.coordinator.cluster import Cluster, Job, State, TaskStatus
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run import results as report
@@ -181,34 +181,38 @@ class Supervisor:
             self._new_round()
 
     def _submit(self, action: Submit, tasks: list[TaskStatus]) -> None:
-        """Submit a job unless the scheduler has one of its name: an answer may have been lost."""
+        """Submit a job once. One whose answer was lost is found by its name."""
         job = action.job
         metric = jobs.is_metric(self._run, job.name)
         if metric and time.time() < self._metrics_after:
             return
         self._check_epoch()
-        found = next((t.job_id for t in tasks if t.name == job.name), None)
-        refusal = ""
-        if found is None:
-            try:
-                found = self._cluster.submit(job)
-            except SubmitRefused as error:
-                if self._strict and not any(s.job_id for s in read_submitted(self._dir)):
-                    raise
-                refusal = str(error)
-                self._tell(None, f"the scheduler refused {job.name}: {refusal}")
+        job_id, refusal = None, ""
+        try:
+            job_id = self._find_or_submit(job, tasks)
+        except SubmitRefused as error:
+            if self._strict and not any(s.job_id for s in read_submitted(self._dir)):
+                raise
+            refusal = str(error)
+            self._tell(None, f"the scheduler refused {job.name}: {refusal}")
         if metric and refusal:
+            # Nothing is recorded, so that the same array is submitted again later.
             self._metrics_after = time.time() + MAX_BACKOFF_SECONDS
             return
-        if metric and not any(
-            jobs.is_metric(self._run, t.name) and t.state is not State.ENDED for t in tasks
-        ):
-            self._count_array()
-        submitted = Submitted(job=job, job_id=found, refusal=refusal, time=time.time())
+        if metric:
+            self._count_array(tasks)
+        submitted = Submitted(job=job, job_id=job_id, refusal=refusal, time=time.time())
         _files.write_record(self._dir.job(job.name), submitted)
 
-    def _count_array(self) -> None:
-        """Count the arrays of metric pullers in a row that answered nothing."""
+    def _find_or_submit(self, job: Job, tasks: list[TaskStatus]) -> str:
+        """Return the id of a job: of the one with its name if there is one, else of a new one."""
+        found = next((t.job_id for t in tasks if t.name == job.name), None)
+        return found or self._cluster.submit(job)
+
+    def _count_array(self, tasks: list[TaskStatus]) -> None:
+        """Count the arrays of metric pullers in a row that ended without any answer."""
+        if any(jobs.is_metric(self._run, t.name) and t.state is not State.ENDED for t in tasks):
+            return
         unanswered = len(unanswered_portions(self._dir, self._run))
         self._idle_arrays = self._idle_arrays + 1 if unanswered == self._unanswered else 0
         self._unanswered = unanswered
@@ -293,8 +297,7 @@ class Supervisor:
     def _hand_over(self, tasks: list[TaskStatus]) -> None:
         """Submit the next supervisor, which takes over when it starts."""
         job = jobs.supervisor_job(self._run, self._dir, self._epoch + 1)
-        found = next((t.job_id for t in tasks if t.name == job.name), None)
-        submitted = Submitted(job=job, job_id=found or self._cluster.submit(job), time=time.time())
+        submitted = Submitted(job=job, job_id=self._find_or_submit(job, tasks), time=time.time())
         _files.write_record(self._dir.job(job.name), submitted)
 
 
