@@ -1,5 +1,6 @@
 """The engines on a real, tiny model: they answer alike, and stay full."""
 
+import dataclasses
 import importlib
 import math
 import os
@@ -9,6 +10,7 @@ import pytest
 from tests.tiny import MAX_LENGTH, VOCABULARY, need, tiny_model, tokenizer
 
 from coordinate_eval.errors import EngineError, UserError
+from coordinate_eval.evaluators.engines import vllm_arguments
 from coordinate_eval.evaluators.engines.base import Engine, start
 from coordinate_eval.records import Request, RequestKind, Response
 
@@ -355,6 +357,15 @@ def test_an_error_of_the_source_is_its_own(engine: Engine) -> None:
 def test_vllm_refuses_arguments(vllm: Engine, args: dict[str, object]) -> None:
     with pytest.raises(UserError, match=next(iter(args))):
         start("vllm", tiny_model(), tensor_parallel=1, max_length=MAX_LENGTH, args=args)
+
+
+def test_the_names_of_vllms_arguments_are_read_from_its_source(vllm: Engine) -> None:
+    root = vllm_arguments._installed()
+    assert root is not None
+    found = vllm_arguments._fields(root)
+    assert found is not None
+    fields = dataclasses.fields(importlib.import_module("vllm").EngineArgs)
+    assert found.keys() == {field.name for field in fields if not field.name.startswith("_")}
 
 
 @pytest.mark.parametrize("args", [{"no_such_argument": 1}, {"batch_size": 0}])
