@@ -117,6 +117,11 @@ def test_runs_are_listed_newest_first(home: Path) -> None:
     assert isinstance(call(home, "runs", "--dataset", "nothing").exception, UserError)
 
 
+def test_a_run_that_is_linked_is_listed_once(home: Path) -> None:
+    (home / "linked").symlink_to(home / "step-100-x")
+    assert len(json.loads(call(home, "runs", "--json").stdout)) == 3
+
+
 def test_no_runs(tmp_path: Path) -> None:
     assert call(tmp_path, "runs").stdout.startswith("no runs under")
     assert call(tmp_path, "scores").stdout.startswith("no runs under")

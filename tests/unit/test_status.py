@@ -117,6 +117,7 @@ def test_every_phase_in_order(run_dir: RunDir) -> None:
     assert seen(run_dir, queued).phase is Phase.QUEUED
     assert "Priority" in seen(run_dir, queued).detail
     assert seen(run_dir, SUPERVISOR).phase is Phase.WAITING
+    assert seen(run_dir, SUPERVISOR, pending("another")).phase is Phase.WAITING
     _files.write_record(run_dir.round(0), ROUND)
     waits = pending(jobs.keeper_name(RUN, 0, "n1"))
     assert seen(run_dir, SUPERVISOR, waits).phase is Phase.WAITING
@@ -185,7 +186,12 @@ def test_an_incomplete_run_that_is_resumed_has_not_ended(run_dir: RunDir) -> Non
     ("tasks", "status", "words"),
     [
         ([SUPERVISOR], 0, ("waiting for GPUs", "0 of 26 (0%)", "super1")),
-        ([], 1, ("no supervisor", "coordinate-eval resume r")),
+        ([], 1, ("has no supervisor", "coordinate-eval resume r")),
+        (
+            [TaskStatus(name=jobs.trials_name(RUN, 0, "n1"), job_id="8", state=State.RUNNING)],
+            1,
+            ("its jobs go on", "coordinate-eval cancel r"),
+        ),
         (None, 3, ("the jobs are not shown: no answer", "unknown")),
     ],
 )

@@ -53,9 +53,11 @@ def find_all(settings: Settings) -> tuple[list[Found], list[str]]:
     """Return all runs under `runs_dir`, the newest first, and the errors of unreadable ones."""
     found: list[Found] = []
     problems: list[str] = []
-    for root in _roots(Path(settings.runs_dir).expanduser()):
+    roots = _roots(Path(settings.runs_dir).expanduser())
+    # A run with --run-dir is linked into `runs_dir`, where it may lie itself.
+    for root in dict.fromkeys(root.resolve() for root in roots):
         try:
-            run_dir = RunDir(root.resolve())
+            run_dir = RunDir(root)
             found.append((run_dir, _files.read_record(run_dir.run, Run)))
         except (RecordError, OSError) as error:
             problems.append(str(error))

@@ -17,7 +17,7 @@ QUIET_SECONDS = 30.0
 """Off a terminal, a line that says nothing new is printed again after this time only."""
 
 _HEADLINES = {
-    Phase.UNSUPERVISED: "it has no supervisor: nothing goes on",
+    Phase.UNSUPERVISED: "has no supervisor",
     Phase.INCOMPLETE: "ended without all results",
 }
 
@@ -92,6 +92,9 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
         yield Text(reason, style="red" if phase.ended else "yellow")
     if shown["note"]:
         yield Text(shown["note"], style="yellow")
+    if phase is Phase.UNSUPERVISED and shown["jobs"]:
+        cancel = shown["next"].replace("resume", "cancel", 1)
+        yield Text(f"its jobs go on and may hold GPUs: `{cancel}` ends them", style="yellow")
     if phase in _NEXT:
         yield Text(f"`{shown['next']}` {_NEXT[phase]}")
 

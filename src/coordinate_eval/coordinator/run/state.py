@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from coordinate_eval import _files
+from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cluster import State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Ledger
@@ -153,7 +154,9 @@ def progress(
         counts["waiting"] = planned - len(now)
     left = None
     if phase in (Phase.STAGING, Phase.STARTING, Phase.RUNNING, Phase.SCORING):
-        left = _seconds_left(run, now, undone, unanswered, responses / max(1, requests), planned)
+        spent = sum(t.updated - t.ready for t in trials.values() if t.ready is not None)
+        share = responses / max(1, requests)
+        left = _seconds_left(run, now, undone, unanswered, share, planned, spent)
     return Progress(
         phase=phase,
         detail=detail,
@@ -215,12 +218,12 @@ def _before_engines(
     run_dir: RunDir, run: Run, tasks: list[TaskStatus], current: Round | None
 ) -> tuple[Phase, str]:
     """Return the phase of a supervised run none of whose engines starts."""
-    waiting = [t for t in tasks if t.state is State.PENDING]
     alive = [t for t in tasks if t.state is not State.ENDED]
-    if alive and all(jobs.is_supervisor(run, t.name) for t in waiting or [alive[0]]) and waiting:
+    waiting = [t for t in alive if t.state is State.PENDING]
+    if waiting == alive and waiting and all(jobs.is_supervisor(run, t.name) for t in alive):
         return Phase.QUEUED, _because(waiting[0])
     if current is None:
-        return Phase.WAITING, "no node is free"
+        return Phase.WAITING, "its supervisor looks for free nodes"
     stages = [
         stage
         for node in current.nodes
@@ -235,7 +238,10 @@ def _before_engines(
         done = sum(stage.done_bytes for stage in copying)
         total = sum(stage.total_bytes for stage in copying)
         share = done / max(1, total)
-        return Phase.STAGING, f"{share:.0%} of them are in the memory of {len(copying)} nodes"
+        return (
+            Phase.STAGING,
+            f"{share:.0%} of them are in memory, on {plural(len(copying), 'node')}",
+        )
     if waiting:
         return Phase.WAITING, _because(waiting[0])
     if any(stage.state == "ready" for stage in stages):
@@ -273,12 +279,19 @@ def _seconds_left(
     unanswered: list[Span],
     responded: float,
     planned: int,
+    spent: float,
 ) -> float | None:
     """Return an estimate of the seconds until all responses and answers are there.
 
     The predicted seconds of the work that is left, corrected by how long the work that is done
     took, over the trials at work; metrics take at least their predicted seconds over their cores.
     None for less than a second, and while only scoring is left, which is not predicted.
+
+    Args:
+        trials: those of the current round.
+        responded: share of all responses that are there.
+        planned: number of trials of the current round.
+        spent: seconds in which trials of all rounds have answered.
     """
     whole = sum(shard.gpu_seconds for shard in run.shards)
     spans = set(undone)
@@ -288,7 +301,6 @@ def _seconds_left(
     at_work = [t for t in trials.values() if t.state == "running"]
     pace = 1.0
     if whole > 0 and (whole - left) / whole > LEAST_SHARE:
-        spent = sum(t.updated - t.ready for t in trials.values() if t.ready is not None)
         pace = max(0.1, spent / (whole - left)) if spent else 1.0
     seconds = left * pace / max(1, len(at_work) or planned)
     if undone and not at_work:
