@@ -1,4 +1,4 @@
-"""Supervision as a function: what is the case, and what is to be done."""
+"""Decisions of the supervisor, from facts to actions."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A trial begins what ends before its deadline, as its engine does and with what waits."""
+"""A trial begins only shards that its engine, at its pace so far, finishes in time."""
 
 from coordinate_eval.coordinator.workers.pace import Pace
 

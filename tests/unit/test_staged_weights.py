@@ -1,4 +1,4 @@
-"""Staged weights: copied once, used by many, taken away by the last, whoever is killed."""
+"""Weights in memory: copied once, used by many, removed by the last, whoever is killed."""
 
 import contextlib
 import fcntl

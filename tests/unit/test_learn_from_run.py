@@ -1,11 +1,11 @@
-"""From a trial's shards to the store, to the next plan's costs."""
+"""Measurements of a run, from its trials to the store and to the next plan's costs."""
 
 import time
 from pathlib import Path
 
 import pytest
 from tests.reviewer import FakeCluster
-from tests.unit.test_stage import checkpoint
+from tests.unit.test_staged_weights import checkpoint
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import Node
