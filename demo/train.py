@@ -45,6 +45,7 @@ def train(
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there; a save is short
     torch.manual_seed(settings.seed)
+    torch.set_num_threads(1)  # so small a model gains little from more, and waits on a busy machine
     tokenizer = make_tokenizer(list(itertools.islice(documents, 5000)))
     model = make_model(tokenizer)
     optimizer = torch.optim.AdamW(

@@ -42,3 +42,10 @@ uv=("$venv/bin/uv" --quiet pip install --python "$venv/bin/python" --no-deps)
 "${uv[@]}" --require-hashes -r requirements.txt ||
     "${pip[@]}" install --no-compile --no-deps --require-hashes -r requirements.txt
 "${uv[@]}" --no-build-isolation -e .
+
+# Compiles what demo and tests import, once and not in several of their processes at a time. What
+# cannot be imported on this machine is told where it is used.
+for modules in vllm.engine.llm_engine,vllm.model_executor.models.llama lm_eval.evaluator,evaluate,ray; do
+    PYTHONDONTWRITEBYTECODE= "$venv/bin/python" -c "import $modules" >/dev/null 2>&1 &
+done
+wait

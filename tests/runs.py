@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from tests.tiny import tiny_model
+from tests.tiny import shared_folder, tiny_model
 
 T = TypeVar("T")
 
@@ -29,6 +29,8 @@ class Workspace:
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("COORDINATE_EVAL_")}
         self.environ |= {
             "HOME": str(folder),
+            # vLLM starts a process to look at each kind of model, and keeps what it saw.
+            "VLLM_CACHE_ROOT": str(shared_folder() / "vllm"),
             "COORDINATE_EVAL_RUNS_DIR": str(folder / "runs"),
             "COORDINATE_EVAL_CACHE_DIR": str(folder / "cache"),
             "COORDINATE_EVAL_SUPERVISOR_POLL_SECONDS": "0.5",

@@ -36,10 +36,7 @@ def tiny_model() -> Path:
     Its texts are gibberish in which special tokens, line ends and torn UTF-8 do occur.
     """
     digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    root = Path(tempfile.gettempdir()) / f"coordinate-eval-tests-{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
-    if root.stat().st_uid != os.getuid():
-        raise PermissionError(f"{root} belongs to another user: remove it or set TMPDIR")
+    root = shared_folder()
     made = root / f"tiny-{digest}"
     if not made.exists():
         work = Path(tempfile.mkdtemp(prefix="making-", dir=root))
@@ -53,6 +50,19 @@ def tiny_model() -> Path:
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return made
+
+
+def shared_folder() -> Path:
+    """Return this user's folder of what tests make once and share. It may be removed at any time.
+
+    Raises:
+        PermissionError: it belongs to another user.
+    """
+    root = Path(tempfile.gettempdir()) / f"coordinate-eval-tests-{os.getuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    if root.stat().st_uid != os.getuid():
+        raise PermissionError(f"{root} belongs to another user: remove it or set TMPDIR")
+    return root
 
 
 def need(module: str, extra: str) -> None:
