@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "slurm_dev.py"
 
 
 class DevCluster(Protocol):
-    """What the tests use of `DevCluster` in scripts/slurm_dev.py."""
+    """The part of `DevCluster` in scripts/slurm_dev.py that tests use."""
 
     dir: Path
     conf: Path

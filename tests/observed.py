@@ -46,7 +46,7 @@ def on(
 
 
 def work_of(name: str, outputs: float = 1.0) -> Work:
-    """What a dataset asks; `outputs` times what is really written."""
+    """Return the work of a dataset, with `outputs` times the text that is really written."""
     requests, prompt, output, _ = DATASETS[name]
     return Work(
         items=requests,
@@ -58,7 +58,7 @@ def work_of(name: str, outputs: float = 1.0) -> Work:
 
 
 def true_seconds(name: str, conditions: Conditions) -> float:
-    """What the made-up engine takes."""
+    """Return the seconds that the made-up engine takes."""
     found = roofline.features(work_of(name), conditions.model, gpus.lookup(conditions.gpu))
     return found.seconds(TRUTH) * DATASETS[name][3]
 
@@ -77,7 +77,7 @@ def seen(
     days_ago: float = 0.0,
     settings: str = "as is",
 ) -> DatasetSeen:
-    """What one run would have observed of a dataset; `noise` times the truth."""
+    """Return what one run would have observed of a dataset: `noise` times the truth."""
     work = work_of(name)
     return DatasetSeen(
         run=run,

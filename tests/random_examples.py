@@ -1,4 +1,4 @@
-"""How many random examples a test runs: a few by `make test`, many by `make test-long`."""
+"""The number of random examples: a few by `make test`, many by `make test-long`."""
 
 import os
 

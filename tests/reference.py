@@ -46,7 +46,7 @@ class Compared(NamedTuple):
 def lm_eval(
     checkpoint: Path, tasks: Sequence[str], *options: object, include: Path, folder: Path
 ) -> dict[str, Any]:
-    """What the command writes about these tasks, run in `folder` without a hub.
+    """Run the harness's command on these tasks in `folder`, without a hub, and return its results.
 
     Raises:
         subprocess.CalledProcessError: it failed; `stderr` says why.
@@ -84,7 +84,7 @@ def compare(
 
 
 def ended(run: Path) -> dict[str, Any]:
-    """What `results.json` says once it is there; engines may take minutes to start here."""
+    """Wait for `results.json` and return its content. Engines may take minutes to start here."""
     end = time.monotonic() + 900
     while not (run / "results.json").exists():
         assert time.monotonic() < end, f"no results of {run}"

@@ -51,7 +51,7 @@ def last_answer(
     complete: list[tuple[str, int, int, float]],
     cores: int,
 ) -> float:
-    """When the last metric job ends: at each moment, the first in the list that fits starts."""
+    """Return the last metric job's end: at each moment, the first in the list that fits starts."""
     waiting = []
     assert all(1 <= job["cpus"] <= cores for job in plan["metric_jobs"])
     for job in plan["metric_jobs"]:

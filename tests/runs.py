@@ -40,7 +40,7 @@ class Workspace:
 
     @property
     def memory(self) -> Path:
-        """What stands for the memory file system of all nodes."""
+        """The folder that stands for the memory file system of all nodes."""
         folder = self.folder / "memory of 'all' nodes"
         folder.mkdir(exist_ok=True)
         return folder

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 class Dataset(NamedTuple):
-    """What the cost model knows of one, in seconds."""
+    """The costs of a dataset, in seconds."""
 
     items: int
     gpu: float
@@ -38,7 +38,7 @@ class Shard(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """When a shard's last response is there, and the metric that follows."""
+    """A shard's last response, in seconds, and the metric that follows."""
 
     when: float
     metric: float
@@ -111,7 +111,7 @@ class _Search:
     def _hopeless(
         self, free: tuple[float, ...], left: list[Shard], done: list[Answered], end: float
     ) -> bool:
-        """Whether even the shards left, spread evenly, would end no sooner than the best."""
+        """Return whether the shards left, even spread evenly, would end no sooner than the best."""
         even = (sum(free) + sum(shard.seconds for shard in left)) / len(free)
         alone = free[0] + max(shard.answered + shard.metric / self.cpus for shard in left)
         coming = [Answered(free[0] + shard.answered, shard.metric) for shard in left]
@@ -120,7 +120,7 @@ class _Search:
 
 
 def metrics_end(done: Sequence[Answered], cpus: int) -> float:
-    """When all metrics end, each on all cores once its responses are there."""
+    """Return the end of all metrics, each on all cores once its responses are there."""
     now = 0.0
     for when, metric in sorted(done):
         if metric:
@@ -129,8 +129,10 @@ def metrics_end(done: Sequence[Answered], cpus: int) -> float:
 
 
 def every_metric_plan(done: Sequence[Answered], cpus: int) -> Iterator[float]:
-    """When all metrics end: each shard's items as one job on any number of cores, listed in any
-    order, the first that fits begins.
+    """Yield the end of all metrics, for each way to run them.
+
+    Each shard's items are one job on any number of cores. Jobs are listed in any order, and the
+    first that fits starts.
     """
     asked = [each for each in done if each.metric]
     for order in itertools.permutations(asked):
@@ -139,7 +141,7 @@ def every_metric_plan(done: Sequence[Answered], cpus: int) -> Iterator[float]:
 
 
 def _listed(waiting: list[tuple[Answered, int]], cpus: int) -> float:
-    """When the last of these jobs ends, in the order listed the first that fits."""
+    """Return the end of the last of these jobs: in the order listed, the first that fits starts."""
     running: list[tuple[float, int]] = []
     now = last = 0.0
     while waiting:

@@ -1,4 +1,4 @@
-"""What starts fast stays light: asking for help or a plan loads nothing heavy."""
+"""Help and plans start fast: they import nothing heavy."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Who submits a reviewed plan; and no example of hypothesis fails for taking long."""
+"""Fixtures for reviewed plans."""
 
 from pathlib import Path
 

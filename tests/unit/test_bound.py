@@ -104,7 +104,7 @@ def test_what_no_trial_can_begin_with_is_in_the_bound() -> None:
 
 
 def test_small_plans_and_bounds_are_near_the_best_schedule() -> None:
-    """Where a plan is far above its bound, the search says which of them is loose."""
+    """The search says which is loose where a plan is far above its bound."""
     plans, bounds, loose = [], [], []
     for seed in range(80):
         rng = random.Random(seed)

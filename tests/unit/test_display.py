@@ -1,4 +1,4 @@
-"""What a waiting person is told, and how often."""
+"""Lines for a waiting person, and how often they come."""
 
 import io
 from pathlib import Path

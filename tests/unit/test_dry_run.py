@@ -1,4 +1,4 @@
-"""What a dry run prints and writes, and what it refuses to, run within this process."""
+"""Output and refusals of a dry run, within this process."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def dry(*options: object, dataset: dict[str, object] = DATASET) -> str:
-    """What a dry run of one dataset on one node prints."""
+    """Return the output of a dry run of one dataset on one node."""
     Path("../suite.yaml").write_text(yaml.safe_dump({"datasets": [dataset]}))
     Path("../cluster.yaml").write_text(yaml.safe_dump({"nodes": [NODE]}))
     given = ["--suite", "../suite.yaml", "--cluster", "../cluster.yaml", "--dry-run", *options]

@@ -1,4 +1,4 @@
-"""What is learned: the truth where it was seen, the roofline where it was not."""
+"""Learning finds the truth where it was seen, and the roofline where it was not."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Which nodes are asked for."""
+"""The choice of nodes."""
 
 import pytest
 

@@ -114,7 +114,7 @@ def test_warnings_of_libraries_stay_off_the_screen_unless_asked_for(
 
 @contextlib.contextmanager
 def own_handlers() -> Iterator[None]:
-    """As in a command: pytest's handlers take what is logged before the last resort does."""
+    """Log as a command does: pytest's handlers would take it before the handler of last resort."""
     root = logging.getLogger()
     handlers = list(root.handlers)
     root.handlers.clear()

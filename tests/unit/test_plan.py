@@ -120,7 +120,7 @@ def test_trials_stay_within_nodes(costs: list[Cost], capacity: Capacity) -> None
 
 
 def as_file(capacity: Capacity) -> dict[str, float]:
-    """What `replayed` wants to know of a cluster, of whose storage each node has its part."""
+    """Describe a cluster for `replayed`; each node has its part of the storage."""
     others = capacity.storage_shared * (len(capacity.nodes) - 1)
     return {
         "storage_gigabits_per_node": capacity.storage_gigabits_per_node / (1 + others),

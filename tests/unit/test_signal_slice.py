@@ -35,7 +35,7 @@ def planned(instance: Instance, *, first_signal: bool) -> Plan:
 
 
 def check(instance: Instance) -> Plan:
-    """What holds of every plan with a first signal; that plan."""
+    """Check what holds of every plan with a first signal, and return the plan."""
     without = planned(instance, first_signal=False)
     made = planned(instance, first_signal=True)
     assert made.estimate.makespan_seconds <= 1.02 * without.estimate.makespan_seconds
@@ -52,7 +52,7 @@ def check(instance: Instance) -> Plan:
 
 
 def ends(made: Plan) -> dict[str, float]:
-    """When the slices of each dataset are done, floors apart, as a part of the trials' time."""
+    """Return the ends of each dataset's slices, without floors, as a part of the trials' time."""
     found: dict[str, float] = {}
     for trial in made.trials:
         now = 0.0

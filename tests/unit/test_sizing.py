@@ -1,4 +1,4 @@
-"""How many GPUs a plan takes."""
+"""The number of GPUs of a plan."""
 
 import random
 import statistics

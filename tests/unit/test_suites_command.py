@@ -1,4 +1,4 @@
-"""What `coordinate-eval suites` says, and what a run does with a part of a suite."""
+"""The output of `coordinate-eval suites`, and runs of a part of a suite."""
 
 import json
 from pathlib import Path
