@@ -196,7 +196,7 @@ def test_a_task_without_items(user: Workspace, tmp_path: Path) -> None:
         (yaml.safe_dump({"nodes": [NODE, NODE]}), ("n1 is listed twice",)),
         (yaml.safe_dump({"nodes": [NODE | {"free_gpus": 0}]}), ("n1: 8 of 8", "--queue")),
         (yaml.safe_dump({"nodes": [NODE | {"gpus": -1}]}), ("nodes.0.gpus",)),
-        (yaml.safe_dump({"nodes": [NODE | {"free_gpus": 9}]}), ("free_gpus is 9, of 8",)),
+        (yaml.safe_dump({"nodes": [NODE | {"free_gpus": 9}]}), ("free_gpus is 9, but gpus is 8",)),
         (yaml.safe_dump({"nodes": [NODE | {"memory_gib": float("nan")}]}), ("memory_gib",)),
         (yaml.safe_dump({"nodes": [NODE | {"color": "red"}]}), ("nodes.0.color",)),
         (yaml.safe_dump({"nodes": [NODE], "speed": 3}), ("speed",)),
