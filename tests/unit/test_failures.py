@@ -1,5 +1,6 @@
 """Errors of keepers and trials: which end a run, and how they are reported."""
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -18,6 +19,8 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
 )
 from coordinate_eval.coordinator.run.results import collect_results
+from coordinate_eval.coordinator.workers.trial import TrialRunner
+from coordinate_eval.errors import EngineError, UserError
 
 ROUND = Round(
     number=0,
@@ -81,8 +84,36 @@ def test_one_trial_that_ended_well_is_enough_to_go_on(failing: RunDir) -> None:
 def test_engines_that_do_not_start_say_so_together(failing: RunDir) -> None:
     tell(failing, "n1", 0, "engine start", "cannot load /dev/shm/n1")
     assert not recurring_failure(failing, [ROUND])
+    tell(failing, "n1", 1, "engine start", "cannot load /dev/shm/n1")
+    assert not recurring_failure(failing, [ROUND]), "the node may be faulty"
     tell(failing, "n2", 0, "engine start", "cannot load /dev/shm/n2")
     assert recurring_failure(failing, [ROUND])
+
+
+def raised(error: Exception, cause: Exception | None) -> Exception:
+    """Return the error as it is when it was raised from another one."""
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (UserError("no such argument"), "input"),
+        (raised(UserError("cannot import it"), ImportError("torch")), "input"),
+        (EngineError("no such dtype"), "engine start"),
+        (raised(EngineError("no model"), OSError("it has no file named config.json")),
+         "engine start"),
+        (raised(UserError("cannot stage weights"), OSError(errno.ENOSPC, "No space")), "other"),
+        (raised(EngineError("did not start"), OSError(errno.ENOSPC, "No space")), "other"),
+        (raised(EngineError("did not start"), MemoryError()), "other"),
+        (raised(EngineError("did not start"), type("OutOfMemoryError", (RuntimeError,), {})()),
+         "other"),
+    ],
+)  # fmt: skip
+def test_what_may_pass_is_no_bad_input(failing: RunDir, error: Exception, cause: str) -> None:
+    TrialRunner(failing, "n1-0", "n1", time.time() + 60).write_failure(error)
+    assert _files.read_record(failing.trial("n1-0"), TrialProgress).cause == cause
 
 
 def test_a_round_without_trials_tells_nothing(failing: RunDir) -> None:

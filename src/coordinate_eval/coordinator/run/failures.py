@@ -45,8 +45,9 @@ def report_failures(run_dir: RunDir) -> list[str]:
 def recurring_failure(run_dir: RunDir, rounds: Sequence[Round]) -> bool:
     """Tell whether all trials of the last round failed, and another round would fail too.
 
-    They must have failed with the same error. Bad input fails again for certain. An engine that
-    does not start may be one faulty GPU; if several do not start, another round is no help.
+    They must have failed with the same error. Bad input fails again for certain. Engines that do
+    not start on one node may be that node's fault; if none starts on several nodes, another round
+    is no help.
     """
     if not rounds or rounds[-1].created < _files.modified(run_dir.resumed):
         return False
@@ -54,7 +55,8 @@ def recurring_failure(run_dir: RunDir, rounds: Sequence[Round]) -> bool:
     errors = {trial.message.replace(trial.node, "NODE") for trial in trials}
     causes = {trial.cause for trial in trials}
     return len(errors) == 1 and (
-        causes == {"input"} or (causes == {"engine start"} and len(trials) > 1)
+        causes == {"input"}
+        or (causes == {"engine start"} and len({trial.node for trial in trials}) > 1)
     )
 
 

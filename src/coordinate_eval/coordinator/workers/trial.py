@@ -6,6 +6,7 @@ one iterator over all shards and datasets, so it stays full.
 """
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Generator, Iterator
@@ -122,7 +123,9 @@ class TrialRunner:
         ours = isinstance(error, CoordinateError)
         message = str(error) if ours else f"{type(error).__name__}: {error}"
         cause = "other"
-        if isinstance(error, UserError):
+        if _may_pass(error):
+            pass
+        elif isinstance(error, UserError):
             cause = "input"
         elif isinstance(error, EngineError) and not self._engine_started:
             cause = "engine start"
@@ -232,6 +235,18 @@ class TrialRunner:
                     tried.add(shard.span)
                     if self._pace.in_time(shard.gpu_seconds):
                         yield shard
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Tell whether an error comes from this node: a full disk or memory, or storage that fails."""
+    cause: BaseException | None = error
+    while cause is not None:
+        # Libraries raise OSError without a number for wrong files of a checkpoint.
+        system = isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT)
+        if system or isinstance(cause, MemoryError) or "OutOfMemory" in type(cause).__name__:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 @contextlib.contextmanager
