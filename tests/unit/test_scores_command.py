@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cli.scores import step_of
 from coordinate_eval.coordinator.run.main_metric import Score, main_score
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.records import DatasetResults
 
 
@@ -134,6 +134,32 @@ def test_an_unreadable_run_does_not_hide_the_others(home: Path) -> None:
     done = call(home, "runs", "--json")
     assert len(json.loads(done.stdout)) == 3
     assert "torn/run.json" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"comp'])
+@pytest.mark.parametrize("name", ["results.json", "results/a.json"])
+def test_a_torn_result_does_not_hide_other_runs(home: Path, name: str, text: str) -> None:
+    (home / "step-100-x" / "cancelled").unlink()
+    torn = home / "step-100-x" / name
+    torn.write_text(text)
+    rows = json.loads(call(home, "scores", "--json").stdout)["rows"]
+    assert [row["step"] for row in rows] == [200, 300]
+    assert name in call(home, "scores").stderr
+    rows = json.loads(call(home, "runs", "--dataset", "a", "--json").stdout)
+    assert [row["run"] for row in rows] == ["step-300-x", "step-200-x"]
+    assert isinstance(call(home, "scores", "step-100-x").exception, RecordError)
+
+
+def test_brackets_are_no_markup(home: Path) -> None:
+    run = make_run(id="step-100-x", nonce="100")
+    run = run.model_copy(update={"suite": run.suite.model_copy(update={"name": "[/s]"})})
+    _files.write_record(RunDir(home / "step-100-x").run, run)
+    found = results("a", {"a": {"acc,[/f]": 0.5}})
+    for step in (100, 200, 300):
+        _files.write_record(RunDir(home / f"step-{step}-x").dataset_results("a"), found)
+    assert "[/s]" in call(home, "runs").stdout
+    assert "acc,[/f]" in call(home, "runs", "--dataset", "a").stdout
+    assert "acc,[/f]" in call(home, "scores").stdout
 
 
 def test_scores_are_ordered_by_step(home: Path) -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _files
@@ -34,5 +35,6 @@ def show_config(file: Path | None, *, as_json: bool) -> None:
     for column in table.columns:
         column.overflow = "fold"
     for name, value in values.items():
-        table.add_row(name, json.dumps(value, ensure_ascii=False), origins[name], meaning(name))
+        cells = (name, json.dumps(value, ensure_ascii=False), origins[name], meaning(name))
+        table.add_row(*map(escape, cells))
     console.print(table)

@@ -75,10 +75,10 @@ def supervise(
 
 def show_results(run_dir: RunDir, *, as_json: bool) -> int:
     """Print `results.json` as it is or as a table; return 0 if it is complete, else 1."""
-    text = run_dir.results.read_text()
-    results = _files.read_json(run_dir.results)
+    results = report.read_results(run_dir)
+    assert results is not None, "the run has ended"
     if as_json:
-        sys.stdout.write(text)
+        sys.stdout.write(run_dir.results.read_text())
     else:
         console = table_console()
         console.print(report.table(results))

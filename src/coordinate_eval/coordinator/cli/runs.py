@@ -4,10 +4,11 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _files
@@ -83,7 +84,9 @@ def list_runs(settings: Settings, dataset: str | None, limit: int, *, as_json: b
     if dataset is not None and not any(_has(run, dataset) for _, run in found):
         raise UserError(f"no run under {settings.runs_dir} has dataset {dataset!r}")
     tasks, note = _poll(found[:limit], settings)
-    rows = [_row(run_dir, run, dataset, tasks) for run_dir, run in found[:limit]]
+    rows = readable_rows(
+        found[:limit], lambda run_dir, run: _row(run_dir, run, dataset, tasks), problems
+    )
     if as_json:
         sys.stdout.write(_files.pretty(rows))
     else:
@@ -99,6 +102,19 @@ def list_runs(settings: Settings, dataset: str | None, limit: int, *, as_json: b
             )
     for problem in [*problems, *([note] if note else [])]:
         sys.stderr.write(f"{problem}\n")
+
+
+def readable_rows(
+    found: Sequence[Found], row: Callable[[RunDir, Run], dict[str, Any]], problems: list[str]
+) -> list[dict[str, Any]]:
+    """Return the row of each run. Of a run with a torn file, add the error to `problems`."""
+    rows = []
+    for run_dir, run in found:
+        try:
+            rows.append(row(run_dir, run))
+        except (RecordError, OSError) as error:
+            problems.append(str(error))
+    return rows
 
 
 def dataset_score(run_dir: RunDir, dataset: str, metric: str | None = None) -> Score | None:
@@ -147,7 +163,9 @@ def _poll(
 
 
 def _surely_ended(run_dir: RunDir) -> bool:
-    return state.is_complete(run_dir) or run_dir.cancelled.exists()
+    with contextlib.suppress(RecordError):  # it is reported with the run's row
+        return state.is_complete(run_dir) or run_dir.cancelled.exists()
+    return True
 
 
 def _row(
@@ -187,19 +205,19 @@ def _table(rows: list[dict[str, Any]], dataset: str | None) -> Table:
     metrics = {row["score"]["metric"] for row in rows if row.get("score")}
     if dataset is not None:
         # One metric is named once, above its values.
-        heading = f"{dataset}\n{metrics.pop()}" if len(metrics) == 1 else dataset
+        heading = f"{dataset}\n{escape(metrics.pop())}" if len(metrics) == 1 else dataset
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         cells = [
             row["run"],
-            row["suite"],
+            escape(row["suite"]),
             row["state"],
             f"{row['datasets_scored']} of {row['datasets']}",
             age(row["age_seconds"]),
         ]
         if dataset is not None:
             score = row["score"]
-            name = f" {score['metric']}" if score and metrics else ""
+            name = f" {escape(score['metric'])}" if score and metrics else ""
             cells.append(f"{score['value']:.4f}{name}" if score else "")
         table.add_row(*cells)
     return table

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cli.runs import dataset_score, find, find_all
+from coordinate_eval.coordinator.cli.runs import dataset_score, find, find_all, readable_rows
 from coordinate_eval.coordinator.cli.stdout import table_console
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import state
@@ -42,9 +43,10 @@ def show_scores(names: Sequence[str], settings: Settings, metric: str | None, fo
     problems: list[str] = []
     if names:
         found = [(each, _files.read_record(each.run, Run)) for each in _named(names, settings)]
+        rows = [_row(run_dir, run, metric) for run_dir, run in found]
     else:
         found, problems = find_all(settings)
-    rows = [_row(run_dir, run, metric) for run_dir, run in found]
+        rows = readable_rows(found, lambda run_dir, run: _row(run_dir, run, metric), problems)
     rows.sort(key=lambda r: (r["step"] is None, r["step"] or 0, r["created"]))
     datasets = list(dict.fromkeys(d.name for _, run in found for d in run.suite.datasets))
     scored = [name for name in datasets if any(name in row["scores"] for row in rows)]
@@ -133,7 +135,7 @@ def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Se
         table = Table()
         table.add_column("step", justify="right", no_wrap=True)
         for name in part:
-            table.add_column(_heading(rows, name), justify="right", no_wrap=True)
+            table.add_column(escape(_heading(rows, name)), justify="right", no_wrap=True)
         for row in rows:
             table.add_row(_label(row, rows), *_cells(row, part))
         console.print(table)

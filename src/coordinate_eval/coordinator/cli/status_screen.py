@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -147,7 +148,7 @@ def _scores(shown: dict[str, Any]) -> Table:
             continue
         error = "" if score["stderr"] is None else f"{score['stderr']:.4f}"
         mean = f" (mean of {score['tasks']} tasks)" if score["tasks"] > 1 else ""
-        table.add_row(name, f"{score['value']:.4f}", error, score["metric"] + mean)
+        table.add_row(name, f"{score['value']:.4f}", error, escape(score["metric"]) + mean)
     return table
 
 
@@ -166,5 +167,5 @@ def _jobs(shown: dict[str, Any]) -> Table:
     for heading in ("job", "id", "state", "node", "reason"):
         table.add_column(heading, overflow="fold")
     for task in shown["jobs"]:
-        table.add_row(*(task[key] for key in ("what", "id", "state", "node", "reason")))
+        table.add_row(*(escape(task[key]) for key in ("what", "id", "state", "node", "reason")))
     return table

@@ -6,6 +6,7 @@ They have another shape than results, so that neither people nor programs confus
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
+from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval.coordinator.run.records import Run
@@ -141,8 +142,8 @@ def table(known: dict[str, Any]) -> Table:
                     "" if found["low"] is None else f"{found['low']:.4f} … {found['high']:.4f}"
                 )
                 shown.add_row(
-                    "" if number else task,
-                    metric.removesuffix(",none"),
+                    "" if number else escape(task),
+                    escape(metric.removesuffix(",none")),
                     f"{found['value']:.4f}",
                     between,
                     "" if number else items,
@@ -151,7 +152,7 @@ def table(known: dict[str, Any]) -> Table:
     for name in known["pending"]:
         shown.add_row(name, "[yellow]on its way", "", "", "")
     for name, why in known["without"].items():
-        shown.add_row(name, f"[yellow]{why.splitlines()[-1]}", "", "", "")
+        shown.add_row(name, f"[yellow]{escape(why.splitlines()[-1])}", "", "", "")
     return shown
 
 

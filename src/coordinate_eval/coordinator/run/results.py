@@ -4,6 +4,7 @@ import re
 import time
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import __version__, _files
@@ -11,6 +12,7 @@ from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger
 from coordinate_eval.coordinator.run.failures import report_failures
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Dataset, DatasetResults
 
 MOST_NAMES = 5
@@ -57,6 +59,24 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
     }
 
 
+def read_results(run_dir: RunDir) -> dict[str, Any] | None:
+    """Return the content of `results.json`, or None before the run has ended.
+
+    Raises:
+        RecordError: it is torn, or has something else.
+    """
+    if not run_dir.results.exists():
+        return None
+    mend = "remove it, and `coordinate-eval resume` makes it again from what is scored"
+    try:
+        results = _files.read_json(run_dir.results)
+    except RecordError as error:
+        raise RecordError(f"{error}; {mend}") from error
+    if not isinstance(results, dict) or "complete" not in results:
+        raise RecordError(f"{run_dir.results} has no results of a run; {mend}")
+    return results
+
+
 def table(results: dict[str, Any]) -> Table:
     """Return the content of `results.json` as a table: one row for each task and metric."""
     shown = Table(title=f"{results['run']}", title_justify="left")
@@ -75,19 +95,19 @@ def table(results: dict[str, Any]) -> Table:
             error = metrics.get(f"{metric}_stderr,{filter_name}")
             samples = results["n_samples"].get(task, {}).get("effective", "")
             shown.add_row(
-                task if first else "",
-                name.removesuffix(",none"),
+                escape(task) if first else "",
+                escape(name.removesuffix(",none")),
                 f"{value:.4f}",
                 f"{error:.4f}" if isinstance(error, float) else "",
                 str(samples) if first else "",
             )
             first = False
     for name in results["missing"]:
-        shown.add_row(f"[red]{name}", "[red]missing", "", "", "")
+        shown.add_row(f"[red]{escape(name)}", "[red]missing", "", "", "")
     # Results of earlier versions have no `left_out`.
     for name, why in results.get("left_out", {}).items():
-        shown.add_row(f"[yellow]{name}", "[yellow]left out", "", "", "")
-        shown.add_row("", f"[yellow]{why}", "", "", "")
+        shown.add_row(f"[yellow]{escape(name)}", "[yellow]left out", "", "", "")
+        shown.add_row("", f"[yellow]{escape(why)}", "", "", "")
     return shown
 
 

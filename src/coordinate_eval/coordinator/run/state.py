@@ -20,6 +20,7 @@ from coordinate_eval.coordinator.run.epochs import Epoch, latest_epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import portions_with_questions
 from coordinate_eval.coordinator.run.records import Round, Run, StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.results import read_results
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.records import DatasetRequests, Record, Span
 
@@ -74,7 +75,8 @@ class Progress(Record):
 
 def is_complete(run_dir: RunDir) -> bool:
     """Return whether all results of a run are there."""
-    return run_dir.results.exists() and bool(_files.read_json(run_dir.results)["complete"])
+    results = read_results(run_dir)
+    return results is not None and bool(results["complete"])
 
 
 def has_ended_incomplete(run_dir: RunDir) -> bool:
