@@ -1,6 +1,7 @@
 """Asking again for a run that stopped: why it stopped is said, and cron does not try for ever."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from coordinate_eval.coordinator import clusters
 from coordinate_eval.coordinator.cli import resume
 from coordinate_eval.coordinator.cli.run import start_run
 from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import jobs, state
+from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, Submitted
 from coordinate_eval.coordinator.run.resumes import MOST_TRIES
@@ -70,6 +72,26 @@ def test_asking_again_for_a_run_at_work_changes_nothing(reviewer: Reviewer) -> N
     (root,) = (reviewer.folder / "runs").iterdir()
     assert not RunDir(root).resumed.exists()
     assert "is supervised by job 1" in reviewer.capsys.readouterr().err
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_asking_again_leaves_a_run_to_the_terminal_that_supervises_it(
+    reviewer: Reviewer, local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(reviewer)
+    run_dir = fail(reviewer)
+    run_dir.results.unlink()
+    monkeypatch.setattr(reviewer.cluster, "local", local, raising=False)
+    monkeypatch.setattr(state, "_is_ours", lambda pid: pid == os.getpid())
+    take_over(run_dir)
+    reviewer.capsys.readouterr()
+    for _ in range(MOST_TRIES + 1):
+        ask(reviewer)
+    said = reviewer.capsys.readouterr().err
+    assert "is supervised by another process on this machine" in said
+    assert "stopped" not in said
+    assert not reviewer.cluster.submitted
+    assert not run_dir.resumed.exists()
 
 
 def test_an_interrupted_wait_says_which_jobs_hold_gpus(

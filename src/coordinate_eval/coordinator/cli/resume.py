@@ -10,7 +10,7 @@ from coordinate_eval.coordinator import clusters
 from coordinate_eval.coordinator.cli.progress import Display
 from coordinate_eval.coordinator.cli.runs import name_for_commands
 from coordinate_eval.coordinator.cli.stdout import table_console
-from coordinate_eval.coordinator.cluster import Cluster, State, TaskStatus
+from coordinate_eval.coordinator.cluster import Cluster, State
 from coordinate_eval.coordinator.run import jobs, resumes, state
 from coordinate_eval.coordinator.run import results as report
 from coordinate_eval.coordinator.run.create import submit_supervisor
@@ -18,6 +18,8 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, Submitted
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.errors import ClusterError, CoordinateError
+
+_ANOTHER_PROCESS = "another process on this machine"
 
 
 def resume_run(run_dir: RunDir, *, wait: bool, as_json: bool, asked_again: bool = False) -> int:
@@ -35,17 +37,20 @@ def resume_run(run_dir: RunDir, *, wait: bool, as_json: bool, asked_again: bool 
         return show_results(run_dir, as_json=as_json)
     cluster = clusters.by_name(run.cluster, run.settings)
     if cluster.local:
-        _prepare(run_dir, run, [], asked_again=asked_again)
+        if asked_again and state.is_supervised(run_dir, run, []):
+            return _say_supervised(run_dir, run, _ANOTHER_PROCESS)
+        _prepare(run_dir, run, supervised=False, asked_again=asked_again)
         with cluster:
             return supervise(run_dir, run, cluster, as_json=as_json)
     with cluster:
         tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
         alive = [t for t in tasks if jobs.is_supervisor(run, t.name) and t.state is not State.ENDED]
-        _prepare(run_dir, run, alive, asked_again=asked_again)
+        supervised = bool(state.is_supervised(run_dir, run, tasks))
+        _prepare(run_dir, run, supervised=supervised, asked_again=asked_again)
         if alive and not wait:
-            message = f"run {run.id} is supervised by job {alive[0].job_id}: {run_dir.root}"
-            sys.stderr.write(message + "\n")
-            return 0
+            return _say_supervised(run_dir, run, f"job {alive[0].job_id}")
+        if supervised and asked_again and not wait:
+            return _say_supervised(run_dir, run, _ANOTHER_PROCESS)
         if wait:
             # One that starts later would take over from this one.
             cluster.cancel([t.job_id for t in alive])
@@ -102,7 +107,13 @@ def announce(run_dir: RunDir, run: Run, submitted: Submitted, *, as_json: bool) 
         )
 
 
-def _prepare(run_dir: RunDir, run: Run, alive: list[TaskStatus], *, asked_again: bool) -> None:
+def _say_supervised(run_dir: RunDir, run: Run, by: str) -> int:
+    """Say who supervises a run that goes on, and return the exit status."""
+    sys.stderr.write(f"run {run.id} is supervised by {by}: {run_dir.root}\n")
+    return 0
+
+
+def _prepare(run_dir: RunDir, run: Run, *, supervised: bool, asked_again: bool) -> None:
     """Say why the run stopped, and mark it as resumed.
 
     Asking again for a run that is supervised does not mark it: what failed goes on counting.
@@ -110,7 +121,7 @@ def _prepare(run_dir: RunDir, run: Run, alive: list[TaskStatus], *, asked_again:
     Raises:
         CoordinateError: asking again has brought nothing too often.
     """
-    if asked_again and not alive and not run_dir.cancelled.exists():
+    if asked_again and not supervised and not run_dir.cancelled.exists():
         name = name_for_commands(run_dir, run, run.settings)
         why = "\n".join(f"  {line}" for line in _reasons(run_dir))
         tries = resumes.tries_without_progress(run_dir)
@@ -123,7 +134,7 @@ def _prepare(run_dir: RunDir, run: Run, alive: list[TaskStatus], *, asked_again:
         number = f" (try {tries + 1} of {resumes.MOST_TRIES} without progress)" if tries else ""
         sys.stderr.write(f"run {run.id} stopped without all results:\n{why}\nresuming it{number}\n")
     run_dir.cancelled.unlink(missing_ok=True)
-    if not (asked_again and alive):
+    if not (asked_again and supervised):
         resumes.note(run_dir, by_hand=not asked_again)
 
 
