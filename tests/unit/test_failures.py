@@ -116,6 +116,20 @@ def test_what_may_pass_is_no_bad_input(failing: RunDir, error: Exception, cause:
     assert _files.read_record(failing.trial("n1-0"), TrialProgress).cause == cause
 
 
+def test_input_that_was_answered_before_is_not_bad(failing: RunDir) -> None:
+    say(failing, "input", "cannot import it")
+    earlier = ROUND.model_copy(update={"nodes": [RoundNode(name="n0", gpu_type="", trials=1)]})
+    last = ROUND.model_copy(update={"number": 1})
+    for path in list(failing.trials_folder.iterdir()):
+        path.rename(path.with_name(f"{path.stem}-r1.json"))
+    assert recurring_failure(failing, [earlier, last])
+    tell(failing, "n0", 0, None, "")
+    answered = _files.read_record(failing.trial("n0-0"), TrialProgress)
+    answered = answered.model_copy(update={"responses": 1})
+    _files.write_record(failing.trial("n0-0"), answered)
+    assert not recurring_failure(failing, [earlier, last])
+
+
 def test_a_round_without_trials_tells_nothing(failing: RunDir) -> None:
     assert not recurring_failure(failing, [ROUND])
     assert not recurring_failure(failing, [])

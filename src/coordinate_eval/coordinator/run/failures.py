@@ -47,17 +47,20 @@ def recurring_failure(run_dir: RunDir, rounds: Sequence[Round]) -> bool:
 
     They must have failed with the same error. Bad input fails again for certain. Engines that do
     not start on one node may be that node's fault; if none starts on several nodes, another round
-    is no help.
+    is no help. A trial that has ever answered proves the input to be right.
     """
     if not rounds or rounds[-1].created < _files.modified(run_dir.resumed):
         return False
     trials = list(read_trials_of(run_dir, rounds[-1]))
     errors = {trial.message.replace(trial.node, "NODE") for trial in trials}
     causes = {trial.cause for trial in trials}
-    return len(errors) == 1 and (
+    if len(errors) != 1 or not (
         causes == {"input"}
         or (causes == {"engine start"} and len({trial.node for trial in trials}) > 1)
-    )
+    ):
+        return False
+    earlier = (trial for round_ in rounds for trial in read_trials_of(run_dir, round_))
+    return not any(trial.responses for trial in earlier)
 
 
 def read_trials_of(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:
