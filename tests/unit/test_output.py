@@ -39,6 +39,14 @@ def test_output_that_cannot_be_written_is_said_once(
     assert said == "coordinate-eval: cannot write the output: No space left on device\n"
 
 
+def test_without_any_place_for_errors_the_exit_status_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "__stderr__", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(monkeypatch, "status", "no-such-run") == 2
+
+
 @pytest.mark.parametrize("length", [10, 100_000])
 def test_long_and_short_output_is_missed(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     with FULL.open("w") as full:

@@ -25,6 +25,8 @@ def whole_output() -> Iterator[None]:
     """
     if sys.__stdout__ is None:  # closed by whoever started it
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process
+    if sys.__stderr__ is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:

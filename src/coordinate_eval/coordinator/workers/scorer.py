@@ -73,13 +73,14 @@ class _Scorer:
         for dataset in unscored_datasets(self._dir, self._run):
             if len(self._outputs.unpublished(spans)) < len(spans):
                 return
-            index = _files.read_record(self._dir.requests_index(dataset.name), DatasetRequests)
-            if index.requests > room:
-                continue
-            room -= index.requests
-            _files.write(self._dir.scoring, dataset.name)
             # An error comes again when the dataset is scored, and is reported then.
             with contextlib.suppress(Exception):
+                path = self._dir.requests_index(dataset.name)
+                index = _files.read_record(path, DatasetRequests)
+                if index.requests > room:
+                    continue
+                room -= index.requests
+                _files.write(self._dir.scoring, dataset.name)
                 self._evaluator.load(dataset)
 
     def write_questions_of_a_shard(self) -> bool:
