@@ -10,12 +10,14 @@ from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.failures import recurring_failure, report_failures
+from coordinate_eval.coordinator.run.jobs import keeper_job
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     Round,
     RoundNode,
     Run,
     StageProgress,
+    Submitted,
     TrialProgress,
 )
 from coordinate_eval.coordinator.run.results import collect_results
@@ -142,6 +144,16 @@ def test_a_resumed_run_tries_again(failing: RunDir) -> None:
     os.utime(failing.resumed, (later, later))
     assert not recurring_failure(failing, [ROUND])
     assert report_failures(failing) == []
+
+
+def test_refused_jobs_are_reported_without_their_commands(failing: RunDir) -> None:
+    run = make_run()
+    for node in ROUND.nodes:
+        job = keeper_job(run, failing, ROUND, node)
+        refusal = f"Slurm refused the job: invalid account\n(submitted with sbatch {job.name})"
+        submitted = Submitted(job=job, job_id=None, refusal=refusal, time=time.time())
+        _files.write_record(failing.job(job.name), submitted)
+    assert report_failures(failing) == ["2 jobs: Slurm refused the job: invalid account"]
 
 
 def test_an_error_is_reported_once(failing: RunDir) -> None:

@@ -1,11 +1,11 @@
-"""Errors of keepers and trials. Equal ones are reported once, and some end the run."""
+"""Errors of keepers and trials, and refused jobs. Equal ones are reported once; some end a run."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run.jobs import trials_of
+from coordinate_eval.coordinator.run.jobs import read_submitted, trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, StageProgress, TrialProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds
@@ -15,7 +15,7 @@ LAST_LOG_LINES = 15
 
 
 class Failure(NamedTuple):
-    """The error of one keeper or trial."""
+    """The error of one keeper or trial, or the scheduler's refusal of a job."""
 
     kind: str
     name: str
@@ -26,7 +26,7 @@ class Failure(NamedTuple):
     @property
     def error(self) -> str:
         """The message without the node's name, so that equal errors of several nodes are equal."""
-        return self.message.replace(self.node, "NODE")
+        return self.message.replace(self.node, "NODE") if self.node else self.message
 
 
 def report_failures(run_dir: RunDir) -> list[str]:
@@ -99,3 +99,8 @@ def _failures(run_dir: RunDir) -> Iterator[Failure]:
         for trial in read_trials_of(run_dir, round_):
             if trial.state == "failed" and trial.updated >= since:
                 yield Failure("trial", trial.trial, trial.node, trial.message, trial.log)
+    for submitted in read_submitted(run_dir):
+        if submitted.refusal and submitted.time >= since:
+            # The lines that follow are the command, which differs from job to job.
+            words = submitted.refusal.splitlines()[0]
+            yield Failure("job", submitted.job.name, submitted.job.node or "", words, "")
