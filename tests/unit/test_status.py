@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.cluster import State, TaskStatus
 from coordinate_eval.coordinator.run import jobs, resumes, state
 from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.records import Run, StageProgress, Submitted, TrialProgress
 from coordinate_eval.coordinator.run.results import collect_results, reasons
 from coordinate_eval.coordinator.run.state import Phase
 from coordinate_eval.errors import ClusterSilent
@@ -216,6 +216,32 @@ def test_a_finished_run_shows_its_scores(run_dir: RunDir, monkeypatch: pytest.Mo
     assert done.exit_code == 0
     for word in ("complete", "0.5000", "0.1000", "acc", "coordinate-eval scores r"):
         assert word in done.output
+
+
+def test_a_finished_run_needs_no_scheduler(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(run_dir, len(SPANS))
+    score(run_dir, "a", "b")
+    finish(run_dir)
+    done = ask(run_dir, monkeypatch, None)
+    assert done.exit_code == 0
+    assert "no answer" not in done.output
+
+
+def test_tasks_of_an_array_have_ids_of_their_own(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _files.read_record(run_dir.run, Run)
+    job = jobs.trials_job(run, run_dir, ROUND, ROUND.nodes[0])
+    submitted = Submitted(job=job, job_id="8", time=time.time())
+    _files.write_record(run_dir.job(job.name), submitted)
+    tasks = [
+        TaskStatus(name=job.name, job_id="8", index=index, state=State.RUNNING)
+        for index in range(job.count)
+    ]
+    shown = json.loads(ask(run_dir, monkeypatch, [SUPERVISOR, *tasks], "--json").output)
+    assert [task["id"] for task in shown["jobs"]] == ["7", "8_0", "8_1"]
 
 
 def test_a_failed_run_says_why_once_and_what_to_do(

@@ -66,10 +66,12 @@ def exit_status(phase: Phase) -> int:
 
 def describe(run_dir: RunDir, run: Run, settings: Settings, requests: int) -> dict[str, Any]:
     """Return what the run directory and the scheduler say, as `status --json` prints it."""
-    tasks, note, silent = _poll(run)
+    # A complete run is the same whatever the scheduler says, and it may be silent for a minute.
+    tasks, note, silent = (None, "", False) if state.is_complete(run_dir) else _poll(run)
     progress = state.progress(run_dir, run, tasks, silent=silent, requests=requests)
     phase = progress.phase
     command = name_for_commands(run_dir, run, settings)
+    arrays = {s.job.name for s in jobs.read_submitted(run_dir) if s.job.count > 1}
     rough = None
     if phase is not Phase.COMPLETE:
         rough = _files.read_record_if_there(run_dir.first_signal, FirstSignal)
@@ -88,7 +90,7 @@ def describe(run_dir: RunDir, run: Run, settings: Settings, requests: int) -> di
         "datasets": _datasets(run_dir, run),
         "first_signal": rough.model_dump(mode="json", by_alias=True) if rough else None,
         "trials": [t.model_dump(mode="json") for t in state.read_trials(run_dir).values()],
-        "jobs": [_job(run, t) for t in tasks or [] if t.state is not State.ENDED],
+        "jobs": [_job(run, t, arrays) for t in tasks or [] if t.state is not State.ENDED],
         "reasons": reasons,
         "next": _next(phase, command),
         "note": note,
@@ -156,11 +158,12 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
     return datasets
 
 
-def _job(run: Run, task: TaskStatus) -> dict[str, str]:
+def _job(run: Run, task: TaskStatus, arrays: set[str]) -> dict[str, str]:
+    """Return a job or one task of an array, under the id that cancels it and nothing else."""
     return {
         "name": task.name,
         "what": task.name.removeprefix(jobs.prefix(run)),
-        "id": f"{task.job_id}_{task.index}" if task.index else task.job_id,
+        "id": f"{task.job_id}_{task.index}" if task.name in arrays else task.job_id,
         "state": task.state.value,
         "node": task.node,
         "reason": task.reason,
