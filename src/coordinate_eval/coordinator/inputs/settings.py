@@ -153,7 +153,7 @@ class Settings(Record):
     deadline_seconds: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="of the makespan; else refused"
     )
-    queue: bool = Field(default=False, description="wait in the queue when no GPU is free")
+    queue: bool = Field(default=False, description="wait for a GPU when none is free")
     first_signal: bool = Field(
         default=False, description="a slice of every dataset first, to have rough scores early"
     )

@@ -57,6 +57,9 @@ HANDOVER_SECONDS = 300.0
 LOCAL_POLL_SECONDS = 0.2
 """Longest time between polls of a cluster on this machine, where a poll costs nothing."""
 
+POLLS_PER_SEARCH = 6
+"""Polls between two searches for a free GPU: the list of a large cluster's nodes is long."""
+
 MAX_FAULTS = 20
 """Errors in a row, of files or in the scheduler's answers, after which the supervisor gives up."""
 
@@ -94,6 +97,7 @@ class Supervisor:
         self._handover = time.time() + minutes * 60 - HANDOVER_SECONDS
         self._scorer = ScorerProcess(run_dir, self._run)
         self._metrics_after = 0.0
+        self._round_after = 0.0
         self._idle_arrays = 0
         self._unanswered = -1
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
@@ -219,6 +223,8 @@ class Supervisor:
 
     def _new_round(self) -> None:
         """Create the next round on the nodes that are free now; create none while no GPU is."""
+        if time.time() < self._round_after:
+            return
         rounds = list(read_rounds(self._dir))
         unpublished = set(
             Ledger(self._dir, "outputs").unpublished(s.span for s in self._run.shards)
@@ -229,6 +235,7 @@ class Supervisor:
             new = next_round(self._run, plan, rounds, left, self._cluster.nodes(), time.time())
         except UserError as error:
             self._tell(None, f"waiting for a free GPU: {str(error).splitlines()[0]}")
+            self._round_after = time.time() + POLLS_PER_SEARCH * self._poll_seconds
             return
         _files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
 
