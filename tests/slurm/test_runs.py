@@ -212,7 +212,7 @@ def test_nothing_free_says_so_and_a_queued_run_waits(
         args = ("run", tiny_model(), "--suite", workspace.suite(*TASKS), "--max-gpus", 2)
         where = ("--run-dir", workspace.folder / "queued")
         done = workspace.call(*args, *where, status=2)
-        assert "node1: 8 of 8 GPUs in use" in done.stderr
+        assert "node1, node2, node3, node4: 8 of 8 GPUs in use" in done.stderr
         assert "--queue" in done.stderr
         assert not (workspace.folder / "queued").exists()
         run = Path(workspace.call(*args, *where, "--queue").stdout.rstrip("\n"))

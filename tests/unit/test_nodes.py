@@ -1,6 +1,7 @@
 """The choice of nodes."""
 
 import pytest
+from tests.plans import CHECKPOINT
 
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -53,6 +54,39 @@ def test_nothing_free_says_what_is_busy() -> None:
         select.choose([], busy, Settings(), 1, 20)
     assert "n1: 8 of 8 GPUs in use" in str(caught.value)
     assert "--queue" in str(caught.value)
+
+
+def test_equal_reasons_share_a_line_and_excluded_nodes_come_last() -> None:
+    busy = [
+        Busy(name="cpu1", why="not in partition gpu", excluded=True),
+        *(Busy(name=f"n{i}", why="8 of 8 GPUs in use") for i in range(1, 11)),
+    ]
+    with pytest.raises(NoFreeGpu) as caught:
+        select.choose([], busy, Settings(), 1, 20)
+    assert str(caught.value).splitlines()[:3] == [
+        "no node has 1 free GPU now",
+        "  n1, n2, n3, n4, n5, n6, n7, n8 and 2 more: 8 of 8 GPUs in use",
+        "  cpu1: not in partition gpu",
+    ]
+
+
+def test_nothing_waits_for_nodes_that_the_settings_exclude() -> None:
+    busy = [
+        Busy(name="n1", why="without the features h100", excluded=True),
+        Busy(name="n2", why="8 of 8 GPUs in use"),
+    ]
+    with pytest.raises(UserError, match="now or later") as caught:
+        choose_nodes(busy, nodes="n1")
+    assert not isinstance(caught.value, NoFreeGpu)
+    assert "n2" not in str(caught.value)
+    with pytest.raises(NoFreeGpu):
+        choose_nodes(busy)
+    with pytest.raises(UserError, match="has no node with GPUs"):
+        choose_nodes([])
+
+
+def choose_nodes(busy: list[Busy], **settings: object) -> None:
+    select.choose_nodes(CHECKPOINT, Settings.model_validate(settings), [], busy, 2048)
 
 
 def test_too_little_memory_is_not_called_busy() -> None:

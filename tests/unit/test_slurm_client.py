@@ -113,6 +113,26 @@ def test_a_submission_without_an_id_may_exist(says: Says, tmp_path: Path) -> Non
         SlurmCluster(SlurmSettings()).submit(job)
 
 
+def test_a_job_longer_than_its_partition_allows_is_refused(says: Says, tmp_path: Path) -> None:
+    from coordinate_eval.coordinator.cluster import Job
+
+    says(output="PartitionName=low Default=YES MaxTime=01:00:00 State=UP\n")
+    job = Job(name="n", argv=("x",), minutes=240, requeue=True, log=str(tmp_path / "log"))
+    with pytest.raises(SubmitRefused, match=r"allows jobs of 60 minutes.*supervisor\] minutes"):
+        SlurmCluster(SlurmSettings()).submit(job)
+    with pytest.raises(ClusterSilent):  # sbatch is asked: a QOS may allow more
+        SlurmCluster(SlurmSettings(qos="long")).submit(job)
+
+
+def test_a_partition_that_is_not_up_starts_nothing(says: Says) -> None:
+    cluster = SlurmCluster(SlurmSettings())
+    says(output="PartitionName=low Default=YES State=DRAIN\n")
+    with pytest.raises(UserError, match="low is DRAIN; try again later"):
+        cluster.whole_nodes()
+    says(output="PartitionName=low Default=YES State=UP\n")
+    assert not cluster.whole_nodes()
+
+
 def test_calls_are_counted(says: Says) -> None:
     client = SlurmClient(5)
     client.run("squeue")

@@ -1,13 +1,20 @@
 """Slurm's JSON of nodes to nodes and busy nodes, in the shapes of three versions."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coordinate_eval.errors import ClusterError
-from coordinate_eval.slurm.nodes import Wanted, gpu_memory_gib, read_nodes, read_partitions
+from coordinate_eval.slurm.nodes import (
+    Partition,
+    Wanted,
+    gpu_memory_gib,
+    read_nodes,
+    read_partitions,
+)
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "slurm-fixtures"
 LOW = Wanted(partitions=frozenset({"low"}))
@@ -130,7 +137,9 @@ def test_nodes_without_gpus_are_not_spoken_of() -> None:
 
 
 def test_a_node_of_another_partition_is_busy() -> None:
-    assert why(old(partitions=["high"])) == "not in partition low"
+    other = old(partitions=["high"])
+    assert why(other) == "not in partition low"
+    assert [b.excluded for b in read_nodes({"nodes": [other]}, LOW)[1]] == [True]
     assert free(old(), Wanted(frozenset({"high", "x"}))) == ("h200", 8, 8)
 
 
@@ -195,13 +204,13 @@ def test_memory_by_type(kind: str, gib: float) -> None:
 
 def test_partitions() -> None:
     text = (
-        "PartitionName=low AllowGroups=ALL Default=YES OverSubscribe=NO TRES=cpu=512,node=4\n"
-        "PartitionName=whole Default=NO OverSubscribe=EXCLUSIVE\n\n"
+        "PartitionName=low AllowGroups=ALL Default=YES OverSubscribe=NO TRES=cpu=512,node=4 "
+        "MaxTime=UNLIMITED State=UP\n"
+        "PartitionName=whole Default=NO OverSubscribe=EXCLUSIVE MaxTime=1-02:30:00 State=DRAIN\n\n"
     )
-    partitions = read_partitions(text)
-    assert [(p.name, p.default, p.whole) for p in partitions.values()] == [
-        ("low", True, False),
-        ("whole", False, True),
+    assert list(read_partitions(text).values()) == [
+        Partition(name="low", default=True, whole=False, state="UP", minutes=math.inf),
+        Partition(name="whole", default=False, whole=True, state="DRAIN", minutes=1590),
     ]
 
 

@@ -49,6 +49,9 @@ class Busy(Record):
 
     name: str
     why: str = Field(description="in words for a person")
+    excluded: bool = Field(
+        default=False, description="the settings exclude it, so that waiting does not help"
+    )
 
 
 class Job(Record):

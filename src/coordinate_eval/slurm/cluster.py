@@ -1,5 +1,6 @@
 """Slurm as a `Cluster`: the command behind each method."""
 
+import math
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from coordinate_eval.coordinator.cluster import Busy, Job, Node, ShownJob, TaskStatus
-from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
+from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.nodes import Partition, Wanted, read_nodes, read_partitions
 from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_job_id, read_tasks
@@ -72,7 +73,7 @@ class SlurmCluster:
         """Return the nodes on which a trial can start, and all others with GPUs with the reason.
 
         Raises:
-            UserError: the partition of the settings does not exist.
+            UserError: the partition of the settings does not exist or takes no jobs.
             ClusterSilent: no answer.
         """
         partitions = self._chosen(self._settings.partition)
@@ -89,11 +90,13 @@ class SlurmCluster:
         """Submit `job`. Creates the folder of its log, without which Slurm starts no job.
 
         Raises:
-            SubmitRefused: Slurm refused; the message has its words.
+            SubmitRefused: Slurm refused, and the message has its words; or the job's time limit is
+                longer than its partition's.
             ClusterSilent: no answer. The job may exist: look it up by its name.
             UserError: sbatch would not understand a setting.
         """
         made = submission(job, self._settings)
+        self._check_minutes(job)
         Path(job.log).parent.mkdir(parents=True, exist_ok=True)
         return read_job_id(self.client.run("sbatch", *made.args, script=made.script))
 
@@ -143,23 +146,52 @@ class SlurmCluster:
             )
         return True
 
-    def _chosen(self, names: str) -> list[Partition]:
-        """Return the partitions in a setting: names separated by commas, or '' for the default."""
+    def _check_minutes(self, job: Job) -> None:
+        """Refuse a job that its partition would leave pending for ever.
+
+        sbatch refuses it too where EnforcePartLimits is set. A QOS may allow longer jobs.
+        """
+        settings = self._settings
+        names = settings.partition if job.gpu_work else settings.cpu_partition or settings.partition
+        chosen = self._of_setting(names)
+        longest = max((partition.minutes for partition in chosen), default=math.inf)
+        if settings.qos or job.minutes <= longest:
+            return
+        setting = "[supervisor] minutes" if job.requeue else "[trial] max_minutes"
+        raise SubmitRefused(
+            f"partition {','.join(p.name for p in chosen)} allows jobs of {longest:g} minutes, and "
+            f"{job.name} asks for {job.minutes}: lower {setting}, or choose another partition"
+        )
+
+    def _of_setting(self, names: str) -> list[Partition]:
+        """Return those partitions of a setting that exist; '' means the default."""
+        known, wanted = self._known_partitions(), names.split(",")
+        return [p for p in known.values() if (p.name in wanted if names else p.default)]
+
+    def _known_partitions(self) -> dict[str, Partition]:
+        """Return all partitions by name. They are asked for once."""
         if not self._partitions:
             text = self.client.run("scontrol", "--all", "--oneliner", "show", "partition")
             self._partitions = read_partitions(text)
-        if not names:
-            chosen = [partition for partition in self._partitions.values() if partition.default]
-            if not chosen:
-                raise UserError(f"Slurm has no default partition: {self._advice()}")
-            return chosen
-        unknown = [name for name in names.split(",") if name not in self._partitions]
-        if unknown:
+        return self._partitions
+
+    def _chosen(self, names: str) -> list[Partition]:
+        """Return the partitions in a setting: names separated by commas, or '' for the default."""
+        known = self._known_partitions()
+        unknown = [name for name in names.split(",") if name not in known]
+        if names and unknown:
             raise UserError(f"Slurm has no partition {unknown[0]!r}: {self._advice()}")
-        return [self._partitions[name] for name in names.split(",")]
+        chosen = self._of_setting(names)
+        if not chosen:
+            raise UserError(f"Slurm has no default partition: {self._advice()}")
+        if all(partition.state != "UP" for partition in chosen):
+            self._partitions = {}  # it may be up when it is asked for again
+            states = ", ".join(f"{p.name} is {p.state}" for p in chosen)
+            raise UserError(f"Slurm starts no jobs now: partition {states}; try again later")
+        return chosen
 
     def _advice(self) -> str:
-        return f"set [slurm] partition to one of {', '.join(self._partitions)}"
+        return f"choose one of {', '.join(self._partitions)} with --partition or [slurm] partition"
 
     def _list_nodes(self) -> tuple[str, ...]:
         """Return the command that prints one JSON entry per node in this version of Slurm."""

@@ -4,6 +4,7 @@ Reads `sinfo --json` of 22.05, which has one entry per node, and `scontrol show 
 later versions. Nothing here runs a command.
 """
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -102,9 +103,10 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
                 cpus=_free_cpus(entry),
                 memory_gib=_free_memory_mib(entry) / _MIB_PER_GIB,
             )
-            why = _hindrance(entry, wanted) or _exhausted(node)
+            excluded = _exclusion(entry, wanted)
+            why = excluded or _hindrance(entry, wanted) or _exhausted(node)
             if why:
-                busy.append(Busy(name=node.name, why=why))
+                busy.append(Busy(name=node.name, why=why, excluded=bool(excluded)))
             else:
                 nodes.append(node)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -116,11 +118,16 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition. A `whole` one allocates whole nodes to jobs."""
+    """A partition. A `whole` one allocates whole nodes to jobs.
+
+    `state` is UP if jobs can be submitted and start. `minutes` is the longest time limit.
+    """
 
     name: str
     default: bool
     whole: bool
+    state: str = "UP"
+    minutes: float = math.inf
 
 
 def read_partitions(text: str) -> dict[str, Partition]:
@@ -133,8 +140,19 @@ def read_partitions(text: str) -> dict[str, Partition]:
                 name=name,
                 default=fields.get("Default") == "YES",
                 whole=fields.get("OverSubscribe", "").startswith("EXCLUSIVE"),
+                state=fields.get("State", "UP"),
+                minutes=_minutes(fields.get("MaxTime", "")),
             )
     return partitions
+
+
+def _minutes(text: str) -> float:
+    """Return the minutes of `days-hours:minutes:seconds`; infinity for UNLIMITED and the like."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if match is None:
+        return math.inf
+    days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
+    return (days * 24 + hours) * 60 + minutes + seconds / 60
 
 
 def gpu_memory_gib(kind: str) -> float:
@@ -197,12 +215,17 @@ def _number(value: object) -> int:
     return int(value) if isinstance(value, int | float | str) else 0
 
 
-def _hindrance(entry: dict[str, Any], wanted: Wanted) -> str:
-    """Return the reason for which this node takes no job of ours, or '' if it does."""
+def _exclusion(entry: dict[str, Any], wanted: Wanted) -> str:
+    """Return the reason for which this node never takes a job of ours, or '' if it may."""
     if not wanted.partitions.intersection(entry["partitions"]):
         return f"not in partition {','.join(sorted(wanted.partitions))}"
     if not _has_features(_words(entry.get("active_features") or entry.get("features")), wanted):
         return f"without the features {wanted.constraint}"
+    return ""
+
+
+def _hindrance(entry: dict[str, Any], wanted: Wanted) -> str:
+    """Return the reason for which this node takes no job of ours now, or '' if it does."""
     states = [*_words(entry["state"]), *_words(entry.get("state_flags"))]
     closed = [state for state in map(str.upper, states) if state not in _HARMLESS_STATES]
     if closed:

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Sequence
+from typing import TypeVar
 
+from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -10,6 +12,8 @@ from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
+
+T = TypeVar("T", Node, Busy)
 
 KEEPER_CPUS = 1
 """Cores that the keeper takes on each node."""
@@ -25,6 +29,9 @@ QUEUED_GPU_MEMORY_GIB = 80.0
 
 MOST_NAMES, MOST_DIGITS = 100_000, 9
 """Limits on a list of nodes and on a number in it: more than any cluster has."""
+
+MOST_REASONS, MOST_SHOWN = 20, 8
+"""Lines that say why nothing is free, and names of nodes in each."""
 
 _PARTS = re.compile(r"(?:\[[^\[\]]*\]|[^,])+")
 _BRACKETS = re.compile(r"\[([0-9,\-]+)\]")
@@ -47,9 +54,11 @@ def choose_nodes(
 
     Raises:
         NoFreeGpu: No GPU is free now.
-        UserError: The checkpoint fits no GPU or no node's memory, or a named node does not exist.
+        UserError: The checkpoint fits no GPU or no node's memory, a named node does not exist, or
+            the settings exclude all nodes.
     """
     check_names(settings.nodes, nodes, busy)
+    _check_possible(settings.nodes, nodes, busy)
     gib = keeper_gib(checkpoint)
     choices: list[tuple[list[NodeCapacity], int]] = []
     problems: list[UserError] = []
@@ -64,7 +73,7 @@ def choose_nodes(
         return max(choices, key=lambda c: sum(node.trials for node in c[0]) * c[1])
     if problems:
         raise problems[0]
-    raise NoFreeGpu(_nothing_free([], busy, 1))
+    raise NoFreeGpu(_nothing_free([], _named(busy, _wanted(settings.nodes)[1]), 1))
 
 
 def queued_nodes(
@@ -115,9 +124,9 @@ def choose(
         UserError: Nodes have free GPUs, but not the memory or cores for a trial.
     """
     count, wanted = _wanted(settings.nodes)
-    named = [n for n in nodes if wanted is None or n.name in wanted]
+    named = _named(nodes, wanted)
     if not any(n.free_gpus >= gpus_per_trial for n in named):
-        raise NoFreeGpu(_nothing_free(named, busy, gpus_per_trial))
+        raise NoFreeGpu(_nothing_free(named, _named(busy, wanted), gpus_per_trial))
     fitting: dict[str, list[NodeCapacity]] = {}
     for node in named:
         trials = trials_on(node, settings, gpus_per_trial, keeper_gib)
@@ -158,6 +167,29 @@ def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy])
         shown = ", ".join(sorted(unknown)[:20])
         more = f" or {len(unknown) - 20} others" if len(unknown) > 20 else ""
         raise UserError(f"--nodes {_short(str(wanted))}: no node with GPUs is named {shown}{more}")
+
+
+def _check_possible(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy]) -> None:
+    """Check that the settings leave a node with GPUs, free or not.
+
+    Raises:
+        UserError: They leave none; waiting for one would not help.
+    """
+    excluded = _named(busy, _wanted(wanted)[1])
+    if _named(nodes, _wanted(wanted)[1]) or not all(each.excluded for each in excluded):
+        return
+    if not excluded:
+        raise UserError("the cluster has no node with GPUs")
+    lines = "\n".join(_reasons(excluded))
+    raise UserError(
+        "no node can take a trial, now or later: change the partition, the constraint or --nodes\n"
+        f"{lines}"
+    )
+
+
+def _named(among: Sequence[T], wanted: set[str] | None) -> list[T]:
+    """Return the nodes that `--nodes` names, or all if it names none."""
+    return [each for each in among if wanted is None or each.name in wanted]
 
 
 def names_nodes(settings: Settings) -> bool:
@@ -257,12 +289,25 @@ def _limit(
 
 
 def _nothing_free(nodes: Sequence[Node], busy: Sequence[Busy], gpus_per_trial: int) -> str:
-    lines = [f"no node has {gpus_per_trial} free GPU(s) now"]
-    lines += [f"  {n.name}: {n.free_gpus} of {n.gpus} GPUs free" for n in nodes[:20]]
-    lines += [f"  {b.name}: {b.why}" for b in busy[:20]]
-    more = len(nodes[20:]) + len(busy[20:])
-    lines += [f"  and {more} more"] if more else []
-    return "\n".join([*lines, "use --queue to wait for some, or try again later"])
+    taken = [Busy(name=n.name, why=f"{n.free_gpus} of {n.gpus} GPUs free") for n in nodes]
+    lines = _reasons([*taken, *busy])
+    more = len(lines) - MOST_REASONS
+    lines = lines[:MOST_REASONS] + ([f"  and {plural(more, 'more reason')}"] if more > 0 else [])
+    first = f"no node has {plural(gpus_per_trial, 'free GPU')} now"
+    return "\n".join([first, *lines, "use --queue to wait, or try again later"])
+
+
+def _reasons(busy: Sequence[Busy]) -> list[str]:
+    """Return a line for each reason, with the nodes that it is true of; excluded nodes last."""
+    alike: dict[tuple[bool, str], list[str]] = {}
+    for each in busy:
+        alike.setdefault((each.excluded, each.why), []).append(each.name)
+    lines = []
+    for (_, why), names in sorted(alike.items(), key=lambda item: item[0][0]):
+        more = len(names) - MOST_SHOWN
+        who = ", ".join(names[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        lines.append(f"  {who}: {why}")
+    return lines
 
 
 def _no_room(nodes: Sequence[Node], settings: Settings, keeper_gib: float) -> str:
