@@ -11,7 +11,7 @@ from tests.runs import TASKS, Workspace, scores
 from tests.tiny import tiny_model
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run.first_signal import Z_95
+from coordinate_eval.coordinator.report.first_signal import Z_95
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import Answer, Response
 

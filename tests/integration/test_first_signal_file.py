@@ -16,7 +16,7 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 from rich.console import Console
 
-from coordinate_eval.coordinator.run import first_signal
+from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.harness.built_dataset import prompt_hash
 from coordinate_eval.evaluators.harness.code_eval import AnswerBook, judged_by

@@ -8,7 +8,7 @@ from tests.unit.test_decide import SPANS, facts, make_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.progress import Display
-from coordinate_eval.coordinator.run.first_signal import FirstSignal, Interval, Signal
+from coordinate_eval.coordinator.report.first_signal import FirstSignal, Interval, Signal
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Shard
 

@@ -9,7 +9,8 @@ import pytest
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run.failures import recurring_failure, report_failures
+from coordinate_eval.coordinator.report.failures import recurring_failure, report_failures
+from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.jobs import keeper_job
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
@@ -20,7 +21,6 @@ from coordinate_eval.coordinator.run.records import (
     Submitted,
     TrialProgress,
 )
-from coordinate_eval.coordinator.run.results import collect_results
 from coordinate_eval.coordinator.workers.trial import TrialRunner
 from coordinate_eval.errors import EngineError, UserError
 

@@ -12,9 +12,9 @@ from coordinate_eval.coordinator.cluster import Node
 from coordinate_eval.coordinator.inputs.settings import Layer, Settings, resolve
 from coordinate_eval.coordinator.planning import costs
 from coordinate_eval.coordinator.planning.prepare import Inputs, offer_of_cluster, prepare
+from coordinate_eval.coordinator.report.failures import recurring_failure
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
-from coordinate_eval.coordinator.run.failures import recurring_failure
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds

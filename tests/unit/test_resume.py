@@ -13,7 +13,8 @@ from coordinate_eval.coordinator import clusters
 from coordinate_eval.coordinator.cli import resume
 from coordinate_eval.coordinator.cli.run import start_run
 from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
-from coordinate_eval.coordinator.run import jobs, state
+from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, Submitted

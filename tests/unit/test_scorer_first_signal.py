@@ -9,7 +9,7 @@ import pytest
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run import first_signal
+from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.workers import scorer

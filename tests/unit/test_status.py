@@ -14,12 +14,13 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator import clusters
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cluster import State, TaskStatus
-from coordinate_eval.coordinator.run import jobs, resumes, state
+from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.results import collect_results, reasons
+from coordinate_eval.coordinator.report.state import Phase
+from coordinate_eval.coordinator.run import jobs, resumes
 from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, StageProgress, Submitted, TrialProgress
-from coordinate_eval.coordinator.run.results import collect_results, reasons
-from coordinate_eval.coordinator.run.state import Phase
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.records import DatasetRequests, DatasetResults
 

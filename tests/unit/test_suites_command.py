@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.cli import resume as continued
 from coordinate_eval.coordinator.cli import run as launch
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cluster import Node
-from coordinate_eval.coordinator.run import results as report
+from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import UserError

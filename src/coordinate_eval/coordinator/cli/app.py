@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from coordinate_eval import __version__
 from coordinate_eval.coordinator.cli import job_commands, options, priors
-from coordinate_eval.coordinator.cli.stdout import whole_output
+from coordinate_eval.coordinator.cli.output import whole_output
 from coordinate_eval.coordinator.inputs.settings import load as load_settings
 from coordinate_eval.errors import CoordinateError, UserError
 

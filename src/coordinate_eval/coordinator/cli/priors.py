@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinate_eval.coordinator.cli import options
-from coordinate_eval.coordinator.cli.stdout import table_console
+from coordinate_eval.coordinator.cli.output import table_console
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.settings import load as load_settings
 from coordinate_eval.errors import UserError

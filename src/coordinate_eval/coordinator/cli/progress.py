@@ -8,8 +8,9 @@ from rich.status import Status
 from coordinate_eval import _files
 from coordinate_eval._format import plural, whole_duration
 from coordinate_eval.coordinator.cluster import State
-from coordinate_eval.coordinator.run import first_signal, jobs, state
-from coordinate_eval.coordinator.run.first_signal import FirstSignal
+from coordinate_eval.coordinator.report import first_signal, state
+from coordinate_eval.coordinator.report.first_signal import FirstSignal
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.decide import Facts

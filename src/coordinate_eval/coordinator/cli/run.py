@@ -9,7 +9,7 @@ from rich.console import Console
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator import clusters
-from coordinate_eval.coordinator.cli.quiet import quiet_libraries
+from coordinate_eval.coordinator.cli.output import quiet_libraries
 from coordinate_eval.coordinator.cli.resume import announce, resume_run, supervise
 from coordinate_eval.coordinator.cluster import Cluster
 from coordinate_eval.coordinator.dry_run import show

@@ -1,6 +1,6 @@
 """`coordinate-eval scores`: a table of checkpoints and datasets, one main metric each.
 
-See `run/main_metric.py` for the choice of the main metric.
+See `report/main_metric.py` for the choice of the main metric.
 """
 
 import csv
@@ -15,10 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.cli.output import table_console
 from coordinate_eval.coordinator.cli.runs import dataset_score, find, find_all, readable_rows
-from coordinate_eval.coordinator.cli.stdout import table_console
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run import state
+from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import UserError

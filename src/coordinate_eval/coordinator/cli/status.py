@@ -11,16 +11,17 @@ from typing import Any
 from coordinate_eval import _files
 from coordinate_eval.coordinator import clusters
 from coordinate_eval.coordinator.cli import status_screen
+from coordinate_eval.coordinator.cli.output import table_console
 from coordinate_eval.coordinator.cli.runs import dataset_score, find, name_for_commands
-from coordinate_eval.coordinator.cli.stdout import table_console
 from coordinate_eval.coordinator.cluster import State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run import failures, jobs, results, state
+from coordinate_eval.coordinator.report import failures, results, state
+from coordinate_eval.coordinator.report.first_signal import FirstSignal
+from coordinate_eval.coordinator.report.state import Phase
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Ledger
-from coordinate_eval.coordinator.run.first_signal import FirstSignal
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.state import Phase
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 
 _STATES = {

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinate_eval._format import plural, whole_duration
-from coordinate_eval.coordinator.run import first_signal
-from coordinate_eval.coordinator.run.state import Phase
+from coordinate_eval.coordinator.report import first_signal
+from coordinate_eval.coordinator.report.state import Phase
 
 QUIET_SECONDS = 30.0
 """Off a terminal, a line that says nothing new is printed again after this time only."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from coordinate_eval import _files
 from coordinate_eval._format import duration
-from coordinate_eval.coordinator.cli.stdout import table_console
+from coordinate_eval.coordinator.cli.output import table_console
 from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost, known_work
 from coordinate_eval.errors import UserError

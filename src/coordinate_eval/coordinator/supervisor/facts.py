@@ -2,13 +2,13 @@
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import TaskStatus
+from coordinate_eval.coordinator.report.failures import read_trials_of, recurring_failure
+from coordinate_eval.coordinator.report.results import unscored_datasets
 from coordinate_eval.coordinator.run.claims import Ledger
-from coordinate_eval.coordinator.run.failures import read_trials_of, recurring_failure
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import all_portions, portions_with_questions
 from coordinate_eval.coordinator.run.records import Round, Run, StageProgress
-from coordinate_eval.coordinator.run.results import unscored_datasets
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor.decide import Facts
 from coordinate_eval.records import Span

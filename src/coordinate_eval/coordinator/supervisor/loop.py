@@ -13,8 +13,8 @@ from typing import Any
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import Cluster, Job, State, TaskStatus
 from coordinate_eval.coordinator.planning.plan import Plan
+from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run import results as report
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.jobs import read_submitted

@@ -12,10 +12,10 @@ from collections.abc import Collection
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import ENDS_WITH_PARENT
-from coordinate_eval.coordinator.run.failures import log_tail
+from coordinate_eval.coordinator.report.failures import log_tail
+from coordinate_eval.coordinator.report.results import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.results import unscored_datasets
 
 MAX_FAILURES = 3
 """Crashes or time-outs of the scorer at one dataset after which the dataset is given up."""

@@ -9,8 +9,8 @@ import contextlib
 import time
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.report.failures import own_log
 from coordinate_eval.coordinator.run import measurements
-from coordinate_eval.coordinator.run.failures import own_log
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, StageProgress
 from coordinate_eval.coordinator.workers.signals import (

@@ -19,12 +19,12 @@ import traceback
 from collections.abc import Iterator
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run import first_signal
+from coordinate_eval.coordinator.report import first_signal
+from coordinate_eval.coordinator.report.first_signal import FirstSignal
+from coordinate_eval.coordinator.report.results import unscored_datasets
 from coordinate_eval.coordinator.run.claims import Ledger
-from coordinate_eval.coordinator.run.first_signal import FirstSignal
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.results import unscored_datasets
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
 from coordinate_eval.records import Answer, Dataset, DatasetRequests, Question, Response, Span

@@ -14,9 +14,9 @@ from collections.abc import Generator, Iterator
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
 from coordinate_eval.coordinator.planning.plan import Plan
+from coordinate_eval.coordinator.report.failures import own_log
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claims import Ledger
-from coordinate_eval.coordinator.run.failures import own_log
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, TrialProgress

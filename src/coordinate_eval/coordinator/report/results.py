@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import __version__, _files
+from coordinate_eval.coordinator.report.failures import report_failures
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger
-from coordinate_eval.coordinator.run.failures import report_failures
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import RecordError

@@ -14,13 +14,13 @@ from pydantic import Field
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cluster import State, TaskStatus
+from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.epochs import Epoch, latest_epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import portions_with_questions
 from coordinate_eval.coordinator.run.records import Round, Run, StageProgress, TrialProgress
-from coordinate_eval.coordinator.run.results import read_results
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.records import DatasetRequests, Record, Span
 

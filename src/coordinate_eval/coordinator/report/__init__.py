@@ -1,0 +1,1 @@
+"""Reading a run: its state, its failures, its scores."""
