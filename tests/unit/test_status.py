@@ -172,6 +172,15 @@ def test_who_supervises(run_dir: RunDir) -> None:
     assert seen(run_dir).phase is Phase.UNSUPERVISED
 
 
+def test_a_supervisor_in_a_terminal_elsewhere_is_named(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch = Epoch(epoch=1, host="login2", pid=1, time=time.time(), token="t", task="")
+    _files.write_record(run_dir.supervisor(1), epoch)
+    assert "a terminal on login2" in ask(run_dir, monkeypatch, []).stdout
+    assert "login2" not in ask(run_dir, monkeypatch, [SUPERVISOR]).stdout
+
+
 def test_an_incomplete_run_that_is_resumed_has_not_ended(run_dir: RunDir) -> None:
     score(run_dir, "a")
     finish(run_dir, "3 rounds in a row answered nothing")

@@ -73,6 +73,12 @@ def describe(run_dir: RunDir, run: Run, settings: Settings, requests: int) -> di
     phase = progress.phase
     command = name_for_commands(run_dir, run, settings)
     arrays = {s.job.name for s in jobs.read_submitted(run_dir) if s.job.count > 1}
+    if not phase.ended and (host := state.unknown_host(run_dir, run, tasks or [])):
+        seen = (
+            f"it was last supervised in a terminal on {host}, which cannot be seen from here; if "
+            f"that has ended, `coordinate-eval resume {command}` continues the run"
+        )
+        note = f"{note}; {seen}" if note else seen
     rough = None
     if phase is not Phase.COMPLETE:
         rough = _files.read_record_if_there(run_dir.first_signal, FirstSignal)

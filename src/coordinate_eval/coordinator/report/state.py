@@ -103,6 +103,16 @@ def is_supervised(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> bool | 
     return _is_ours(epoch.pid)
 
 
+def unknown_host(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> str:
+    """Return the machine on which a supervisor was started whose end cannot be seen from here.
+
+    Empty if it is known whether the run is supervised.
+    """
+    epoch = _latest(run_dir)
+    unknown = epoch is not None and is_supervised(run_dir, run, tasks) is None
+    return epoch.host if epoch is not None and unknown else ""
+
+
 def count_requests(run_dir: RunDir, run: Run) -> int:
     """Return the number of requests of all datasets; it never changes."""
     found = (
