@@ -2,17 +2,22 @@
 
 import heapq
 import random
+import time
+from pathlib import Path
 
 import pytest
 from tests.plans import CHECKPOINT, capacity, costs
 from tests.unit.test_decide import make_run
 
+from coordinate_eval import _files
 from coordinate_eval.coordinator.cluster import Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.plan import Plan, PlanEngine, PlanSuite
-from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
 from coordinate_eval.coordinator.run.rounds import make_round
+from coordinate_eval.coordinator.supervisor.facts import count_short_rounds
 from coordinate_eval.coordinator.supervisor.next_round import next_round
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Shard
@@ -71,6 +76,32 @@ def test_a_limit_is_for_a_trials_part_of_the_work() -> None:
     made = make_round(run, 1, 0, nodes(8), shards(*[60.0] * 80), ready_seconds=60, floor_seconds={})
     # Eighty minutes on eight trials, ten each, and the engine's start.
     assert made.minutes == FACTOR * (10 + 1)
+
+
+def test_a_limit_is_doubled_after_each_round_without_a_response() -> None:
+    settings = {"trial": {"min_minutes": 15, "max_minutes": 50}}
+    run = make_run(settings=Settings.model_validate(settings))
+    minutes = [
+        next_round(run, None, [], shards(1.0), (free(1), []), 0, idle).minutes for idle in range(4)
+    ]
+    assert minutes == [15, 30, 50, 50]
+    longer = {"trial": {"min_minutes": 60, "max_minutes": 60}}
+    run = make_run(settings=Settings.model_validate(longer))
+    assert next_round(run, None, [], shards(1.0), (free(1), []), 0, 2).minutes == 60
+
+
+@pytest.mark.parametrize(("word", "short"), [("failed", 0), ("ended", 1), ("starting", 1)])
+def test_only_rounds_without_an_error_were_perhaps_too_short(
+    tmp_path: Path, word: str, short: int
+) -> None:
+    run_dir, now = RunDir(tmp_path), time.time()
+    trial = TrialProgress.model_validate(
+        {"trial": "n1-0", "task": "1_0.0", "node": "n1", "state": word, "started": 0, "updated": 0}
+    )
+    _files.write_record(run_dir.trial("n1-0"), trial)
+    only = Round(number=0, created=now - 60, nodes=nodes(1), minutes=15)
+    assert count_short_rounds(run_dir, make_run(), [only], now) == short
+    assert count_short_rounds(run_dir, make_run(), [], now) == 0
 
 
 def test_a_limit_covers_the_longest_item() -> None:

@@ -19,6 +19,7 @@ def make_round(
     ready_seconds: float,
     floor_seconds: Mapping[str, float],
     planned_seconds: float = 0.0,
+    short_rounds: int = 0,
 ) -> Round:
     """Return a round that runs `shards` on `nodes`.
 
@@ -26,7 +27,8 @@ def make_round(
     times the setting `[trial] time_limit_factor`, within `min_minutes` and `max_minutes`. The least
     time is the shards' seconds divided by the trials, or the longest shard. Trials that each take
     the next free shard need less than twice as long (R. L. Graham, "Bounds for Certain
-    Multiprocessing Anomalies", 1966); the default factor is 4.
+    Multiprocessing Anomalies", 1966); the default factor is 4. For each of the last
+    rounds that was too short for a response the limit is doubled, up to `max_minutes`.
 
     Args:
         run: the run's record.
@@ -38,6 +40,7 @@ def make_round(
             the engine's start.
         floor_seconds: of each dataset, the latency of its longest item; 0 where it is not given.
         planned_seconds: the makespan, where a plan gives these nodes their shards.
+        short_rounds: last rounds in a row that perhaps were too short for a response.
     """
     trials = sum(node.trials for node in nodes)
     longest = max(
@@ -52,6 +55,7 @@ def make_round(
         limits.min_minutes,
         limits.max_minutes,
     )
+    minutes = max(minutes, min(limits.max_minutes, minutes << short_rounds))
     return Round(number=number, created=created, nodes=list(nodes), minutes=minutes)
 
 

@@ -94,6 +94,15 @@ def count_idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float
     return idle
 
 
+def count_short_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float) -> int:
+    """Return how many of the last rounds in a row perhaps were too short for a response.
+
+    It is 0 if all trials of the last round ended with an error.
+    """
+    states = {trial.state for round_ in rounds[-1:] for trial in read_trials_of(run_dir, round_)}
+    return count_idle_rounds(run_dir, run, rounds, now) if states - {"failed"} else 0
+
+
 def refresh_listings(run_dir: RunDir, spans: list[Span]) -> None:
     """Make a network file system list the folders of these spans afresh.
 

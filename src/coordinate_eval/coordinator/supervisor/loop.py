@@ -33,7 +33,11 @@ from coordinate_eval.coordinator.supervisor.decide import (
     Submit,
     decide,
 )
-from coordinate_eval.coordinator.supervisor.facts import gather_facts, refresh_listings
+from coordinate_eval.coordinator.supervisor.facts import (
+    count_short_rounds,
+    gather_facts,
+    refresh_listings,
+)
 from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
 from coordinate_eval.coordinator.supervisor.next_round import next_round
 from coordinate_eval.coordinator.supervisor.scorer_process import ScorerProcess
@@ -232,7 +236,9 @@ class Supervisor:
         left = [shard for shard in self._run.shards if shard.span in unpublished]
         plan = _files.read_record_if_there(self._dir.plan, Plan)
         try:
-            new = next_round(self._run, plan, rounds, left, self._cluster.nodes(), time.time())
+            available, now = self._cluster.nodes(), time.time()
+            short = count_short_rounds(self._dir, self._run, rounds, now)
+            new = next_round(self._run, plan, rounds, left, available, now, short)
         except UserError as error:
             self._tell(None, f"waiting for a free GPU: {str(error).splitlines()[0]}")
             self._round_after = time.time() + POLLS_PER_SEARCH * self._poll_seconds

@@ -18,6 +18,7 @@ def next_round(
     left: Sequence[Shard],
     available: tuple[Sequence[Node], Sequence[Busy]],
     now: float,
+    short_rounds: int = 0,
 ) -> Round:
     """Return a round for the shards that are `left`, on nodes that are `available` now.
 
@@ -30,6 +31,7 @@ def next_round(
         left: shards without published responses.
         available: what `Cluster.nodes` returned.
         now: seconds since the epoch.
+        short_rounds: last rounds in a row that perhaps were too short for a response.
 
     Raises:
         UserError: no trial can start now; waiting may help.
@@ -51,6 +53,7 @@ def next_round(
         left,
         ready_seconds=plan.ready_seconds if plan else _ready_seconds(run),
         floor_seconds=plan.floor_seconds if plan else {},
+        short_rounds=short_rounds,
     )
 
 
