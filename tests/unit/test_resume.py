@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.tiny import tiny_model
 from coordinate_eval import _files
 from coordinate_eval.coordinator import clusters
 from coordinate_eval.coordinator.cli import resume
+from coordinate_eval.coordinator.cli.cancel import cancel_run
 from coordinate_eval.coordinator.cli.run import start_run
 from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.report import state
@@ -20,7 +22,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, Submitted
 from coordinate_eval.coordinator.run.resumes import MOST_TRIES
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
-from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.errors import ClusterSilent, CoordinateError, UserError
 
 
 def ask(reviewer: Reviewer) -> None:
@@ -56,6 +58,37 @@ def test_asking_again_says_why_it_failed_and_stops_after_some_tries(reviewer: Re
     assert len(reviewer.cluster.submitted) == 1
     fail(reviewer)
     ask(reviewer)
+
+
+def test_asking_again_with_other_settings_says_which_are_kept(reviewer: Reviewer) -> None:
+    ask(reviewer)
+    root = fail(reviewer).root
+    ask(reviewer)
+    assert "keeps the settings" not in reviewer.capsys.readouterr().err
+    fail(reviewer)
+    inputs = reviewer.inputs(tiny_model())
+    slurm = inputs.settings.slurm.model_copy(update={"partition": "other"})
+    settings = inputs.settings.model_copy(update={"slurm": slurm})
+    assert start_run(replace(inputs, settings=settings)) == 0
+    said = reviewer.capsys.readouterr().err
+    assert 'slurm.partition = ""' in said
+    assert f"delete {root}" in said
+
+
+def test_a_run_is_marked_as_cancelled_though_the_scheduler_is_silent(
+    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(reviewer)
+    run_dir = fail(reviewer)
+
+    def silent(prefix: str) -> list[TaskStatus]:
+        raise ClusterSilent("no answer")
+
+    monkeypatch.setattr(clusters, "SILENCE_SECONDS", 0)
+    monkeypatch.setattr(reviewer.cluster, "poll", silent)
+    with pytest.raises(ClusterSilent, match="is marked as cancelled"):
+        cancel_run(run_dir)
+    assert run_dir.cancelled.exists()
 
 
 def test_progress_between_tries_starts_the_count_again(reviewer: Reviewer) -> None:

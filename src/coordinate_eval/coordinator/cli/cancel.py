@@ -10,6 +10,7 @@ from coordinate_eval.coordinator.cluster import Cluster, State
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.errors import ClusterSilent
 
 CANCEL_SECONDS = 60.0
 """Longest time for which `cancel` looks for jobs that are submitted meanwhile."""
@@ -27,8 +28,14 @@ def cancel_run(run_dir: RunDir) -> None:
     if cluster.local:
         sys.stderr.write(f"run {run.id} ends as soon as its supervisor sees that\n")
         return
-    with cluster:
-        count = _cancel_all(run, cluster)
+    try:
+        with cluster:
+            count = _cancel_all(run, cluster)
+    except ClusterSilent as error:
+        raise ClusterSilent(
+            f"{error}\nrun {run.id} is marked as cancelled: its supervisor ends it as soon as the "
+            "scheduler answers. Cancel it again then, in case it has no supervisor"
+        ) from error
     sys.stderr.write(f"cancelled {plural(count, 'job')} of run {run.id}\n")
 
 

@@ -1,5 +1,6 @@
 """`coordinate-eval run`: plan a run and submit it, or show the plan."""
 
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ from coordinate_eval.coordinator.cluster import Cluster
 from coordinate_eval.coordinator.dry_run import show
 from coordinate_eval.coordinator.inputs import cluster_file, suite
 from coordinate_eval.coordinator.inputs.folders import check_writable
-from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.settings import Settings, flatten
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.prepare import (
     Inputs,
@@ -25,9 +26,14 @@ from coordinate_eval.coordinator.planning.prepare import (
     offer_of_file,
     prepare,
 )
+from coordinate_eval.coordinator.report.state import is_complete
 from coordinate_eval.coordinator.run.create import create, existing, submit_supervisor
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import SubmitRefused, UserError
+
+_OF_JOBS = ("stage", "trial", "metrics", "supervisor", "slurm")
+"""Sections of the settings that decide how a run's jobs are submitted and what they do."""
 
 
 def start_run(
@@ -50,9 +56,12 @@ def start_run(
             "add --dry-run to plan on it"
         )
     root = _root(inputs, run_dir)
-    if existing(root, inputs.checkpoint, inputs.suite, settings) is not None:
+    found_run = existing(root, inputs.checkpoint, inputs.suite, settings)
+    if found_run is not None:
         if inputs.reviewed is not None:
             reviewed_plan.check_run(inputs.reviewed, RunDir(root))
+        if not is_complete(RunDir(root)):
+            _say_what_is_kept(found_run, settings, root)
         return resume_run(RunDir(root), wait=wait, as_json=as_json, asked_again=True)
     _check_folders(settings, root)
     with chosen as cluster:
@@ -183,6 +192,18 @@ def _check_folders(settings: Settings, root: Path) -> None:
         check_writable(settings, "priors_dir")
     except UserError as error:
         sys.stderr.write(f"nothing will be learned from this run: {error}\n")
+
+
+def _say_what_is_kept(run: Run, settings: Settings, root: Path) -> None:
+    """Say on stderr which settings of a run differ from the ones that are asked for now."""
+    kept, now = (flatten(each.model_dump(mode="json")) for each in (run.settings, settings))
+    names = [name for name in kept if name.split(".")[0] in _OF_JOBS and kept[name] != now[name]]
+    if names:
+        listed = ", ".join(f"{name} = {json.dumps(kept[name])}" for name in names)
+        sys.stderr.write(
+            f"run {run.id} keeps the settings it was created with: {listed}. For other settings "
+            f"give another --run-dir, or cancel the run and delete {root}\n"
+        )
 
 
 def _remember(settings: Settings, identity: str, root: Path) -> None:
