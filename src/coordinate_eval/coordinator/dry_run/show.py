@@ -50,7 +50,10 @@ def show(
     console.print(terminal.render(found))
     if not verbose:
         count = plural(len(shown), "job")
-        console.print(f"\n{count}: --verbose prints the scripts, --scripts DIR writes them")
+        told = "--verbose prints the scripts, --scripts DIR writes them"
+        if scripts is not None:
+            told = f"their scripts are in {scripts}"
+        console.print(f"\n{count}: {told}", markup=False, highlight=False, soft_wrap=True)
         return
     for each in shown:
         console.print()
