@@ -199,3 +199,11 @@ def test_rounds_of_earlier_versions_can_be_read() -> None:
     share = {"node": "n1", "gpu_type": "h200", "trials": 2, "memory_gib": 1.5}
     old = Round.model_validate({"number": 0, "created": 0, "shares": [share], "minutes": 15})
     assert old == Round(number=0, created=0, nodes=nodes(2), minutes=15)
+
+
+def test_a_run_of_an_earlier_version_has_the_engines_start_in_its_settings() -> None:
+    settings = {"trial": {"engine_start_seconds": 300}}
+    record = make_run(settings=Settings.model_validate(settings)).model_dump(mode="json")
+    assert Run.model_validate({**record, "engine_start_seconds": 50}).engine_start_seconds == 50
+    del record["engine_start_seconds"]
+    assert Run.model_validate(record).engine_start_seconds == 300

@@ -4,7 +4,7 @@ import itertools
 import math
 from typing import Literal
 
-from pydantic import AliasChoices, ConfigDict, Field
+from pydantic import AliasChoices, AliasPath, ConfigDict, Field
 
 from coordinate_eval.coordinator.cluster import Job
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -43,8 +43,13 @@ class Run(Record):
     settings: Settings
     tensor_parallel: int
     gpu_type: str = Field(description="the one GPU type of this run; empty for any")
+    # Runs of earlier versions have it in their settings.
     engine_start_seconds: float = Field(
-        default=40.0, description="expected of an engine, from weights in memory to first request"
+        default=40.0,
+        description="expected of an engine, from weights in memory to first request",
+        validation_alias=AliasChoices(
+            "engine_start_seconds", AliasPath("settings", "trial", "engine_start_seconds")
+        ),
     )
     max_length: int
     staged_bytes: int = Field(description="of the weights in a node's memory")
