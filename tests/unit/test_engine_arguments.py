@@ -114,7 +114,16 @@ def test_arguments_of_the_program_are_refused_wherever_vllm_is(
         check_args("vllm", args)
 
 
-@pytest.mark.parametrize("text", ["", "class EngineArgs(Base):\n  a: int = 1\n", "def ("])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "class EngineArgs(Base):\n  a: int = 1\n",
+        "class EngineArgs:\n  pass\n",
+        "class EngineArgs:\n  no_such: 'int or' = 1\n",
+        "def (",
+    ],
+)
 def test_names_are_not_checked_against_a_source_that_is_not_understood(
     installed: Path, text: str
 ) -> None:

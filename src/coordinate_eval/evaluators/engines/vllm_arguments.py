@@ -88,16 +88,17 @@ def _installed() -> Path | None:
 def _fields(root: Path) -> dict[str, ast.expr] | None:
     """Return the annotation of each public field of `EngineArgs`.
 
-    None if the class cannot be read in full: it has moved, or inherits from another.
+    None if the class cannot be read in full: it has moved, has no fields, or inherits from another.
     """
     for node in _parsed(root / "engine" / "arg_utils.py"):
         if isinstance(node, ast.ClassDef) and node.name == "EngineArgs" and not node.bases:
-            return {
+            fields = {
                 field.target.id: field.annotation
                 for field in node.body
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
                 if not field.target.id.startswith("_")
             }
+            return fields or None
     return None
 
 
@@ -152,7 +153,10 @@ class _Type:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             return [self._at(node.left), self._at(node.right)]
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return [self._at(ast.parse(node.value, mode="eval").body)]
+            try:
+                return [self._at(ast.parse(node.value, mode="eval").body)]
+            except (SyntaxError, ValueError):
+                return []
         if isinstance(node, ast.Name) and node.id not in _PLAIN:
             literal = _literal(self.root, self.file, node.id)
             return [self._at(literal)] if literal else []
