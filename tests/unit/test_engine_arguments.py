@@ -120,7 +120,7 @@ def test_arguments_of_the_program_are_refused_wherever_vllm_is(
         "",
         "class EngineArgs(Base):\n  a: int = 1\n",
         "class EngineArgs:\n  pass\n",
-        "class EngineArgs:\n  no_such: 'int or' = 1\n",
+        "class EngineArgs:\n  zzz: 'int or' = 1\n",
         "def (",
     ],
 )
