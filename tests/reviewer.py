@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import pytest
 
+from coordinate_eval.cluster import Busy, Job, Node, ShownJob, State, TaskStatus
 from coordinate_eval.coordinator.cli import run
-from coordinate_eval.coordinator.cluster import Busy, Job, Node, ShownJob, State, TaskStatus
 from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import reviewed_plan

@@ -15,7 +15,7 @@ from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.planning.costs import conditions, suite_costs
-from coordinate_eval.coordinator.planning.requests import Builder, Built
+from coordinate_eval.coordinator.planning.request_cache import Builder, Built
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.observations import BuildSeen, subject
 from coordinate_eval.priors.predict import Priors

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 
-from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
+from coordinate_eval.cluster import Job, State, TaskStatus
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.slurm.cluster import SlurmCluster, slurm_configured
 from coordinate_eval.slurm.scripts import submission

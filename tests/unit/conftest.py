@@ -6,7 +6,7 @@ import pytest
 from tests.reviewer import Reviewer
 from tests.runs import TASKS
 
-from coordinate_eval.coordinator import clusters
+from coordinate_eval.coordinator.inputs import clusters
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.plans import CHECKPOINT
 
-from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
+from coordinate_eval.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Claim, OpenClaim

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines import common
-from coordinate_eval.evaluators.engines.text import first_stop
 from coordinate_eval.evaluators.engines.transformers import batches
+from coordinate_eval.evaluators.engines.transformers_text import first_stop
 from coordinate_eval.records import Request, RequestKind
 
 ASKED = Request(

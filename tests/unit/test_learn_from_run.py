@@ -8,7 +8,7 @@ from tests.reviewer import FakeCluster
 from tests.unit.test_staged_weights import checkpoint
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import Node
+from coordinate_eval.cluster import Node
 from coordinate_eval.coordinator.inputs.settings import Layer, Settings, resolve
 from coordinate_eval.coordinator.planning import costs
 from coordinate_eval.coordinator.planning.prepare import Inputs, offer_of_cluster, prepare

@@ -3,7 +3,7 @@
 import pytest
 from tests.plans import CHECKPOINT
 
-from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import nodes as select
 from coordinate_eval.coordinator.planning.nodes import NoFreeGpu

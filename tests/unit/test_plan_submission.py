@@ -10,9 +10,9 @@ from tests.runs import Workspace
 from tests.tiny import tiny_model
 from typer.testing import CliRunner
 
+from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.cli import run as launch
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import (
     MetricSettings,
     SupervisorSettings,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.coordinator.ray_cluster import RaySettings, _gpus
 from coordinate_eval.errors import UserError
+from coordinate_eval.ray_cluster import RaySettings, _gpus
 
 FOUR = "NVIDIA H100 80GB HBM3, 81559\n" * 4
 

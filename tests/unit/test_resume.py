@@ -10,11 +10,11 @@ from tests.reviewer import Reviewer
 from tests.tiny import tiny_model
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator import clusters
+from coordinate_eval.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.cli import resume
 from coordinate_eval.coordinator.cli.cancel import cancel_run
 from coordinate_eval.coordinator.cli.run import start_run
-from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
+from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import take_over

@@ -10,7 +10,7 @@ from tests.plans import CHECKPOINT, capacity, costs
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import Node
+from coordinate_eval.cluster import Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.plan import Plan, PlanEngine, PlanSuite

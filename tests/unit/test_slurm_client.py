@@ -105,7 +105,7 @@ def test_an_answer_that_is_no_json_object_is_an_error(says: Says, output: str) -
 
 
 def test_a_submission_without_an_id_may_exist(says: Says, tmp_path: Path) -> None:
-    from coordinate_eval.coordinator.cluster import Job
+    from coordinate_eval.cluster import Job
 
     says(output="\n")
     job = Job(name="n", argv=("x",), minutes=5, log=str(tmp_path / "log"))
@@ -114,7 +114,7 @@ def test_a_submission_without_an_id_may_exist(says: Says, tmp_path: Path) -> Non
 
 
 def test_a_job_longer_than_its_partition_allows_is_refused(says: Says, tmp_path: Path) -> None:
-    from coordinate_eval.coordinator.cluster import Job
+    from coordinate_eval.cluster import Job
 
     says(output="PartitionName=low Default=YES MaxTime=01:00:00 State=UP\n")
     job = Job(name="n", argv=("x",), minutes=240, requeue=True, log=str(tmp_path / "log"))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinate_eval.coordinator.cluster import State
+from coordinate_eval.cluster import State
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.slurm.queue import read_job_id, read_tasks
 

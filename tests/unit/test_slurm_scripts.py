@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.coordinator.cluster import Job
+from coordinate_eval.cluster import Job
 from coordinate_eval.errors import UserError
 from coordinate_eval.slurm.scripts import Submission, submission
 from coordinate_eval.slurm.settings import SlurmSettings

@@ -11,9 +11,9 @@ from tests.unit.test_decide import NODES, ROUND, RUN, SPANS, make_run
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator import clusters
+from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.cluster import State, TaskStatus
+from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.results import collect_results, reasons
 from coordinate_eval.coordinator.report.state import Phase

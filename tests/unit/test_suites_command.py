@@ -12,11 +12,11 @@ from tests.tiny import tiny_model
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator import clusters
+from coordinate_eval.cluster import Node
 from coordinate_eval.coordinator.cli import resume as continued
 from coordinate_eval.coordinator.cli import run as launch
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.cluster import Node
+from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run

@@ -9,7 +9,7 @@ from tests.reviewer import FakeCluster
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import Busy, Job, Node, State, TaskStatus
+from coordinate_eval.cluster import Busy, Job, Node, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress

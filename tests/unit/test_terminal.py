@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.plans import CHECKPOINT, capacity, costs, offer, prepared, reviewed
 from tests.random_examples import examples
 
-from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.dry_run import gantt, terminal
 from coordinate_eval.coordinator.dry_run.gantt import Phase
 from coordinate_eval.coordinator.dry_run.risks import risks

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from coordinate_eval.coordinator.cluster import Busy, Job, Node, ShownJob, TaskStatus
+from coordinate_eval.cluster import Busy, Job, Node, ShownJob, TaskStatus
 from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.nodes import Partition, Wanted, read_nodes, read_partitions

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.errors import ClusterError
 
 _MIB_PER_GIB = 1024

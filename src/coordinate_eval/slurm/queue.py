@@ -2,7 +2,7 @@
 
 import re
 
-from coordinate_eval.coordinator.cluster import State, TaskStatus
+from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.errors import ClusterSilent
 
 # A record separator begins each record and the job's name ends it, because a name may contain any

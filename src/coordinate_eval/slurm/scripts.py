@@ -17,7 +17,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from coordinate_eval.coordinator.cluster import Job
+from coordinate_eval.cluster import Job
 from coordinate_eval.errors import UserError
 from coordinate_eval.slurm.settings import SlurmSettings
 

@@ -5,8 +5,8 @@ import time
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator import clusters
-from coordinate_eval.coordinator.cluster import Cluster, State
+from coordinate_eval.cluster import Cluster, State
+from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run

@@ -31,8 +31,8 @@ def register(app: typer.Typer) -> None:
 
 def supervise(run_dir: Path, minutes: int = 0) -> None:
     """Supervise a run as a job of the cluster; 0 minutes mean no time limit."""
-    from coordinate_eval.coordinator import clusters
-    from coordinate_eval.coordinator.cluster import STARTED_VARIABLE
+    from coordinate_eval.cluster import STARTED_VARIABLE
+    from coordinate_eval.coordinator.inputs import clusters
     from coordinate_eval.coordinator.run.records import Run
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
 

@@ -7,7 +7,7 @@ from rich.status import Status
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural, whole_duration
-from coordinate_eval.coordinator.cluster import State
+from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.report import first_signal, state
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.run import jobs

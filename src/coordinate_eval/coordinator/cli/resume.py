@@ -6,11 +6,11 @@ from rich.console import Console
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator import clusters
+from coordinate_eval.cluster import Cluster, State
 from coordinate_eval.coordinator.cli.output import table_console
 from coordinate_eval.coordinator.cli.progress import Display
 from coordinate_eval.coordinator.cli.runs import name_for_commands
-from coordinate_eval.coordinator.cluster import Cluster, State
+from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run import jobs, resumes

@@ -9,12 +9,11 @@ from pathlib import Path
 from rich.console import Console
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator import clusters
+from coordinate_eval.cluster import Cluster
 from coordinate_eval.coordinator.cli.output import quiet_libraries
 from coordinate_eval.coordinator.cli.resume import announce, resume_run, supervise
-from coordinate_eval.coordinator.cluster import Cluster
 from coordinate_eval.coordinator.dry_run import show
-from coordinate_eval.coordinator.inputs import cluster_file, suite
+from coordinate_eval.coordinator.inputs import cluster_file, clusters, suite
 from coordinate_eval.coordinator.inputs.folders import check_writable
 from coordinate_eval.coordinator.inputs.settings import Settings, flatten
 from coordinate_eval.coordinator.planning import reviewed_plan

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural, whole_duration
-from coordinate_eval.coordinator import clusters
+from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.cli.output import table_console
-from coordinate_eval.coordinator.cluster import TaskStatus
+from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.main_metric import Score, main_score

@@ -9,11 +9,11 @@ import time
 from typing import Any
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator import clusters
+from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.cli import status_screen
 from coordinate_eval.coordinator.cli.output import table_console
 from coordinate_eval.coordinator.cli.runs import dataset_score, find, name_for_commands
-from coordinate_eval.coordinator.cluster import State, TaskStatus
+from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import failures, results, state
 from coordinate_eval.coordinator.report.first_signal import FirstSignal

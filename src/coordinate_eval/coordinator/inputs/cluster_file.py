@@ -8,7 +8,7 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from coordinate_eval import _format, _user_files
-from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
 

@@ -15,11 +15,10 @@ from typing import Any, Literal
 import platformdirs
 from pydantic import ConfigDict, Field, ValidationError
 
-from coordinate_eval import _user_files
-from coordinate_eval.coordinator import cluster
-from coordinate_eval.coordinator.cluster import MOST_CPUS, MOST_GPUS
-from coordinate_eval.coordinator.ray_cluster import RaySettings
+from coordinate_eval import _user_files, cluster
+from coordinate_eval.cluster import MOST_CPUS, MOST_GPUS
 from coordinate_eval.errors import UserError
+from coordinate_eval.ray_cluster import RaySettings
 from coordinate_eval.records import EngineSettings, Record
 from coordinate_eval.slurm.settings import SlurmSettings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from coordinate_eval._format import duration
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.plan import Cost
-from coordinate_eval.coordinator.planning.requests import Builder, Built
+from coordinate_eval.coordinator.planning.request_cache import Builder, Built
 from coordinate_eval.priors import catalogue, roofline, this_machine
 from coordinate_eval.priors import conditions as conditions_of
 from coordinate_eval.priors.observations import subject

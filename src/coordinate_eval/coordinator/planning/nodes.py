@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.plan import NodeCapacity

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -34,7 +34,7 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanEngine,
     PlanSuite,
 )
-from coordinate_eval.coordinator.planning.requests import Builder, Built
+from coordinate_eval.coordinator.planning.request_cache import Builder, Built
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.coordinator.run.create import run_id
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, portion_seconds

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from coordinate_eval import _files, _user_files
-from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import nodes as select
 from coordinate_eval.coordinator.planning.plan import Cost, NodeCapacity, Plan

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.cluster import State, TaskStatus
+from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Ledger

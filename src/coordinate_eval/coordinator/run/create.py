@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import Cluster
+from coordinate_eval.cluster import Cluster
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import latest_epoch

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import Job
+from coordinate_eval.cluster import Job
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, Submitted
 from coordinate_eval.records import CheckpointFormat

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import AliasChoices, AliasPath, ConfigDict, Field
 
-from coordinate_eval.coordinator.cluster import Job
+from coordinate_eval.cluster import Job
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.records import Checkpoint, Record, Shard, Span, Suite
 

@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coordinate_eval.coordinator.cluster import Job, State, TaskStatus
+from coordinate_eval.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, LedgerName, OpenClaim
 from coordinate_eval.coordinator.run.paths import RunDir

@@ -1,7 +1,7 @@
 """Reading the run directory and one poll into `Facts`."""
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import TaskStatus
+from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.report.failures import read_trials_of, recurring_failure
 from coordinate_eval.coordinator.report.results import unscored_datasets
 from coordinate_eval.coordinator.run.claims import Ledger

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import Cluster, Job, State, TaskStatus
+from coordinate_eval.cluster import Cluster, Job, State, TaskStatus
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.run import jobs

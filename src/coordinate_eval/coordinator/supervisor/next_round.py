@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from coordinate_eval.coordinator.cluster import Busy, Node
+from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.planning.nodes import choose
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run.jobs import keeper_gib

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import ENDS_WITH_PARENT
+from coordinate_eval.cluster import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.report.failures import log_tail
 from coordinate_eval.coordinator.report.results import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir

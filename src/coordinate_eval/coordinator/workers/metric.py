@@ -10,7 +10,7 @@ import os
 import time
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
+from coordinate_eval.cluster import INDEX_VARIABLE, TASK_VARIABLE
 from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import portions_with_questions, unanswered_portions

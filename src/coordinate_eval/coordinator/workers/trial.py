@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Iterator
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import INDEX_VARIABLE, TASK_VARIABLE
+from coordinate_eval.cluster import INDEX_VARIABLE, TASK_VARIABLE
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.report.failures import own_log
 from coordinate_eval.coordinator.run import measurements

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cluster import ENDS_WITH_PARENT, INDEX_VARIABLE
+from coordinate_eval.cluster import ENDS_WITH_PARENT, INDEX_VARIABLE
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals

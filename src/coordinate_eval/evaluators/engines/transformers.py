@@ -16,7 +16,7 @@ from typing import Any
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines import arguments, common
-from coordinate_eval.evaluators.engines.text import Text
+from coordinate_eval.evaluators.engines.transformers_text import Text
 from coordinate_eval.records import Request, RequestKind, Response
 
 _INSTALL = "coordinate-eval[transformers]"

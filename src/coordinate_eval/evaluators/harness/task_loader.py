@@ -25,7 +25,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.evaluators.harness.code_eval import asks_code_eval, stand_in
 from coordinate_eval.evaluators.harness.standard_errors import bootstrapped_here
-from coordinate_eval.evaluators.harness.templates import compiled_once
+from coordinate_eval.evaluators.harness.template_cache import compiled_once
 from coordinate_eval.records import Dataset
 
 _SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from coordinate_eval.coordinator.cluster import Cluster
+from coordinate_eval.cluster import Cluster
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import ClusterSilent, UserError
 
@@ -81,7 +81,7 @@ def _slurm(settings: Settings) -> Cluster:
 
 
 def _ray(settings: Settings) -> Cluster:
-    from coordinate_eval.coordinator.ray_cluster import RayCluster
+    from coordinate_eval.ray_cluster import RayCluster
 
     return RayCluster(settings.ray, settings.trial.memory_gib)
 
