@@ -12,6 +12,12 @@ from coordinate_eval.evaluators.harness.template_cache import compiled_once
 TEMPLATE = "{{text | regex_replace('a', 'b')}} {{n + 1}}\n"
 
 
+def test_nothing_is_left_on_the_harness() -> None:
+    with compiled_once(), compiled_once():
+        assert "from_string" in vars(utils.env)
+    assert "from_string" not in vars(utils.env)
+
+
 def test_the_same_text_from_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [{"text": f"a banana {n}", "n": n} for n in range(5)]
     expected = [utils.apply_template(TEMPLATE, document) for document in documents]

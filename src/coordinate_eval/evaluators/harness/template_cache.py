@@ -24,9 +24,12 @@ def _compiled(source: str) -> Template:
 @contextmanager
 def compiled_once() -> Iterator[None]:
     """Have the harness take its compiled templates from here inside the block."""
-    real = utils.env.from_string
+    outer = vars(utils.env).get("from_string")
     utils.env.from_string = _compiled
     try:
         yield
     finally:
-        utils.env.from_string = real
+        if outer is None:
+            del utils.env.from_string
+        else:
+            utils.env.from_string = outer
