@@ -124,7 +124,13 @@ def test_a_job_longer_than_its_partition_allows_is_refused(says: Says, tmp_path:
         SlurmCluster(SlurmSettings(qos="long")).submit(job)
 
 
-def test_a_partition_that_is_not_up_starts_nothing(says: Says) -> None:
+def test_a_partition_that_is_down_queues_jobs(says: Says) -> None:
+    cluster = SlurmCluster(SlurmSettings())
+    says(output="PartitionName=low Default=YES State=DOWN\n")
+    assert not cluster.whole_nodes()
+
+
+def test_a_partition_that_drains_takes_nothing(says: Says) -> None:
     cluster = SlurmCluster(SlurmSettings())
     says(output="PartitionName=low Default=YES State=DRAIN\n")
     with pytest.raises(UserError, match="low is DRAIN; try again later"):

@@ -84,7 +84,13 @@ class SlurmCluster:
             constraint=self._settings.constraint,
             whole=any(partition.whole for partition in partitions),
         )
-        return read_nodes(self.client.json(*self._list_nodes()), wanted)
+        free, busy = read_nodes(self.client.json(*self._list_nodes()), wanted)
+        if all(partition.state == "DOWN" for partition in partitions):
+            # Slurm queues jobs for such a partition, and starts none.
+            self._partitions = {}
+            names = ", ".join(partition.name for partition in partitions)
+            return [], [*(Busy(name=n.name, why=f"partition {names} is down") for n in free), *busy]
+        return free, busy
 
     def submit(self, job: Job) -> str:
         """Submit `job`. Creates the folder of its log, without which Slurm starts no job.
@@ -184,10 +190,10 @@ class SlurmCluster:
         chosen = self._of_setting(names)
         if not chosen:
             raise UserError(f"Slurm has no default partition: {self._advice()}")
-        if all(partition.state != "UP" for partition in chosen):
+        if all(partition.state not in ("UP", "DOWN") for partition in chosen):
             self._partitions = {}  # it may be up when it is asked for again
             states = ", ".join(f"{p.name} is {p.state}" for p in chosen)
-            raise UserError(f"Slurm starts no jobs now: partition {states}; try again later")
+            raise UserError(f"Slurm takes no jobs now: partition {states}; try again later")
         return chosen
 
     def _advice(self) -> str:

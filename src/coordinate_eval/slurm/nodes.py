@@ -120,7 +120,8 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
 class Partition:
     """A partition. A `whole` one allocates whole nodes to jobs.
 
-    `state` is UP if jobs can be submitted and start. `minutes` is the longest time limit.
+    `state` is UP if jobs can be submitted and start, and DOWN if they can only be submitted.
+    `minutes` is the longest time limit.
     """
 
     name: str
