@@ -58,6 +58,10 @@ def test_gpus_are_known_by_the_names_that_clusters_use() -> None:
     assert gpus.lookup("h200") == gpus.lookup("NVIDIA-H200")
     assert gpus.lookup("a100-sxm4-80gb") == gpus.lookup("a100")
     assert gpus.lookup("gb200") != gpus.lookup("b200")
+    assert gpus.lookup("NVIDIA-L40S-48GB") == gpus.lookup("l40s")
+    assert gpus.lookup("h100pcie") == gpus.lookup("h100")
+    for other in ("l40", "rtx_a4000", "t400"):
+        assert not gpus.known(other)
     assert gpus.lookup("tesla_t4").bandwidth < gpus.lookup("something new").bandwidth
 
 

@@ -1,5 +1,6 @@
 """Peak rates of GPUs, from their vendors' data sheets (dense, without sparsity)."""
 
+import re
 from functools import cache
 from typing import NamedTuple
 
@@ -12,7 +13,8 @@ class Gpu(NamedTuple):
 
 
 # NVIDIA data sheets of B200, H200, H100 SXM, GH200, A100, L40S, L4, A40, A10, V100, T4; AMD data
-# sheets of MI300X and MI250X (one module). The first name that a node's GPU type contains counts.
+# sheets of MI300X and MI250X (one module). The first name that begins a part of a node's GPU type
+# counts: `nvidia_h100_80gb` is an H100, and `rtx_a4000` is not an A40.
 _KNOWN: dict[str, Gpu] = {
     "gb200": Gpu(2.50e15, 8.0e12),
     "b200": Gpu(2.25e15, 8.0e12),
@@ -52,4 +54,5 @@ def name(gpu_type: str) -> str:
     spelled = gpu_type.lower().replace("-", "_").replace(" ", "_")
     if spelled.startswith("cpu"):  # the model name that follows may contain anything
         return "cpu"
-    return next((known for known in _KNOWN if known in spelled), spelled)
+    found = (known for known in _KNOWN if re.search(rf"(?:^|_){known}(?![0-9])", spelled))
+    return next(found, spelled)
