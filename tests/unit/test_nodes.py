@@ -89,6 +89,17 @@ def choose_nodes(busy: list[Busy], **settings: object) -> None:
     select.choose_nodes(CHECKPOINT, Settings.model_validate(settings), [], busy, 2048)
 
 
+def test_a_named_node_is_not_called_busy_for_others_of_another_type() -> None:
+    nodes = [
+        node("a1", gpu_type="a100", gpu_memory_gib=40.0),
+        node("h1", memory_gib=5.0, gpu_memory_gib=141.0),
+    ]
+    settings = Settings(nodes="h1")
+    with pytest.raises(UserError, match="h1") as caught:
+        select.choose_nodes(CHECKPOINT, settings, nodes, [], 2048)
+    assert not isinstance(caught.value, NoFreeGpu)
+
+
 def test_too_little_memory_is_not_called_busy() -> None:
     with pytest.raises(UserError, match="room") as caught:
         select.choose([node("n1", memory_gib=8)], [], Settings(), 1, 20)

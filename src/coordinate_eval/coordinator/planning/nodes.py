@@ -62,8 +62,9 @@ def choose_nodes(
     gib = keeper_gib(checkpoint)
     choices: list[tuple[list[NodeCapacity], int]] = []
     problems: list[UserError] = []
-    for kind in sorted({node.gpu_type for node in nodes}):
-        alike = [node for node in nodes if node.gpu_type == kind]
+    named = _named(nodes, _wanted(settings.nodes)[1])
+    for kind in sorted({node.gpu_type for node in named}):
+        alike = [node for node in named if node.gpu_type == kind]
         try:
             gpus = gpus_per_trial(checkpoint, settings, alike, max_length)
             choices.append((choose(alike, busy, settings, gpus, gib), gpus))
@@ -72,7 +73,8 @@ def choose_nodes(
     if choices:
         return max(choices, key=lambda c: sum(node.trials for node in c[0]) * c[1])
     if problems:
-        raise problems[0]
+        # Where one GPU type is only busy now, waiting may help.
+        raise next((each for each in problems if isinstance(each, NoFreeGpu)), problems[0])
     raise NoFreeGpu(_nothing_free([], _named(busy, _wanted(settings.nodes)[1]), 1))
 
 
