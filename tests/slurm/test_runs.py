@@ -217,7 +217,7 @@ def test_nothing_free_says_so_and_a_queued_run_waits(
         assert not (workspace.folder / "queued").exists()
         run = Path(workspace.call(*args, *where, "--queue").stdout.rstrip("\n"))
         (log,) = until(lambda: list(run.glob("logs/*super1*.log")), "its supervisor")
-        until(lambda: "waiting for a free GPU" in log.read_text(), "it to wait")
+        until(lambda: "no round can start now" in log.read_text(), "it to wait")
     finally:
         subprocess.run(["scancel", busy], check=True)
     assert scores(run) == expected

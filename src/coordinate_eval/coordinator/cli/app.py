@@ -1,8 +1,8 @@
 """The command line: parses, loads settings, calls, and turns errors into messages.
 
-Exit status: 0 success: with results, all of them are there, and for `status` the run goes on;
-1 the run ended without all results, or asking for it again was refused after repeated failures;
-2 bad input or a refusal, nothing was submitted; 3 the scheduler did not answer; 130 interrupted.
+Exit status: 0 success; where scores are asked for, all of them exist. 1 the run ended without all
+results, or asking for it again was refused after repeated failures. 2 bad input or a refusal,
+nothing was submitted. 3 the scheduler did not answer. 130 interrupted.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from coordinate_eval.errors import CoordinateError, UserError
 
 
 class _Group(TyperGroup):
-    """The commands, of which `run` may be left out, when typed and when completed."""
+    """The commands. `run` is the default one, also for shell completion."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own type
         if not ctx.resilient_parsing:  # completing a word that is not whole
@@ -108,7 +108,7 @@ def _print_version(asked: bool) -> None:
 def _group(
     version: Annotated[
         bool,
-        # Eager, so that it is answered before a command is missed.
+        # Eager, so that it works without a command.
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),

@@ -91,6 +91,6 @@ def score(run_dir: Path) -> None:
 
 def _log(facts: object, event: str) -> None:
     if event:
-        words = "waiting for the nodes to be left" if event == "drain" else event
+        words = "waiting for jobs to end and free their nodes" if event == "drain" else event
         sys.stdout.write(words + "\n")
         sys.stdout.flush()

@@ -30,7 +30,7 @@ def whole_output() -> Iterator[None]:
 
     Raises:
         CoordinateError: it cannot be written.
-        SystemExit: with 1, whoever reads it has gone.
+        SystemExit: with 1, the reader has closed the pipe.
     """
     if sys.__stdout__ is None:  # closed by whoever started it
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process

@@ -48,7 +48,7 @@ class Display:
                 self._last = event
             return
         self._show_signal()
-        what, times = "waiting for the jobs to leave the nodes", ""
+        what, times = "waiting for jobs to end and free their nodes", ""
         if event != "drain":
             what, times = self._line(facts)
         if self._status is not None:

@@ -150,7 +150,7 @@ def table(known: dict[str, Any]) -> Table:
                 )
             items = ""
     for name in known["pending"]:
-        shown.add_row(name, "[yellow]on its way", "", "", "")
+        shown.add_row(name, "[yellow]pending", "", "", "")
     for name, why in known["without"].items():
         shown.add_row(name, f"[yellow]{escape(why.splitlines()[-1])}", "", "", "")
     return shown

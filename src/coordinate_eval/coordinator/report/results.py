@@ -67,7 +67,7 @@ def read_results(run_dir: RunDir) -> dict[str, Any] | None:
     """
     if not run_dir.results.exists():
         return None
-    mend = "remove it, and `coordinate-eval resume` makes it again from what is scored"
+    mend = "delete it; `coordinate-eval resume` rebuilds it from the scores"
     try:
         results = _files.read_json(run_dir.results)
     except RecordError as error:

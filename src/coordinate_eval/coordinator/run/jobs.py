@@ -19,7 +19,7 @@ CONVERTING_ROOM = 1.3
 """Memory of a keeper that converts, over the weights: it holds some tensors twice."""
 
 COPYING_ROOM = 1.02
-"""Memory of a keeper that copies, over the weights: it has small files and pages half full."""
+"""Memory of a keeper that copies, beside the weights: small files and partly filled pages."""
 
 
 def prefix(run: Run) -> str:

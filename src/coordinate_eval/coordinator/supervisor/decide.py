@@ -221,9 +221,13 @@ def _over(run: Run, facts: Facts, round_: Round, node: RoundNode) -> bool:
 
 def _next_round(facts: Facts) -> list[Action]:
     if facts.recurring:
-        return [Finish("every trial of a round failed with the same error, and would again")]
+        return [
+            Finish(
+                "every trial of a round failed with the same error; another round would fail too"
+            )
+        ]
     if facts.idle_rounds >= MAX_IDLE_ROUNDS:
-        return [Finish(f"{facts.idle_rounds} rounds in a row brought no response")]
+        return [Finish(f"{facts.idle_rounds} rounds in a row produced no response")]
     if not facts.claimable and not any(ledger == "outputs" for ledger, _ in facts.open_claims):
         return [Finish(f"{MAX_DEATHS} trials died on each shard that is left")]
     pause = ROUND_PAUSE_SECONDS * facts.idle_rounds
@@ -238,7 +242,7 @@ def _waiting_for_scores(facts: Facts) -> list[Action]:
     if answering or facts.scorable:
         return []
     if facts.answerable:
-        return [Finish(f"{facts.idle_arrays} arrays of metric jobs in a row brought no answer")]
+        return [Finish(f"{facts.idle_arrays} arrays of metric jobs in a row produced no answer")]
     return [Finish("the datasets that are left cannot be scored")]
 
 

@@ -240,7 +240,7 @@ class Supervisor:
             short = count_short_rounds(self._dir, self._run, rounds, now)
             new = next_round(self._run, plan, rounds, left, available, now, short)
         except UserError as error:
-            self._tell(None, f"waiting for a free GPU: {str(error).splitlines()[0]}")
+            self._tell(None, f"no round can start now: {str(error).splitlines()[0]}")
             self._round_after = time.time() + POLLS_PER_SEARCH * self._poll_seconds
             return
         _files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
@@ -271,7 +271,7 @@ class Supervisor:
     def _drain(self) -> None:
         """Cancel all jobs but keepers, and wait for keepers to end. Cancel those that stay.
 
-        On a local cluster keepers are cancelled too: they hear that sooner than their release.
+        On a local cluster keepers are cancelled too, which they notice sooner than their release.
         """
         give_up = time.monotonic() + DRAIN_SECONDS
         cancelled: set[str] = set()
