@@ -77,12 +77,13 @@ Verbose = Annotated[
 ]
 
 RunName = Annotated[
-    str | None, typer.Argument(help="A run's directory or id.", show_default="the latest run")
+    str | None,
+    typer.Argument(metavar="RUN", help="A run's directory or id.", show_default="the latest run"),
 ]
 
 RunNames = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[RUN]...", help="Directories or ids of runs.", show_default="all runs"),
+    typer.Argument(metavar="RUN", help="Directories or ids of runs.", show_default="all runs"),
 ]
 Follow = Annotated[
     bool,
@@ -278,7 +279,11 @@ FirstSignal = Annotated[
 
 SuiteName = Annotated[
     str | None,
-    typer.Argument(help="A shipped suite's name, or a suite file.", show_default="list all"),
+    typer.Argument(
+        metavar="SUITE",
+        help="A shipped suite's name, or a suite file.",
+        show_default="list all",
+    ),
 ]
 ModelSize = Annotated[
     str | None,

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli import options
 from coordinate_eval.coordinator.cli.output import table_console
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -113,7 +114,8 @@ def export_(
         _files.write(file.absolute(), "".join(sorted(map(dump, seen))))
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror}") from error
-    sys.stderr.write(f"{len(seen)} observations of {len({s.run for s in seen})} runs in {file}\n")
+    runs = len({s.run for s in seen})
+    sys.stderr.write(f"{plural(len(seen), 'observation')} of {plural(runs, 'run')} in {file}\n")
 
 
 @app.command(name="import")
@@ -291,13 +293,11 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _print_rows(answer: dict[str, Any]) -> None:
-    from coordinate_eval._format import duration
-
     on, start = answer["conditions"], answer["engine_start_seconds"]
     console = table_console()
     console.print(
         f"{on['model']['parameters'] / 1e9:.3g}b parameters on {on['gpu']} with {on['engine']}, "
-        f"from {answer['runs']} runs in {answer['store']}",
+        f"from {plural(answer['runs'], 'run')} in {answer['store']}",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -307,7 +307,7 @@ def _print_rows(answer: dict[str, Any]) -> None:
     if answer["stage"]["copies"]:
         _print_stage(console, answer["stage"])
     table = Table("dataset")
-    for heading in ("predicted", "±", "measured", "seen", "error, left out", "prompts"):
+    for heading in ("predicted", "±", "measured", "seen", "leave-one-out\nerror", "prompts\nCPU"):
         table.add_column(heading, justify="right")
     for row in answer["datasets"]:
         measured, error = row.get("measured_gpu_seconds"), row.get("error_left_out")
@@ -325,8 +325,6 @@ def _print_rows(answer: dict[str, Any]) -> None:
 
 
 def _print_stage(console: Console, stage: dict[str, Any]) -> None:
-    from coordinate_eval._format import duration
-
     what = "weights, converted from .pt," if stage["converted"] else "weights"
     words = f"{what} on {stage['storage']} reach a node's memory in {duration(stage['seconds'])}"
     words += f" ({stage['gigabits_per_node']:.3g} Gbit/s)"
