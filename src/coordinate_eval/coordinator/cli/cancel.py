@@ -36,7 +36,8 @@ def cancel_run(run_dir: RunDir) -> None:
             f"{error}\nrun {run.id} is marked as cancelled: its supervisor ends it as soon as the "
             "scheduler answers. Cancel it again then, in case it has no supervisor"
         ) from error
-    sys.stderr.write(f"cancelled {plural(count, 'job')} of run {run.id}\n")
+    said = f"cancelled {plural(count, 'job')}" if count else "no job was left to cancel"
+    sys.stderr.write(f"run {run.id}: {said}\n")
 
 
 def _cancel_all(run: Run, cluster: Cluster) -> int:

@@ -149,7 +149,7 @@ def _reasons(run_dir: RunDir) -> list[str]:
 def _what_goes_on(run_dir: RunDir, run: Run, cluster: Cluster) -> str:
     """Return the lines that say which jobs hold GPUs, and which commands continue or end them."""
     name = name_for_commands(run_dir, run, run.settings)
-    commands = f"  `coordinate-eval resume {name}` continues it where it was\n"
+    commands = f"  `coordinate-eval resume {name}` continues it from where it stopped\n"
     if cluster.local:
         return commands
     try:

@@ -24,9 +24,9 @@ _HEADLINES = {
 
 _NEXT = {
     Phase.COMPLETE: "shows the scores beside those of other runs",
-    Phase.INCOMPLETE: "tries again, once the cause is removed",
-    Phase.CANCELLED: "continues it where it was",
-    Phase.UNSUPERVISED: "continues it where it was",
+    Phase.INCOMPLETE: "tries again after you have fixed the cause",
+    Phase.CANCELLED: "continues it from where it stopped",
+    Phase.UNSUPERVISED: "continues it from where it stopped",
 }
 
 

@@ -95,7 +95,9 @@ def find(name: str, folder: Path = Path()) -> Source:
     path = folder / name
     if path.suffix not in (".yaml", ".yml") and not _exists(path):
         if name not in shipped():
-            raise UserError(f"no suite {name!r}: give a file, or one of {', '.join(shipped())}")
+            raise UserError(
+                f"no suite {name!r}: give a suite file, or a shipped suite: {', '.join(shipped())}"
+            )
         path = shipped_folder() / f"{name}.yaml"
         return Source(path.read_text(), name, path.parent, str(path))
     text = _user_files.read_text(path, "suite")
