@@ -14,7 +14,7 @@ from coordinate_eval.coordinator.cli.output import quiet_libraries
 from coordinate_eval.coordinator.cli.resume import announce, resume_run, supervise
 from coordinate_eval.coordinator.dry_run import show
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, suite
-from coordinate_eval.coordinator.inputs.folders import check_writable
+from coordinate_eval.coordinator.inputs.folders import check_new, check_writable
 from coordinate_eval.coordinator.inputs.settings import Settings, flatten
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.prepare import (
@@ -183,10 +183,12 @@ def _check_folders(settings: Settings, root: Path) -> None:
     """Check that a run can be written, and warn if nothing can be learned from it.
 
     Raises:
-        UserError: `runs_dir` cannot be written.
+        UserError: `runs_dir` cannot be written, or the run directory cannot be made.
     """
     if root.is_relative_to(Path(settings.runs_dir).expanduser().absolute()):
         check_writable(settings, "runs_dir")
+    else:
+        check_new(root)
     try:
         check_writable(settings, "priors_dir")
     except UserError as error:

@@ -34,6 +34,22 @@ def check_writable(settings: Settings, name: Name) -> None:
         ) from error
 
 
+def check_new(root: Path) -> None:
+    """Check that a run directory can be made where none is yet. It is not made.
+
+    Raises:
+        UserError: it cannot; names the directory and the reason.
+    """
+    try:
+        if not root.exists():
+            _probe(root.parent)
+    except OSError as error:
+        raise UserError(
+            f"run directory {root} cannot be made ({error.strerror}): choose a --run-dir in a "
+            "folder of yours on storage that all nodes share"
+        ) from error
+
+
 def _probe(folder: Path) -> None:
     """Make and remove a folder in this one, or in the nearest parent that exists."""
     place = folder.absolute()

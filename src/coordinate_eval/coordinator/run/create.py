@@ -43,9 +43,9 @@ def existing(root: Path, checkpoint: Checkpoint, suite: Suite, settings: Setting
         if not root.exists() or (root.is_dir() and not any(root.iterdir())):
             return None
     except OSError as error:
-        raise UserError(f"run directory {root}: {error.strerror}") from error
+        raise UserError(f"run directory {root} cannot be read: {error.strerror}") from error
     if not root.is_dir():
-        raise UserError(f"run directory {root} is a file")
+        raise UserError(f"run directory {root} is a file: choose another --run-dir")
     run = _files.read_record_if_there(RunDir(root).run, Run)
     if run is None:
         raise UserError(f"{root} is not empty and not a run directory: choose another --run-dir")
@@ -95,7 +95,7 @@ def create(
         draft = root.parent / f".{root.name}.{_files.token()}.tmp"
         draft.mkdir()
     except OSError as error:
-        raise UserError(f"run directory {root}: {error.strerror}: {error.filename}") from error
+        raise UserError(f"run directory {root} cannot be made: {error.strerror}") from error
     try:
         made = RunDir(draft)
         made.logs.mkdir()
