@@ -1,5 +1,16 @@
 """Numbers and names in the form in which people read them."""
 
+from pydantic import ValidationError
+
+_PYDANTIC = {
+    "Input should ": "must ",
+    "String should ": "must ",
+    "Value error, ": "",
+    "Extra inputs are not permitted": "unknown key",
+    "Field required": "it is missing",
+}
+"""How pydantic's messages begin, and the words that people read instead."""
+
 
 def duration(seconds: float) -> str:
     """Return a time in seconds, minutes or hours."""
@@ -31,3 +42,12 @@ def size(count: float) -> str:
 def plain(text: str) -> str:
     """Return a name with unprintable characters replaced, so that it stays on one line."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def problem(error: ValidationError) -> str:
+    """Return the first problem of an invalid value, in words that follow its name and a colon."""
+    text = str(error.errors(include_url=False, include_input=False)[0]["msg"])
+    for start, words in _PYDANTIC.items():
+        if text.startswith(start):
+            return words + text.removeprefix(start)
+    return text

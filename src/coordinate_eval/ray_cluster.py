@@ -56,10 +56,10 @@ class RaySettings(Record):
         default=None,
         ge=1,
         le=MOST_GPUS,
-        description="GPUs to use; else all that are found, or one trial without any",
+        description="GPUs to use; if not set, all that are found, or one trial without a GPU",
     )
     cpus: int | None = Field(
-        default=None, ge=1, le=MOST_CPUS, description="cores to use; else all of this machine"
+        default=None, ge=1, le=MOST_CPUS, description="cores to use; if not set, all of them"
     )
 
 

@@ -91,7 +91,10 @@ class Suite(Record):
 class EngineSettings(Record):
     """The engine to start, and its arguments."""
 
-    name: Literal["vllm", "transformers", "simulated"] = "vllm"
+    name: Literal["vllm", "transformers", "simulated"] = Field(
+        default="vllm",
+        description="vllm, transformers, or simulated: made-up responses, without a model",
+    )
     args: dict[str, Any] = Field(
         default={}, description="the engine's own arguments, as a JSON object"
     )

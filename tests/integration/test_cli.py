@@ -249,12 +249,12 @@ def test_bad_cluster_files(
         (["--max-gpus", "0"], ("max_gpus", "command line")),
         (["--max-gpus", "-1"], ("max_gpus", "command line")),
         (["--max-gpus", "many"], ("--max-gpus", "valid integer")),
-        (["--engine", "nonsense"], ("engine.name", "vllm")),
+        (["--engine", "nonsense"], ("engine.name on the command line", "must be 'vllm'")),
         (["--engine-args", "{x"], ("--engine-args", "not JSON")),
         (["--engine-args", "[1]"], ("--engine-args", "JSON object")),
         (["--engine-args", '{"a": NaN}'], ("--engine-args", "NaN")),
         (["--engine-args", '{"a":' * 100_000], ("--engine-args", "not JSON")),
-        (["--engine-args", r'{"a": "\ud800"}', "--json"], ("engine.args in command line",)),
+        (["--engine-args", r'{"a": "\ud800"}', "--json"], ("engine.args on the command line",)),
         (["--no-such-option"], ("--no-such-option",)),
     ],
 )
@@ -365,8 +365,8 @@ def test_a_misspelled_command_is_no_checkpoint(user: Workspace, tmp_path: Path) 
 def test_settings_in_a_pipe_are_whole_lines(user: Workspace) -> None:
     ran = CliRunner().invoke(app, ["config"], env=user.environ | {"COLUMNS": "80"})
     lines = ran.stdout.splitlines()
-    assert all(re.match(r"[a-z_.]+ = .*  # [^:]+: .*", line) for line in lines), lines
-    assert f'runs_dir = "{user.folder / "runs"}"  # environment: ' in ran.stdout
+    assert all(re.match(r"[a-z_.]+ = .*  # \([^)]+\) .", line) for line in lines), lines
+    assert f'runs_dir = "{user.folder / "runs"}"  # (environment) ' in ran.stdout
     assert any(line.startswith("slurm.setup = [") for line in lines)
 
 

@@ -63,7 +63,7 @@ def test_the_items_must_be_those_that_are_built(reviewer: Reviewer) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda t: t.pop("trials"), "trials: Field required"),
+        (lambda t: t.pop("trials"), "trials: it is missing"),
         (lambda t: t.update(schema="coordinate-eval/run@1"), "schema is 'coordinate-eval/run@1'"),
         (lambda t: t.pop("schema"), "it has no schema"),
         (lambda t: t.update(datasets=[]), "has no dataset"),
@@ -105,7 +105,7 @@ def test_a_plan_that_cannot_be(
         (b"[1, 2]", "it has no schema"),
         (b"null", "it has no schema"),
         (b'{"schema": "coordinate-eval/plan@2"}', "plan@2"),
-        (b'{"schema": "coordinate-eval/plan@1"}', "Field required"),
+        (b'{"schema": "coordinate-eval/plan@1"}', "checkpoint: it is missing"),
     ],
 )
 def test_a_file_that_is_no_plan(tmp_path: Path, content: bytes, words: str) -> None:

@@ -125,7 +125,7 @@ def test_a_mistyped_variable_is_refused_and_the_programs_own_are_not() -> None:
 
 def test_a_deep_table_in_a_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COORDINATE_EVAL_ENGINE_ARGS", "[" * 100_000)
-    with pytest.raises(UserError, match=r"engine\.args in environment"):
+    with pytest.raises(UserError, match=r"engine\.args in the environment"):
         config.load({})
 
 

@@ -96,7 +96,9 @@ def _strictly(line: bytes, where: str) -> Seen:
                 "exported it, or delete such lines"
             ) from error
         name = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{where}: {name + ': ' if name else ''}{first['msg']}") from error
+        raise UserError(
+            f"{where}: {name + ': ' if name else ''}{_format.problem(error)}"
+        ) from error
 
 
 def _readable(path: Path) -> Iterator[Seen]:

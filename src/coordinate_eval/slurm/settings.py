@@ -10,10 +10,11 @@ class SlurmSettings(Record):
 
     partition: str = Field(default="", description="partition of trials and keepers")
     cpu_partition: str = Field(
-        default="", description="partition of the supervisor and of metric jobs; else partition"
+        default="",
+        description="partition of the supervisor and of metric jobs; if not set, `partition`",
     )
     account: str = Field(default="", description="account to charge")
-    qos: str = Field(default="", description="quality of service")
+    qos: str = Field(default="", description="quality of service (QOS) of all jobs")
     constraint: str = Field(default="", description="features that nodes with GPUs must have")
     setup: tuple[str, ...] = Field(
         default=(), description="shell lines that run before each job, such as `module load`"

@@ -29,7 +29,7 @@ def show_config(file: Path | None, *, as_json: bool) -> None:
     if not console.is_terminal:
         for name, value in values.items():
             text = json.dumps(value, ensure_ascii=False)
-            sys.stdout.write(f"{name} = {text}  # {origins[name]}: {meaning(name)}\n")
+            sys.stdout.write(f"{name} = {text}  # ({origins[name]}) {meaning(name)}\n")
         return
     table = Table("setting", "value", "from", "meaning")
     for column in table.columns:

@@ -104,9 +104,8 @@ def load(path: Path) -> ClusterFile:
     try:
         cluster = ClusterFile.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = _format.plain(".".join(str(part) for part in first["loc"]))
-        raise UserError(f"cluster file {path}: {where}: {first['msg']}") from error
+        where = _format.plain(".".join(str(part) for part in error.errors()[0]["loc"]))
+        raise UserError(f"cluster file {path}: {where}: {_format.problem(error)}") from error
     for name, count in Counter(node.name for node in cluster.nodes).items():
         if count > 1:
             raise UserError(f"cluster file {path}: node {name} is listed twice")

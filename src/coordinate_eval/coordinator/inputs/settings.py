@@ -15,7 +15,7 @@ from typing import Any, Literal
 import platformdirs
 from pydantic import ConfigDict, Field, ValidationError
 
-from coordinate_eval import _user_files, cluster
+from coordinate_eval import _format, _user_files, cluster
 from coordinate_eval.cluster import MOST_CPUS, MOST_GPUS
 from coordinate_eval.errors import UserError
 from coordinate_eval.ray_cluster import RaySettings
@@ -52,39 +52,57 @@ class _Section(Record):
 class StageSettings(_Section):
     """The staging of weights in the memory of nodes."""
 
-    root: str = Field(default="/dev/shm", description="a memory file system of each node")  # noqa: S108
+    root: str = Field(
+        default="/dev/shm",  # noqa: S108
+        description="folder for weights on each node, on a memory file system",
+    )
     gigabits_per_node: float = Field(
         default=25.0,
         ge=1e-3,
         le=1e6,
-        description="storage link of one node; unset: as finished runs had it",
+        description="speed of one node's storage link; if not set, what finished runs measured",
     )
 
 
 class TrialSettings(_Section):
     """The resources of one trial besides GPUs, and its time limit."""
 
-    cpus: int = Field(default=4, ge=1, le=MOST_CPUS)
+    cpus: int = Field(default=4, ge=1, le=MOST_CPUS, description="cores of one trial")
     memory_gib: float = Field(
-        default=16.0, gt=0, le=MOST_GIB, description="host memory, weights apart"
+        default=16.0, gt=0, le=MOST_GIB, description="host memory of one trial, without the weights"
     )
     engine_start_seconds: float = Field(
-        default=40.0, ge=0, le=MOST_SECONDS, description="unset: as finished runs had it"
+        default=40.0,
+        ge=0,
+        le=MOST_SECONDS,
+        description="start of an engine; if not set, what finished runs measured",
     )
     max_length: int | None = Field(
-        default=None, ge=8, le=10**9, description="tokens; else the model's"
+        default=None,
+        ge=8,
+        le=10**9,
+        description="context length in tokens; if not set, the model's",
     )
     tensor_parallel: int | None = Field(
-        default=None, ge=1, le=MOST_GPUS, description="else what fits"
+        default=None,
+        ge=1,
+        le=MOST_GPUS,
+        description="GPUs of one engine; if not set, the fewest that hold the model",
     )
     time_limit_factor: float = Field(
-        default=4.0, ge=1, le=1000, description="limit over prediction"
+        default=4.0,
+        ge=1,
+        le=1000,
+        description="time limit of a job, as a multiple of its predicted time",
     )
     min_minutes: int = Field(
-        default=15, ge=1, le=MOST_MINUTES, description="shortest time limit asked for"
+        default=15,
+        ge=1,
+        le=MOST_MINUTES,
+        description="shortest time limit of a trial or metric job",
     )
     max_minutes: int = Field(
-        default=720, ge=1, le=MOST_MINUTES, description="longest time limit asked for"
+        default=720, ge=1, le=MOST_MINUTES, description="longest time limit of a job"
     )
 
 
@@ -92,30 +110,42 @@ class MetricSettings(_Section):
     """The jobs that answer questions of metrics, and the scorer."""
 
     cpus: int = Field(
-        default=8, ge=1, le=MOST_CPUS, description="cores for all metric jobs together"
+        default=8, ge=1, le=MOST_CPUS, description="cores of all metric jobs together"
     )
-    memory_gib: float = Field(default=4.0, gt=0, le=MOST_GIB, description="per core")
-    allow_unsafe_code: bool = Field(default=False, description="run programs without isolation")
+    memory_gib: float = Field(
+        default=4.0, gt=0, le=MOST_GIB, description="memory of a metric job per core"
+    )
+    allow_unsafe_code: bool = Field(
+        default=False,
+        description="run programs that a model wrote without isolation, if no sandbox works",
+    )
     scoring_minutes: float = Field(
         default=20.0,
         gt=0,
         le=MOST_MINUTES,
-        description="for one dataset, its questions answered; tried 3 times",
+        description="time limit for scoring one dataset; it is tried 3 times",
     )
 
 
 class SupervisorSettings(_Section):
     """The supervisor of a run."""
 
-    poll_seconds: float = Field(default=5.0, gt=0, le=MOST_SECONDS)
+    poll_seconds: float = Field(
+        default=5.0, gt=0, le=MOST_SECONDS, description="time between two looks at the queue"
+    )
     patience_seconds: float = Field(
-        default=600.0, gt=0, le=MOST_SECONDS, description="for a job to start"
+        default=600.0, gt=0, le=MOST_SECONDS, description="time that a job may wait in the queue"
     )
     minutes: int = Field(
-        default=240, ge=15, le=MOST_MINUTES, description="time limit; it resubmits itself"
+        default=240,
+        ge=15,
+        le=MOST_MINUTES,
+        description="time limit of one supervisor job, which then resubmits itself",
     )
-    memory_gib: float = Field(default=8.0, gt=0, le=MOST_GIB)
-    cpus: int = Field(default=2, ge=1, le=MOST_CPUS)
+    memory_gib: float = Field(
+        default=8.0, gt=0, le=MOST_GIB, description="memory of the supervisor"
+    )
+    cpus: int = Field(default=2, ge=1, le=MOST_CPUS, description="cores of the supervisor")
 
 
 def _in_home(folder: str) -> str:
@@ -129,32 +159,41 @@ def _in_home(folder: str) -> str:
 class Settings(Record):
     """All settings."""
 
-    suite: str = Field(default="base", description="name of a shipped suite, or a file")
+    suite: str = Field(default="base", description="a shipped suite's name, or a suite file")
     cluster: str = Field(default="auto", description="auto, slurm, ray, or a cluster file")
     runs_dir: str = Field(
         default_factory=lambda: _in_home("runs"),
-        description="run directories; on storage that all nodes share",
+        description="folder of all run directories, on storage that all nodes share",
     )
     cache_dir: str = Field(
         default_factory=lambda: platformdirs.user_cache_dir("coordinate-eval"),
-        description="built requests; on storage that all nodes share",
+        description="folder of built requests, on storage that all nodes share",
     )
     priors_dir: str = Field(
         default_factory=lambda: _in_home("priors"),
-        description="what finished runs took; on storage that all nodes share",
+        description="folder of what finished runs measured, on storage that all nodes share",
     )
-    nodes: str | None = Field(default=None, description="at most so many nodes, or those to take")
-    max_nodes: int | None = Field(default=None, ge=1)
-    max_gpus: int | None = Field(default=None, ge=1)
+    nodes: str | None = Field(
+        default=None, description="the number of nodes to use at most, or their names"
+    )
+    max_nodes: int | None = Field(
+        default=None, ge=1, description="nodes to use at most, also of those named"
+    )
+    max_gpus: int | None = Field(
+        default=None, ge=1, description="GPUs of all trials of a run together, at most"
+    )
     objective: Literal["makespan", "gpu-hours"] = Field(
-        default="makespan", description="what a plan makes small: makespan or gpu-hours"
+        default="makespan", description="what a plan minimizes: makespan or gpu-hours"
     )
     deadline_seconds: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="of the makespan; else refused"
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="refuse a plan whose makespan is longer",
     )
     queue: bool = Field(default=False, description="wait for a GPU when none is free")
     first_signal: bool = Field(
-        default=False, description="a slice of every dataset first, to have rough scores early"
+        default=False, description="run a slice of every dataset first, for rough scores early"
     )
     engine: EngineSettings = EngineSettings()
     stage: StageSettings = StageSettings()
@@ -248,7 +287,7 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
         for name, value in layer.values.items():
             if name not in known:
                 raise UserError(
-                    f"unknown setting {name!r} in {layer.source}; "
+                    f"unknown setting {name!r} {_in(layer.source)}; "
                     "`coordinate-eval config` lists all settings"
                 )
             merged[name] = value
@@ -256,26 +295,32 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
     try:
         settings = Settings.model_validate(_nest(merged))
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
+        name = ".".join(str(part) for part in error.errors()[0]["loc"])
         source = sources.get(name, "the settings")
-        raise UserError(f"setting {name} in {source}: {first['msg']}") from error
+        raise UserError(f"setting {name} {_in(source)}: {_format.problem(error)}") from error
     for name in _FOLDERS:
         try:
             Path(getattr(settings, name)).expanduser()
         except RuntimeError as error:
             source = sources.get(name, "the defaults")
             value = getattr(settings, name)
-            raise UserError(f"setting {name} in {source}: no home folder for {value}") from error
+            raise UserError(f"setting {name} {_in(source)}: no home folder for {value}") from error
     for name, value in merged.items():
         if isinstance(value, str) and "\0" in value:
-            raise UserError(f"setting {name} in {sources[name]}: it contains a NUL character")
+            raise UserError(f"setting {name} {_in(sources[name])}: it contains a NUL character")
         if not _is_json(value):
             raise UserError(
-                f"setting {name} in {sources[name]}: JSON cannot hold it (a text that is not "
+                f"setting {name} {_in(sources[name])}: JSON cannot hold it (a text that is not "
                 "Unicode, NaN, a date), or it is nested too deeply"
             )
     return settings, sources
+
+
+def _in(source: str) -> str:
+    """Return a source with the words that lead to it."""
+    return {"command line": "on the command line", "environment": "in the environment"}.get(
+        source, f"in {source}"
+    )
 
 
 def _is_json(value: object) -> bool:

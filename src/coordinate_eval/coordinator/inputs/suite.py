@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, ValidationError
 
+from coordinate_eval import _format
 from coordinate_eval.coordinator.inputs import suite_yaml
 from coordinate_eval.coordinator.inputs.suite_yaml import Located, Source, shipped, wrong
 from coordinate_eval.errors import UserError
@@ -196,13 +197,14 @@ def _digest(include_path: Sequence[str], datasets: Sequence[Dataset]) -> str:
 
 
 def _dataset(entry: Located, defaults: Located) -> Dataset:
+    suite_yaml.only(entry, set(_StrictDataset.model_fields), "a dataset")
     given = entry.over(defaults)
     try:
         dataset = _StrictDataset.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise wrong(given.at(*first["loc"]), f"{name}: {first['msg']}") from error
+        raise wrong(given.at(*first["loc"]), f"{name}: {_format.problem(error)}") from error
     for key in ("name", "group"):
         value = getattr(dataset, key)
         if value is not None and not _NAME.fullmatch(value):

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from coordinate_eval import _files, _user_files
+from coordinate_eval import _files, _format, _user_files
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import nodes as select
@@ -58,9 +58,10 @@ def read(path: Path) -> PlanFile:
     try:
         plan = PlanFile.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"plan {path}: {where}: {first['msg']}. {_HOW_TO_MAKE}") from error
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise UserError(
+            f"plan {path}: {where}: {_format.problem(error)}. {_HOW_TO_MAKE}"
+        ) from error
     for problem in contradictions(plan):
         raise UserError(f"plan {path}: {problem}. {_HOW_TO_MAKE}")
     return plan
