@@ -27,7 +27,7 @@ BUILD = """
 import sys
 from pathlib import Path
 from coordinate_eval.coordinator.inputs import checkpoint, suite
-from coordinate_eval.coordinator.planning.requests import Builder
+from coordinate_eval.coordinator.planning.request_cache import Builder
 
 cache, model, file, length = sys.argv[1:]
 wanted = suite.load(file)
