@@ -320,7 +320,7 @@ def test_places_that_are_no_run_directory(user: Workspace, tmp_path: Path) -> No
 
 def test_a_dataset_without_a_task_is_planned_but_not_run(user: Workspace) -> None:
     args = ("run", tiny_model(), "--suite", user.folder / "given.yaml")
-    refused(user, *args, words=("dataset big", "has no task", "--dry-run"))
+    refused(user, *args, words=("dataset big: no task", "--dry-run"))
 
 
 def test_a_wrong_slurm_configuration_is_said_and_not_worked_around(user: Workspace) -> None:

@@ -330,9 +330,9 @@ def test_what_cannot_be_run_is_named() -> None:
     assert "judge" in left_out["mt_bench"]
     assert len(kept.datasets) == 59
     assert kept.digest == base.digest
-    with pytest.raises(UserError, match="dataset mt_bench: it has no task"):
+    with pytest.raises(UserError, match="dataset mt_bench: no task"):
         suite.runnable(suite.narrow(base, only=["mt_bench"]))
-    with pytest.raises(UserError, match="dataset a: it has no task"):
+    with pytest.raises(UserError, match="dataset a: no task"):
         suite.runnable(parse("datasets:\n- {name: a, items: 5, prior: {gpu_seconds: 1}}\n"))
 
 

@@ -221,8 +221,8 @@ def test_another_part_does_not_fit_into_a_run_directory(user: Workspace, tmp_pat
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--only", "mt_bench"), "dataset mt_bench: it has no task"),
-        (("--group", "talk"), "dataset mt_bench: it has no task"),
+        (("--only", "mt_bench"), "dataset mt_bench: no task"),
+        (("--group", "talk"), "dataset mt_bench: no task"),
         (("--only", "tiny_cloth"), "did you mean tiny_cloze"),
         (("--group", "cod"), "groups: talk, code"),
         (("--skip", "*"), "no dataset is left"),

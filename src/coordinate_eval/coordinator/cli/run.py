@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,6 +113,7 @@ def show_plan(
         offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)))
         with quiet_libraries(verbose=verbose):
             prepared = prepare(inputs, offer, what_if=what_if)
+        _say_by_reason("planned here, but left out of a run", suite.without_task(inputs.suite))
     else:
         with cluster:
             offer, prepared = _prepare(
@@ -170,13 +172,18 @@ def _runnable(inputs: Inputs) -> Inputs:
         UserError: No dataset can be run.
     """
     kept, left_out = suite.runnable(inputs.suite)
-    by_reason: dict[str, list[str]] = {}
-    for name, why in left_out.items():
-        by_reason.setdefault(why, []).append(name)
-    if left_out:
-        said = "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
-        sys.stderr.write(f"left out of suite {inputs.suite.name}: {said}\n")
+    _say_by_reason(f"left out of suite {inputs.suite.name}", left_out)
     return replace(inputs, suite=kept, left_out=left_out)
+
+
+def _say_by_reason(what: str, reasons: Mapping[str, str]) -> None:
+    """Say on stderr what happens to datasets, in one line with their names by reason."""
+    names: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        names.setdefault(why, []).append(name)
+    if names:
+        said = "; ".join(f"{', '.join(some)} ({why})" for why, some in names.items())
+        sys.stderr.write(f"{what}: {said}\n")
 
 
 def _check_folders(settings: Settings, root: Path) -> None:

@@ -111,7 +111,7 @@ def runnable(suite: Suite) -> tuple[Suite, dict[str, str]]:
     Raises:
         UserError: No dataset can be run.
     """
-    left_out = {d.name: _why_not(d) for d in suite.datasets if d.task is None}
+    left_out = without_task(suite)
     kept = [d for d in suite.datasets if d.task is not None]
     if not kept:
         name, why = next(iter(left_out.items()))
@@ -122,11 +122,16 @@ def runnable(suite: Suite) -> tuple[Suite, dict[str, str]]:
     return suite.model_copy(update={"datasets": kept}), left_out
 
 
+def without_task(suite: Suite) -> dict[str, str]:
+    """Return the datasets that can be planned and not run, with the reasons."""
+    return {d.name: _why_not(d) for d in suite.datasets if d.task is None}
+
+
 def _why_not(dataset: Dataset) -> str:
     entry = catalogue.find(dataset)
     if entry is not None and entry.kind == "judge":
-        return "it has no task, because a judge model would have to rate its answers"
-    return "it has no task"
+        return "no task, because a judge model would have to rate the answers"
+    return "no task"
 
 
 def _named(
