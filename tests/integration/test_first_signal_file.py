@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from tests.tiny import tiny_model
 
+from coordinate_eval.coordinator.cli.output import first_signal_table
+
 pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
@@ -180,7 +182,7 @@ def test_the_table_has_a_dataset_s_own_scores() -> None:
     known = known.with_dataset("tiny_group", first_signal.estimate(found, index), 7.0)
     console = Console(width=150)
     with console.capture() as captured:
-        console.print(first_signal.table(known.model_dump(mode="json")))
+        console.print(first_signal_table(known.model_dump(mode="json")))
     text = captured.get()
     assert "5 of 18, 2 of 2 tasks" in text
     assert "tiny_short" not in text

@@ -16,6 +16,7 @@ from coordinate_eval.cluster import Node
 from coordinate_eval.coordinator.cli import resume as continued
 from coordinate_eval.coordinator.cli import run as launch
 from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.cli.output import results_table
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -192,7 +193,7 @@ def test_what_has_no_task_is_left_out_and_said(user: Workspace) -> None:
     assert results["left_out"] == run.left_out
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(report.table(results))
+        console.print(results_table(results))
     assert "left out" in captured.get()
     assert "a judge model would have to rate" in captured.get()
 

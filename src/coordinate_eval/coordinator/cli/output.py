@@ -1,4 +1,4 @@
-"""What reaches the terminal: whole output, wide tables, and no warnings of other libraries."""
+"""What reaches the terminal: whole output, tables, and no warnings of other libraries."""
 
 import contextlib
 import io
@@ -8,9 +8,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
+from coordinate_eval.coordinator.report.main_metric import metrics
 from coordinate_eval.errors import CoordinateError
 
 PIPE_WIDTH = 160
@@ -108,3 +112,64 @@ def _dropped() -> bool:
         os.close(nowhere)
         return True
     return False
+
+
+def results_table(results: dict[str, Any]) -> Table:
+    """Return the content of `results.json` as a table: one row for each task and metric."""
+    shown = Table(title=f"{results['run']}", title_justify="left")
+    for column, justify in (("task", "left"), ("metric", "left"), ("score", "right")):
+        shown.add_column(column, justify=justify)  # type: ignore[arg-type]  # rich's Literal
+    shown.add_column("± stderr", justify="right")
+    shown.add_column("items", justify="right")
+    for task, entry in results["results"].items():
+        first = True
+        for name, value, error in metrics(entry):
+            samples = results["n_samples"].get(task, {}).get("effective", "")
+            shown.add_row(
+                escape(task) if first else "",
+                escape(name.removesuffix(",none")),
+                f"{value:.4f}",
+                "" if error is None else f"{error:.4f}",
+                str(samples) if first else "",
+            )
+            first = False
+    for name in results["missing"]:
+        shown.add_row(f"[red]{escape(name)}", "[red]missing", "", "", "")
+    # Results of earlier versions have no `left_out`.
+    for name, why in results.get("left_out", {}).items():
+        shown.add_row(f"[yellow]{escape(name)}", "[yellow]left out", "", "", "")
+        shown.add_row("", f"[yellow]{escape(why)}", "", "", "")
+    return shown
+
+
+def first_signal_table(known: dict[str, Any]) -> Table:
+    """Return `known`, the content of a `first-signal.json`, as a table for people."""
+    shown = Table(title="first signal: from some of the items only", title_justify="left")
+    shown.add_column("task")
+    shown.add_column("metric")
+    for column in ("score", "95 % interval", "items"):
+        shown.add_column(column, justify="right")
+    for name, dataset in known["datasets"].items():
+        items = f"{dataset['items']} of {dataset['of_items']}"
+        if dataset["of_tasks"] > 1:
+            items += f", {dataset['tasks']} of {dataset['of_tasks']} tasks"
+        estimates = dataset["estimates"]
+        own = {name: estimates[name]} if name in estimates else estimates
+        for task, values in own.items():
+            for number, (metric, found) in enumerate(values.items()):
+                between = (
+                    "" if found["low"] is None else f"{found['low']:.4f} … {found['high']:.4f}"
+                )
+                shown.add_row(
+                    "" if number else escape(task),
+                    escape(metric.removesuffix(",none")),
+                    f"{found['value']:.4f}",
+                    between,
+                    "" if number else items,
+                )
+            items = ""
+    for name in known["pending"]:
+        shown.add_row(name, "[yellow]pending", "", "", "")
+    for name, why in known["without"].items():
+        shown.add_row(name, f"[yellow]{escape(why.splitlines()[-1])}", "", "", "")
+    return shown

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster
+from coordinate_eval.coordinator.cli.foreground import announce, supervise
 from coordinate_eval.coordinator.cli.output import quiet_libraries
-from coordinate_eval.coordinator.cli.resume import announce, resume_run, supervise
+from coordinate_eval.coordinator.cli.resume import resume_run
 from coordinate_eval.coordinator.dry_run import show
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, suite
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinate_eval._format import plural, whole_duration
-from coordinate_eval.coordinator.report import first_signal
+from coordinate_eval.coordinator.cli.output import first_signal_table
 from coordinate_eval.coordinator.report.state import Phase
 
 QUIET_SECONDS = 30.0
@@ -86,7 +86,7 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
     else:
         yield _datasets(shown)
     if shown["first_signal"] is not None:
-        yield first_signal.table(shown["first_signal"])
+        yield first_signal_table(shown["first_signal"])
     if shown["jobs"]:
         yield _jobs(shown)
     for reason in shown["reasons"]:

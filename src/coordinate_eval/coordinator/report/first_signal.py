@@ -6,9 +6,8 @@ They have another shape than results, so that neither people nor programs confus
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
-from rich.markup import escape
-from rich.table import Table
 
+from coordinate_eval.coordinator.report.main_metric import metrics
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import DatasetRequests, DatasetResults, Record, Span
 
@@ -22,8 +21,6 @@ models.
 UNFINISHED = "its scoring began and has not ended"
 
 NO_SLICE = "it has no slice: its items take too long, or it cannot be split"
-
-_NO_METRICS = ("sample_len", "sample_count")
 
 
 class Interval(Record):
@@ -111,8 +108,8 @@ def estimate(results: DatasetResults, index: DatasetRequests) -> Signal:
     `index` describes the requests of the whole dataset.
     """
     estimates = {}
-    for task, metrics in results.results.items():
-        if found := dict(_intervals(metrics)):
+    for task, entry in results.results.items():
+        if found := dict(_intervals(entry)):
             estimates[task] = found
     return Signal(
         items=results.items,
@@ -123,50 +120,12 @@ def estimate(results: DatasetResults, index: DatasetRequests) -> Signal:
     )
 
 
-def table(known: dict[str, Any]) -> Table:
-    """Return `known`, the content of a `first-signal.json`, as a table for people."""
-    shown = Table(title="first signal: from some of the items only", title_justify="left")
-    shown.add_column("task")
-    shown.add_column("metric")
-    for column in ("score", "95 % interval", "items"):
-        shown.add_column(column, justify="right")
-    for name, dataset in known["datasets"].items():
-        items = f"{dataset['items']} of {dataset['of_items']}"
-        if dataset["of_tasks"] > 1:
-            items += f", {dataset['tasks']} of {dataset['of_tasks']} tasks"
-        estimates = dataset["estimates"]
-        own = {name: estimates[name]} if name in estimates else estimates
-        for task, metrics in own.items():
-            for number, (metric, found) in enumerate(metrics.items()):
-                between = (
-                    "" if found["low"] is None else f"{found['low']:.4f} … {found['high']:.4f}"
-                )
-                shown.add_row(
-                    "" if number else escape(task),
-                    escape(metric.removesuffix(",none")),
-                    f"{found['value']:.4f}",
-                    between,
-                    "" if number else items,
-                )
-            items = ""
-    for name in known["pending"]:
-        shown.add_row(name, "[yellow]pending", "", "", "")
-    for name, why in known["without"].items():
-        shown.add_row(name, f"[yellow]{escape(why.splitlines()[-1])}", "", "", "")
-    return shown
-
-
-def _intervals(metrics: dict[str, Any]) -> list[tuple[str, Interval]]:
+def _intervals(entry: dict[str, Any]) -> list[tuple[str, Interval]]:
     found = []
-    for name, value in metrics.items():
-        metric, _, filter_name = name.partition(",")
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or metric.endswith("_stderr") or metric in _NO_METRICS:
-            continue
-        stderr = metrics.get(f"{metric}_stderr,{filter_name}")
-        if isinstance(stderr, int | float):
+    for name, value, stderr in metrics(entry):
+        if stderr is None:
+            found.append((name, Interval(value=value)))
+        else:
             low, high = value - Z_95 * stderr, value + Z_95 * stderr
             found.append((name, Interval(value=value, stderr=stderr, low=low, high=high)))
-        else:
-            found.append((name, Interval(value=value)))
     return found

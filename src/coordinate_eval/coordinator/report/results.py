@@ -4,9 +4,6 @@ import re
 import time
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.report.failures import report_failures
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger
@@ -75,40 +72,6 @@ def read_results(run_dir: RunDir) -> dict[str, Any] | None:
     if not isinstance(results, dict) or "complete" not in results:
         raise RecordError(f"{run_dir.results} has no results of a run; {mend}")
     return results
-
-
-def table(results: dict[str, Any]) -> Table:
-    """Return the content of `results.json` as a table: one row for each task and metric."""
-    shown = Table(title=f"{results['run']}", title_justify="left")
-    for column, justify in (("task", "left"), ("metric", "left"), ("score", "right")):
-        shown.add_column(column, justify=justify)  # type: ignore[arg-type]  # rich's Literal
-    shown.add_column("± stderr", justify="right")
-    shown.add_column("items", justify="right")
-    for task, metrics in results["results"].items():
-        first = True
-        for name, value in metrics.items():
-            metric, _, filter_name = name.partition(",")
-            if metric.endswith("_stderr") or not isinstance(value, int | float):
-                continue
-            if metric in ("sample_len", "sample_count"):
-                continue
-            error = metrics.get(f"{metric}_stderr,{filter_name}")
-            samples = results["n_samples"].get(task, {}).get("effective", "")
-            shown.add_row(
-                escape(task) if first else "",
-                escape(name.removesuffix(",none")),
-                f"{value:.4f}",
-                f"{error:.4f}" if isinstance(error, float) else "",
-                str(samples) if first else "",
-            )
-            first = False
-    for name in results["missing"]:
-        shown.add_row(f"[red]{escape(name)}", "[red]missing", "", "", "")
-    # Results of earlier versions have no `left_out`.
-    for name, why in results.get("left_out", {}).items():
-        shown.add_row(f"[yellow]{escape(name)}", "[yellow]left out", "", "", "")
-        shown.add_row("", f"[yellow]{escape(why)}", "", "", "")
-    return shown
 
 
 def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
