@@ -152,7 +152,7 @@ def _wide(found: Review) -> Iterator[str]:
             f"{math.exp(cost.spread):.1f})"
             for cost in wide
         ]
-        yield f"unsure times: {_named(words)}; trials that end early take over work from others"
+        yield f"uncertain times: {_named(words)}; trials that end early take over work from others"
 
 
 def _no_prior(found: Review) -> Iterator[str]:
@@ -162,7 +162,10 @@ def _no_prior(found: Review) -> Iterator[str]:
     if unknown:
         share = sum(cost.gpu_seconds for cost in unknown) / total
         shown = _named([c.name for c in sorted(unknown, key=lambda c: -c.gpu_seconds)])
-        yield f"guessed: {shown} ({share:.0%} of the GPU time) have no prior; a suite can give one"
+        yield (
+            f"guessed: {shown} ({share:.0%} of the GPU time), because nothing is known yet; a suite "
+            "can give a `prior`"
+        )
 
 
 def _named(names: Sequence[str]) -> str:
