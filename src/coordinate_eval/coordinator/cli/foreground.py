@@ -181,6 +181,6 @@ def _what_goes_on(run_dir: RunDir, run: Run, cluster: Cluster) -> str:
         held = sum(gpus.get(t.name, 0) for t in alive if t.state is State.RUNNING)
         ids = ", ".join(dict.fromkeys(t.job_id for t in alive))
         if not alive:
-            return f"no job of it is left\n{commands}"
+            return f"none of its jobs is left\n{commands}"
         said = f"jobs {ids} go on and hold {plural(held, 'GPU')}\n"
     return f"{said}{commands}  `coordinate-eval cancel {name}` ends its jobs\n"

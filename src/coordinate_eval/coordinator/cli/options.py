@@ -164,7 +164,11 @@ Tokenizer = Annotated[
 ]
 Engine = Annotated[
     str | None,
-    typer.Option(help="vllm or transformers.", show_default="vllm", rich_help_panel=_WHAT),
+    typer.Option(
+        help="vllm or transformers; simulated makes up the responses.",
+        show_default="vllm",
+        rich_help_panel=_WHAT,
+    ),
 ]
 EngineArgs = Annotated[
     dict[str, Any] | None,

@@ -34,6 +34,7 @@ def resume_run(run_dir: RunDir, *, wait: bool, as_json: bool, asked_again: bool 
     """
     run = _files.read_record(run_dir.run, Run)
     if state.is_complete(run_dir):
+        sys.stderr.write(f"run {run.id} is already complete\n")
         return show_results(run_dir, as_json=as_json)
     cluster = clusters.by_name(run.cluster, run.settings)
     if cluster.local:

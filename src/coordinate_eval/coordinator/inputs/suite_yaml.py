@@ -144,7 +144,8 @@ def unknown(what: str, name: str, names: Iterable[str]) -> str:
     """Return a message that a name is unknown, with similar names."""
     known = list(names)
     near = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    some = ", ".join(near[:-1]) + " or " if len(near) > 1 else ""
+    hint = f"; did you mean {some}{near[-1]}?" if near else ""
     return f"there is no {what} {name!r}{hint}"
 
 
