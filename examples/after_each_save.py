@@ -35,12 +35,12 @@ def evaluate(checkpoint: Path, options: list[str]) -> subprocess.Popen[bytes]:
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the training's terminal is not for it
+            start_new_session=True,  # Ctrl-C in the training's terminal does not end it
         )
 
 
 def save(weights: dict[str, np.ndarray], folder: Path) -> None:
-    """Save a checkpoint so that it is there whole or not at all."""
+    """Save a checkpoint so that it appears complete or not at all."""
     draft = folder.with_name(f".{folder.name}.tmp")
     draft.mkdir(parents=True)
     save_file(weights, draft / "model.safetensors")
