@@ -24,7 +24,7 @@ for checkpoint in "$folder"/step-*/; do
     coordinate-eval "$checkpoint" --queue "$@" 9>&- || status=$?
     case $status in
         0 | 1) touch "$mark" ;; # submitted; 1: without Slurm, it ran here and lacks results
-        2) ;;                   # refused: stderr says why. Perhaps it is still being saved: ask again
+        2) ;;                   # refused: stderr says why. It may still be incomplete: ask again
         *) exit "$status" ;;    # 3: the scheduler does not answer
     esac
 done
