@@ -163,8 +163,8 @@ def _no_prior(found: Review) -> Iterator[str]:
         share = sum(cost.gpu_seconds for cost in unknown) / total
         shown = _named([c.name for c in sorted(unknown, key=lambda c: -c.gpu_seconds)])
         yield (
-            f"guessed: {shown} ({share:.0%} of the GPU time), because nothing is known yet; a suite "
-            "can give a `prior`"
+            f"guessed: {shown} ({share:.0%} of the GPU time), because nothing is known "
+            "yet; a suite can give a `prior`"
         )
 
 
