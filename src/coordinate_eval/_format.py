@@ -9,7 +9,7 @@ _PYDANTIC = {
     "Extra inputs are not permitted": "unknown key",
     "Field required": "it is missing",
 }
-"""How pydantic's messages begin, and the words that people read instead."""
+"""The beginnings of pydantic's messages, with the words that people read instead."""
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What reaches the terminal: whole output, tables, and no warnings of other libraries."""
+"""Output to the terminal: written whole, as tables, without the warnings of other libraries."""
 
 import contextlib
 import io
