@@ -316,11 +316,13 @@ def test_places_that_are_no_run_directory(user: Workspace, tmp_path: Path) -> No
     refused_here(user, *args, tmp_path / "file", words=("is a file",))
     refused_here(user, *args, TASKS, words=("not a run directory", "--run-dir"))
     refused_here(user, *args, tmp_path / ("x" * 300), words=("run directory",))
+    refused_here(user, *args, "/proc/run", words=("/proc/run cannot be made", "--run-dir"))
 
 
 def test_a_dataset_without_a_task_is_planned_but_not_run(user: Workspace) -> None:
     args = ("run", tiny_model(), "--suite", user.folder / "given.yaml")
     refused(user, *args, words=("dataset big: no task", "--dry-run"))
+    assert "left out of a run: big, long, code (no task)" in user.call(*dry(user)).stderr
 
 
 def test_a_wrong_slurm_configuration_is_said_and_not_worked_around(user: Workspace) -> None:
