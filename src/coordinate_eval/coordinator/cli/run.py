@@ -114,7 +114,9 @@ def show_plan(
         offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)))
         with quiet_libraries(verbose=verbose):
             prepared = prepare(inputs, offer, what_if=what_if)
-        _say_by_reason("planned here, but left out of a run", suite.without_task(inputs.suite))
+        if not as_json:
+            left_out = suite.without_task(inputs.suite)
+            _say_by_reason("planned here, but left out of a run", left_out)
     else:
         with cluster:
             offer, prepared = _prepare(
