@@ -128,10 +128,10 @@ def happened(run: Path) -> int:
 
 
 def so_far(run: Path, count: int) -> bool:
-    """Tell whether the run has so many files, or is over."""
+    """Return whether the run has so many files, or is over."""
     return over(run) or happened(run) >= count
 
 
 def over(run: Path) -> bool:
-    """Tell whether the run has results."""
+    """Return whether the run has results."""
     return (run / "results.json").exists()

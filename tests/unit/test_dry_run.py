@@ -51,7 +51,7 @@ def test_long_metrics_have_no_more_portions_than_a_run_would(
         found.append(sum(len(run.portions(shard)) for shard in run.shards_with_questions()))
         return 1
 
-    monkeypatch.setattr(jobs, "puller_count", counted)
+    monkeypatch.setattr(jobs, "metric_job_count", counted)
     prior = {"gpu_seconds": 1e6, "cpu_seconds": 1e12}
     assert "metric0" in dry("--verbose", dataset={"name": "a", "items": 100_000, "prior": prior})
     assert MOST_PORTIONS <= found[0] < 2 * MOST_PORTIONS

@@ -72,7 +72,7 @@ def planned_jobs(prepared: Prepared, cluster: Cluster, run_dir: RunDir) -> Itera
             yield jobs.keeper_job(run, run_dir, round_, node)
             yield jobs.trials_job(run, run_dir, round_, node)
     if run.asks:
-        yield jobs.metric_job(run, run_dir, 0, jobs.puller_count(run))
+        yield jobs.metric_job(run, run_dir, 0, jobs.metric_job_count(run))
 
 
 def check_outputs(html: Path | None, scripts: Path | None) -> None:

@@ -43,7 +43,7 @@ def report_failures(run_dir: RunDir) -> list[str]:
 
 
 def recurring_failure(run_dir: RunDir, rounds: Sequence[Round]) -> bool:
-    """Tell whether all trials of the last round failed, and another round would fail too.
+    """Return whether all trials of the last round failed, and another round would fail too.
 
     They must have failed with the same error. Bad input fails again for certain. Engines that do
     not start on one node may be that node's fault; if none starts on several nodes, another round

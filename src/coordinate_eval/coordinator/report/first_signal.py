@@ -61,7 +61,7 @@ class FirstSignal(Record):
     without: dict[str, str] = Field(default={}, description="dataset → why it has no estimate")
 
     def is_settled(self, dataset: str) -> bool:
-        """Tell whether a dataset has its estimates, or will have none."""
+        """Return whether a dataset has its estimates, or will have none."""
         return dataset in self.datasets or dataset in self.without
 
     def with_dataset(self, dataset: str, found: Signal | str, seconds: float) -> "FirstSignal":

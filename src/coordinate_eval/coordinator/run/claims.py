@@ -66,7 +66,7 @@ class Ledger:
         self.name = name
 
     def is_published(self, span: Span) -> bool:
-        """Tell whether the span's lines are published."""
+        """Return whether the span's lines are published."""
         return self.run.published(self.name, span).exists()
 
     def unpublished(self, spans: Iterable[Span]) -> list[Span]:

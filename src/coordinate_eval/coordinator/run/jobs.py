@@ -42,27 +42,27 @@ def trials_name(run: Run, round_number: int, node: str) -> str:
 
 
 def metric_name(run: Run, number: int) -> str:
-    """Return the name of an array of metric pullers, numbered from 0."""
+    """Return the name of an array of metric jobs, numbered from 0."""
     return f"{prefix(run)}metric{number}"
 
 
 def is_keeper(run: Run, name: str) -> bool:
-    """Tell whether a job is a keeper of this run."""
+    """Return whether a job is a keeper of this run."""
     return name.startswith(f"{prefix(run)}keep")
 
 
 def is_metric(run: Run, name: str) -> bool:
-    """Tell whether a job is an array of metric pullers of this run."""
+    """Return whether a job is an array of metric jobs of this run."""
     return name.startswith(f"{prefix(run)}metric")
 
 
 def is_trials(run: Run, name: str) -> bool:
-    """Tell whether a job is the trials of a node of this run."""
+    """Return whether a job is the trials of a node of this run."""
     return name.startswith(f"{prefix(run)}trial")
 
 
 def is_supervisor(run: Run, name: str) -> bool:
-    """Tell whether a job is a supervisor of this run."""
+    """Return whether a job is a supervisor of this run."""
     return name.startswith(f"{prefix(run)}super")
 
 
@@ -127,14 +127,14 @@ def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
     )
 
 
-def puller_count(run: Run) -> int:
-    """Return how many metric pullers can work at the same time."""
+def metric_job_count(run: Run) -> int:
+    """Return how many metric jobs can work at the same time."""
     portions = sum(run.portion_count(shard) for shard in run.shards_with_questions())
     return max(1, min(run.settings.metrics.cpus, portions))
 
 
 def metric_job(run: Run, run_dir: RunDir, number: int, count: int) -> Job:
-    """Return an array of metric pullers with one core each."""
+    """Return an array of metric jobs with one core each."""
     name = metric_name(run, number)
     trial = run.settings.trial
     seconds = sum(s.metric_cpu_seconds for s in run.shards_with_questions()) / count

@@ -20,7 +20,7 @@ ROUND_PAUSE_SECONDS = 10.0
 """Wait between rounds without any response, times their number: the cause may pass."""
 
 MAX_IDLE_ARRAYS = 3
-"""Arrays of metric pullers in a row without any answer after which answers are given up."""
+"""Arrays of metric jobs in a row without any answer after which answers are given up."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Facts:
         unpublished: shards without published responses.
         claimable: those of them that a trial can claim.
         open_claims: on shards and on portions of questions.
-        answerable: portions that a metric puller can claim.
+        answerable: portions that a metric job can claim.
         unscored: datasets with neither results nor an error.
         scorable: datasets that wait for nothing but the scorer.
         idle_rounds: last rounds in a row without any response.
-        idle_arrays: last arrays of metric pullers in a row without any answer.
+        idle_arrays: last arrays of metric jobs in a row without any answer.
         recurring: all trials of the last round failed, and others would fail in the same way.
     """
 
@@ -68,7 +68,7 @@ class Facts:
         return [t for t in self.tasks if t.name == name and t.state is not State.ENDED]
 
     def ended(self, name: str) -> bool:
-        """Tell whether a job was submitted and all of its tasks have ended."""
+        """Return whether a job was submitted and all of its tasks have ended."""
         return name in self.submitted and not self.alive(name)
 
 
@@ -184,7 +184,7 @@ def _trials(run: Run, facts: Facts, node: str, trials: str) -> list[Action]:
 
 
 def _nearly_staged(run: Run, facts: Facts, node: str) -> bool:
-    """Tell whether the rest of the copy takes no longer than an engine's start."""
+    """Return whether the rest of the copy takes no longer than an engine's start."""
     stage = facts.stages.get(node)
     if stage is None or stage.state in ("removed", "failed"):
         return False
@@ -212,7 +212,7 @@ def _cancel_late(run: Run, facts: Facts, name: str) -> list[Action]:
 
 
 def _over(run: Run, facts: Facts, round_: Round, node: RoundNode) -> bool:
-    """Tell whether a node has done its part in this round."""
+    """Return whether a node has done its part in this round."""
     trials = jobs.trials_name(run, round_.number, node.name)
     if trials in facts.submitted:
         return facts.ended(trials)
@@ -247,7 +247,7 @@ def _waiting_for_scores(facts: Facts) -> list[Action]:
 
 
 def _metrics(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
-    """Submit an array of metric pullers if there are questions and most earlier pullers left."""
+    """Submit an array of metric jobs if there are questions and most earlier ones have ended."""
     if not facts.answerable or facts.idle_arrays >= MAX_IDLE_ARRAYS:
         return []
     arrays = [name for name in facts.submitted if jobs.is_metric(run, name)]
@@ -255,7 +255,7 @@ def _metrics(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     wanted = min(run.settings.metrics.cpus, len(facts.answerable))
     if alive >= wanted / 2:
         return []
-    count = wanted - alive if alive else jobs.puller_count(run)
+    count = wanted - alive if alive else jobs.metric_job_count(run)
     return [Submit(jobs.metric_job(run, run_dir, len(arrays), count))]
 
 

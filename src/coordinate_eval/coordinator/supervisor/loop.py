@@ -218,7 +218,7 @@ class Supervisor:
         return found or self._cluster.submit(job)
 
     def _count_array(self, tasks: list[TaskStatus]) -> None:
-        """Count the arrays of metric pullers in a row that ended without any answer."""
+        """Count the arrays of metric jobs in a row that ended without any answer."""
         if any(jobs.is_metric(self._run, t.name) and t.state is not State.ENDED for t in tasks):
             return
         unanswered = len(unanswered_portions(self._dir, self._run))

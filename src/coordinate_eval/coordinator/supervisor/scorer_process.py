@@ -34,7 +34,7 @@ class ScorerProcess:
 
     @property
     def ended(self) -> bool:
-        """Tell whether a scorer was started and has ended."""
+        """Return whether a scorer was started and has ended."""
         return self._child is not None and self._child.poll() is not None
 
     def check(self, waiting: Collection[str]) -> str:
@@ -84,7 +84,7 @@ class ScorerProcess:
             )
 
     def _overdue(self) -> bool:
-        """Tell whether the scorer takes too long for one dataset, or for its own start."""
+        """Return whether the scorer takes too long for one dataset, or for its own start."""
         found = self._scoring()
         if found != self._seen:
             self._seen, self._seen_since = found, time.monotonic()

@@ -1,6 +1,6 @@
-"""Metric pullers: answer the questions of metrics on CPUs, while trials still run.
+"""Metric jobs: answer the questions of metrics on CPUs, while trials still run.
 
-`coordinate-eval _metric RUN`. A puller claims a portion whose questions are written, runs their
+`coordinate-eval _metric RUN`. A job claims a portion whose questions are written, runs their
 programs in the sandbox, and publishes the answers. It leaves when all portions are answered, or
 when it has found none to claim for a while.
 """
@@ -20,7 +20,7 @@ from coordinate_eval.evaluators.sandbox.sandbox import Sandbox
 from coordinate_eval.records import Answer, Question, Span
 
 IDLE_SECONDS = 120.0
-"""Time after which a puller that finds nothing to claim leaves; the supervisor starts others.
+"""Time after which a metric job that finds nothing to claim leaves; the supervisor starts others.
 
 It is longer than a network file system may hide a new file.
 """
@@ -50,7 +50,7 @@ def run_metric(run_dir: RunDir) -> int:
 def _claim(run_dir: RunDir, run: Run, ledger: Ledger, index: int) -> tuple[Span, int] | None:
     """Claim a free portion. Return it and the attempt's number, or None if none is free.
 
-    Each puller begins its search elsewhere, so that not all try the first portion.
+    Each job begins its search elsewhere, so that not all try the first portion.
     """
     task = os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
     portions = ledger.claimable(portions_with_questions(run_dir, run))
@@ -72,11 +72,11 @@ def _answer(run_dir: RunDir, ledger: Ledger, portion: Span, attempt: int, sandbo
             with contextlib.suppress(ValueError):
                 if questions.pop(Answer.model_validate_json(line).id, None) is not None:
                     writer.write(line)
-        # A puller has one core: a second program at the same time would slow the first one.
+        # A job has one core: a second program at the same time would slow the first one.
         for answer in sandbox.run_many(list(questions.values()), workers=1):
             writer.write(answer.line())
     except BaseException:
-        # Programs die in their sandbox. What ends a puller is not its questions' fault.
+        # Programs die in their sandbox. What ends a metric job is not its questions' fault.
         writer.give_back("released")
         raise
     writer.publish()

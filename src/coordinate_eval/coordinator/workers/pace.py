@@ -30,7 +30,7 @@ class Pace:
         self._took += took
 
     def in_time(self, predicted: float) -> bool:
-        """Tell whether a shard of `predicted` seconds, begun now, ends before the deadline.
+        """Return whether a shard of `predicted` seconds, begun now, ends before the deadline.
 
         An engine that was slower than predicted so far is expected to stay as slow. One that was
         faster is not expected to stay so.

@@ -3,7 +3,7 @@
 `coordinate-eval _score RUN`, a child of the supervisor. While engines start, it loads small
 datasets. As responses and answers are published, it writes
 
-- the questions of a shard's metric, portion by portion, for metric pullers to answer;
+- the questions of a shard's metric, portion by portion, for metric jobs to answer;
 - rough scores of a dataset's slice, when the slice of the first signal is complete;
 - the results of a dataset, when all of its responses and answers are there.
 

@@ -61,7 +61,7 @@ class StagedWeights:
         """Seconds of the copy that this process made; None if it made none."""
 
     def ready(self, identity: str) -> bool:
-        """Tell whether all weights of the checkpoint with this identity are there."""
+        """Return whether all weights of the checkpoint with this identity are there."""
         with contextlib.suppress(CoordinateError):
             manifest = _files.read_record_if_there(self.folder / _MANIFEST, Manifest)
             return (
@@ -183,7 +183,7 @@ def _copy(source: Path, target: Path, report: Callable[[int], None]) -> str:
 
 
 def _is_private(found: os.stat_result) -> bool:
-    """Tell whether this is a folder of this user that nobody else can open."""
+    """Return whether this is a folder of this user that nobody else can open."""
     return S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
@@ -222,7 +222,7 @@ def _open_lock(path: Path) -> int:
 
 
 def _is_at(path: Path, lock: int) -> bool:
-    """Tell whether the file at `path` is still the one that is open as `lock`."""
+    """Return whether the file at `path` is still the one that is open as `lock`."""
     with contextlib.suppress(FileNotFoundError):
         return os.fstat(lock).st_ino == path.lstat().st_ino
     return False
@@ -274,7 +274,7 @@ class Throttle:
         self._last = 0.0
 
     def __call__(self) -> bool:
-        """Tell whether enough time has passed since the last call that was let through."""
+        """Return whether enough time has passed since the last call that was let through."""
         if time.monotonic() - self._last < self._seconds:
             return False
         self._last = time.monotonic()

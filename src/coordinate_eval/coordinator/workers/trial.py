@@ -152,7 +152,7 @@ class TrialRunner:
         _files.write_record(self._dir.trial(self._trial), record)
 
     def _finds_work(self) -> bool:
-        """Tell whether a shard is free that this trial can finish in time."""
+        """Return whether a shard is free that this trial can finish in time."""
         free = set(self._ledger.claimable(shard.span for shard in self._run.shards))
         return any(
             shard.span in free and self._pace.in_time(shard.gpu_seconds)
@@ -238,7 +238,7 @@ class TrialRunner:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Tell whether an error comes from this node: a full disk or memory, or storage that fails."""
+    """Return whether an error comes from this node: full disk or memory, or failing storage."""
     cause: BaseException | None = error
     while cause is not None:
         # Libraries raise OSError without a number for wrong files of a checkpoint.
