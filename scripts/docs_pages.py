@@ -1,7 +1,7 @@
 """Pages of the documentation that are made from other sources; a hook of mkdocs.
 
 `reference/commands.md` comes from the command line's own parser, `reference/settings.md` from the
-model of the settings: neither repeats by hand what the code says. CONTRIBUTING.md, SECURITY.md
+model of the settings: neither repeats by hand what the code says. CONTRIBUTING.md
 and CHANGELOG.md, which GitHub wants in the root, become pages too.
 """
 
@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[1]
 SOURCES = "https://github.com/coordinate-eval/coordinate-eval/blob/main/"
 FROM_ROOT = {
     "contributing.md": "CONTRIBUTING.md",
-    "security.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",
 }
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

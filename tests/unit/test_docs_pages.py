@@ -48,7 +48,7 @@ def test_every_setting_is_in_the_reference(docs_pages: ModuleType) -> None:
 
 def test_links_of_pages_from_the_root(docs_pages: ModuleType) -> None:
     pages = docs_pages.pages()
-    assert "](security.md)" in pages["contributing.md"]
+    assert f"]({docs_pages.SOURCES}SECURITY.md)" in pages["contributing.md"]
     assert "](architecture.md)" in pages["contributing.md"]
     assert f"]({docs_pages.SOURCES}LICENSE)" in pages["contributing.md"]
 
