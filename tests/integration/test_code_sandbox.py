@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.sandbox.confinement import View, wrapper
 from coordinate_eval.evaluators.sandbox.sandbox import Level, Sandbox
 from coordinate_eval.records import Answer, Question, QuestionKind
 
@@ -417,3 +418,49 @@ def test_does_not_disturb_signals_and_descriptors() -> None:
     before = (signal.getsignal(signal.SIGCHLD), len(os.listdir("/proc/self/fd")))  # noqa: PTH208
     list(Sandbox.probe().run_many([ask("pass")] * 4, workers=2))
     assert before == (signal.getsignal(signal.SIGCHLD), len(os.listdir("/proc/self/fd")))  # noqa: PTH208
+
+
+def shown(level: Level, view: View, script: str) -> list[str]:
+    """What a shell script prints, one line each, run as this user in a view of its own."""
+    argv = [*wrapper(level, view), "sh", "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("level", STRONG)
+@pytest.mark.parametrize("below", [None, "/dev/shm"])
+def test_a_view_is_read_or_written_where_it_lies(level: Level, below: str | None) -> None:
+    with tempfile.TemporaryDirectory(dir=below) as name:
+        base = Path(name).resolve()
+        for folder in ("read", "read/write", "write", "hidden"):
+            (base / folder).mkdir()
+        (base / "file").write_text("text")
+        (base / "hidden" / "secret").write_text("secret")
+        view = View((base / "read", base / "file"), (base / "write", base / "read/write"))
+        script = f"cd {base}; ls; cat file; echo; " + "".join(
+            f"true 2> /dev/null > {path} && echo {path}; "
+            for path in ("file", "read/x", "read/write/x", "write/x")
+        )
+        assert shown(level, view, f"{script} true") == [
+            *("file", "read", "write", "text", "read/write/x", "write/x")
+        ]
+        assert sorted(p.name for p in base.rglob("x")) == ["x", "x"]
+
+
+@pytest.mark.parametrize("level", STRONG)
+def test_one_who_keeps_the_user_has_no_rights_of_root(level: Level) -> None:
+    script = (
+        "grep -h -e CapPrm -e CapEff -e CapAmb -e NoNewPrivs /proc/self/status;"
+        "for path in $(find /proc/sys /proc/irq /proc/sysrq-trigger -type f 2> /dev/null);"
+        "do true 2> /dev/null >> $path && echo $path; done; true"
+    )
+    assert [line.split()[-1] for line in shown(level, View(), script)] == ["0" * 16] * 3 + ["1"]
+
+
+def test_a_view_through_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "outer").mkdir()
+    (tmp_path / "outer" / "link").symlink_to("/etc")
+    for path in (tmp_path / "outer" / "link" / "x", Path("/"), Path("relative"), Path("/a/../b")):
+        with pytest.raises(ValueError, match="cannot be shown inside"):
+            wrapper(Level.BUBBLEWRAP, View((tmp_path / "outer",), (path,)))

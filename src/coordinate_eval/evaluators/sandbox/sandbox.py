@@ -44,6 +44,8 @@ RESULT_CHARACTERS: Final = 500
 START_SECONDS: Final = 60.0
 """Longest time until a program starts, in seconds. A slow file system may delay it."""
 
+# Below the 65536 ids of a usual container, and above the usual system users.
+_FIRST_USER, _USERS = 50_000, 10_000
 _MOST_SAID_BYTES = 8192
 _WAIT_SECONDS = 0.001  # between looks at a process that is about to end
 _LONGEST_POLL_SECONDS = 3600.0  # in ms it must fit into 31 bits
@@ -95,6 +97,10 @@ class Sandbox:
             "user.max_user_namespaces), or accept that programs can read this machine's files "
             "and use its network: `allow_unsafe_code = true` under [metrics]"
         )
+
+    def _user(self) -> int | None:
+        """Return the user id of the next program, if it is not the user's own."""
+        return _FIRST_USER + next(self._runs) % _USERS if os.geteuid() == 0 else None
 
     def run(self, question: Question) -> Answer:
         """Run one program. All its processes have ended when this returns.
@@ -155,7 +161,7 @@ class Sandbox:
             process = resources.enter_context(
                 subprocess.Popen(
                     [
-                        *wrapper(self.level, next(self._runs)),
+                        *wrapper(self.level, user=self._user()),
                         *_guest_argv(question, start.fileno()),
                     ],
                     pass_fds=[start.fileno()],
