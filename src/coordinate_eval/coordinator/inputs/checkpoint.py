@@ -8,11 +8,13 @@ still being written are reported before anything is submitted.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from coordinate_eval.coordinator.inputs import torch_pickle
+from coordinate_eval import _format
+from coordinate_eval.coordinator.inputs import checkpoint_files, torch_pickle
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
@@ -27,17 +29,7 @@ _SINGLE = "model.safetensors"
 _TORCH_SUFFIXES = {".pt", ".pth", ".bin"}
 # Files that trainers write beside the weights.
 _TRAINER_FILES = ("optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args")
-_SIDE_SUFFIXES = {".json", ".jsonl", ".txt", ".model", ".jinja", ".tiktoken"}
-_TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
-_TOKENIZER_FILES = (
-    *_TOKENIZERS,
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.json",
-    "chat_template.jinja",
-)
+_MOST_JSON_BYTES = 32 << 20  # an index of 300,000 tensors; read, it takes thirty times as much
 _DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -76,10 +68,11 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
         files = {
             *extra,
             config_file,
-            *_matching([config_file.parent], ["generation_config.json"]),
+            *checkpoint_files.present(config_file.parent, ["generation_config.json"]),
             *_find_tokenizer(place, beside, tokenizer),
         }
         sides = sorted(files, key=lambda file: file.name)
+        _check_sides(sides)
         counts = _count(weights, kind, extra)
         identity = _identity(weights, sides)
         return Checkpoint(
@@ -230,8 +223,9 @@ def _find_config(place: Path, beside: list[Path], given: Path | None) -> Path:
         folders = [where if where.is_dir() else where.parent]
         if where.is_file() and where.name != "config.json":
             raise UserError(f"config {given} must be named config.json: engines look for that")
-    for file in _matching(folders, ["config.json"]):
-        return file
+    for folder in folders:
+        for file in checkpoint_files.present(folder, ["config.json"]):
+            return file
     raise UserError(f"{where} has no config.json. Put the model's there, or give --config FILE")
 
 
@@ -241,8 +235,8 @@ def _find_tokenizer(place: Path, beside: list[Path], given: Path | None) -> list
         where = _resolve_given(given)
         folders = [where if where.is_dir() else where.parent]
     for folder in folders:
-        if _matching([folder], _TOKENIZERS):
-            return _matching([folder], _TOKENIZER_FILES)
+        if checkpoint_files.present(folder, checkpoint_files.TOKENIZERS):
+            return checkpoint_files.present(folder, checkpoint_files.TOKENIZER_FILES)
     raise UserError(
         f"{where} has no tokenizer (tokenizer.json, tokenizer.model, or vocabulary files). "
         "Put the model's there, or give --tokenizer FOLDER"
@@ -256,16 +250,16 @@ def _resolve_given(given: Path) -> Path:
         raise UserError(f"{given} does not exist") from error
 
 
-def _matching(folders: Iterable[Path], patterns: Iterable[str]) -> list[Path]:
-    """Return text files that match, no programs or pickles; each name from its first folder."""
-    wanted = tuple(patterns)
-    found: dict[str, Path] = {}
-    for folder in folders:
-        for file in sorted(folder.iterdir()):
-            matches = any(file.match(pattern) for pattern in wanted)
-            if matches and file.suffix in _SIDE_SUFFIXES and file.is_file():
-                found.setdefault(file.name, file)
-    return list(found.values())
+def _check_sides(files: Sequence[Path]) -> None:
+    """Refuse more than can be copied to every node."""
+    sizes = {file: file.stat().st_size for file in files}
+    most = checkpoint_files.MOST_SIDE_BYTES_IN_ALL
+    if sum(sizes.values()) > most:
+        largest = max(sizes, key=lambda file: sizes[file])
+        raise UserError(
+            f"the files beside the weights have {_format.size(sum(sizes.values()))}, more than "
+            f"the {_format.size(most)} that a checkpoint may have. The largest is {largest}"
+        )
 
 
 def _count(
@@ -277,8 +271,9 @@ def _count(
         UserError: A file is torn, empty, or not what its name says.
     """
     for file in weights:
-        if file.stat().st_size == 0:
-            raise UserError(f"{file} is empty. If it is being written, try again afterwards")
+        with checkpoint_files.opened(file, weights=True) as opened:
+            if not opened.seek(0, os.SEEK_END):
+                raise UserError(f"{file} is empty. If it is being written, try again afterwards")
     if kind is CheckpointFormat.TORCH:
         counts = torch_pickle.read(weights[0])
     else:
@@ -303,15 +298,11 @@ def _header(file: Path) -> dict[str, tuple[str, int]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(str(file), framework="numpy") as tensors:
-            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
-            return {
-                name: (
-                    _DTYPES.get(part.get_dtype(), part.get_dtype().lower()),
-                    math.prod(part.get_shape()),
-                )
-                for name, part in slices.items()
-            }
+        with (
+            checkpoint_files.opened(file, weights=True) as whole,
+            safe_open(checkpoint_files.open_path(whole), framework="numpy") as tensors,
+        ):
+            return {name: _type_and_size(tensors, name) for name in tensors.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise UserError(
             f"{file} is not whole: {error}. If it is being written, try again afterwards; "
@@ -319,9 +310,14 @@ def _header(file: Path) -> dict[str, tuple[str, int]]:
         ) from error
 
 
+def _type_and_size(tensors: Any, name: str) -> tuple[str, int]:  # noqa: ANN401  # has no types
+    part = tensors.get_slice(name)
+    return _DTYPES.get(part.get_dtype(), part.get_dtype().lower()), math.prod(part.get_shape())
+
+
 def _load_json(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_bytes())
+        value = json.loads(checkpoint_files.read(file, _MOST_JSON_BYTES))
     except (ValueError, RecursionError) as error:  # malformed JSON, or no UTF-8
         raise UserError(
             f"{file} is not JSON: {error}. If it is being written, try again afterwards"
@@ -378,7 +374,7 @@ def _identity(weights: Sequence[Path], files: Sequence[Path]) -> str:
         status = file.stat()
         digest.update(json.dumps([file.name, status.st_size, status.st_mtime_ns]).encode())
     for file in sorted(files, key=lambda file: file.name):
-        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        content = hashlib.sha256(checkpoint_files.read(file)).hexdigest()
         digest.update(json.dumps([file.name, content]).encode())
     return digest.hexdigest()
 

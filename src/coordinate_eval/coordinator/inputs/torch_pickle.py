@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from coordinate_eval.coordinator.inputs import checkpoint_files
 from coordinate_eval.errors import UserError
 
 ITEM_BYTES: Final = {
@@ -110,7 +111,10 @@ def read(path: Path) -> dict[str, int]:
         UserError: The file is torn, of the old format, would run code, or has no state dict.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with (
+            checkpoint_files.opened(path, weights=True) as opened,
+            zipfile.ZipFile(opened) as archive,
+        ):
             names = [name for name in archive.namelist() if name.count("/") == 1]
             pickles = [name for name in names if name.endswith("/data.pkl")]
             if len(pickles) != 1:
@@ -157,7 +161,7 @@ def model_tensors(tree: object, is_tensor: Callable[[object], bool], path: Path)
 
 
 def _why_no_archive(path: Path) -> str:
-    with path.open("rb") as file:
+    with checkpoint_files.opened(path, weights=True) as file:
         begin = file.read(4)
     if begin.startswith(b"PK"):
         return (

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster
+from coordinate_eval.coordinator.inputs import checkpoint_files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import latest_epoch
@@ -101,7 +102,7 @@ def create(
         made.logs.mkdir()
         made.model.mkdir()
         for name in run.checkpoint.files:
-            shutil.copyfile(name, made.model / Path(name).name)
+            checkpoint_files.copy(Path(name), made.model / Path(name).name)
         made.requests_folder.mkdir()
         for dataset, (file, index) in requests.items():
             _link(file, made.requests(dataset))

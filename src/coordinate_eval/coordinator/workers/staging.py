@@ -26,6 +26,7 @@ from pydantic import ConfigDict, Field
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs import checkpoint_files
 from coordinate_eval.coordinator.workers.signals import ignore_signals
 from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat, Record
@@ -173,7 +174,7 @@ def _copy(source: Path, target: Path, report: Callable[[int], None]) -> str:
     done = 0
     buffer = memoryview(bytearray(CHUNK_BYTES))
     # The writer is buffered: it goes on after a short write, which a full memory causes.
-    with source.open("rb", buffering=0) as reader, target.open("wb") as writer:
+    with checkpoint_files.opened(source, weights=True) as reader, target.open("wb") as writer:
         while count := reader.readinto(buffer):
             writer.write(buffer[:count])
             digest.update(buffer[:count])

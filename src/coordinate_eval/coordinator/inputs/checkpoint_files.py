@@ -1,0 +1,202 @@
+"""The files of a checkpoint, opened and copied without trusting whoever wrote its folder.
+
+Whoever can write a folder can put links, pipes and devices into it, and links are followed with
+the rights of whoever evaluates. A name therefore counts only if engines and tokenizers look for
+it, and its file only if it is a regular one that lies in the folder, or that everybody who can
+read the folder by its group or as anybody else can read as well.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Final
+
+from coordinate_eval import _format
+from coordinate_eval.errors import UserError
+
+TOKENIZERS: Final = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tiktoken.model",
+    "tekken.json",
+    "tokenizer.model.v1",
+    "tokenizer.model.v2",
+    "tokenizer.model.v3",
+    "tokenizer.model.v7",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.model",
+    "sentencepiece.bpe.model",
+    "spm.model",
+)
+"""Files of which one is enough for a tokenizer: the `VOCAB_FILES_NAMES` of transformers' language
+models, and what vLLM asks a hub for with `tokenizer_mode="mistral"`."""
+
+TOKENIZER_FILES: Final = (
+    *TOKENIZERS,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.json",
+    "chat_template.jinja",
+)
+"""Every file that a tokenizer reads."""
+
+MOST_SIDE_BYTES: Final = 128 << 20
+"""Largest of the files beside the weights, in bytes: three times the largest tokenizer.json that is
+common, of 262,144 tokens."""
+
+MOST_SIDE_BYTES_IN_ALL: Final = 256 << 20
+"""Bytes of all files beside the weights. They are copied into the run directory and to nodes."""
+
+
+def present(folder: Path, names: Iterable[str]) -> list[Path]:
+    """Return those of these files that a folder has. A link that leads nowhere is none."""
+    return [folder / name for name in names if (folder / name).exists()]
+
+
+@contextmanager
+def opened(path: Path, *, weights: bool = False) -> Iterator[FileIO]:
+    """Open a file of a checkpoint for reading, unbuffered. Its folder is the checkpoint's.
+
+    What is checked is the open file, so that nothing can be put in its place. Of `weights` nothing
+    is shown to anybody, so links of this user may lead to private weights of this user.
+
+    Raises:
+        UserError: It is a pipe, a device or a folder, or leads out of its folder to a file that
+            not everybody who can read the folder can read.
+        OSError: It cannot be opened.
+    """
+    _check_regular(path, path.stat())  # opening a device may already do something
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with FileIO(descriptor) as file:
+        _check_regular(path, os.fstat(descriptor))
+        os.set_blocking(descriptor, True)
+        _check_place(path, descriptor, weights=weights)
+        yield file
+
+
+def open_path(file: FileIO) -> str:
+    """Return a path of an open file, for libraries that open files themselves."""
+    return f"/proc/self/fd/{file.fileno()}"
+
+
+def read(path: Path, most: int = MOST_SIDE_BYTES) -> bytes:
+    """Return the content of a file beside the weights.
+
+    Raises:
+        UserError: As for `opened`, or it has more than `most` bytes.
+        OSError: It cannot be read.
+    """
+    with opened(path) as file:
+        return _content(path, file, most)
+
+
+def copy(path: Path, target: Path) -> None:
+    """Copy a file beside the weights to a new file that nobody can read who cannot read the first.
+
+    Raises:
+        UserError: As for `read`.
+        OSError: It cannot be read, or `target` is there or cannot be written.
+    """
+    with opened(path) as file:
+        content, found = _content(path, file, MOST_SIDE_BYTES), os.fstat(file.fileno())
+        mode = stat.S_IMODE(found.st_mode) & 0o666 | 0o600
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(target, flags, mode), "wb") as writer:
+            made = os.fstat(writer.fileno())
+            if made.st_gid != found.st_gid and not mode & stat.S_IROTH:
+                os.fchmod(writer.fileno(), stat.S_IMODE(made.st_mode) & ~0o070)
+            writer.write(content)
+
+
+def _content(path: Path, file: FileIO, most: int) -> bytes:
+    _check_size(path, os.fstat(file.fileno()).st_size, most)
+    content = bytearray()
+    while part := file.read(most + 1 - len(content)):
+        content += part
+        _check_size(path, len(content), most)
+    return bytes(content)
+
+
+def _check_size(path: Path, size: int, most: int) -> None:
+    if size > most:
+        raise UserError(
+            f"{path} has {_format.size(size)}, more than the {_format.size(most)} that such a "
+            "file may have: it is damaged, or not what its name says"
+        )
+
+
+def _check_regular(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or device"
+        raise UserError(f"{path} is {kind}, not a regular file: remove it, or replace it")
+
+
+def _check_place(path: Path, descriptor: int, *, weights: bool) -> None:
+    """Check that an open file is one that its folder's author may show."""
+    above = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        folder, owner = _place(above), os.fstat(above)
+    finally:
+        os.close(above)
+    place, found = _place(descriptor), os.fstat(descriptor)
+    if _belongs(place, folder):
+        # Another name of the file may lie where its owner keeps it from others: a hard link.
+        if found.st_nlink == 1 or found.st_uid == owner.st_uid:
+            return
+    elif weights and {path.lstat().st_uid, owner.st_uid, found.st_uid} == {os.getuid()}:
+        return
+    if _as_open(place, folder, owner.st_gid):
+        return
+    raise UserError(
+        f"{path} leads to {place}, which is not open to everybody who can read {folder}: it may be "
+        "somebody's secret, and is not read. If it belongs to the model, copy it into that folder, "
+        "or name its own folder with --tokenizer or --config"
+    )
+
+
+def _place(descriptor: int) -> Path:
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+
+def _belongs(place: Path, folder: Path) -> bool:
+    """Return whether a file lies in a folder, or in the blobs of a snapshot of a hub's cache.
+
+    https://huggingface.co/docs/huggingface_hub/guides/manage-cache: `snapshots/<revision>/<name>`
+    is a link to `../../blobs/<hash>`.
+    """
+    if folder.parent.name == "snapshots" and place.parent == folder.parent.parent / "blobs":
+        return True
+    return place.is_relative_to(folder)
+
+
+def _as_open(place: Path, folder: Path, group: int) -> bool:
+    """Return whether a file can be read by everybody, or by everybody in a group.
+
+    Folders that are also above `folder` do not count: who is not let in there sees neither.
+    """
+    above = [each for each in place.parents if not folder.is_relative_to(each)]
+    return _lets(place, group, stat.S_IROTH) and all(
+        _lets(each, group, stat.S_IXOTH) for each in above
+    )
+
+
+def _lets(place: Path, group: int, right: int) -> bool:
+    found = place.stat()
+    if found.st_mode & right:
+        return True
+    # With an access list, the bits of the group are those of anybody named in the list.
+    return found.st_gid == group and bool(found.st_mode & right << 3) and not _has_list(place)
+
+
+def _has_list(place: Path) -> bool:
+    try:
+        return "system.posix_acl_access" in os.listxattr(place)
+    except OSError:  # a file system without lists
+        return False
