@@ -236,6 +236,7 @@ class Answer(Record):
     passed: bool
     result: str = Field(description="'passed', 'timed out' or 'failed: …'")
     seconds: float
+    cpu_seconds: float = Field(default=0.0, description="CPU time of a program that timed out")
 
 
 class DatasetResults(Record):

@@ -113,7 +113,11 @@ class MetricSettings(_Section):
         default=8, ge=1, le=MOST_CPUS, description="cores of all metric jobs together"
     )
     memory_gib: float = Field(
-        default=4.0, gt=0, le=MOST_GIB, description="memory of a metric job per core"
+        default=4.0,
+        gt=0,
+        le=MOST_GIB,
+        description="memory of a metric job per core; a program, with all its processes, may use "
+        "7/8 of it",
     )
     allow_unsafe_code: bool = Field(
         default=False,

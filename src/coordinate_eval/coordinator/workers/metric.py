@@ -25,11 +25,17 @@ IDLE_SECONDS = 120.0
 It is longer than a network file system may hide a new file.
 """
 
+PROGRAM_SHARE = 7 / 8
+"""Part of a metric job's memory that one program may use. The rest is for the job's own process,
+the program's files in memory (128 MiB), and what a program takes before it is noticed."""
+
 
 def run_metric(run_dir: RunDir) -> int:
     """Answer portions of questions until none is left. Return the exit status."""
     run = _files.read_record(run_dir.run, Run)
-    sandbox = Sandbox.probe(allow_unsafe=run.settings.metrics.allow_unsafe_code)
+    settings = run.settings.metrics
+    memory_bytes = int(settings.memory_gib * PROGRAM_SHARE * 2**30)
+    sandbox = Sandbox.probe(settings.allow_unsafe_code, memory_bytes)
     index = int(os.environ.get(INDEX_VARIABLE, "0"))
     ledger = Ledger(run_dir, "answers")
     stop_on_signals()

@@ -33,11 +33,14 @@ from coordinate_eval.evaluators.sandbox.confinement import (
     library_folders,
     wrapper,
 )
+from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch
 from coordinate_eval.records import Answer, Question, QuestionKind
 
 __all__ = ["Level", "Sandbox", "SandboxError"]
 
 ADDRESS_SPACE_BYTES: Final = 4 << 30
+MEMORY_BYTES: Final = 7 << 29
+"""Memory of all processes of a program together, if nothing else is said."""
 FILE_SIZE_BYTES: Final = 16 << 20
 PROCESSES: Final = 64
 RESULT_CHARACTERS: Final = 500
@@ -63,13 +66,17 @@ class _Stopped(Exception):  # not an error: the caller closed `run_many`
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A runner of hostile programs at one level of confinement. It is thread-safe."""
+    """A runner of hostile programs at one level of confinement. It is thread-safe.
+
+    `memory_bytes` is the most that all processes of one program may use together.
+    """
 
     level: Level
+    memory_bytes: int = MEMORY_BYTES
     _runs: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @classmethod
-    def probe(cls, allow_unsafe: bool = False) -> "Sandbox":
+    def probe(cls, allow_unsafe: bool = False, memory_bytes: int = MEMORY_BYTES) -> "Sandbox":
         """Return a sandbox with the strongest level that works, tested with a real program.
 
         `allow_unsafe` permits the last level, which only sets resource limits: a program can then
@@ -83,12 +90,12 @@ class Sandbox:
             if level is Level.LIMITS and not allow_unsafe:
                 continue
             try:
-                answer = cls(level).run(_PROBE)
+                answer = cls(level, memory_bytes).run(_PROBE)
             except (SandboxError, OSError) as error:
                 reasons.append(f"  {level}: {error}")
                 continue
             if answer.passed:
-                return cls(level)
+                return cls(level, memory_bytes)
             reasons.append(f"  {level}: a program that does nothing {answer.result}")
         raise UserError(
             "programs written by the model cannot be confined on this machine:\n"
@@ -178,8 +185,10 @@ class Sandbox:
                 said = _await_guest(process, nonce, stop)
                 # Listed while the program cannot end: the wrapper may end before they do.
                 first += _children(process.pid)
+                watch = Watch(process.pid, self.memory_bytes)
                 starter.write(b"\0")
-                result = _await_result(process, said, nonce, question.timeout_seconds)
+                result = _await_result(process, said, nonce, question.timeout_seconds, watch)
+                cpu_seconds = watch.cpu_seconds() if result == "timed out" else 0.0
             finally:
                 _end(process, folder if self.level is Level.LIMITS else None, first)
         return Answer(
@@ -187,6 +196,7 @@ class Sandbox:
             passed=result == "passed",
             result=result,
             seconds=time.monotonic() - began,
+            cpu_seconds=cpu_seconds,
         )
 
 
@@ -231,10 +241,18 @@ def _await_guest(process: "subprocess.Popen[bytes]", nonce: bytes, stop: int | N
 
 
 def _await_result(
-    process: "subprocess.Popen[bytes]", said: "_Said", nonce: bytes, timeout_seconds: float
+    process: "subprocess.Popen[bytes]",
+    said: "_Said",
+    nonce: bytes,
+    timeout_seconds: float,
+    watch: Watch,
 ) -> str:
-    """Wait for the program's end or its timeout. Return its result."""
-    if said.next(timeout_seconds):
+    """Wait for the program's end, its timeout or its limit of memory. Return its result."""
+    try:
+        spoke = said.next(timeout_seconds, watch)
+    except OverMemory:
+        return f"failed: it used more than {watch.limit_bytes / 2**30:.3g} GiB of memory in all"
+    if spoke:
         claim = said.text.rstrip(b"\0").decode("utf-8", "replace")
         own = nonce[::-1].decode()
         verdict = claim.removeprefix(own)[:RESULT_CHARACTERS]
@@ -261,17 +279,21 @@ class _Said:
         if stop is not None:
             self._poll.register(stop, select.POLLIN)
 
-    def next(self, seconds: float) -> bool:
+    def next(self, seconds: float, watch: Watch | None = None) -> bool:
         """Wait for a NUL. Return whether it came within `seconds` and before the stream's end.
 
         Raises:
             _Stopped: the answer is no longer wanted.
+            OverMemory: the watched processes use too much.
         """
         deadline = time.monotonic() + seconds
         while b"\0" not in self.text and len(self.text) < _MOST_SAID_BYTES:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
+            if watch is not None:
+                watch.look()
+                left = min(left, watch.seconds_left())
             ready = dict(self._poll.poll(math.ceil(min(left, _LONGEST_POLL_SECONDS) * 1000)))
             if ready and self._descriptor not in ready:
                 raise _Stopped

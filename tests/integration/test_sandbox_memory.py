@@ -1,0 +1,194 @@
+"""The memory of all processes of a program together, and who is killed when there is no more."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.test_code_sandbox import STRONG, ask
+
+from coordinate_eval.evaluators.sandbox.memory import Watch, used_bytes
+from coordinate_eval.evaluators.sandbox.sandbox import Level, Sandbox
+
+MIB = 1 << 20
+LIMIT = 256 * MIB
+TOO_MUCH = "failed: it used more than 0.25 GiB of memory in all"
+
+SPAWN = """
+import ctypes, mmap, os, socket, threading, time
+def spawn(count, work, stay=True):
+    for _ in range(count):
+        if os.fork() == 0:
+            kept = work()
+            time.sleep(1000 if stay else 0)
+            os._exit(0)
+def eat(mib):
+    return bytes([1]) * (mib << 20)
+"""
+
+HOGS = {
+    "forks": "spawn(40, lambda: eat(20))",
+    "forks of forks": "for _ in range(30):\n  spawn(1, lambda: eat(20)); kept = eat(10)",
+    "daemons": "spawn(20, lambda: [os.setsid(), spawn(1, lambda: eat(40))], stay=False)",
+    "threads": "kept = []\nfor _ in range(20):\n"
+    "  threading.Thread(target=lambda: kept.append(eat(30))).start()",
+    "forks that hide": "ctypes.CDLL(None).prctl(4, 0)\nspawn(40, lambda: eat(20))",
+    "copies on write": "kept = bytearray(eat(30))\n"
+    "spawn(40, lambda: [kept.__setitem__(n, 2) for n in range(0, len(kept), 4096)])",
+    "shared memory": "kept = [mmap.mmap(-1, 10 << 20) for _ in range(60)]\n"
+    "spawn(1, lambda: [area.write(eat(10)) for area in kept], stay=False)",
+    "shared memory out of sight": "kept = []\nwhile len(kept) < 60:\n"
+    "  kept.append(mmap.mmap(-1, 10 << 20))\n"
+    "  kept[-1].write(eat(10))\n  kept[-1].madvise(mmap.MADV_DONTNEED)",
+    "shared memory of one that hides": "ctypes.CDLL(None).prctl(4, 0)\nkept = []\n"
+    "while len(kept) < 60:\n"
+    "  kept.append(mmap.mmap(-1, 10 << 20))\n"
+    "  kept[-1].write(eat(10))\n  kept[-1].madvise(mmap.MADV_DONTNEED)",
+    "page tables": "libc = ctypes.CDLL(None)\n"
+    "libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + "
+    "[ctypes.c_long]\n"
+    "def sparse():\n"
+    "  for n in range(1, 20000):\n"
+    "    at = (1 << 40) + (n << 30)\n"
+    "    libc.mmap(at, 4096, 3, 0x32, -1, 0)\n"
+    "    ctypes.c_char.from_address(at).value = 1\n"
+    "spawn(20, sparse)",
+    "sockets": "kept = []\n"
+    "def fill():\n"
+    "  while True:\n"
+    "    try: a, b = socket.socketpair()\n"
+    "    except OSError: return\n"
+    "    a.setblocking(False); kept.append((a, b))\n"
+    "    try:\n"
+    "      while a.send(bytes(1 << 16)): pass\n"
+    "    except BlockingIOError: pass\n"
+    "spawn(20, fill)",
+}
+"""Programs that take several times the limit, in processes that are each within theirs."""
+
+
+@pytest.fixture(params=[*STRONG, Level.LIMITS])
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    return Sandbox(request.param, LIMIT)
+
+
+@pytest.mark.parametrize("hog", HOGS.values(), ids=HOGS.keys())
+def test_a_program_is_ended_at_its_limit(sandbox: Sandbox, hog: str) -> None:
+    if sandbox.level is Level.LIMITS and hog == HOGS["daemons"]:
+        pytest.skip("orphans leave the tree of processes there")
+    answer = sandbox.run(ask(f"{SPAWN}\n{hog}\ntime.sleep(1000)", timeout=60.0))
+    assert answer.result == TOO_MUCH
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "kept = eat(200)",
+        "kept = eat(100)\nspawn(20, lambda: sum(kept[::4096]))",
+        "kept = [mmap.mmap(-1, 1 << 20) for _ in range(4)]\nspawn(10, lambda: kept[0].write(b'x'))",
+        "kept = [threading.Thread(target=time.sleep, args=(0.5,)) for _ in range(50)]\n"
+        "for thread in kept: thread.start()",
+        "kept = socket.create_server(('127.0.0.1', 0))",
+        "spawn(20, lambda: mmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE))",
+    ],
+)
+def test_what_processes_share_counts_once(sandbox: Sandbox, program: str) -> None:
+    assert sandbox.run(ask(f"{SPAWN}\n{program}\ntime.sleep(0.5)")).result == "passed"
+
+
+def test_a_program_is_the_first_that_the_kernel_ends(sandbox: Sandbox) -> None:
+    program = """
+def score():
+    return open("/proc/self/oom_score_adj").read()
+assert score() == "1000\\n", score()
+reader, writer = os.pipe()
+spawn(1, lambda: os.write(writer, score().encode()), stay=False)
+assert os.read(reader, 10) == b"1000\\n"
+"""
+    before = Path("/proc/self/oom_score_adj").read_text()
+    assert sandbox.run(ask(SPAWN + program)).result == "passed"
+    assert Path("/proc/self/oom_score_adj").read_text() == before
+
+
+def test_time_on_a_core_is_told(sandbox: Sandbox) -> None:
+    asleep = sandbox.run(ask("import time; time.sleep(1000)", timeout=0.5))
+    assert asleep.result == "timed out"
+    assert asleep.cpu_seconds < 0.1
+    busy = "import os\nos.fork()\nwhile True: pass"
+    assert sandbox.run(ask(busy, timeout=1.0)).cpu_seconds > 0.2
+
+
+def test_counts_what_a_tree_of_processes_uses() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SPAWN + "kept = eat(50)\nspawn(3, lambda: eat(20))\n"
+         "time.sleep(0.5); print(flush=True); time.sleep(1000)"],
+        stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.readline()
+        used = used_bytes(process.pid)
+        bound = used_bytes(process.pid, enough=1 << 40)
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            os.kill(int(child), 9)
+        process.kill()
+    assert 110 * MIB < used < 150 * MIB
+    assert bound > used
+    assert used_bytes(process.pid) == 0
+
+
+def test_a_watch_of_what_has_ended_sees_nothing() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    watch = Watch(process.pid, 0)
+    time.sleep(watch.seconds_left())
+    watch.look()
+    assert watch.cpu_seconds() == 0
+
+
+CGROUP = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A control group of 400 MiB."""
+    folder = CGROUP / f"coordinate-eval-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        (folder / "memory.limit_in_bytes").write_text(str(400 * MIB))
+        yield folder
+    finally:
+        while (folder / "cgroup.procs").read_text():
+            time.sleep(0.05)
+        folder.rmdir()
+
+
+@pytest.mark.parametrize("level", STRONG)
+@pytest.mark.parametrize("watched", [True, False])
+def test_the_job_survives_a_program_that_takes_all_its_memory(
+    small_cgroup: Path, level: Level, watched: bool
+) -> None:
+    """Also if the watch sees nothing: then the kernel ends the program."""
+    hog = SPAWN + "spawn(40, lambda: eat(20))\nspawn(1, lambda: os.wait() and 0)\ntime.sleep(2)"
+    script = (
+        f"open({str(small_cgroup / 'cgroup.procs')!r}, 'w').write('0')\n"
+        "from coordinate_eval.evaluators.sandbox.sandbox import *\n"
+        "from coordinate_eval.records import *\n"
+        "kept = bytearray(100 << 20)\n"  # more than any single process of the program
+        f"sandbox = Sandbox(Level({str(level)!r}), {LIMIT if watched else 1 << 40})\n"
+        f"print(sandbox.run(Question(id='q', kind='program', content={hog!r}, "
+        "timeout_seconds=60)).result)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    if watched:
+        assert done.stdout == TOO_MUCH + "\n"
+    else:
+        assert "oom_kill 0" not in (small_cgroup / "memory.oom_control").read_text()
