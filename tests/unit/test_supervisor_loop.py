@@ -11,12 +11,14 @@ from tests.unit.test_decide import make_run
 from coordinate_eval import _files
 from coordinate_eval.cluster import Busy, Job, Node, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress
-from coordinate_eval.coordinator.supervisor import decide
+from coordinate_eval.coordinator.supervisor import decide, facts
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
 from coordinate_eval.coordinator.supervisor.scorer_process import ScorerProcess
 from coordinate_eval.errors import ClusterError, ClusterSilent
+from coordinate_eval.records import Question, QuestionKind, Shard, Span
 
 
 class Enough(Exception):
@@ -133,3 +135,55 @@ def test_bad_input_takes_one_round_to_be_found(
     assert results["failures"] == [f"{rounds * 8} trials: vLLM has no argument 'x'"]
     assert results["reason"]
     assert _files.pretty(results).count("no argument 'x'") == 1
+
+
+class Dying(FakeCluster):
+    """A scheduler whose metric jobs die one after the other, while they run these programs."""
+
+    def __init__(self, run_dir: RunDir, portion: Span, programs: list[str]) -> None:
+        super().__init__()
+        self._ledger, self._portion = Ledger(run_dir, "answers"), portion
+        self.left = list(programs)
+
+    def submit(self, job: Job) -> str:
+        attempt = self._ledger.claim(self._portion, job.name, "9.0")
+        assert attempt is not None
+        writer = AttemptWriter(self._ledger, self._portion, attempt)
+        if self.left:
+            writer.note_running(self.left.pop(0))
+        else:
+            writer.publish()
+        return super().submit(job)
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("programs", "why"),
+    [
+        (["p"] * 3 + ["q"] * 3 + ["r"] * 3, "cannot be scored"),  # all is answered
+        ([""] * 9, "3 arrays of metric jobs in a row produced no answer"),
+    ],
+)
+def test_metric_jobs_that_die_at_programs_do_not_count_as_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: list[str], why: str
+) -> None:
+    run_dir = RunDir(tmp_path)
+    shard = Shard(dataset="a", start=0, stop=5, gpu_seconds=1, metric_cpu_seconds=0)
+    run = make_run(
+        folder=str(tmp_path),
+        settings={"supervisor": {"poll_seconds": 0.001}, "priors_dir": str(tmp_path / "priors")},
+        asks=["a"],
+        shards=[shard],
+    )
+    _files.write_record(run_dir.run, run)
+    _files.write(run_dir.published("outputs", shard.span), "")
+    question = Question(id="p", kind=QuestionKind.PROGRAM, content="", timeout_seconds=1)
+    _files.write(run_dir.questions(shard.span), question.line())
+    monkeypatch.setattr(ScorerProcess, "check", lambda *_: "")
+    monkeypatch.setattr(decide, "ROUND_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(facts, "count_scorable", lambda *_: 0)
+    results = Supervisor(run_dir, Dying(run_dir, shard.span, programs)).run()
+    assert results is not None
+    assert why in results["reason"]

@@ -8,13 +8,18 @@ An attempt appends its lines to a file of its own, and publishes them with link(
 for all attempts. So an owner that was declared dead and still runs does no harm: it loses that
 race, or wins it with lines that are just as good.
 
+An owner may note what it is running, such as a program that may take its job down with it. Its
+death is then laid to that, and not to the whole span.
+
 Listings serve to skip spans that are surely taken; creating a file decides. A stale listing
 costs time and nothing else.
 """
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from typing import Literal, NamedTuple
 
 from coordinate_eval import _files
@@ -118,16 +123,29 @@ class Ledger:
         return found
 
     def count_deaths(self, span: Span, attempts: int | None = None) -> int:
-        """Return how many owners of the span died since the run was last resumed."""
+        """Return how many owners of the span died since the run was last resumed.
+
+        Those that died while something was running are not counted: see `deaths_while_running`.
+        """
         if attempts is None:
             folder = self.run.claims_folder(self.name, span.dataset)
             attempts = _last_attempt(_files.names(folder), span)
-        since = _files.modified(self.run.resumed)
-        ends = (
-            _files.read_record_if_there(self.run.revocation(self.name, span, n), Revocation)
-            for n in range(1, attempts + 1)
-        )
-        return sum(1 for end in ends if end and end.cause == "died" and end.time >= since)
+        return sum(not running for running in self._deaths(span, attempts))
+
+    def deaths_while_running(self, spans: Iterable[Span]) -> Counter[str]:
+        """Return how many owners of the spans died while each of these was running.
+
+        Like `count_deaths`, it begins when the run was last resumed.
+        """
+        listings: dict[str, set[str]] = {}
+        deaths: Counter[str] = Counter()
+        for span in spans:
+            if span.dataset not in listings:
+                folder = self.run.claims_folder(self.name, span.dataset)
+                listings[span.dataset] = _files.names(folder)
+            last = _last_attempt(listings[span.dataset], span)
+            deaths.update(filter(None, self._deaths(span, last)))
+        return deaths
 
     def revoke(self, span: Span, attempt: int, cause: Cause) -> None:
         """End an attempt, so that the span can be claimed again. Doing it twice does no harm."""
@@ -138,6 +156,16 @@ class Ledger:
         """Yield the whole lines that the attempts before this one wrote."""
         for earlier in range(1, attempt):
             yield from _files.whole_lines(self.run.unpublished(self.name, span, earlier))
+
+    def _deaths(self, span: Span, attempts: int) -> Iterator[str]:
+        """Yield what was running when each of the span's owners died, or an empty text."""
+        since = _files.modified(self.run.resumed)
+        for attempt in range(1, attempts + 1):
+            path = self.run.revocation(self.name, span, attempt)
+            end = _files.read_record_if_there(path, Revocation)
+            if end is not None and end.cause == "died" and end.time >= since:
+                running = self.run.running(self.name, span, attempt)
+                yield running.read_text() if running.exists() else ""
 
     def _last_attempts(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int, bool]]:
         """Yield each unpublished span, its last attempt (0 for none), and whether that is open."""
@@ -159,16 +187,26 @@ class AttemptWriter:
         self._path = ledger.run.unpublished(ledger.name, span, attempt)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("wb")
+        self._note: FileIO | None = None
 
     def write(self, line: bytes | str) -> None:
         """Append one line and hand it to the operating system."""
         self._file.write(line.encode() if isinstance(line, str) else line)
         self._file.flush()
 
+    def note_running(self, what: str) -> None:
+        """Note what the owner is going to run, or with an empty text that it has ended."""
+        if self._note is None:
+            path = self._ledger.run.running(self._ledger.name, self._span, self._attempt)
+            self._note = path.open("wb", buffering=0)
+        self._note.seek(0)
+        self._note.truncate()
+        self._note.write(what.encode())
+
     def publish(self) -> bool:
         """Make the lines durable and publish them. Return False if another attempt was first."""
         os.fsync(self._file.fileno())
-        self._file.close()
+        self._close()
         run, name, span = self._ledger.run, self._ledger.name, self._span
         won = _files.publish(self._path, run.published(name, span))
         for earlier in range(1, self._attempt):
@@ -177,8 +215,13 @@ class AttemptWriter:
 
     def give_back(self, cause: Cause) -> None:
         """End the attempt. Its lines stay, for whoever claims the span next."""
-        self._file.close()
+        self._close()
         self._ledger.revoke(self._span, self._attempt, cause)
+
+    def _close(self) -> None:
+        self._file.close()
+        if self._note is not None:
+            self._note.close()
 
 
 def _last_attempt(listing: set[str], span: Span) -> int:

@@ -149,6 +149,10 @@ class RunDir:
         """`Revocation`: that attempt is over, and another one may begin."""
         return self.claims_folder(ledger, span.dataset) / f"{span.stem}.{attempt}.revoked"
 
+    def running(self, ledger: str, span: Span, attempt: int) -> Path:
+        """Text: what the owner of that attempt is running, if it may end the owner's job."""
+        return self.claims_folder(ledger, span.dataset) / f"{span.stem}.{attempt}.running"
+
     # Scores of datasets.
 
     @property

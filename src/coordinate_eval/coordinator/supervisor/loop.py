@@ -103,7 +103,7 @@ class Supervisor:
         self._metrics_after = 0.0
         self._round_after = 0.0
         self._idle_arrays = 0
-        self._unanswered = -1
+        self._last_array: tuple[int, int] | None = None
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
@@ -218,12 +218,18 @@ class Supervisor:
         return found or self._cluster.submit(job)
 
     def _count_array(self, tasks: list[TaskStatus]) -> None:
-        """Count the arrays of metric jobs in a row that ended without any answer."""
+        """Count the arrays of metric jobs in a row that ended without any answer.
+
+        One that died while it ran a program has found out something: the next ones run that program
+        last, and at most a few times.
+        """
         if any(jobs.is_metric(self._run, t.name) and t.state is not State.ENDED for t in tasks):
             return
-        unanswered = len(unanswered_portions(self._dir, self._run))
-        self._idle_arrays = self._idle_arrays + 1 if unanswered == self._unanswered else 0
-        self._unanswered = unanswered
+        unanswered = unanswered_portions(self._dir, self._run)
+        deaths = Ledger(self._dir, "answers").deaths_while_running(unanswered)
+        now = len(unanswered), deaths.total()
+        self._idle_arrays = self._idle_arrays + 1 if now == self._last_array else 0
+        self._last_array = now
 
     def _new_round(self) -> None:
         """Create the next round on the nodes that are free now; create none while no GPU is."""

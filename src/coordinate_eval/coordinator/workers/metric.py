@@ -29,6 +29,11 @@ PROGRAM_SHARE = 7 / 8
 """Part of a metric job's memory that one program may use. The rest is for the job's own process,
 the program's files in memory (128 MiB), and what a program takes before it is noticed."""
 
+MAX_DEATHS_OF_JOBS = 3
+"""A program is given up when this many metric jobs died while it ran."""
+
+DEADLY = f"failed: ended its metric job {MAX_DEATHS_OF_JOBS} times"
+
 
 def run_metric(run_dir: RunDir) -> int:
     """Answer portions of questions until none is left. Return the exit status."""
@@ -69,7 +74,10 @@ def _claim(run_dir: RunDir, run: Run, ledger: Ledger, index: int) -> tuple[Span,
 
 
 def _answer(run_dir: RunDir, ledger: Ledger, portion: Span, attempt: int, sandbox: Sandbox) -> None:
-    """Answer the questions of a claimed portion that no earlier attempt has answered."""
+    """Answer the questions of a claimed portion that no earlier attempt has answered.
+
+    Programs at which earlier attempts died come last, so that they take no other answer with them.
+    """
     writer = AttemptWriter(ledger, portion, attempt)
     try:
         lines = _files.lines(run_dir.questions(portion))
@@ -78,11 +86,24 @@ def _answer(run_dir: RunDir, ledger: Ledger, portion: Span, attempt: int, sandbo
             with contextlib.suppress(ValueError):
                 if questions.pop(Answer.model_validate_json(line).id, None) is not None:
                     writer.write(line)
-        # A job has one core: a second program at the same time would slow the first one.
-        for answer in sandbox.run_many(list(questions.values()), workers=1):
+        deaths = ledger.deaths_while_running([portion])
+        for question in sorted(questions.values(), key=lambda question: deaths[question.id]):
+            if deaths[question.id] < MAX_DEATHS_OF_JOBS:
+                writer.note_running(question.id)
+                answer = _run(sandbox, question)
+            else:
+                answer = Answer(id=question.id, passed=False, result=DEADLY, seconds=0.0)
             writer.write(answer.line())
+            writer.note_running("")
     except BaseException:
         # Programs die in their sandbox. What ends a metric job is not its questions' fault.
         writer.give_back("released")
         raise
     writer.publish()
+
+
+def _run(sandbox: Sandbox, question: Question) -> Answer:
+    """Run a program. A signal to this process ends it."""
+    # A job has one core: a second program at the same time would slow the first one.
+    (answer,) = sandbox.run_many([question], workers=1)
+    return answer
