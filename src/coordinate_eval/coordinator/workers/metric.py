@@ -15,8 +15,10 @@ from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import portions_with_questions, unanswered_portions
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.workers.alone import alone_on_this_node
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
-from coordinate_eval.evaluators.sandbox.sandbox import Sandbox
+from coordinate_eval.evaluators.sandbox.sandbox import Sandbox, SandboxError
+from coordinate_eval.evaluators.sandbox.verdicts import may_be_scarcity
 from coordinate_eval.records import Answer, Question, Span
 
 IDLE_SECONDS = 120.0
@@ -90,7 +92,7 @@ def _answer(run_dir: RunDir, ledger: Ledger, portion: Span, attempt: int, sandbo
         for question in sorted(questions.values(), key=lambda question: deaths[question.id]):
             if deaths[question.id] < MAX_DEATHS_OF_JOBS:
                 writer.note_running(question.id)
-                answer = _run(sandbox, question)
+                answer = _judge(sandbox, question, suspect=deaths[question.id] > 0)
             else:
                 answer = Answer(id=question.id, passed=False, result=DEADLY, seconds=0.0)
             writer.write(answer.line())
@@ -100,6 +102,23 @@ def _answer(run_dir: RunDir, ledger: Ledger, portion: Span, attempt: int, sandbo
         writer.give_back("released")
         raise
     writer.publish()
+
+
+def _judge(sandbox: Sandbox, question: Question, suspect: bool) -> Answer:
+    """Run a program. A verdict that may be for want of resources counts when it comes again, alone.
+
+    A suspect has ended a metric job. It runs alone from the start.
+
+    Raises:
+        SandboxError: the program could not be started, also not alone.
+    """
+    if not suspect:
+        with contextlib.suppress(SandboxError):
+            answer = _run(sandbox, question)
+            if not may_be_scarcity(question, answer):
+                return answer
+    with alone_on_this_node():
+        return _run(sandbox, question)
 
 
 def _run(sandbox: Sandbox, question: Question) -> Answer:

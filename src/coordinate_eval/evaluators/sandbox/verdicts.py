@@ -1,0 +1,36 @@
+"""Verdicts that the machine may have decided, and not the program: a pure rule."""
+
+import re
+from typing import Final
+
+from coordinate_eval.records import Answer, Question
+
+HAD_ITS_CORE: Final = 0.9
+"""A program that had this part of its time limit as CPU time gains little from being alone."""
+
+# EAGAIN of fork, ENOMEM, ENFILE, ENOSPC and EDQUOT, as in errno(3).
+_NUMBERS = re.compile(r"\[Errno (11|12|23|28|122)\]")
+_NAMES = re.compile(
+    r"failed: ("
+    r"MemoryError"
+    r"|RuntimeError: can't (start new thread|allocate lock)"
+    # Time limits of the program's own.
+    r"|(TimeoutError|TimeoutExpired)\b"
+    # Its processes were killed: by the kernel for want of memory, or by themselves.
+    r"|BrokenProcessPool|its process ended before the program did"
+    r")"
+)
+
+
+def may_be_scarcity(question: Question, answer: Answer) -> bool:
+    """Return whether a program may have failed for want of time, memory, processes or space.
+
+    Others use these too, so the verdict may be another one when the program runs alone. It is not
+    where the program used up what was its own: the time of a whole core, or the memory that all of
+    its processes may use.
+    """
+    if answer.passed:
+        return False
+    if answer.result == "timed out":
+        return answer.cpu_seconds < HAD_ITS_CORE * question.timeout_seconds
+    return bool(_NAMES.match(answer.result) or _NUMBERS.search(answer.result))
