@@ -1,6 +1,14 @@
 """Numbers and names in the form in which people read them."""
 
+import json
+from typing import Final
+
 from pydantic import ValidationError
+
+MOST_WORDS: Final = 500
+"""Characters of other people's words within a message."""
+
+_LOST = "\N{REPLACEMENT CHARACTER}"
 
 _PYDANTIC = {
     "Input should ": "must ",
@@ -41,7 +49,26 @@ def size(count: float) -> str:
 
 def plain(text: str) -> str:
     """Return a name with unprintable characters replaced, so that it stays on one line."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else _LOST for c in text)
+
+
+def visible(text: str) -> str:
+    """Return a text of several lines with all else that is unprintable replaced.
+
+    Escape sequences and the like steer a terminal, and turn the order of what a person reads.
+    """
+    return "\n".join("\t".join(map(plain, line.split("\t"))) for line in text.split("\n"))
+
+
+def visible_json(text: str) -> str:
+    """Return JSON that means the same, in which unprintable characters are written as escapes."""
+    return "".join(c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] for c in text)
+
+
+def brief(text: object, most: int = MOST_WORDS) -> str:
+    """Return other people's words on one line, without the middle if they are long."""
+    words = plain(" ".join(str(text).split()))
+    return words if len(words) <= most else f"{words[: most // 2]} … {words[-most // 2 :]}"
 
 
 def problem(error: ValidationError) -> str:

@@ -7,14 +7,19 @@ still being written are reported before anything is submitted.
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from coordinate_eval import _format
-from coordinate_eval.coordinator.inputs import checkpoint_files, torch_pickle
+from coordinate_eval._format import brief
+from coordinate_eval.coordinator.inputs import (
+    checkpoint_files,
+    safetensors_file,
+    torch_file,
+    torch_pickle,
+)
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
@@ -29,25 +34,12 @@ _SINGLE = "model.safetensors"
 _TORCH_SUFFIXES = {".pt", ".pth", ".bin"}
 # Files that trainers write beside the weights.
 _TRAINER_FILES = ("optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args")
-_MOST_JSON_BYTES = 32 << 20  # an index of 300,000 tensors; read, it takes thirty times as much
-_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
+# Read, JSON takes up to thirty times as much. An index of 300,000 tensors fits.
+_MOST_CONFIG_BYTES, _MOST_INDEX_BYTES = 4 << 20, 32 << 20
+_MOST_WEIGHT_BYTES = 1 << 50
+_MOST_TENSORS = 2_000_000
+# Above any model's, and small enough that no product of them overflows.
+_MOST_TOKENS, _MOST_WIDTH, _MOST_KV_BYTES = 10**9, 10**7, 2**40
 
 
 def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = None) -> Checkpoint:
@@ -75,16 +67,22 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
         _check_sides(sides)
         counts = _count(weights, kind, extra)
         identity = _identity(weights, sides)
+        size = sum(file.stat().st_size for file in weights)
+        if size > _MOST_WEIGHT_BYTES:
+            raise UserError(
+                f"checkpoint {place} claims {_format.size(size)} of weights, which no disk holds. "
+                "Save it again"
+            )
         return Checkpoint(
             path=_text(place),
             identity=identity,
             format=kind,
             weights=[_text(file) for file in weights],
             files=[_text(file) for file in sides],
-            bytes=sum(file.stat().st_size for file in weights),
+            bytes=size,
             parameters=sum(counts.values()),
             dtype=max(counts, key=lambda dtype: counts[dtype]),
-            **_shape(_load_json(config_file), counts),
+            **_shape(_load_json(config_file, _MOST_CONFIG_BYTES), counts, config_file),
         )
     except OSError as error:
         where = error.filename or path
@@ -204,14 +202,16 @@ def _shards(index: Path) -> list[Path]:
         raise UserError(f"{index} has no weight_map. Save the checkpoint again")
     for name in mapping.values():
         if not isinstance(name, str) or Path(name).name != name:
-            raise UserError(f"{index} names a shard {name!r} outside its folder. Save it again")
+            raise UserError(
+                f"{index} names a shard {brief(name)} outside its folder. Save it again"
+            )
     names = set(mapping.values())
     missing = sorted(name for name in names if not (index.parent / name).is_file())
     if missing:
         raise UserError(
             f"checkpoint {index.parent} is incomplete: {len(missing)} of {len(names)} shards in "
-            f"{index.name} are missing, such as {missing[0]!r}. If it is being written, try again "
-            "afterwards"
+            f"{index.name} are missing, such as {brief(missing[0])}. If it is being written, try "
+            "again afterwards"
         )
     return [index.parent / name for name in sorted(names)]
 
@@ -275,64 +275,52 @@ def _count(
             if not opened.seek(0, os.SEEK_END):
                 raise UserError(f"{file} is empty. If it is being written, try again afterwards")
     if kind is CheckpointFormat.TORCH:
-        counts = torch_pickle.read(weights[0])
+        counts = torch_file.read(weights[0])
     else:
         held: dict[str, str] = {}
         counts = {}
         for file in weights:
-            for tensor, (dtype, size) in _header(file).items():
+            for tensor, (dtype, size) in safetensors_file.read(file).items():
                 held[tensor] = file.name
                 counts[dtype] = counts.get(dtype, 0) + size
+            if len(held) > _MOST_TENSORS:
+                raise UserError(f"{file.parent} has more than {_MOST_TENSORS:,} tensors")
         for index in extra:
             for tensor, shard in _load_json(index)["weight_map"].items():
                 if held.get(tensor) != shard:
-                    raise UserError(f"{index} promises {tensor!r} in {shard!r}, which lacks it")
+                    raise UserError(
+                        f"{index} promises {brief(tensor)} in {brief(shard)}, which lacks it"
+                    )
     if not sum(counts.values()):
         raise UserError(f"{weights[0].parent} has no parameters: its weight files hold no tensors")
     return counts
 
 
-def _header(file: Path) -> dict[str, tuple[str, int]]:
-    """Return the type and size of every tensor of a safetensors file."""
-    # Imported here: planning from a cluster file reads no checkpoint's headers.
-    from safetensors import SafetensorError, safe_open
-
+def _load_json(file: Path, most: int = _MOST_INDEX_BYTES) -> dict[str, Any]:
     try:
-        with (
-            checkpoint_files.opened(file, weights=True) as whole,
-            safe_open(checkpoint_files.open_path(whole), framework="numpy") as tensors,
-        ):
-            return {name: _type_and_size(tensors, name) for name in tensors.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise UserError(
-            f"{file} is not whole: {error}. If it is being written, try again afterwards; "
-            "else copy or save it again"
-        ) from error
-
-
-def _type_and_size(tensors: Any, name: str) -> tuple[str, int]:  # noqa: ANN401  # has no types
-    part = tensors.get_slice(name)
-    return _DTYPES.get(part.get_dtype(), part.get_dtype().lower()), math.prod(part.get_shape())
-
-
-def _load_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(checkpoint_files.read(file, _MOST_JSON_BYTES))
+        value = json.loads(checkpoint_files.read(file, most))
     except (ValueError, RecursionError) as error:  # malformed JSON, or no UTF-8
         raise UserError(
-            f"{file} is not JSON: {error}. If it is being written, try again afterwards"
+            f"{file} is not JSON: {brief(error)}. If it is being written, try again afterwards"
         ) from error
     if not isinstance(value, dict):
         raise UserError(f"{file} must hold a JSON object, not a {type(value).__name__}")
     return value
 
 
-def _shape(config: dict[str, Any], counts: dict[str, int]) -> dict[str, int]:
-    """Return the fields of `Checkpoint` that the config gives; families use different names."""
+def _shape(config: dict[str, Any], counts: dict[str, int], file: Path) -> dict[str, int]:
+    """Return the fields of `Checkpoint` that the config gives; families use different names.
+
+    Raises:
+        UserError: A number is larger than any model's.
+    """
+
+    def number(*names: str, most: int = _MOST_WIDTH) -> int | None:
+        return _integer(merged, names, most, file)
+
     nested = config.get("text_config")
     merged = config | nested if isinstance(nested, dict) else config
-    max_length = _integer(
-        merged,
+    max_length = number(
         "max_position_embeddings",
         "n_positions",
         "max_sequence_length",
@@ -340,30 +328,42 @@ def _shape(config: dict[str, Any], counts: dict[str, int]) -> dict[str, int]:
         "seq_length",
         "n_ctx",
         "model_max_length",
+        most=_MOST_TOKENS,
     )
-    heads = _integer(merged, "num_attention_heads", "n_head", "n_heads", "num_heads") or 1
-    layers = _integer(merged, "num_hidden_layers", "n_layer", "n_layers", "num_layers") or 0
-    width = _integer(merged, "hidden_size", "n_embd", "d_model", "dim") or 0
-    kv_heads = _integer(merged, "num_key_value_heads", "n_head_kv", "num_kv_heads")
+    heads = number("num_attention_heads", "n_head", "n_heads", "num_heads") or 1
+    layers = number("num_hidden_layers", "n_layer", "n_layers", "num_layers") or 0
+    width = number("hidden_size", "n_embd", "d_model", "dim") or 0
+    kv_heads = number("num_key_value_heads", "n_head_kv", "num_kv_heads")
     if kv_heads is None:
         kv_heads = 1 if merged.get("multi_query") is True else heads
-    head_size = _integer(merged, "head_dim", "kv_channels") or width // heads
+    head_size = number("head_dim", "kv_channels") or width // heads
     # Engines keep keys and values in 16 bits, or in 32 when the weights are.
     item = 4 if max(counts, key=lambda dtype: counts[dtype]) in ("float32", "float64") else 2
+    kv_bytes = 2 * layers * kv_heads * head_size * item
+    if kv_bytes > _MOST_KV_BYTES:
+        raise UserError(
+            f"{file}: {_format.size(kv_bytes)} of keys and values a token, as no model has"
+        )
     return {
         "max_length": max_length or DEFAULT_MAX_LENGTH,
         "attention_heads": heads,
-        "kv_bytes_per_token": 2 * layers * kv_heads * head_size * item,
+        "kv_bytes_per_token": kv_bytes,
     }
 
 
-def _integer(config: dict[str, Any], *names: str) -> int | None:
-    """Return the first of these that is a positive number; the largest if layers differ."""
+def _integer(config: dict[str, Any], names: Sequence[str], most: int, file: Path) -> int | None:
+    """Return the first of these that is a positive number; the largest if layers differ.
+
+    Raises:
+        UserError: It is more than `most`.
+    """
     for name in names:
         value = config.get(name)
         values = value if isinstance(value, list) else [value]
         numbers = [each for each in values if type(each) is int and each > 0]
         if numbers:
+            if max(numbers) > most:
+                raise UserError(f"{file}: {name} is larger than {most:,}, which no model has")
             return max(numbers)
     return None
 

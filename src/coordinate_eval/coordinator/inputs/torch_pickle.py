@@ -1,19 +1,18 @@
-"""The contents of a torch.save file, read without torch and without running its pickle.
+"""The pickle in a file of torch.save, followed without running it.
 
-The file is a zip archive: `<name>/data.pkl` is a pickle of the saved objects, and each storage is
-an entry `<name>/data/<key>`. A pickle is a program. This module follows its opcodes with inert
-values, so that no function is ever called. A state dict needs few names; any other name makes the
-file suspicious, and the error says which.
+A pickle is a program. This module follows its opcodes with inert values, so that no function is
+ever called. A state dict needs few names; any other name makes the file suspicious, and the error
+says which.
 """
 
+import math
 import pickletools
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from coordinate_eval.coordinator.inputs import checkpoint_files
+from coordinate_eval._format import brief
 from coordinate_eval.errors import UserError
 
 ITEM_BYTES: Final = {
@@ -75,10 +74,11 @@ _HARMLESS = {
     *(("torch", name) for name in (*_STORAGES, *ITEM_BYTES)),
     *((module, name) for module in ("builtins", "__builtin__") for name in ("set", "bytearray")),
 }
-_STATE_KEYS = ("model_state_dict", "state_dict", "model", "module")
-_MOST_PICKLE_BYTES = 64 << 20
+_MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 1 << 60  # of a tensor; torch has as many dimensions
 _MOST_OPCODES = 5_000_000  # seconds of work; a tensor takes about 30, its optimizer's state 100
-_HOW_TO_SAVE = "Save the weights alone: torch.save(model.state_dict(), PATH)"
+# Types that a state dict names and never calls: they take a number of bytes to allocate.
+_ALLOCATING = {"Tensor", "Parameter", "TypedStorage", "UntypedStorage", *_STORAGES}
+HOW_TO_SAVE = "Save the weights alone: torch.save(model.state_dict(), PATH)"
 
 _MARK = object()
 _UNKNOWN = object()
@@ -102,92 +102,31 @@ class StoredTensor:
 
     key: str
     dtype: str
+    elements: int
 
 
-def read(path: Path) -> dict[str, int]:
-    """Count the parameters in a torch.save file by type; shared storages count once.
+def walk(pickled: bytes, path: Path) -> object:
+    """Return what the pickle would make: dicts, lists, tuples, `StoredTensor`, and unknowns.
 
-    Raises:
-        UserError: The file is torn, of the old format, would run code, or has no state dict.
-    """
-    try:
-        with (
-            checkpoint_files.opened(path, weights=True) as opened,
-            zipfile.ZipFile(opened) as archive,
-        ):
-            names = [name for name in archive.namelist() if name.count("/") == 1]
-            pickles = [name for name in names if name.endswith("/data.pkl")]
-            if len(pickles) != 1:
-                raise UserError(f"{path} is a zip file, but not one of torch.save")
-            if archive.getinfo(pickles[0]).file_size > _MOST_PICKLE_BYTES:
-                raise UserError(f"{path} holds more than tensors. {_HOW_TO_SAVE}")
-            tree = _walk(archive.read(pickles[0]), path)
-            prefix = pickles[0].removesuffix("data.pkl") + "data/"
-            sizes = {
-                entry.filename.removeprefix(prefix): entry.file_size
-                for entry in archive.infolist()
-                if entry.filename.startswith(prefix)
-            }
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
-        raise UserError(_why_no_archive(path)) from error
-    tensors = model_tensors(tree, lambda value: isinstance(value, StoredTensor), path)
-    counts: dict[str, int] = {}
-    for tensor in set(tensors.values()):
-        if tensor.key not in sizes:
-            raise UserError(f"{path} is incomplete: it lacks the data of storage {tensor.key!r}")
-        parameters = sizes[tensor.key] // ITEM_BYTES[tensor.dtype]
-        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + parameters
-    return counts
-
-
-def model_tensors(tree: object, is_tensor: Callable[[object], bool], path: Path) -> dict[str, Any]:
-    """Return the state dict in a saved object: the object itself, or under a trainer's key.
-
-    Everything else, such as an optimizer's state, is left out.
+    `path` names the file in messages.
 
     Raises:
-        UserError: There is none; says what was found instead.
+        UserError: It is damaged, would run code, or makes more than tensors.
     """
-    # Twice, because one may lie in another; no more often, because a dict may contain itself.
-    for key in _STATE_KEYS * 2:
-        if isinstance(tree, dict) and isinstance(tree.get(key), dict):
-            tree = tree[key]
-    if isinstance(tree, dict):
-        found = {name: value for name, value in tree.items() if is_tensor(value)}
-        if found and all(isinstance(name, str) for name in found):
-            return found
-    shown = f"a dict of {', '.join(map(repr, list(tree)[:8]))}" if isinstance(tree, dict) else "it"
-    raise UserError(f"{path} holds no state dict ({shown} has no tensors). {_HOW_TO_SAVE}")
-
-
-def _why_no_archive(path: Path) -> str:
-    with checkpoint_files.opened(path, weights=True) as file:
-        begin = file.read(4)
-    if begin.startswith(b"PK"):
-        return (
-            f"{path} is incomplete: its zip directory is missing or damaged. "
-            "Wait until it is written, or copy it again"
-        )
-    return (
-        f"{path} is not a zip file, as torch.save writes since torch 1.6. If it is older, "
-        "load it with torch.load(PATH, weights_only=True) and save it again with torch.save"
-    )
-
-
-def _walk(pickled: bytes, path: Path) -> object:
-    """Return what the pickle would make: dicts, lists, tuples, `StoredTensor`, and unknowns."""
     # All names are checked before anything is concluded.
     try:
         machine = _Machine(path)
         for number, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
             if number == _MOST_OPCODES:
-                raise UserError(f"{path} holds more than tensors. {_HOW_TO_SAVE}")
+                raise UserError(f"{path} holds more than tensors. {HOW_TO_SAVE}")
             machine.step(opcode.name, argument)
         return machine.stack[-1]
     except UserError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: its data.pkl cannot be read ({error})") from error
+        raise UserError(
+            f"{path} is damaged: its data.pkl cannot be read ({brief(error)})"
+        ) from error
 
 
 class _Machine:
@@ -243,6 +182,8 @@ class _Machine:
             self._since_mark()  # no state dict lies in a list
         elif name in ("APPEND", "BUILD", "POP"):
             stack.pop()
+            if name == "BUILD" and isinstance(stack[-1], StoredTensor):
+                raise UserError(f"{self._path} changes a tensor that it made. {HOW_TO_SAVE}")
         elif name == "DUP":
             stack.append(stack[-1])
         elif name == "BINPERSID":
@@ -251,7 +192,7 @@ class _Machine:
             arguments, function = stack.pop(), stack.pop()
             stack.append(_result(function, arguments))
         else:
-            raise UserError(f"{self._path} holds more than tensors ({name}). {_HOW_TO_SAVE}")
+            raise UserError(f"{self._path} holds more than tensors ({name}). {HOW_TO_SAVE}")
 
     def _since_mark(self) -> list[Any]:
         taken: list[Any] = []
@@ -261,11 +202,11 @@ class _Machine:
 
     def _global(self, module: object, name: object) -> _Global:
         if not isinstance(module, str) or not isinstance(name, str):
-            raise UserError(f"{self._path} hides what it would run. {_HOW_TO_SAVE}")
+            raise UserError(f"{self._path} hides what it would run. {HOW_TO_SAVE}")
         if (module, name) not in _HARMLESS:
             raise UserError(
-                f"{self._path} would run code when loaded: {f'{module}.{name}'!r}; "
-                f"nothing was loaded. {_HOW_TO_SAVE}"
+                f"{self._path} would run code when loaded: {brief(repr(f'{module}.{name}'))}; "
+                f"nothing was loaded. {HOW_TO_SAVE}"
             )
         return _Global(module, name)
 
@@ -310,8 +251,28 @@ def _result(function: object, arguments: object) -> object:
     name = function.name if isinstance(function, _Global) else ""
     if name in ("OrderedDict", "Counter"):
         return {}
-    found = next(_tensors(arguments), None) if name.startswith("_rebuild") else None
-    return found or _UNKNOWN
+    if name.startswith("_rebuild"):
+        return next(_tensors(arguments), _UNKNOWN)
+    if name in _ALLOCATING or (name == "bytearray" and _has_number(arguments)):
+        raise ValueError(f"it calls {name}")
+    return _UNKNOWN
+
+
+def _has_number(arguments: object) -> bool:
+    return isinstance(arguments, tuple) and any(isinstance(each, int) for each in arguments)
+
+
+def _elements(arguments: tuple[object, ...]) -> int:
+    """Return the elements of a tensor that `(storage, offset, sizes, …)` describes."""
+    sizes = arguments[2]
+    if not isinstance(sizes, tuple) or len(sizes) > _MOST_DIMENSIONS:
+        raise ValueError("a tensor is described wrongly")
+    if not all(type(size) is int and 0 <= size <= _MOST_ELEMENTS for size in sizes):
+        raise ValueError("a tensor's sizes are described wrongly")
+    count = math.prod(sizes)
+    if count > _MOST_ELEMENTS:
+        raise ValueError("a tensor is larger than any memory")
+    return count
 
 
 def _tensors(arguments: object, depth: int = 2) -> Iterator[StoredTensor]:
@@ -329,6 +290,7 @@ def _tensors(arguments: object, depth: int = 2) -> Iterator[StoredTensor]:
         if isinstance(value, StoredTensor):
             yield value
         elif isinstance(value, _Storage):
-            yield StoredTensor(value.key, value.dtype or (named or ["uint8"])[0])
+            dtype = value.dtype or (named or ["uint8"])[0]
+            yield StoredTensor(value.key, dtype, _elements(arguments))
         elif isinstance(value, tuple):
             yield from _tensors(value, depth - 1)

@@ -1,7 +1,7 @@
 """Conversion of a state dict written by torch.save into safetensors, the format engines read.
 
 The weights are mapped, not read: only one shard is in memory at a time. The pickle is first
-checked without being executed (`inputs/torch_pickle.py`), then loaded with torch's restricted
+checked without being executed (`inputs/torch_file.py`), then loaded with torch's restricted
 loader.
 """
 
@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinate_eval.coordinator.inputs import torch_pickle
+from coordinate_eval._format import brief
+from coordinate_eval.coordinator.inputs import checkpoint_files, torch_file
 from coordinate_eval.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,12 +53,15 @@ def torch_to_safetensors(
     """
     import torch
 
-    torch_pickle.read(source)
-    try:
-        tree = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
-        raise UserError(f"{source} cannot be loaded as weights: {error}") from error
-    found = torch_pickle.model_tensors(tree, lambda value: isinstance(value, torch.Tensor), source)
+    torch_file.read(source)
+    with checkpoint_files.opened(source, weights=True) as opened:
+        path = checkpoint_files.open_path(opened)
+        try:
+            tree = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, MemoryError) as error:
+            raise UserError(f"{source} cannot be loaded as weights: {brief(error)}") from error
+    found = torch_file.model_tensors(tree, lambda value: isinstance(value, torch.Tensor), source)
+    torch_file.check_total((tensor.nbytes for tensor in found.values()), source)
     tensors = _without_tied(_renamed(found, source), _ties_embeddings(source, target))
     _write(_shards(tensors, shard_bytes), target, progress)
 
@@ -76,7 +80,7 @@ def _ties_embeddings(source: Path, target: Path) -> bool:
     for folder in (target, source.parent):
         try:
             config = json.loads((folder / "config.json").read_bytes())
-        except (OSError, ValueError):  # judged by `checkpoint.inspect`, not here
+        except (OSError, ValueError, RecursionError):  # judged by `checkpoint.inspect`, not here
             continue
         return isinstance(config, dict) and config.get("tie_word_embeddings") is True
     return False
