@@ -8,9 +8,12 @@ Units are seconds, bytes, tokens and items. Times are seconds since the epoch.
 """
 
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
+
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=@,-]{0,199}$")]
+"""A name that is a part of file names and of job names."""
 
 
 class Record(BaseModel):
@@ -58,7 +61,7 @@ class Prior(Record):
 class Dataset(Record):
     """One dataset of a suite, with the suite's defaults merged in."""
 
-    name: str
+    name: FileName
     group: str | None = Field(default=None, description="subject, for people to read")
     task: str | None = Field(
         default=None, description="of the harness; without one the dataset is planned, but not run"

@@ -194,7 +194,7 @@ def test_many_datasets_are_shown_in_parts(tmp_path: Path) -> None:
     names = [f"dataset_{i}" for i in range(12)]
     run_dir = RunDir(tmp_path / "r")
     suite = {"name": "s", "digest": "d", "datasets": [{"name": n, "task": n} for n in names]}
-    _files.write_record(run_dir.run, make_run(suite=suite, created=1))
+    _files.write_record(run_dir.run, make_run(suite=suite, shards=[], created=1))
     for name in names:
         _files.write_record(run_dir.dataset_results(name), results(name, {name: {"acc,none": 0.5}}))
     text = call(tmp_path, "scores").stdout

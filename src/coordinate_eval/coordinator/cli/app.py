@@ -16,10 +16,14 @@ import typer
 from typer.core import TyperGroup
 
 from coordinate_eval import __version__
+from coordinate_eval._format import visible
 from coordinate_eval.coordinator.cli import job_commands, options, priors
-from coordinate_eval.coordinator.cli.output import whole_output
+from coordinate_eval.coordinator.cli.output import complaint, whole_output
 from coordinate_eval.coordinator.inputs.settings import load as load_settings
 from coordinate_eval.errors import CoordinateError, UserError
+
+# Typer has it from click, or by now from a copy of click, and exports only what derives from it.
+_USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
 class _Group(TyperGroup):
@@ -29,6 +33,13 @@ class _Group(TyperGroup):
         if not ctx.resilient_parsing:  # completing a word that is not whole
             refuse_misspelled(args)
         return super().parse_args(ctx, with_default_command(args))
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own type
+        try:
+            return super().invoke(ctx)
+        except _USAGE_ERROR as error:  # a word of the command line may be the name of a file
+            error.message = visible(error.message)
+            raise
 
 
 app = typer.Typer(
@@ -56,7 +67,7 @@ def main() -> None:
         with whole_output():
             _call(sys.argv[1:])
     except CoordinateError as error:
-        sys.stderr.write(f"coordinate-eval: {error}\n")
+        sys.stderr.write(f"coordinate-eval: {complaint(error)}\n")
         sys.exit(error.exit_status)
     except KeyboardInterrupt:  # before or after a command; typer ends one of itself, with 130
         sys.exit(130)

@@ -1,11 +1,11 @@
 """`coordinate-eval cancel`: end all jobs of a run."""
 
-import sys
 import time
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.cluster import Cluster, State
+from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -26,7 +26,7 @@ def cancel_run(run_dir: RunDir) -> None:
     _files.write(run_dir.cancelled, "")
     cluster = clusters.by_name(run.cluster, run.settings)
     if cluster.local:
-        sys.stderr.write(f"run {run.id} ends as soon as its supervisor sees that\n")
+        say(f"run {run.id} ends as soon as its supervisor sees that")
         return
     try:
         with cluster:
@@ -37,7 +37,7 @@ def cancel_run(run_dir: RunDir) -> None:
             "scheduler answers. Cancel it again then, in case it has no supervisor"
         ) from error
     said = f"cancelled {plural(count, 'job')}" if count else "no job was left to cancel"
-    sys.stderr.write(f"run {run.id}: {said}\n")
+    say(f"run {run.id}: {said}")
 
 
 def _cancel_all(run: Run, cluster: Cluster) -> int:

@@ -4,11 +4,11 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from coordinate_eval import _files
+from coordinate_eval._format import plain
+from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.inputs.settings import flatten, load, meaning
 
 
@@ -23,13 +23,14 @@ def show_config(file: Path | None, *, as_json: bool) -> None:
     origins = {name: sources.get(name, "default") for name in values}
     if as_json:
         rows = {name: {"value": v, "source": origins[name]} for name, v in values.items()}
-        sys.stdout.write(_files.pretty(rows))
+        output.write_json(rows)
         return
-    console = Console()
+    console = output.console()
     if not console.is_terminal:
         for name, value in values.items():
             text = json.dumps(value, ensure_ascii=False)
-            sys.stdout.write(f"{name} = {text}  # ({origins[name]}) {meaning(name)}\n")
+            line = f"{name} = {text}  # ({origins[name]}) {meaning(name)}"
+            sys.stdout.write(f"{plain(line)}\n")
         return
     table = Table("setting", "value", "from", "meaning")
     for column in table.columns:

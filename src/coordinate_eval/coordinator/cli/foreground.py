@@ -7,9 +7,16 @@ from rich.console import Console
 from rich.status import Status
 
 from coordinate_eval import _files
-from coordinate_eval._format import plural, whole_duration
+from coordinate_eval._format import plural, visible_json, whole_duration
 from coordinate_eval.cluster import Cluster, State
-from coordinate_eval.coordinator.cli.output import first_signal_table, results_table, table_console
+from coordinate_eval.coordinator.cli import output
+from coordinate_eval.coordinator.cli.output import (
+    first_signal_table,
+    results_table,
+    say,
+    table_console,
+    write_json,
+)
 from coordinate_eval.coordinator.cli.runs import name_for_commands
 from coordinate_eval.coordinator.report import first_signal, state
 from coordinate_eval.coordinator.report import results as report
@@ -114,17 +121,17 @@ def supervise(
     run_dir: RunDir, run: Run, cluster: Cluster, *, as_json: bool, strict: bool = False
 ) -> int:
     """Supervise in the foreground; return the exit status."""
-    console = Console(stderr=True)
+    console = output.console(stderr=True)
     console.print(f"run {run.id}: {run_dir.root}", markup=False, highlight=False, soft_wrap=True)
     try:
         with Display(run_dir, run, console) as display:
             results = Supervisor(run_dir, cluster, strict=strict, tell=display.tell).run()
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted: the run has no supervisor now\n")
-        sys.stderr.write(_what_goes_on(run_dir, run, cluster))
+        say("\ninterrupted: the run has no supervisor now")
+        say(_what_goes_on(run_dir, run, cluster).removesuffix("\n"))
         raise
     if results is None:
-        sys.stderr.write("another supervisor has taken over; `coordinate-eval status` shows it\n")
+        say("another supervisor has taken over; `coordinate-eval status` shows it")
         return 1
     return show_results(run_dir, as_json=as_json)
 
@@ -134,7 +141,7 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
     results = report.read_results(run_dir)
     assert results is not None, "the run has ended"
     if as_json:
-        sys.stdout.write(run_dir.results.read_text())
+        sys.stdout.write(visible_json(run_dir.results.read_text()))
     else:
         console = table_console()
         console.print(results_table(results))
@@ -149,12 +156,12 @@ def announce(run_dir: RunDir, run: Run, submitted: Submitted, *, as_json: bool) 
     """Print the run's directory, and the job that supervises it."""
     if as_json:
         answer = {"run": run.id, "dir": str(run_dir.root), "job": submitted.job_id}
-        sys.stdout.write(_files.pretty(answer))
+        write_json(answer)
     else:
         sys.stdout.write(f"{run_dir.root}\n")
-        sys.stderr.write(
+        say(
             f"run {run.id} is supervised by job {submitted.job_id}; "
-            f"`coordinate-eval status {run.id}` shows how far it is\n"
+            f"`coordinate-eval status {run.id}` shows how far it is"
         )
 
 

@@ -1,15 +1,18 @@
 """Hidden commands: the program's own jobs are started by them, never typed."""
 
+import functools
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.cli.output import printable_output
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.signals import end_with_parent_if_asked
 
@@ -26,7 +29,18 @@ def register(app: typer.Typer) -> None:
         ("_metric", metric),
         ("_score", score),
     ):
-        app.command(name=name, hidden=True)(command)
+        app.command(name=name, hidden=True)(_printing(command))
+
+
+def _printing(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose log a person can print on a terminal."""
+
+    @functools.wraps(command)
+    def printing(*args: object, **options: object) -> None:
+        with printable_output():
+            command(*args, **options)
+
+    return printing
 
 
 def supervise(run_dir: Path, minutes: int = 0) -> None:

@@ -6,16 +6,24 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.errors import MarkupError
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
+from coordinate_eval import _files
+from coordinate_eval._format import visible, visible_json
 from coordinate_eval.coordinator.report.main_metric import metrics
 from coordinate_eval.errors import CoordinateError
+
+MOST_COMPLAINT = 4000
+"""Characters of an error's message on a terminal."""
 
 PIPE_WIDTH = 160
 """Characters of a line in a pipe or a file, where no window cuts it."""
@@ -55,12 +63,83 @@ def whole_output() -> Iterator[None]:
         raise CoordinateError(f"cannot write the output: {error.strerror}") from error
 
 
+class SafeConsole(Console):
+    """A console on which no text steers the terminal, whoever chose it."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yield segments whose text is printable, but those of the console's own sequences."""
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else visible(segment.text)
+            yield Segment(text, segment.style, segment.control)
+
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - as rich has it
+        """Return text with its markup, or as it is if that is malformed."""
+        try:
+            return super().render_str(text, **options)
+        except MarkupError:
+            return Text(text)
+
+
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """Return a console for this process's output, or for its errors."""
+    # The stream as it is now: libraries are given another one, see `quiet_libraries`.
+    return SafeConsole(file=sys.stderr if stderr else sys.stdout, width=width)
+
+
 def table_console() -> Console:
     """Return a console for tables: as wide as the terminal, and wide in a pipe or a file."""
-    console = Console()
-    if console.is_terminal or "COLUMNS" in os.environ:
-        return console
-    return Console(width=PIPE_WIDTH)
+    found = console()
+    if found.is_terminal or "COLUMNS" in os.environ:
+        return found
+    return console(width=PIPE_WIDTH)
+
+
+def say(text: str) -> None:
+    """Write a line, or several, to stderr."""
+    sys.stderr.write(f"{visible(text)}\n")
+
+
+def write_json(value: object) -> None:
+    """Write a value as JSON to stdout."""
+    sys.stdout.write(visible_json(_files.pretty(value)))
+
+
+def complaint(error: BaseException) -> str:
+    """Return the message of an error for a terminal. Of a very long one the middle is left out."""
+    text = visible(str(error))
+    half = MOST_COMPLAINT // 2
+    return text if len(text) <= MOST_COMPLAINT else f"{text[:half]} … {text[-half:]}"
+
+
+class _Printable:
+    """A stream for what others print, which no text in it steers."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all else is the stream's
+        return getattr(self._stream, name)
+
+    def isatty(self) -> bool:
+        return False  # so that nobody colors what is replaced here
+
+    def write(self, text: str) -> int:
+        self._stream.write(visible(text.replace("\r", "\n")))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+
+@contextlib.contextmanager
+def printable_output() -> Iterator[None]:
+    """Replace in a block what is unprintable in the output and the errors of libraries."""
+    out, errors = _Printable(sys.stdout), _Printable(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        yield
 
 
 @contextlib.contextmanager
@@ -72,7 +151,8 @@ def quiet_libraries(*, verbose: bool) -> Iterator[None]:
     environment is restored after the block, so that the logs of jobs have all warnings.
     """
     if verbose:
-        yield
+        with printable_output():
+            yield
         return
     added = {name: value for name, value in QUIET_VARIABLES.items() if name not in os.environ}
     os.environ.update(added)
@@ -88,7 +168,8 @@ def quiet_libraries(*, verbose: bool) -> Iterator[None]:
         with warnings.catch_warnings():
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")
-            yield
+            with printable_output():
+                yield
     finally:
         harness.setLevel(harness_level)
         if last is not None:
@@ -116,7 +197,7 @@ def _dropped() -> bool:
 
 def results_table(results: dict[str, Any]) -> Table:
     """Return the content of `results.json` as a table: one row for each task and metric."""
-    shown = Table(title=f"{results['run']}", title_justify="left")
+    shown = Table(title=escape(str(results["run"])), title_justify="left")
     for column, justify in (("task", "left"), ("metric", "left"), ("score", "right")):
         shown.add_column(column, justify=justify)  # type: ignore[arg-type]  # rich's Literal
     shown.add_column("± stderr", justify="right")
@@ -169,7 +250,7 @@ def first_signal_table(known: dict[str, Any]) -> Table:
                 )
             items = ""
     for name in known["pending"]:
-        shown.add_row(name, "[yellow]pending", "", "", "")
+        shown.add_row(escape(name), "[yellow]pending", "", "", "")
     for name, why in known["without"].items():
-        shown.add_row(name, f"[yellow]{escape(why.splitlines()[-1])}", "", "", "")
+        shown.add_row(escape(name), f"[yellow]{escape(why.splitlines()[-1])}", "", "", "")
     return shown

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli import options
-from coordinate_eval.coordinator.cli.output import table_console
+from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.settings import load as load_settings
 from coordinate_eval.errors import UserError
@@ -69,7 +69,6 @@ def show(
     settings_file: options.SettingsFile = None,
 ) -> None:
     """Show the predicted time of each dataset of a suite, and the measurements behind it."""
-    from coordinate_eval import _files
     from coordinate_eval.coordinator.inputs.suite import load as load_suite
     from coordinate_eval.priors.predict import Priors, errors_left_out
 
@@ -93,7 +92,7 @@ def show(
         "datasets": rows,
     }
     if as_json:
-        sys.stdout.write(_files.pretty(answer))
+        write_json(answer)
     else:
         _print_rows(answer)
 
@@ -115,7 +114,7 @@ def export_(
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror}") from error
     runs = len({s.run for s in seen})
-    sys.stderr.write(f"{plural(len(seen), 'observation')} of {plural(runs, 'run')} in {file}\n")
+    say(f"{plural(len(seen), 'observation')} of {plural(runs, 'run')} in {file}")
 
 
 @app.command(name="import")
@@ -134,7 +133,7 @@ def import_(
     except OSError as error:
         raise UserError(f"priors in {store.folder} cannot be written: {error.strerror}") from error
     known = len({s.run for s in seen}) - written
-    sys.stderr.write(f"{written} runs added to {store.folder}, {known} were there\n")
+    say(f"{written} runs added to {store.folder}, {known} were there")
 
 
 def _check_replaceable(file: Path) -> None:

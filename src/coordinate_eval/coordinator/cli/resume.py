@@ -1,7 +1,5 @@
 """`coordinate-eval resume`: continue a run, or say why it is not continued."""
 
-import sys
-
 from coordinate_eval import _files
 from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.cli.foreground import (
@@ -10,6 +8,7 @@ from coordinate_eval.coordinator.cli.foreground import (
     show_results,
     supervise,
 )
+from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.cli.runs import name_for_commands
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report import state
@@ -34,7 +33,7 @@ def resume_run(run_dir: RunDir, *, wait: bool, as_json: bool, asked_again: bool 
     """
     run = _files.read_record(run_dir.run, Run)
     if state.is_complete(run_dir):
-        sys.stderr.write(f"run {run.id} is already complete\n")
+        say(f"run {run.id} is already complete")
         return show_results(run_dir, as_json=as_json)
     cluster = clusters.by_name(run.cluster, run.settings)
     if cluster.local:
@@ -62,7 +61,7 @@ def resume_run(run_dir: RunDir, *, wait: bool, as_json: bool, asked_again: bool 
 
 def _say_supervised(run_dir: RunDir, run: Run, by: str) -> int:
     """Say who supervises a run that goes on, and return the exit status."""
-    sys.stderr.write(f"run {run.id} is supervised by {by}: {run_dir.root}\n")
+    say(f"run {run.id} is supervised by {by}: {run_dir.root}")
     return 0
 
 
@@ -85,7 +84,7 @@ def _prepare(run_dir: RunDir, run: Run, *, supervised: bool, asked_again: bool) 
                 "tries once more"
             )
         number = f" (try {tries + 1} of {resumes.MOST_TRIES} without progress)" if tries else ""
-        sys.stderr.write(f"run {run.id} stopped without all results:\n{why}\nresuming it{number}\n")
+        say(f"run {run.id} stopped without all results:\n{why}\nresuming it{number}")
     run_dir.cancelled.unlink(missing_ok=True)
     if not (asked_again and supervised):
         resumes.note(run_dir, by_hand=not asked_again)

@@ -2,17 +2,18 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster
+from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.foreground import announce, supervise
-from coordinate_eval.coordinator.cli.output import quiet_libraries
+from coordinate_eval.coordinator.cli.output import quiet_libraries, say
 from coordinate_eval.coordinator.cli.resume import resume_run
 from coordinate_eval.coordinator.dry_run import show
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, suite
@@ -66,7 +67,7 @@ def start_run(
         return resume_run(RunDir(root), wait=wait, as_json=as_json, asked_again=True)
     _check_folders(settings, root)
     with chosen as cluster:
-        _, prepared = _prepare(inputs, cluster, Console(stderr=as_json), verbose=verbose)
+        _, prepared = _prepare(inputs, cluster, output.console(stderr=as_json), verbose=verbose)
         made, found = prepared.run, RunDir(root)
         create(
             root,
@@ -102,7 +103,7 @@ def show_plan(
     """Show the run of these inputs as it would be planned and submitted now."""
     show.check_outputs(html, scripts)
     settings, where = inputs.settings, RunDir(_root(inputs, run_dir))
-    console = Console(stderr=as_json)
+    console = output.console(stderr=as_json)
     cluster = clusters.chosen(settings)
     if cluster is None:
         if inputs.reviewed is not None:
@@ -163,7 +164,7 @@ def _prepare(
     with console.status("building requests") as status, quiet_libraries(verbose=verbose):
 
         def tell(text: str) -> None:
-            status.update(f"building requests: {text}")
+            status.update(escape(f"building requests: {text}"))
 
         return offer, prepare(inputs, offer, what_if=what_if, tell=tell)
 
@@ -186,7 +187,7 @@ def _say_by_reason(what: str, reasons: Mapping[str, str]) -> None:
         names.setdefault(why, []).append(name)
     if names:
         said = "; ".join(f"{', '.join(some)} ({why})" for why, some in names.items())
-        sys.stderr.write(f"{what}: {said}\n")
+        say(f"{what}: {said}")
 
 
 def _check_folders(settings: Settings, root: Path) -> None:
@@ -202,7 +203,7 @@ def _check_folders(settings: Settings, root: Path) -> None:
     try:
         check_writable(settings, "priors_dir")
     except UserError as error:
-        sys.stderr.write(f"nothing will be learned from this run: {error}\n")
+        say(f"nothing will be learned from this run: {error}")
 
 
 def _say_what_is_kept(run: Run, settings: Settings, root: Path) -> None:
@@ -211,9 +212,9 @@ def _say_what_is_kept(run: Run, settings: Settings, root: Path) -> None:
     names = [name for name in kept if name.split(".")[0] in _OF_JOBS and kept[name] != now[name]]
     if names:
         listed = ", ".join(f"{name} = {json.dumps(kept[name])}" for name in names)
-        sys.stderr.write(
+        say(
             f"run {run.id} keeps the settings it was created with: {listed}. For other settings "
-            f"give another --run-dir, or cancel the run and delete {root}\n"
+            f"give another --run-dir, or cancel the run and delete {root}"
         )
 
 

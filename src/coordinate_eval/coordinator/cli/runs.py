@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.table import Table
 from coordinate_eval import _files
 from coordinate_eval._format import plural, whole_duration
 from coordinate_eval.cluster import TaskStatus
-from coordinate_eval.coordinator.cli.output import table_console
+from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
@@ -89,7 +88,7 @@ def list_runs(settings: Settings, dataset: str | None, limit: int, *, as_json: b
         found[:limit], lambda run_dir, run: _row(run_dir, run, dataset, tasks), problems
     )
     if as_json:
-        sys.stdout.write(_files.pretty(rows))
+        write_json(rows)
     else:
         console = table_console()
         if not rows:
@@ -102,7 +101,7 @@ def list_runs(settings: Settings, dataset: str | None, limit: int, *, as_json: b
                 f"{plural(len(found) - limit, 'older run')}: --limit N shows more", highlight=False
             )
     for problem in [*problems, *([note] if note else [])]:
-        sys.stderr.write(f"{problem}\n")
+        say(problem)
 
 
 def readable_rows(

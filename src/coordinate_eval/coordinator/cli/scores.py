@@ -15,7 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cli.output import table_console
+from coordinate_eval._format import visible
+from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.cli.runs import dataset_score, find, find_all, readable_rows
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
@@ -56,15 +57,15 @@ def show_scores(names: Sequence[str], settings: Settings, metric: str | None, fo
         document = {
             "schema": "coordinate-eval/score-table@1", "datasets": datasets, "rows": rows,
         }  # fmt: skip
-        sys.stdout.write(_files.pretty(document))
+        write_json(document)
     elif form == "csv":
-        sys.stdout.write(_csv(rows, datasets))
+        sys.stdout.write(visible(_csv(rows, datasets)))
     elif form == "markdown":
-        sys.stdout.write(_markdown(rows, scored))
+        sys.stdout.write(visible(_markdown(rows, scored)))
     else:
         _print(rows, scored, settings)
     for problem in problems:
-        sys.stderr.write(f"{problem}\n")
+        say(problem)
 
 
 def step_of(checkpoint: str) -> int | None:

@@ -4,14 +4,13 @@ Exit status: 0 if the run is complete or goes on; 1 if it ended without all resu
 or has lost its supervisor; 3 if the scheduler did not answer and nothing else tells.
 """
 
-import sys
 import time
 from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.cli import status_screen
-from coordinate_eval.coordinator.cli.output import table_console
+from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.cli.runs import dataset_score, find, name_for_commands
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -50,7 +49,7 @@ def show_status(name: str | None, settings: Settings, *, as_json: bool, follow: 
     requests = state.count_requests(run_dir, run)
     shown = describe(run_dir, run, settings, requests)
     if as_json:
-        sys.stdout.write(_files.pretty(shown))
+        write_json(shown)
     elif follow and not Phase(shown["phase"]).ended:
         shown = _follow(run_dir, run, settings, requests)
     else:
@@ -122,7 +121,7 @@ def _follow(run_dir: RunDir, run: Run, settings: Settings, requests: int) -> dic
                 screen.update(shown)
                 time.sleep(pause)
     except KeyboardInterrupt:
-        sys.stderr.write(f"no longer following; run {run.id} goes on\n")
+        say(f"no longer following; run {run.id} goes on")
         raise
     status_screen.show(shown, console)
     return shown

@@ -144,11 +144,11 @@ def _scores(shown: dict[str, Any]) -> Table:
         score = row["score"]
         if score is None:
             missing = row["state"] != "scored"
-            table.add_row(name, "[red]missing" if missing else "", "", "")
+            table.add_row(escape(name), "[red]missing" if missing else "", "", "")
             continue
         error = "" if score["stderr"] is None else f"{score['stderr']:.4f}"
         mean = f" (mean of {score['tasks']} tasks)" if score["tasks"] > 1 else ""
-        table.add_row(name, f"{score['value']:.4f}", error, escape(score["metric"]) + mean)
+        table.add_row(escape(name), f"{score['value']:.4f}", error, escape(score["metric"]) + mean)
     return table
 
 
@@ -158,7 +158,8 @@ def _datasets(shown: dict[str, Any]) -> Table:
     table.add_column("state")
     table.add_column("shards", justify="right", no_wrap=True)
     for name, row in shown["datasets"].items():
-        table.add_row(name, row["state"], f"{row['shards_done']} of {row['shards']}")
+        shards = f"{row['shards_done']} of {row['shards']}"
+        table.add_row(escape(name), escape(row["state"]), shards)
     return table
 
 

@@ -1,6 +1,5 @@
 """`coordinate-eval suites`: list the datasets of a suite and predict what each takes."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,9 +7,8 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from coordinate_eval import _files
 from coordinate_eval._format import duration
-from coordinate_eval.coordinator.cli.output import table_console
+from coordinate_eval.coordinator.cli.output import table_console, write_json
 from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost, known_work
 from coordinate_eval.errors import UserError
@@ -44,7 +42,7 @@ def list_shipped(*, as_json: bool) -> None:
             }
         )
     if as_json:
-        sys.stdout.write(_files.pretty(rows))
+        write_json(rows)
         return
     table = Table("suite")
     for column in ("datasets", "that can be run", "items"):
@@ -79,7 +77,7 @@ def show_suite(
     described = describe(wanted, checkpoint, gpu, degree)
     described["model"] = {"name": name, **described["model"]}
     if as_json:
-        sys.stdout.write(_files.pretty(described))
+        write_json(described)
         return
     console = table_console()
     console.print(_table(described, console.width))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jinja2 import Environment, StrictUndefined, Template
 
 from coordinate_eval import __version__
-from coordinate_eval._format import duration, plain
+from coordinate_eval._format import duration, plain, visible
 from coordinate_eval.coordinator.dry_run import gantt
 from coordinate_eval.coordinator.dry_run.gantt import ChartRow, Phase, Stretch
 from coordinate_eval.coordinator.dry_run.risks import risks
@@ -194,18 +194,20 @@ def _area(used: Sequence[float], metric_cpus: int) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _visible(text: str) -> str:
-    """Replace control characters, which HTML may not hold, in a script."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
+def _finalized(value: object) -> object:
+    """Return what the page shows of a value: control characters have no place in HTML."""
+    return visible(value) if type(value) is str else value
 
 
 @cache
 def _template() -> Template:
     source = files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalized,
     )
-    environment.filters |= {"duration": duration, "plain": plain, "visible": _visible}
+    environment.filters |= {"duration": duration, "plain": plain}
     return environment.from_string(source)

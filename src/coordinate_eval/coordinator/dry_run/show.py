@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coordinate_eval import _files
-from coordinate_eval._format import plural
+from coordinate_eval._format import plural, visible_json
 from coordinate_eval.cluster import Cluster, Job, ShownJob
 from coordinate_eval.coordinator.dry_run import page, terminal
 from coordinate_eval.coordinator.dry_run.summary import Review, review
@@ -45,7 +45,8 @@ def show(
     if html is not None:
         write_page(html, found)
     if as_json:
-        sys.stdout.write(prepared.plan.model_dump_json(by_alias=True, indent=1) + "\n")
+        text = prepared.plan.model_dump_json(by_alias=True, indent=1)
+        sys.stdout.write(visible_json(text) + "\n")
         return
     console.print(terminal.render(found))
     if not verbose:

@@ -4,11 +4,11 @@ import itertools
 import math
 from typing import Literal
 
-from pydantic import AliasChoices, AliasPath, ConfigDict, Field
+from pydantic import AliasChoices, AliasPath, ConfigDict, Field, model_validator
 
 from coordinate_eval.cluster import Job
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.records import Checkpoint, Record, Shard, Span, Suite
+from coordinate_eval.records import Checkpoint, FileName, Record, Shard, Span, Suite
 
 PORTION_SECONDS = 5.0
 """Predicted seconds of a metric, on one core, in one portion of its questions."""
@@ -30,8 +30,8 @@ class Run(Record):
     )
     model_config = ConfigDict(populate_by_name=True)
 
-    id: str
-    nonce: str = Field(description="random part of the names of the run's jobs")
+    id: FileName
+    nonce: FileName = Field(description="random part of the names of the run's jobs")
     created: float
     cluster: str = Field(description="name of the scheduler")
     python: str = Field(description="interpreter that jobs use")
@@ -63,6 +63,14 @@ class Run(Record):
     portion_seconds: float = Field(
         default=PORTION_SECONDS, description="of a metric, in one portion of its questions"
     )
+
+    @model_validator(mode="after")
+    def _of_one_suite(self) -> "Run":
+        names = {dataset.name for dataset in self.suite.datasets}
+        for shard in self.shards:
+            if shard.dataset not in names:  # it becomes the name of a folder
+                raise ValueError("a shard is of a dataset that the suite lacks")
+        return self
 
     def shards_with_questions(self) -> list[Shard]:
         """Return the shards whose metric asks questions."""
