@@ -246,7 +246,7 @@ def test_a_copy_is_as_private(place: SimpleNamespace, mode: int, umask: int, exp
     source.chmod(mode)
     before = os.umask(umask)
     try:
-        checkpoint_files.copy(source, target)
+        checkpoint_files.copy(source, target, bytes)
     finally:
         os.umask(before)
     assert target.read_text() == "{}"
@@ -258,7 +258,7 @@ def test_a_copy_of_another_group_is_not_for_that_group(place: SimpleNamespace) -
     source, target = place.folder / "tokenizer.json", place.folder.parent / "copy"
     source.chmod(0o640)
     os.chown(source, -1, SOMEBODY)
-    checkpoint_files.copy(source, target)
+    checkpoint_files.copy(source, target, bytes)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
 
 
@@ -266,7 +266,7 @@ def test_nothing_is_overwritten(place: SimpleNamespace) -> None:
     link = place.folder.parent / "copy"
     link.symlink_to(place.key)
     with pytest.raises(FileExistsError):
-        checkpoint_files.copy(place.folder / "tokenizer.json", link)
+        checkpoint_files.copy(place.folder / "tokenizer.json", link, bytes)
     assert place.key.read_text() == SECRET
 
 
@@ -293,7 +293,7 @@ def test_a_file_that_is_swapped_after_the_look_is_refused(
 
     monkeypatch.setattr(os, "open", slow)
     with pytest.raises(UserError):
-        checkpoint_files.copy(path, target)
+        checkpoint_files.copy(path, target, bytes)
     assert not target.exists()
 
 

@@ -8,7 +8,7 @@ read the folder by its group or as anybody else can read as well.
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -97,8 +97,10 @@ def read(path: Path, most: int = MOST_SIDE_BYTES) -> bytes:
         return _content(path, file, most)
 
 
-def copy(path: Path, target: Path) -> None:
+def copy(path: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
     """Copy a file beside the weights to a new file that nobody can read who cannot read the first.
+
+    What is written is `change` of its content.
 
     Raises:
         UserError: As for `read`.
@@ -112,7 +114,7 @@ def copy(path: Path, target: Path) -> None:
             made = os.fstat(writer.fileno())
             if made.st_gid != found.st_gid and not mode & stat.S_IROTH:
                 os.fchmod(writer.fileno(), stat.S_IMODE(made.st_mode) & ~0o070)
-            writer.write(content)
+            writer.write(change(content))
 
 
 def _content(path: Path, file: FileIO, most: int) -> bytes:

@@ -7,20 +7,26 @@ the version of the harness. Local data files of a task are checked on every use.
 
 import hashlib
 import json
+import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
 from filelock import FileLock
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs import clean_files
+from coordinate_eval.coordinator.inputs.checkpoint_files import TOKENIZERS
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
 from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Request, Suite
 
-FORMAT = 1
+FORMAT = 2
 """Increased when a key comes to mean different requests."""
 
 
@@ -41,7 +47,6 @@ class Builder:
         self._cache = cache / "requests"
         self._files, self._suite = checkpoint.files, suite
         self._engine, self._max_length = engine, max_length
-        self._evaluator: Evaluator | None = None
         self._common = [
             FORMAT,
             engine,
@@ -87,11 +92,6 @@ class Builder:
         return Built(requests, found) if found else None
 
     def _build(self, dataset: Dataset, key: str, requests: Path, index: Path) -> DatasetRequests:
-        if self._evaluator is None:
-            tokenizer = next(Path(f).parent for f in self._files if "token" in Path(f).name)
-            self._evaluator = harness_evaluator(
-                tokenizer, self._suite, self._engine, self._max_length
-            )
         offsets: list[int] = []
         part = requests.with_name(f".{requests.name}.{_files.token()}.tmp")
         try:
@@ -102,7 +102,10 @@ class Builder:
                         offsets.append(file.tell())
                     file.write(request.line().encode())
 
-                built = self._evaluator.build(dataset, write)
+                try:
+                    built = self._evaluator.build(dataset, write)
+                except UserError as error:
+                    raise UserError(self._of_the_checkpoint(str(error))) from error
                 # The last items may have no request, such as empty documents.
                 offsets += [file.tell()] * (built.items + 1 - len(offsets))
             part.replace(requests)
@@ -112,6 +115,29 @@ class Builder:
         found = built.model_copy(update=more)
         _files.write_record(index, found)
         return found
+
+    @cached_property
+    def _copies(self) -> Path:
+        """A private folder with clean copies of the checkpoint's files, gone with this object."""
+        folder = Path(tempfile.mkdtemp(prefix="coordinate-eval-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        try:
+            clean_files.copy(self._files, folder)
+        except OSError as error:
+            raise UserError(
+                f"the tokenizer cannot be copied into {folder}: {error}. Set TMPDIR to a folder "
+                "with more room"
+            ) from error
+        return folder
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        return harness_evaluator(self._copies, self._suite, self._engine, self._max_length)
+
+    def _of_the_checkpoint(self, message: str) -> str:
+        """Return a message with the folder of the tokenizer instead of that of its copy."""
+        places = [Path(f).parent for f in self._files if Path(f).name in TOKENIZERS]
+        return message.replace(str(self._copies), str(places[0])) if places else message
 
     def _paths(self, key: str) -> tuple[Path, Path]:
         """Return the files of a key: requests and index."""

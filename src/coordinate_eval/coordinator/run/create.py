@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster
-from coordinate_eval.coordinator.inputs import checkpoint_files
+from coordinate_eval.coordinator.inputs import clean_files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import latest_epoch
@@ -101,8 +101,7 @@ def create(
         made = RunDir(draft)
         made.logs.mkdir()
         made.model.mkdir()
-        for name in run.checkpoint.files:
-            checkpoint_files.copy(Path(name), made.model / Path(name).name)
+        clean_files.copy(run.checkpoint.files, made.model)
         made.requests_folder.mkdir()
         for dataset, (file, index) in requests.items():
             _link(file, made.requests(dataset))

@@ -26,7 +26,7 @@ from pydantic import ConfigDict, Field
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs import checkpoint_files
+from coordinate_eval.coordinator.inputs import checkpoint_files, clean_files
 from coordinate_eval.coordinator.workers.signals import ignore_signals
 from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat, Record
@@ -140,8 +140,9 @@ class StagedWeights:
 def _copy_all(source: Checkpoint, folder: Path, report: Callable[[int], None]) -> None:
     sums: dict[str, str] = {}
     done = 0
-    for name in source.files:
-        sums[Path(name).name] = _copy(Path(name), folder / Path(name).name, lambda _: None)
+    clean_files.copy(source.files, folder)
+    for file in folder.iterdir():
+        sums[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
     if source.format is CheckpointFormat.TORCH:
         from coordinate_eval.coordinator.workers.convert import torch_to_safetensors
 

@@ -16,6 +16,7 @@ import sys
 from typing import Any, Literal
 
 from coordinate_eval.errors import EngineError, UserError
+from coordinate_eval.evaluators import own_code
 from coordinate_eval.records import Key, Request, RequestKind, Response
 
 SAMPLING = {
@@ -37,13 +38,16 @@ _UNNEEDED = ("torchvision", "torchaudio", "torchcodec")
 
 
 def load(module: str, install: str) -> Any:
-    """Import a module of an optional extra. From then on, the process contacts no hub.
+    """Import a module of an optional extra.
+
+    From then on, the process and its children contact no hub, and run no code of a checkpoint.
 
     Raises:
         UserError: the module is missing, or one of its dependencies is broken.
     """
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
         os.environ.setdefault(name, "1")
+    os.environ.update(own_code.environment())
     _hide_broken()
     try:
         return importlib.import_module(module)

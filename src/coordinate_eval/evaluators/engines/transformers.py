@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinate_eval.errors import EngineError
+from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import arguments, common
 from coordinate_eval.evaluators.engines.transformers_text import Text
 from coordinate_eval.records import Request, RequestKind, Response
@@ -84,6 +85,7 @@ class TransformersEngine:
         self._batch_size: int = args.get("batch_size", _BATCH_SIZE)
         self._torch = common.load("torch", _INSTALL)
         self._transformers = common.load("transformers", _INSTALL)
+        own_code.refuse()
         self._transformers.utils.logging.disable_progress_bar()
         try:
             self._model: Any | None = self._load(model, args)
@@ -94,7 +96,7 @@ class TransformersEngine:
         except Exception as error:
             raise EngineError(
                 f"transformers could not load {str(model)!r} with arguments {args}: "
-                f"{common.last_words(error)}"
+                f"{common.last_words(error)}{own_code.note(model, error)}"
             ) from error
         self._max_length = max_length
         self._vocabulary = self._model.get_input_embeddings().weight.shape[0]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinate_eval.errors import EngineError
+from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import common
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.records import Request, RequestKind, Response
@@ -50,6 +51,7 @@ def prepare(tensor_parallel: int) -> None:
     _set_environment(tensor_parallel)
     # `import vllm` alone loads very little, and would not show a broken installation.
     common.load("vllm.engine.llm_engine", "coordinate-eval[vllm]")
+    own_code.refuse()
 
 
 def start(
@@ -100,7 +102,7 @@ class VllmEngine:
         except Exception as error:
             raise EngineError(
                 f"vLLM did not start on {str(model)!r} with arguments {args}: "
-                f"{common.last_words(error)}"
+                f"{common.last_words(error)}{own_code.note(model, error)}"
             ) from error
         kinds = importlib.import_module("vllm.sampling_params").RequestOutputKind
         self._parameters = functools.partial(vllm.SamplingParams, output_kind=kinds.FINAL_ONLY)

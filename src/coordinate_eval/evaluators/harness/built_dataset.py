@@ -242,7 +242,7 @@ def _build_instances(name: str, task: Any, dataset: Dataset, model: RequestModel
         )
     except Exception as error:
         where = f"dataset {dataset.name!r}: task {name!r}"
-        if task.instances is not None and not task.instances:
+        if getattr(task, "_instances", None) == []:
             raise UserError(f"{where} has no items (limit {dataset.limit})") from error
         raise UserError(f"{where} cannot make its prompts: {in_words(error)}") from error
 

@@ -31,7 +31,6 @@ from coordinate_eval.evaluators.harness.language_models import (
     Backend,
     ReplayModel,
     RequestModel,
-    load_tokenizer,
 )
 from coordinate_eval.evaluators.harness.results import dataset_results
 from coordinate_eval.evaluators.harness.task_loader import (
@@ -40,6 +39,7 @@ from coordinate_eval.evaluators.harness.task_loader import (
     harness_session,
     in_words,
 )
+from coordinate_eval.evaluators.harness.tokenizer import load_tokenizer
 from coordinate_eval.records import (
     Answer,
     Dataset,

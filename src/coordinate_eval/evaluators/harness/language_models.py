@@ -20,7 +20,6 @@ context free for the output.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
 from lm_eval.api.instance import Instance
@@ -33,7 +32,6 @@ from lm_eval.models.utils import (
 )
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines.common import SAMPLING
 
 Backend = Literal["hf", "vllm"]
@@ -286,22 +284,3 @@ def _sampling(normal: Mapping[str, Any]) -> dict[str, float]:
         given = {key: value for key, value in given.items() if key not in _OF_SAMPLING_ONLY}
         return {"temperature": 0.0, **given} if given else {}
     return {"temperature": 1.0, **given}
-
-
-def load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  one of many classes of transformers
-    """Load the tokenizer of a checkpoint without running the checkpoint's own code.
-
-    Raises:
-        UserError: there is none, or transformers does not know its class.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:
-        raise UserError(
-            f"the tokenizer in {folder} cannot be loaded: {error}\n"
-            "Put the tokenizer's files beside the weights, or name their folder with --tokenizer"
-        ) from error

@@ -24,6 +24,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.evaluators.harness.code_eval import asks_code_eval, stand_in
+from coordinate_eval.evaluators.harness.scripts import refuse_scripts
 from coordinate_eval.evaluators.harness.standard_errors import bootstrapped_here
 from coordinate_eval.evaluators.harness.template_cache import compiled_once
 from coordinate_eval.records import Dataset
@@ -164,8 +165,9 @@ def harness_session() -> Iterator[None]:
 
     Its output goes to stderr, `code_eval` is replaced by a look-up, standard errors are computed
     without processes, templates are compiled once, and the global random generators are restored
-    afterwards.
+    afterwards. From then on, code of checkpoints and scripts beside data are refused.
     """
+    refuse_scripts()
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with redirect_stdout(sys.stderr), stand_in(), bootstrapped_here(), compiled_once():

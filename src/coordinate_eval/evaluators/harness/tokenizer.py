@@ -1,0 +1,57 @@
+"""The tokenizer of a checkpoint, loaded without running the checkpoint's own code."""
+
+from pathlib import Path
+from typing import Any
+
+from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators import own_code
+
+_ADVICE = "Put the tokenizer's files beside the weights, or name their folder with --tokenizer"
+
+
+def load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  one of many classes of transformers
+    """Load the tokenizer of a checkpoint without running the checkpoint's own code.
+
+    Raises:
+        UserError: there is none, or transformers does not know its class.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+    own_code.refuse()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        words = f"{error}{own_code.note(folder, error)}"
+        raise UserError(
+            f"the tokenizer in {folder} cannot be loaded: {words}\n{_ADVICE}"
+        ) from error
+    code = own_code.named(folder).get("AutoTokenizer")
+    if code and not _has_class(folder):
+        raise UserError(
+            f"the tokenizer in {folder} is code of its own ({code}), which is never run\n{_ADVICE}"
+        )
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise UserError(
+            f"the tokenizer in {folder} names the class {type(tokenizer).__name__}, which is no "
+            f"tokenizer\n{_ADVICE}"
+        )
+    return tokenizer
+
+
+def _has_class(folder: Path) -> bool:
+    """Return whether transformers has a class for a tokenizer whose code is not run.
+
+    Otherwise it would take a general one, which may cut texts into other tokens. The rule is that
+    of its `AutoTokenizer.from_pretrained` for a checkpoint whose code is not trusted.
+    """
+    import transformers
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    name = str(own_code.json_object(folder / "tokenizer_config.json").get("tokenizer_class", ""))
+    name = name.removesuffix("Fast")
+    if name and (hasattr(transformers, name) or hasattr(transformers, f"{name}Fast")):
+        return True
+    kind = own_code.json_object(folder / "config.json").get("model_type")
+    return isinstance(kind, str) and kind in TOKENIZER_MAPPING_NAMES
