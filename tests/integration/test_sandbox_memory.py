@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.test_code_sandbox import STRONG, ask
+from tests.sandboxes import EVERY, STRONG, Runner, ask, opened
 
 from coordinate_eval.evaluators.sandbox.memory import Watch, used_bytes
-from coordinate_eval.evaluators.sandbox.sandbox import Level, Sandbox
+from coordinate_eval.evaluators.sandbox.sandbox import Level
 
 MIB = 1 << 20
 LIMIT = 256 * MIB
@@ -70,15 +70,14 @@ HOGS = {
 """Programs that take several times the limit, in processes that are each within theirs."""
 
 
-@pytest.fixture(params=[*STRONG, Level.LIMITS])
-def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    return Sandbox(request.param, LIMIT)
+@pytest.fixture(scope="module", params=EVERY)
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    with opened(request.param, LIMIT) as runner:
+        yield runner
 
 
 @pytest.mark.parametrize("hog", HOGS.values(), ids=HOGS.keys())
-def test_a_program_is_ended_at_its_limit(sandbox: Sandbox, hog: str) -> None:
-    if sandbox.level is Level.LIMITS and hog == HOGS["daemons"]:
-        pytest.skip("orphans leave the tree of processes there")
+def test_a_program_is_ended_at_its_limit(sandbox: Runner, hog: str) -> None:
     answer = sandbox.run(ask(f"{SPAWN}\n{hog}\ntime.sleep(1000)", timeout=60.0))
     assert answer.result == TOO_MUCH
 
@@ -95,11 +94,11 @@ def test_a_program_is_ended_at_its_limit(sandbox: Sandbox, hog: str) -> None:
         "spawn(20, lambda: mmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE))",
     ],
 )
-def test_what_processes_share_counts_once(sandbox: Sandbox, program: str) -> None:
+def test_what_processes_share_counts_once(sandbox: Runner, program: str) -> None:
     assert sandbox.run(ask(f"{SPAWN}\n{program}\ntime.sleep(0.5)")).result == "passed"
 
 
-def test_a_program_is_the_first_that_the_kernel_ends(sandbox: Sandbox) -> None:
+def test_a_program_is_the_first_that_the_kernel_ends(sandbox: Runner) -> None:
     program = """
 def score():
     return open("/proc/self/oom_score_adj").read()
@@ -113,7 +112,7 @@ assert os.read(reader, 10) == b"1000\\n"
     assert Path("/proc/self/oom_score_adj").read_text() == before
 
 
-def test_time_on_a_core_is_told(sandbox: Sandbox) -> None:
+def test_time_on_a_core_is_told(sandbox: Runner) -> None:
     asleep = sandbox.run(ask("import time; time.sleep(1000)", timeout=0.5))
     assert asleep.result == "timed out"
     assert asleep.cpu_seconds < 0.1

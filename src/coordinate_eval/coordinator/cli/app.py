@@ -17,7 +17,6 @@ from typer.core import TyperGroup
 
 from coordinate_eval import __version__
 from coordinate_eval._format import visible
-from coordinate_eval._no_telemetry import switch_off_telemetry
 from coordinate_eval.coordinator.cli import job_commands, options, priors
 from coordinate_eval.coordinator.cli.output import complaint, whole_output
 from coordinate_eval.coordinator.inputs.settings import load as load_settings
@@ -62,7 +61,6 @@ _GROUP_OPTIONS = ("--help", "--version", "--install-completion", "--show-complet
 
 def main() -> None:
     """Entry point of the console script."""
-    switch_off_telemetry()
     for variable in QUIET_VARIABLES:
         os.environ.setdefault(variable, "1")
     try:

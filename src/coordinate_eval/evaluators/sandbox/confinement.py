@@ -1,16 +1,17 @@
-"""The levels of confinement, and the command line of each. Nothing here runs a command.
+"""The levels of confinement, and the command line of each.
 
 At all levels but the last, a process has no privileges. It has its own namespaces (processes,
 network, mounts, IPC) and a file system with nothing but a read-only Python, an empty /tmp of
 limited size, and what a `View` adds. A program of root runs under another user id. That id owns no
 file of this machine, and the limit on processes applies to it, which the kernel does not apply to
-root.
+root. At every level the system calls are filtered, and no key of the user's can be reached.
 """
 
 import os
-import shlex
 import shutil
 import site
+import stat
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +19,21 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
+from coordinate_eval.evaluators.sandbox import seccomp
+from coordinate_eval.evaluators.sandbox.inside import Mounts
+
 TMPFS_BYTES = 64 << 20
+INSIDE = Path(__file__).with_name("inside.py")
+
+Confinement = tuple[Mounts | None, int | None, bytes, int]
+"""What `inside.confine` takes."""
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32")
 _SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
-_DEVICES = ("null", "zero", "full", "random", "urandom")
 # What lets root change the kernel's settings needs no capability, only root's user id.
 _KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "scsi", "acpi", "mtrr", "driver")
+# The names and numbers of the user's keys.
+_KERNEL_SECRETS = ("keys", "key-users")
 
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -61,24 +70,47 @@ def wrapper(level: Level, view: View = View(), user: int | None = None) -> list[
 
     The process sees Python, its packages, an empty /tmp and the `view`. It has no capabilities and
     gains none. If this process is root, it gets the id `user`, or with None stays root, so that it
-    can use root's own files in its view. A process of anybody else keeps its user.
+    can use root's own files in its view. A process of anybody else keeps its user. It ends with
+    the process that starts it, and all that it has started ends with it. Its exit code becomes
+    that of the command; 128 and a signal's number if a signal ended it.
 
-    At the level `limits` nothing is put before, and `view` and `user` have no effect.
+    At the level `limits` nothing is put before, and nothing of this holds.
 
     Raises:
-        FileNotFoundError: the command that this level needs is not installed.
+        OSError: what this level needs is not installed, or not known for this machine.
         ValueError: the view has a path that is not absolute, is the whole file system, or leads
             through a link inside another of its paths.
     """
     if level is Level.LIMITS:
         return []
-    make = _bubblewrap if level is Level.BUBBLEWRAP else _namespaces
-    command, *argv = make(_binds(view), user)
-    # Looked up here, because a program's environment has another PATH.
-    found = shutil.which(command)
-    if found is None:
-        raise FileNotFoundError(f"{command} is not installed, or not on PATH")
-    return [found, *argv]
+    before, confinement = confined(level, view, user)
+    source = INSIDE.read_text(encoding="utf-8")
+    call = f"import sys\ncommand(sys.argv[1:], *{confinement!r})\n"
+    return [*before, *bare_python(), "-c", f"{source}\n{call}"]
+
+
+def confined(
+    level: Level, view: View = View(), user: int | None = None
+) -> tuple[list[str], Confinement]:
+    """Return the arguments to put before a bare interpreter, and what it then has to `confine`.
+
+    The arguments are as those of `wrapper`, which raises the same errors.
+    """
+    binds = _binds(view)
+    before = _bubblewrap(binds, user) if level is Level.BUBBLEWRAP else []
+    secrets = _existing(_KERNEL_SECRETS)
+    mounts = (binds, _links(), _existing(_KERNEL_SETTINGS), secrets, TMPFS_BYTES)
+    return before, (
+        mounts if level is Level.NAMESPACES else None,
+        user,
+        seccomp.compiled(),
+        seccomp.OWNER,
+    )
+
+
+def bare_python() -> list[str]:
+    """Return the command of this Python without packages, settings and the user's environment."""
+    return [interpreter(), "-I", "-S"]
 
 
 def _binds(view: View) -> list[tuple[str, bool]]:
@@ -128,10 +160,9 @@ def _visible() -> list[str]:
 
 
 @cache
-def _settings() -> list[str]:
-    """Return the files and folders of /proc that root could change the kernel with."""
-    paths = (f"/proc/{name}" for name in _KERNEL_SETTINGS)
-    return [path for path in paths if Path(path).exists()]
+def _existing(names: Sequence[str]) -> list[str]:
+    """Return the paths of those names that are in /proc of this kernel."""
+    return [f"/proc/{name}" for name in names if Path("/proc", name).exists()]
 
 
 @cache
@@ -140,21 +171,41 @@ def _links() -> dict[str, str]:
     return {path: str(Path(path).readlink()) for path in _SYSTEM if Path(path).is_symlink()}
 
 
-def _drop_root(user: int) -> list[str]:
-    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+@cache
+def _bubblewrap_program() -> tuple[str, frozenset[str]]:
+    """Return the path of bubblewrap, and which of the options that not all versions have it has.
+
+    Raises:
+        FileNotFoundError: it is not installed.
+    """
+    # Looked up here, because a program's environment has another PATH.
+    found = shutil.which("bwrap")
+    if found is None:
+        raise FileNotFoundError("bwrap is not installed, or not on PATH")
+    # Where it is owned by root and runs with root's rights, it refuses this option.
+    if Path(found).stat().st_mode & stat.S_ISUID:
+        return found, frozenset()
+    told = subprocess.run([found, "--help"], capture_output=True, text=True, check=False)
+    return found, frozenset({"--disable-userns"} & set((told.stdout + told.stderr).split()))
 
 
 def _bubblewrap(binds: Sequence[tuple[str, bool]], user: int | None) -> list[str]:
-    argv = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
-    argv += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    command, options = _bubblewrap_program()
+    argv = [command, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    argv += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1"]
+    argv += ["--cap-drop", "ALL"]
     if os.geteuid() != 0:
-        argv += ["--unshare-user"]
-    elif user is not None:
-        argv += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        argv += ["--unshare-user", *options]
+    else:
+        # To become `user` and to give up the rest for good.
+        for capability in ("SETUID", "SETGID", "SETPCAP"):
+            argv += ["--cap-add", f"CAP_{capability}"]
     tmpfs = ["--perms", "1777", "--size", str(TMPFS_BYTES), "--tmpfs"]
     argv += [*tmpfs, "/tmp", "--proc", "/proc", "--dev", "/dev", *tmpfs, "/dev/shm"]  # noqa: S108
-    for path in _settings():
+    for path in _existing(_KERNEL_SETTINGS):
         argv += ["--ro-bind", path, path]
+    for path in _existing(_KERNEL_SECRETS):
+        argv += ["--ro-bind", "/dev/null", path]
     # Bubblewrap would create parent folders that only root can enter.
     between = {str(folder) for path, _ in binds for folder in Path(path).parents}
     for folder in sorted(between - {"/", "/tmp"}):  # noqa: S108
@@ -165,61 +216,4 @@ def _bubblewrap(binds: Sequence[tuple[str, bool]], user: int | None) -> list[str
         argv += ["--symlink", target, path]
     # Bubblewrap makes both of memory without a size limit, so they must be read-only.
     argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--"]  # noqa: S108
-    return argv + (_drop_root(user) if user is not None else [])
-
-
-def _namespaces(binds: Sequence[tuple[str, bool]], user: int | None) -> list[str]:
-    argv = ["setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--net", "--ipc", "--uts"]
-    argv += ["--pid", "--fork", "--kill-child"]
-    if os.geteuid() != 0:
-        argv += ["--user", "--map-root-user"]
-    drop = ["setpriv"] if user is None else _drop_root(user)
-    drop += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
-    return [*argv, "sh", "-c", _script(binds, _links(), drop), "sh"]
-
-
-def _script(binds: Sequence[tuple[str, bool]], links: dict[str, str], drop: Sequence[str]) -> str:
-    """Return shell lines that build the file system, enter it and run `"$@"` unprivileged.
-
-    The shell stays as process 1. A program that is the first process of its namespace would not
-    receive the signals that it sends to itself.
-    """
-    # The new root is mounted on /sys, which exists and contains nothing that is to be visible.
-    root, size = "/sys", TMPFS_BYTES
-    lines = [
-        "set -e",
-        "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
-        f"mount -t tmpfs -o mode=755 guest {root}",
-        f"cd {root}",
-        "mkdir proc tmp dev dev/shm",
-        "mount -t proc proc proc",
-        f"mount -t tmpfs -o mode=1777,size={size} guest tmp",
-        f"mount -t tmpfs -o mode=1777,size={size} guest dev/shm",
-    ]
-    for path in _settings():
-        lines += [f"mount --bind {root}{path} {root}{path}"]
-        lines += [f"mount -o remount,bind,ro {root}{path}"]
-    for device in (f"/dev/{name}" for name in _DEVICES):
-        lines += [f"touch {root}{device}", f"mount --bind {device} {root}{device}"]
-    for path, write in binds:
-        source, target = shlex.quote(path), shlex.quote(root + path)
-        parent = shlex.quote(os.path.dirname(root + path))  # noqa: PTH120  # text, not a path here
-        lines += [
-            f"mkdir -p {target}"
-            if Path(path).is_dir()
-            else f"mkdir -p {parent}; [ -e {target} ] || :> {target}"
-        ]
-        lines += [f"mount --rbind {source} {target}"]
-        rights = "" if write else "ro,"
-        lines += [f"mount -o remount,bind,{rights}nosuid,nodev {target}"]
-    lines += [f"ln -s {shlex.quote(to)} {root}{path}" for path, to in links.items()]
-    lines += [
-        f"mount -o remount,bind,ro {root}",
-        "pivot_root . .",
-        "umount -l .",
-        "cd /tmp",
-        "set +e",
-        f'{shlex.join(drop)} "$@"',
-        "exit $?",
-    ]
-    return "\n".join(lines)
+    return argv

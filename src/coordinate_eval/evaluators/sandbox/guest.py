@@ -1,30 +1,44 @@
-"""The process inside the sandbox. It sets its limits, runs the program and reports the result.
+"""The processes inside the sandbox: one that judges a program, and the program's own.
 
-`sandbox.py` starts it as `python -I -S -c <this text> CPU ADDRESS_SPACE FILE_SIZE PROCESSES START
-DIR…`: seconds, bytes, bytes, a count, a file descriptor, and folders for `sys.path`. So it cannot
-import this package. It must start fast: importing `typing` would take longer than everything else
-here.
+`sandbox.py` hands the code of this module to a bare interpreter and calls `judge`. It must start
+fast: importing `typing` would take longer than everything else here.
 
-Its standard input is a nonce, a newline and the program in UTF-8. On standard output, which the
-program never sees, it writes the nonce and a NUL when it is ready. It starts the program when it
-has read a byte from START. Then it writes the reversed nonce, `passed` or `failed: …`, and a NUL.
-The nonce is reversed so that a program that echoes the content of open files or memory does not
-pass.
+The judge holds the channel to the process that started it. It ends when that process closes the
+channel, and the program's processes end with it: the kernel sees to that where the judge is the
+first process of its namespace. The program can neither stop the judge nor trace it or read its
+memory, and never has the channel.
 
-Every name that the program could replace is bound to a local name first. A program written against
-this file can still report that it passed: it runs in the same process, and no check inside a
-process can tell the two apart. It gains nothing but a wrong score for its own checkpoint.
+A verdict is still the word of the program's own process. The tests of a program are part of its
+text, so they share a process, and no check inside a process can tell the two apart. Nothing in
+that process is worth stealing: the token that a verdict needs comes from the judge, after the
+program's end. But a program that is written against this file can declare its own end, and one
+whose objects equal everything passes any test, here as with the metric `code_eval`. It gains
+nothing but a wrong score for its own checkpoint.
+
+On the channel, the judge says `ready` when the program is about to start, with descriptors (pidfds)
+of itself and of the program's process if the kernel has them. It starts the program when it hears
+`go`. Then it says `passed`, `failed: …`, or `ended N` if the process ended before the program did,
+with its exit code or minus the number of the signal that ended it.
 """
 
+import _signal  # type: ignore[import-not-found]  # `signal` takes long to load
 import builtins
 import io
 import os
 import resource
+import select
 import sys
 from _sitebuiltins import Quitter
+from _socket import AF_UNIX, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket, socketpair
+
+from coordinate_eval.evaluators.sandbox.inside import Mounts, confine, show
 
 OPEN_FILES = 256
 RESERVE_BYTES = 4 << 20
+TOKEN_BYTES = 16
+MOST_SAID_BYTES = 4096
+
+_FORGED = b"failed: the program wrote where only its result goes"
 
 
 class _NoInput(io.StringIO):
@@ -41,6 +55,197 @@ class _NoInput(io.StringIO):
 
     def readable(self) -> bool:
         return False
+
+
+def judge(
+    channel_descriptor: int,
+    program: str,
+    limits: tuple[int, int, int, int],
+    folders: list[str],
+    confinement: tuple[Mounts | None, int | None, bytes, int],
+) -> None:
+    """Run a program in a child, tell how it ended, and end with all its processes.
+
+    `limits` are CPU seconds, bytes of address space, bytes of a file, and a number of processes.
+    `folders` are added to the program's `sys.path`. `confinement` is what `confine` takes.
+    """
+    channel = socket(fileno=channel_descriptor)
+    confine(*confinement)
+    # A first process gets those signals from its namespace that it has handlers for.
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    _signal.signal(_signal.SIGCHLD, lambda *_: None)
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    _signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+    child = os.fork()
+    if child == 0:
+        _signal.set_wakeup_fd(-1)
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        for descriptor in (woken, waker):
+            os.close(descriptor)
+        channel.close()
+        ours.close()
+        os.setsid()
+        show(True)
+        sys.path.extend(folders)
+        _run(program, theirs, limits)
+    theirs.close()
+    if ours.recv(MOST_SAID_BYTES) != b"ready":
+        os._exit(1)  # the child has said why
+    _close_streams()
+    try:
+        handles = b"".join(
+            os.pidfd_open(process).to_bytes(4, sys.byteorder) for process in (os.getpid(), child)
+        )
+        channel.sendmsg([b"ready"], [(SOL_SOCKET, SCM_RIGHTS, handles)])
+    except OSError:
+        channel.send(b"ready")
+    said = _await_end(channel, ours, child, woken)
+    if os.getpid() != 1:
+        _end_descendants()
+    if said is not None:
+        channel.send(said)
+    os._exit(0)
+
+
+def _close_streams() -> None:
+    """Replace the standard streams, which are those of whoever started this."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    os.close(nothing)
+
+
+def _await_end(channel: socket, report: socket, child: int, woken: int) -> bytes | None:
+    """Return what to say about the program's end, or None if nobody wants to know."""
+    events = select.poll()
+    for descriptor in (channel.fileno(), report.fileno(), woken):
+        events.register(descriptor, select.POLLIN)
+    token, code = b"", None
+    while True:
+        # What a process said before its end may be seen after its end.
+        ready = [descriptor for descriptor, _ in events.poll(None if code is None else 0)]
+        if code is not None and report.fileno() not in ready:
+            return b"ended %d" % code
+        if report.fileno() in ready:
+            said = report.recv(MOST_SAID_BYTES)
+            if token and said.startswith(token):
+                verdict = said[TOKEN_BYTES:]
+                return verdict if verdict.startswith((b"passed", b"failed: ")) else _FORGED
+            if said and (token or said != b"end"):
+                return _FORGED
+            if said:
+                token = os.urandom(TOKEN_BYTES)
+                _send(report, token)
+            else:  # the program has closed it
+                events.unregister(report)
+        if channel.fileno() in ready:
+            if not channel.recv(MOST_SAID_BYTES):
+                return None
+            _send(report, b"go")
+        if woken in ready:
+            os.read(woken, MOST_SAID_BYTES)
+            code = _reap(child)
+
+
+def _send(report: socket, text: bytes) -> None:
+    """Say something to the program's process, unless it has ended."""
+    try:
+        report.send(text)
+    except OSError:
+        pass
+
+
+def _reap(child: int) -> int | None:
+    """Take note of all processes that have ended. Return the exit code of `child` if it has."""
+    code = None
+    try:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                code = os.waitstatus_to_exitcode(ended[1])
+    except ChildProcessError:
+        pass
+    return code
+
+
+def _end_descendants() -> None:
+    """Kill all descendants of this process, which is the parent of all orphans among them."""
+    stopped: set[int] = set()
+    while True:
+        found = _descendants()
+        # Those that are stopped cannot start others meanwhile.
+        for process in found:
+            try:
+                os.kill(process, _signal.SIGKILL if found <= stopped else _signal.SIGSTOP)
+            except ProcessLookupError:
+                pass
+        if found <= stopped:
+            break
+        stopped = found
+    try:
+        while True:
+            os.wait()
+    except ChildProcessError:
+        pass
+
+
+def _descendants() -> set[int]:
+    """Return the processes below this one that have not ended."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{int(name)}/stat", "rb") as file:
+                fields = file.read().rpartition(b") ")[2].split()
+        except (ValueError, OSError):  # no process, or it has ended
+            continue
+        if fields[0] not in (b"Z", b"X"):
+            parents[int(name)] = int(fields[1])
+    found: set[int] = set()
+    below = {os.getpid()}
+    while below:
+        below = {process for process, parent in parents.items() if parent in below}
+        found |= below
+    return found
+
+
+def _run(program: str, report: socket, limits: tuple[int, int, int, int]) -> None:
+    """Run the program in this process when it may start, and report how it ended.
+
+    Every name that the program could replace is bound to a local name first.
+    """
+    own_process, process, leave = os.getpid(), os.getpid, os._exit
+    send, receive = report.send, report.recv
+    sys.stdin = _NoInput()
+    sys.argv[:] = [""]
+    builtins.exit = Quitter("exit", "Ctrl-D")  # as `site` would add, which is not loaded
+    builtins.quit = Quitter("quit", "Ctrl-D")
+    if os.getcwd() == "/tmp":  # noqa: S108  # the program's own
+        # An interpreter installed below /tmp is visible there; this folder is empty.
+        os.mkdir("/tmp/program")  # noqa: S108
+        os.chdir("/tmp/program")  # noqa: S108
+    _limit(*limits)
+    # Reporting a MemoryError needs memory.
+    reserve = bytearray(RESERVE_BYTES)
+    send(b"ready")
+    _close_streams()
+    if receive(MOST_SAID_BYTES) != b"go":
+        leave(1)
+    try:
+        exec(program, {})  # noqa: S102  # the purpose of this process, which is confined
+        verdict = b"passed"
+    except BaseException as error:
+        del reserve
+        verdict = _describe(error.with_traceback(None))
+    # A fork of the program may get here too, and must not report.
+    if process() == own_process:
+        try:
+            send(b"end")
+            send(receive(TOKEN_BYTES) + verdict)
+        except BaseException:
+            leave(1)  # the program has closed it
+    leave(0)
 
 
 def _limit(cpu_seconds: int, address_space: int, file_size: int, processes: int) -> None:
@@ -66,54 +271,3 @@ def _describe(error: BaseException) -> bytes:
         return text[:500].replace("\0", "\\0").encode("utf-8", "backslashreplace")
     except BaseException:
         return b"failed: an exception that has no text"
-
-
-def _take_over_streams() -> tuple[int, bytes, str]:
-    """Hide the standard streams from the program. Return the channel, nonce and program."""
-    channel = os.dup(1)
-    with open(0, "rb", closefd=False) as stream:
-        nonce, _, program = stream.read().partition(b"\n")
-    # The wrapper, a process of the same user, keeps this file open.
-    os.truncate(0, 0)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
-    os.close(nothing)
-    return channel, nonce, program.decode("utf-8", "surrogatepass")
-
-
-def _main() -> None:
-    write, leave, process = os.write, os._exit, os.getpid
-    channel, nonce, program = _take_over_streams()
-    own_process = process()
-    sys.stdin = _NoInput()
-    builtins.exit = Quitter("exit", "Ctrl-D")  # as `site` would add, which is not loaded
-    builtins.quit = Quitter("quit", "Ctrl-D")
-    sys.path.extend(sys.argv[6:])
-    cpu_seconds, address_space, file_size, processes, start = map(int, sys.argv[1:6])
-    sys.argv[:] = [""]
-    _limit(cpu_seconds, address_space, file_size, processes)
-    if os.getcwd() == "/tmp":  # noqa: S108, PTH109  # the program's own
-        # An interpreter installed below /tmp is visible there; this folder is empty.
-        os.mkdir("/tmp/program")  # noqa: S108, PTH102  # as above; pathlib takes long to load
-        os.chdir("/tmp/program")  # noqa: S108
-    # Reporting a MemoryError needs memory.
-    reserve = bytearray(RESERVE_BYTES)
-    write(channel, nonce + b"\0")
-    if not os.read(start, 1):
-        leave(1)
-    os.close(start)
-    try:
-        exec(program, {})  # noqa: S102  # the purpose of this process, which is confined
-        verdict = b"passed"
-    except BaseException as error:
-        del reserve
-        verdict = _describe(error.with_traceback(None))
-    # A fork of the program may get here too, and must not report.
-    if process() == own_process:
-        write(channel, nonce[::-1] + verdict + b"\0")
-    leave(0)
-
-
-if __name__ == "__main__":
-    _main()

