@@ -1,5 +1,11 @@
 """The command `python -m coordinate_eval`, which jobs run with the submitting interpreter."""
 
+import sys
+
+if not sys.flags.safe_path:
+    # Python has put the working directory first, where anything may lie. Jobs are run with -P.
+    del sys.path[0]
+
 from coordinate_eval.coordinator.cli.app import main
 
 main()

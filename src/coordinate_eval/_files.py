@@ -1,7 +1,8 @@
 """Reading and writing of files on shared storage: whole or not at all, and without locks.
 
 All of it relies on rename(2) and link(2) being atomic, and on nothing that a client may cache:
-the file itself tells who created it.
+the file itself tells who created it. What is read must be the user's own (see `_owner.py`): what
+another user planted raises `ForeignError`.
 """
 
 import json
@@ -9,10 +10,11 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import ValidationError
 
+from coordinate_eval import _owner
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Record
 
@@ -91,7 +93,7 @@ def read_record(path: Path, kind: type[RecordT]) -> RecordT:
 def read_record_if_there(path: Path, kind: type[RecordT]) -> RecordT | None:
     """Return the record at `path`, or None if there is no such file."""
     try:
-        content = path.read_bytes()
+        content = read(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
@@ -106,6 +108,17 @@ def read_record_if_there(path: Path, kind: type[RecordT]) -> RecordT | None:
         ) from error
 
 
+def read(path: Path) -> bytes:
+    """Return the content of a file of the user's own.
+
+    Raises:
+        ForeignError: it is not.
+        OSError: it cannot be read.
+    """
+    with open_to_read(path) as file:
+        return file.read()
+
+
 def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
     """Return the JSON value of a file.
 
@@ -113,20 +126,24 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
         RecordError: it is missing or torn.
     """
     try:
-        return json.loads(path.read_text())
+        return json.loads(read(path))
     except (OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
 
 
-def whole_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file but a torn last one; none if it is not there."""
+def whole_lines(path: Path, *, anybodys: bool = False) -> Iterator[bytes]:
+    """Yield the lines of a file but a torn last one; none if it is not there.
+
+    With `anybodys` it may be another user's: its content must be harmless data.
+    """
     try:
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield line
+        descriptor = _owner.open_file(path, anybodys=anybodys)
     except FileNotFoundError:
         return
+    with os.fdopen(descriptor, "rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line
 
 
 def lines(path: Path) -> Iterator[bytes]:
@@ -135,8 +152,29 @@ def lines(path: Path) -> Iterator[bytes]:
     Raises:
         OSError: it is not there.
     """
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         yield from file
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """Open a file of the user's own.
+
+    Raises:
+        ForeignError: it is not.
+        OSError: it cannot be read.
+    """
+    return os.fdopen(_owner.open_file(path), "rb")
+
+
+def open_to_write(path: Path, *, append: bool = False) -> BinaryIO:
+    """Open a file for writing, or to append to it. It is made if it is not there.
+
+    Raises:
+        OSError: it cannot be written, or is a link.
+    """
+    more = os.O_APPEND if append else os.O_TRUNC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | more
+    return os.fdopen(os.open(path, flags, 0o666), "ab" if append else "wb")
 
 
 def names(folder: Path) -> set[str]:

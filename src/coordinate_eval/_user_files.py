@@ -1,22 +1,30 @@
 """Text files that a user names, pipes and devices included."""
 
+import os
 import stat
 from pathlib import Path
 
-from coordinate_eval.errors import UserError
+from coordinate_eval import _owner
+from coordinate_eval.errors import ForeignError, UserError
 
 MOST_BYTES = 64 * 2**20
 """Largest settings, suite, cluster or plan file, in bytes: 64 MiB. A device may have no end."""
 
 
-def read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str, *, anybodys: bool = False) -> str:
     """Return the text of a file; `what` names it for the user, such as "cluster file".
 
+    The file must be the user's own or root's, unless it is `anybodys`: then it decides nothing
+    that is run.
+
     Raises:
+        ForeignError: The file is another user's, or others can write to it.
         UserError: The file is missing, a folder, larger than `MOST_BYTES`, or not UTF-8.
     """
     try:
         with path.open("rb") as file:
+            if not anybodys:
+                check_own(path, what, file.fileno())
             content = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise _unreadable(path, what, _why(error)) from error
@@ -27,6 +35,25 @@ def read_text(path: Path, what: str) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise _unreadable(path, what, f"line {line} is not UTF-8") from error
+
+
+def check_own(path: Path, what: str, descriptor: int | None = None) -> None:
+    """Check that something which decides what is run is the user's own or root's.
+
+    Raises:
+        ForeignError: It is not.
+        OSError: It is not there.
+    """
+    status = path.stat() if descriptor is None else os.fstat(descriptor)
+    if stat.S_ISCHR(status.st_mode) and status.st_uid == 0:  # such as /dev/null
+        return
+    if why := _owner.foreign(status, path if descriptor is None else descriptor, roots=True):
+        mend = "copy it to a folder of yours, after you have read it"
+        if status.st_uid in (0, os.geteuid()):
+            mend = f"if you trust what is in it, chmod go-w '{path}'"
+        raise ForeignError(
+            f"{what} {path} is not used, because it decides what is run: {why}; {mend}"
+        )
 
 
 def check_regular(path: Path, what: str) -> None:

@@ -72,6 +72,7 @@ class Job(Record):
     gpu_work: bool = Field(
         default=False, description="runs in the GPU partition, even without GPUs"
     )
+    folder: str = Field(default="/", description="working directory, which is there already")
     log: str = Field(description="absolute path, to which a task adds its id and '.log'")
 
 

@@ -2,6 +2,7 @@
 
 CoordinateError
 ├── UserError            wrong input or setting; nothing was started
+│   └── ForeignError     a file or folder that another user owns or can write
 ├── ClusterError         the scheduler answered with an error
 │   ├── ClusterSilent    the scheduler did not answer; try again later
 │   └── SubmitRefused    the scheduler refused a job, and would refuse it again
@@ -25,6 +26,10 @@ class UserError(CoordinateError):
     """A checkpoint, suite, setting or command that cannot work as given."""
 
     exit_status = 2
+
+
+class ForeignError(UserError):
+    """A file or folder is not the user's alone, and is not used."""
 
 
 class ClusterError(CoordinateError):

@@ -198,7 +198,7 @@ class RayCluster:
             # Keepers and trials share all cores. Tasks of metric jobs wait for a free core.
             cpus = 0 if job.gpu_work else job.cpus
             start = self._start.options(num_cpus=cpus, num_gpus=job.gpus, name=job.name)
-            handle = start.remote(list(job.argv), environment, str(log))
+            handle = start.remote(list(job.argv), environment, job.folder, str(log))
             self._tasks.append(_Task(job, job_id, index, log, handle))
         return job_id
 
@@ -228,13 +228,14 @@ class RayCluster:
                 self._ray.cancel(task.handle)
 
 
-def _run(argv: list[str], environment: dict[str, str], log: str) -> int:
+def _run(argv: list[str], environment: dict[str, str], folder: str, log: str) -> int:
     """Run one task in a Ray worker until it ends."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     with Path(log).open("ab") as out:
         job = subprocess.Popen(
             argv,
             env=inherited | environment,
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

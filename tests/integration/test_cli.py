@@ -88,7 +88,12 @@ def assert_clear(message: str, words: tuple[str, ...]) -> None:
 
 def everything(folder: Path) -> set[Path]:
     """All there is but what others keep: Ray's token, the harness's data sets, locks."""
-    others = {folder / ".ray", folder / ".cache", folder / "cache", folder / "cache" / "requests"}
+    others = {
+        folder / ".ray",
+        folder / ".cache",
+        folder / "cache",
+        folder / "cache" / f"requests-{os.geteuid()}",
+    }
     theirs = {folder / ".ray", folder / ".cache"}
     return {
         path

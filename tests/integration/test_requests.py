@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,7 @@ class Home:
 
     def entries(self) -> list[Path]:
         """Files of the cache but its locks: requests and their descriptions, torn ones too."""
-        folder = self.cache / "requests"
+        folder = self.cache / f"requests-{os.geteuid()}"
         return sorted(path for path in folder.iterdir() if path.suffix != ".lock")
 
 
@@ -244,4 +245,4 @@ def test_what_cannot_be_built_leaves_nothing(home: Home) -> None:
     home.dataset = Dataset(name="cloze", items=3)
     with pytest.raises(UserError, match="has no task"):
         home.get()
-    assert list((home.cache / "requests").iterdir()) == []
+    assert list((home.cache / f"requests-{os.geteuid()}").iterdir()) == []

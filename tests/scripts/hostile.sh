@@ -21,6 +21,8 @@ task="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_T
 export COORDINATE_EVAL_TASK="$task.${SLURM_RESTART_COUNT:-0}"
 # Slurm cannot write a log whose path has a backslash.
 exec >>$'/runs/100% of\\it\x0a\''".$task.log" 2>&1
+# Nothing is looked for where the job was submitted.
+cd -- $'/runs/100% of\\it\x0a\' $(id)'
 set -- \
   -c \
   $'it\'s "x"\x0d\x0a\\ `id` $HOME' \

@@ -20,7 +20,7 @@ def scorer(folder: Path, *does: str, minutes: float = 1e-4) -> tuple[RunDir, Sco
     """Return a scorer process whose child is this script, in the run's directory."""
     run_dir = RunDir(folder)
     python = folder / "fake-python"
-    python.write_text("\n".join(["#!/bin/sh", 'cd "$4" || exit', "mkdir -p results", *does]))
+    python.write_text("\n".join(["#!/bin/sh", 'cd "$5" || exit', "mkdir -p results", *does]))
     python.chmod(0o755)
     settings = Settings.model_validate({"metrics": {"scoring_minutes": minutes}})
     run = make_run(folder=str(folder), settings=settings, python=str(python))

@@ -39,6 +39,7 @@ SUPERVISOR = Job(
     argv=("/opt/venv/bin/coordinate-eval", "_supervise", "/runs/7"),
     minutes=720,
     requeue=True,
+    folder="/runs/7/work",
     log="/runs/7/logs/supervisor",
 )
 HOSTILE = Job(
@@ -46,6 +47,7 @@ HOSTILE = Job(
     argv=("-c", 'it\'s "x"\r\n\\ `id` $HOME', "", "~", "A=b", "\x01é\u2028"),
     minutes=0,
     memory_mib=0,
+    folder="/runs/100% of\\it\n' $(id)",
     log="/runs/100% of\\it\n'",
 )
 

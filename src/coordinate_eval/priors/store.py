@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coordinate_eval import _files, _format, _user_files
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import ForeignError, UserError
 from coordinate_eval.priors.observations import DatasetSeen, Seen, dump, parse
 
 NEWEST_RUNS = 100
@@ -102,10 +102,8 @@ def _strictly(line: bytes, where: str) -> Seen:
 
 
 def _readable(path: Path) -> Iterator[Seen]:
-    with contextlib.suppress(OSError):
-        if not path.is_file():  # opening a pipe would wait
-            return
-        for line in _files.whole_lines(path):
+    with contextlib.suppress(OSError, ForeignError):  # such as a pipe, or a link
+        for line in _files.whole_lines(path, anybodys=True):
             with contextlib.suppress(ValueError):
                 yield parse(line)
 

@@ -54,6 +54,7 @@ def submission(job: Job, settings: SlurmSettings) -> Submission:
     """
     script = _template().render(
         argv=[_quote(word) for word in job.argv],
+        folder=_quote(job.folder),
         setup=settings.setup,
         requeue=job.requeue,
         own_log=_quote(job.log) if "\\" in job.log else "",

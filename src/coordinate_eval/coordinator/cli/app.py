@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from coordinate_eval import __version__
+from coordinate_eval import __version__, _search_paths
 from coordinate_eval._format import visible
 from coordinate_eval.coordinator.cli import job_commands, options, priors
 from coordinate_eval.coordinator.cli.output import complaint, whole_output
@@ -61,6 +61,9 @@ _GROUP_OPTIONS = ("--help", "--version", "--install-completion", "--show-complet
 
 def main() -> None:
     """Entry point of the console script."""
+    # What is written is never another user's to change, whatever the umask.
+    os.umask(os.umask(0o077) | 0o022)
+    _search_paths.make_absolute(os.environ, sys.path)
     for variable in QUIET_VARIABLES:
         os.environ.setdefault(variable, "1")
     try:

@@ -141,7 +141,7 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
     results = report.read_results(run_dir)
     assert results is not None, "the run has ended"
     if as_json:
-        sys.stdout.write(visible_json(run_dir.results.read_text()))
+        sys.stdout.write(visible_json(_files.read(run_dir.results).decode()))
     else:
         console = table_console()
         console.print(results_table(results))

@@ -13,7 +13,7 @@ import typer
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.output import printable_output
-from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.own import enter
 from coordinate_eval.coordinator.workers.signals import end_with_parent_if_asked
 
 _Round = Annotated[int, typer.Option("--round")]
@@ -50,12 +50,13 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
     from coordinate_eval.coordinator.run.records import Run
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
-    run = _files.read_record(RunDir(run_dir).run, Run)
+    entered = enter(run_dir)
+    run = _files.read_record(entered.run, Run)
     # The job's script starts a killed supervisor again, within the same time limit.
     began = float(os.environ.get(STARTED_VARIABLE) or time.time())
     limit = minutes - (time.time() - began) / 60 if minutes else float("inf")
     with clusters.by_name(run.cluster, run.settings) as cluster:
-        supervisor = Supervisor(RunDir(run_dir), cluster, minutes=limit, tell=_log)
+        supervisor = Supervisor(entered, cluster, minutes=limit, tell=_log)
         # Slurm warns of preemption as well as of the time limit.
         signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
         results = supervisor.run()
@@ -67,7 +68,7 @@ def keep(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) 
     from coordinate_eval.coordinator.workers.keeper import run_keeper
 
     end_with_parent_if_asked()
-    raise typer.Exit(run_keeper(RunDir(run_dir), node, round_number, minutes))
+    raise typer.Exit(run_keeper(enter(run_dir), node, round_number, minutes))
 
 
 def trial(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) -> None:
@@ -75,7 +76,7 @@ def trial(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60)
     from coordinate_eval.coordinator.workers.trial import run_trial
 
     end_with_parent_if_asked()
-    raise typer.Exit(run_trial(RunDir(run_dir), node, round_number, minutes))
+    raise typer.Exit(run_trial(enter(run_dir), node, round_number, minutes))
 
 
 def node(
@@ -84,7 +85,7 @@ def node(
     """Run keeper and trials of a node that is given out whole."""
     from coordinate_eval.coordinator.workers.whole_node import run_node
 
-    raise typer.Exit(run_node(RunDir(run_dir), node, round_number, minutes, trials))
+    raise typer.Exit(run_node(enter(run_dir), node, round_number, minutes, trials))
 
 
 def metric(run_dir: Path) -> None:
@@ -92,7 +93,7 @@ def metric(run_dir: Path) -> None:
     from coordinate_eval.coordinator.workers.metric import run_metric
 
     end_with_parent_if_asked()
-    raise typer.Exit(run_metric(RunDir(run_dir)))
+    raise typer.Exit(run_metric(enter(run_dir)))
 
 
 def score(run_dir: Path) -> None:
@@ -100,7 +101,7 @@ def score(run_dir: Path) -> None:
     from coordinate_eval.coordinator.workers.scorer import run_scorer
 
     end_with_parent_if_asked()
-    raise typer.Exit(run_scorer(RunDir(run_dir)))
+    raise typer.Exit(run_scorer(enter(run_dir)))
 
 
 def _log(facts: object, event: str) -> None:

@@ -11,9 +11,11 @@ from coordinate_eval.coordinator.cli.foreground import (
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.cli.runs import name_for_commands
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run import jobs, resumes
 from coordinate_eval.coordinator.run.create import submit_supervisor
+from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import CoordinateError
@@ -40,7 +42,7 @@ def resume_run(run_dir: RunDir, *, wait: bool, as_json: bool, asked_again: bool 
         if asked_again and state.is_supervised(run_dir, run, []):
             return _say_supervised(run_dir, run, _ANOTHER_PROCESS)
         _prepare(run_dir, run, supervised=False, asked_again=asked_again)
-        with cluster:
+        with working_in(str(work_folder(run_dir))), cluster:
             return supervise(run_dir, run, cluster, as_json=as_json)
     with cluster:
         tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))

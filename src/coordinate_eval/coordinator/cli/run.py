@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.cli.output import quiet_libraries, say
 from coordinate_eval.coordinator.cli.resume import resume_run
 from coordinate_eval.coordinator.dry_run import show
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, suite
-from coordinate_eval.coordinator.inputs.folders import check_new, check_writable
+from coordinate_eval.coordinator.inputs.folders import check_new, check_writable, working_in
 from coordinate_eval.coordinator.inputs.settings import Settings, flatten
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.prepare import (
@@ -66,7 +66,7 @@ def start_run(
             _say_what_is_kept(found_run, settings, root)
         return resume_run(RunDir(root), wait=wait, as_json=as_json, asked_again=True)
     _check_folders(settings, root)
-    with chosen as cluster:
+    with working_in(inputs.folder), chosen as cluster:
         _, prepared = _prepare(inputs, cluster, output.console(stderr=as_json), verbose=verbose)
         made, found = prepared.run, RunDir(root)
         create(
@@ -113,13 +113,13 @@ def show_plan(
             )
         cluster = clusters.by_name(clusters.DESCRIBED, settings)
         offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)))
-        with quiet_libraries(verbose=verbose):
+        with working_in(inputs.folder), quiet_libraries(verbose=verbose):
             prepared = prepare(inputs, offer, what_if=what_if)
         if not as_json:
             left_out = suite.without_task(inputs.suite)
             _say_by_reason("planned here, but left out of a run", left_out)
     else:
-        with cluster:
+        with working_in(inputs.folder), cluster:
             offer, prepared = _prepare(
                 inputs, cluster, console, to_run=False, what_if=what_if, verbose=verbose
             )
@@ -156,6 +156,11 @@ def _prepare(
     A suite of which nothing can be run is planned too, unless it is `to_run`.
     """
     check_writable(inputs.settings, "cache_dir")
+    if not inputs.folder and suite.has_own_tasks(inputs.suite):
+        say(
+            "tasks are not run in this folder, which holds the checkpoint or is not yours alone: "
+            "they find only files that they name by absolute paths"
+        )
     nodes = clusters.patiently(cluster.nodes)
     exclusive = clusters.patiently(cluster.whole_nodes)
     offer = offer_of_cluster(cluster.name, nodes, inputs.settings, exclusive=exclusive)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from coordinate_eval import _files
+from coordinate_eval import _files, _owner
 from coordinate_eval._format import plural, whole_duration
 from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
@@ -19,48 +19,65 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.main_metric import Score, main_score
 from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.own import is_own, own
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.errors import ClusterError, RecordError, UserError
+from coordinate_eval.errors import ClusterError, ForeignError, RecordError, UserError
 from coordinate_eval.records import DatasetResults
 
 Found = tuple[RunDir, Run]
 
 
 def find(name: str | None, settings: Settings) -> RunDir:
-    """Return the run with this directory or id; without a name, the latest run.
+    """Return the user's run with this id or directory; without a name, the latest run.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it is not the user's own.
     """
     home = Path(settings.runs_dir).expanduser()
     if name is not None:
-        # A name may be too long to be a path at all.
-        with contextlib.suppress(OSError):
-            for root in (Path(name), home / name):
+        # An id is looked up first: a folder of that name may lie in a checkpoint.
+        for root in (home / name, Path(name)):
+            # A name may be too long to be a path at all, and another user's folder closed.
+            with contextlib.suppress(OSError):
                 if (root / "run.json").exists():
-                    return RunDir(root.resolve())
+                    return own(root)
         raise UserError(
             f"no run {name!r}: neither a run directory nor an id under {home}; "
             "`coordinate-eval runs` lists the runs"
         )
     roots = _roots(home)
     if not roots:
-        raise UserError(f"no runs under {home}")
-    return RunDir(roots[0].resolve())
+        raise UserError(f"no runs under {home} that are yours")
+    return own(roots[0])
+
+
+def find_to_show(name: str | None, settings: Settings) -> tuple[RunDir, str]:
+    """Return the run of `find`, and why it may only be shown, if it is not the user's own.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    try:
+        return find(name, settings), ""
+    except ForeignError as error:
+        if name is None:
+            raise
+        with _owner.for_show():
+            return find(name, settings), str(error)
 
 
 def find_all(settings: Settings) -> tuple[list[Found], list[str]]:
-    """Return all runs under `runs_dir`, the newest first, and the errors of unreadable ones."""
+    """Return the user's runs under `runs_dir`, newest first, and the errors of unreadable ones."""
     found: list[Found] = []
     problems: list[str] = []
     roots = _roots(Path(settings.runs_dir).expanduser())
     # A run with --run-dir is linked into `runs_dir`, where it may lie itself.
     for root in dict.fromkeys(root.resolve() for root in roots):
         try:
-            run_dir = RunDir(root)
+            run_dir = own(root)
             found.append((run_dir, _files.read_record(run_dir.run, Run)))
-        except (RecordError, OSError) as error:
+        except (RecordError, ForeignError, OSError) as error:
             problems.append(str(error))
     return sorted(found, key=lambda pair: -pair[1].created), problems
 
@@ -112,7 +129,7 @@ def readable_rows(
     for run_dir, run in found:
         try:
             rows.append(row(run_dir, run))
-        except (RecordError, OSError) as error:
+        except (RecordError, ForeignError, OSError) as error:
             problems.append(str(error))
     return rows
 
@@ -124,10 +141,14 @@ def dataset_score(run_dir: RunDir, dataset: str, metric: str | None = None) -> S
 
 
 def _roots(home: Path) -> list[Path]:
-    """Return the run directories under a folder, the newest first."""
+    """Return the user's own run directories under a folder, the newest first.
+
+    What others put there is passed over, links to runs included.
+    """
     try:
-        paths = list(home.glob("*/run.json"))
-        return [p.parent for p in sorted(paths, key=lambda p: -p.stat().st_mtime)]
+        paths = [p for p in home.glob("*/run.json") if is_own(p) and is_own(p.parent)]
+        mine = [p for p in paths if is_own(p.parent.resolve())]
+        return [p.parent for p in sorted(mine, key=lambda p: -p.stat().st_mtime)]
     except OSError as error:
         raise UserError(f"runs_dir {home} cannot be read: {error.strerror}") from error
 

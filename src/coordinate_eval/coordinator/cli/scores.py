@@ -14,7 +14,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from coordinate_eval import _files
+from coordinate_eval import _files, _owner
 from coordinate_eval._format import visible
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.cli.runs import dataset_score, find, find_all, readable_rows
@@ -43,8 +43,9 @@ def show_scores(names: Sequence[str], settings: Settings, metric: str | None, fo
     """
     problems: list[str] = []
     if names:
-        found = [(each, _files.read_record(each.run, Run)) for each in _named(names, settings)]
-        rows = [_row(run_dir, run, metric) for run_dir, run in found]
+        with _owner.for_show():
+            found = [(each, _files.read_record(each.run, Run)) for each in _named(names, settings)]
+            rows = [_row(run_dir, run, metric) for run_dir, run in found]
     else:
         found, problems = find_all(settings)
         rows = readable_rows(found, lambda run_dir, run: _row(run_dir, run, metric), problems)

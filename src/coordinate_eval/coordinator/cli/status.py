@@ -4,14 +4,15 @@ Exit status: 0 if the run is complete or goes on; 1 if it ended without all resu
 or has lost its supervisor; 3 if the scheduler did not answer and nothing else tells.
 """
 
+import contextlib
 import time
 from typing import Any
 
-from coordinate_eval import _files
+from coordinate_eval import _files, _owner
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.cli import status_screen
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
-from coordinate_eval.coordinator.cli.runs import dataset_score, find, name_for_commands
+from coordinate_eval.coordinator.cli.runs import dataset_score, find_to_show, name_for_commands
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import failures, results, state
@@ -44,14 +45,19 @@ def show_status(name: str | None, settings: Settings, *, as_json: bool, follow: 
     """
     if as_json and follow:
         raise UserError("--follow shows a screen and --json prints one document: give one of them")
-    run_dir = find(name, settings)
+    run_dir, foreign = find_to_show(name, settings)
+    with _owner.for_show() if foreign else contextlib.nullcontext():
+        return _show(run_dir, settings, foreign, as_json=as_json, follow=follow)
+
+
+def _show(run_dir: RunDir, settings: Settings, foreign: str, *, as_json: bool, follow: bool) -> int:
     run = _files.read_record(run_dir.run, Run)
     requests = state.count_requests(run_dir, run)
-    shown = describe(run_dir, run, settings, requests)
+    shown = describe(run_dir, run, settings, requests, foreign)
     if as_json:
         write_json(shown)
     elif follow and not Phase(shown["phase"]).ended:
-        shown = _follow(run_dir, run, settings, requests)
+        shown = _follow(run_dir, run, settings, requests, foreign)
     else:
         status_screen.show(shown, table_console())
     return exit_status(Phase(shown["phase"]))
@@ -64,15 +70,22 @@ def exit_status(phase: Phase) -> int:
     return 1 if phase.ended and phase is not Phase.COMPLETE else 0
 
 
-def describe(run_dir: RunDir, run: Run, settings: Settings, requests: int) -> dict[str, Any]:
-    """Return what the run directory and the scheduler say, as `status --json` prints it."""
+def describe(
+    run_dir: RunDir, run: Run, settings: Settings, requests: int, foreign: str = ""
+) -> dict[str, Any]:
+    """Return what the run directory and the scheduler say, as `status --json` prints it.
+
+    `foreign` is why the run is not the user's own; then the scheduler is not asked.
+    """
     # A complete run is the same whatever the scheduler says, and it may be silent for a minute.
-    tasks, note, silent = (None, "", False) if state.is_complete(run_dir) else _poll(run)
+    tasks, note, silent = None, foreign, bool(foreign)
+    if not foreign and not state.is_complete(run_dir):
+        tasks, note, silent = _poll(run)
     progress = state.progress(run_dir, run, tasks, silent=silent, requests=requests)
     phase = progress.phase
     command = name_for_commands(run_dir, run, settings)
     arrays = {s.job.name for s in jobs.read_submitted(run_dir) if s.job.count > 1}
-    if not phase.ended and (host := state.unknown_host(run_dir, run, tasks or [])):
+    if not phase.ended and not foreign and (host := state.unknown_host(run_dir, run, tasks or [])):
         seen = (
             f"it was last supervised in a terminal on {host}, which cannot be seen from here; if "
             f"that has ended, `coordinate-eval resume {command}` continues the run"
@@ -98,12 +111,14 @@ def describe(run_dir: RunDir, run: Run, settings: Settings, requests: int) -> di
         "trials": [t.model_dump(mode="json") for t in state.read_trials(run_dir).values()],
         "jobs": [_job(run, t, arrays) for t in tasks or [] if t.state is not State.ENDED],
         "reasons": reasons,
-        "next": _next(phase, command),
+        "next": "" if foreign else _next(phase, command),
         "note": note,
     }
 
 
-def _follow(run_dir: RunDir, run: Run, settings: Settings, requests: int) -> dict[str, Any]:
+def _follow(
+    run_dir: RunDir, run: Run, settings: Settings, requests: int, foreign: str
+) -> dict[str, Any]:
     """Show the run until it ends; return its last state. Ctrl-C leaves the run alone."""
     console = table_console()
     pause = max(FOLLOW_SECONDS, run.settings.supervisor.poll_seconds)
@@ -111,11 +126,11 @@ def _follow(run_dir: RunDir, run: Run, settings: Settings, requests: int) -> dic
     try:
         with screen:
             while True:
-                shown = describe(run_dir, run, settings, requests)
+                shown = describe(run_dir, run, settings, requests, foreign)
                 if Phase(shown["phase"]).ended:
                     # A supervisor that hands over to the next one is not gone.
                     time.sleep(pause)
-                    shown = describe(run_dir, run, settings, requests)
+                    shown = describe(run_dir, run, settings, requests, foreign)
                     if Phase(shown["phase"]).ended:
                         break
                 screen.update(shown)

@@ -96,7 +96,7 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
     if phase is Phase.UNSUPERVISED and shown["jobs"]:
         cancel = shown["next"].replace("resume", "cancel", 1)
         yield Text(f"its jobs go on and may hold GPUs: `{cancel}` ends them", style="yellow")
-    if phase in _NEXT:
+    if phase in _NEXT and shown["next"]:
         yield Text(f"`{shown['next']}` {_NEXT[phase]}")
 
 

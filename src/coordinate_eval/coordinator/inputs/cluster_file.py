@@ -127,7 +127,7 @@ class _Loader(_SafeLoader):
 
 
 def _tree(path: Path) -> object:
-    text = _user_files.read_text(path, "cluster file")
+    text = _user_files.read_text(path, "cluster file", anybodys=True)
     try:
         if _too_deep(text):
             raise ValueError("it is nested too deeply")

@@ -309,6 +309,10 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
             source = sources.get(name, "the defaults")
             value = getattr(settings, name)
             raise UserError(f"setting {name} {_in(source)}: no home folder for {value}") from error
+    places = {name: getattr(settings, name) for name in _FOLDERS}
+    # Jobs work in another folder than the command.
+    absolute = {n: str(Path(p).absolute()) for n, p in places.items() if not p.startswith("~")}
+    settings = settings.model_copy(update=absolute)
     for name, value in merged.items():
         if isinstance(value, str) and "\0" in value:
             raise UserError(f"setting {name} {_in(sources[name])}: it contains a NUL character")

@@ -1,14 +1,16 @@
 """Suites: read from YAML, with the line of each error, and narrowed to a part."""
 
+import contextlib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import ConfigDict, ValidationError
 
-from coordinate_eval import _format
+from coordinate_eval import _format, _owner, _user_files
 from coordinate_eval.coordinator.inputs import suite_yaml
 from coordinate_eval.coordinator.inputs.suite_yaml import Located, Source, shipped, wrong
 from coordinate_eval.errors import UserError
@@ -54,9 +56,59 @@ def load(name: str) -> Suite:
     """Return the suite in a file, or the shipped suite with this name.
 
     Raises:
+        ForeignError: Others can change it or its tasks.
         UserError: There is none, or it is malformed; names file and line.
     """
-    return _made(suite_yaml.find(name))
+    found = _made(suite_yaml.find(name))
+    check_tasks(found)
+    return found
+
+
+def has_own_tasks(suite: Suite) -> bool:
+    """Return whether some folder of tasks is not one that is installed with this program."""
+    return any(map(_is_own, suite.include_path))
+
+
+def _is_own(folder: str) -> bool:
+    return not Path(folder).is_relative_to(suite_yaml.shipped_folder())
+
+
+def check_tasks(suite: Suite) -> None:
+    """Check that the tasks of a suite, which are programs, are the user's own or root's.
+
+    Those that are installed with this program are as good as the program.
+
+    Raises:
+        ForeignError: Others can change one.
+    """
+    for folder in map(Path, suite.include_path):
+        if folder.is_dir() and _is_own(str(folder)):
+            _check_folder(folder, deep=True)
+    for dataset in suite.datasets:
+        file = Path(dataset.task or "")
+        if dataset.task and file.is_file():  # its functions are in files beside it
+            _user_files.check_own(file, f"task of dataset {dataset.name}")
+            _check_folder(file.parent, deep=False)
+
+
+def _check_folder(folder: Path, *, deep: bool) -> None:
+    """Check a folder of tasks and all files in it; with `deep` the folders in it too."""
+    _owner.check_above(folder)
+    for place, folders, files in os.walk(folder, followlinks=True):
+        here = Path(place)
+        _user_files.check_own(here, "folder of tasks")
+        for name in files:
+            # A link that leads nowhere, or a file that has just gone, does no harm.
+            with contextlib.suppress(OSError):
+                _user_files.check_own(here / name, "file in a folder of tasks")
+        if not deep:
+            return
+        # A link may lead back up.
+        folders[:] = [name for name in folders if not _leads_up(here / name)]
+
+
+def _leads_up(folder: Path) -> bool:
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def parse(text: str, *, where: str, folder: Path) -> Suite:

@@ -92,14 +92,15 @@ def find(name: str, folder: Path = Path()) -> Source:
     Raises:
         UserError: There is none, or it cannot be read.
     """
-    path = folder / name
-    if path.suffix not in (".yaml", ".yml") and not _exists(path):
-        if name not in shipped():
-            raise UserError(
-                f"no suite {name!r}: give a suite file, or a shipped suite: {', '.join(shipped())}"
-            )
+    # A shipped suite's name means nothing else, whatever lies in the folder.
+    if name in shipped():
         path = shipped_folder() / f"{name}.yaml"
         return Source(path.read_text(), name, path.parent, str(path))
+    path = folder / name
+    if path.suffix not in (".yaml", ".yml") and not _exists(path):
+        raise UserError(
+            f"no suite {name!r}: give a suite file, or a shipped suite: {', '.join(shipped())}"
+        )
     text = _user_files.read_text(path, "suite")
     real = path.resolve()
     # Paths in a suite that comes through a pipe are relative to the working directory.

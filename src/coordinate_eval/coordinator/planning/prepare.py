@@ -15,6 +15,7 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
+from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import node_count, planner, reviewed_plan
 from coordinate_eval.coordinator.planning import nodes as select
@@ -57,6 +58,8 @@ class Inputs:
     """The plan of `--plan`, to be run as it is."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Datasets that were asked for and cannot be run, with the reason."""
+    folder: str = ""
+    """The folder of the command, if tasks may look there for data at relative paths."""
 
     @property
     def max_length(self) -> int:
@@ -140,7 +143,9 @@ def read_inputs(
     if path is None:
         raise UserError("give a checkpoint CKPT, or --plan FILE of a plan that names one")
     inspected = checkpoints.inspect(path, config=config, tokenizer=tokenizer)
-    found = Inputs(inspected, suite, settings, reviewed)
+    here = Path.cwd()
+    folder = "" if why_not_for_tasks(here, inspected) else str(here)
+    found = Inputs(inspected, suite, settings, reviewed, folder=folder)
     if reviewed is not None:
         reviewed_plan.check_same(reviewed, inspected, suite, settings, found.max_length)
     engines.check_args(settings.engine.name, settings.engine.args)
@@ -316,7 +321,7 @@ def _run_record(
         created=time.time(),
         cluster=offer.cluster,
         python=sys.executable,
-        folder=str(Path.cwd()),
+        folder=inputs.folder,
         checkpoint=inputs.checkpoint,
         suite=inputs.suite,
         settings=inputs.settings,

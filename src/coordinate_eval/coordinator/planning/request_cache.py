@@ -7,6 +7,7 @@ the version of the harness. Local data files of a task are checked on every use.
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from coordinate_eval import _files
+from coordinate_eval import _files, _owner
 from coordinate_eval.coordinator.inputs import clean_files
 from coordinate_eval.coordinator.inputs.checkpoint_files import TOKENIZERS
 from coordinate_eval.errors import RecordError, UserError
@@ -44,7 +45,8 @@ class Builder:
     def __init__(
         self, cache: Path, checkpoint: Checkpoint, suite: Suite, engine: str, max_length: int
     ) -> None:
-        self._cache = cache / "requests"
+        # Others may share the cache's folder. What they built is not taken for true.
+        self._cache = cache / f"requests-{os.geteuid()}"
         self._files, self._suite = checkpoint.files, suite
         self._engine, self._max_length = engine, max_length
         self._common = [
@@ -73,6 +75,7 @@ class Builder:
         key = self._key(dataset)
         requests, index = self._paths(key)
         self._cache.mkdir(parents=True, exist_ok=True)
+        _owner.check_folder(self._cache)
         # On storage that several machines share the lock may not hold. Building twice is only
         # slow, since both builds give the same requests.
         lock = self._cache / f"{key}.lock"

@@ -76,7 +76,7 @@ def log_tail(run_dir: RunDir, job: str, lines: int = LAST_LOG_LINES) -> str:
     logs = sorted(run_dir.logs.glob(f"{job}*.log"), key=lambda p: p.stat().st_mtime)
     if not logs:
         return ""
-    return "\n".join(logs[-1].read_text(errors="replace").splitlines()[-lines:])
+    return "\n".join(_files.read(logs[-1]).decode(errors="replace").splitlines()[-lines:])
 
 
 def own_log() -> str:

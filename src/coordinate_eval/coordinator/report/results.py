@@ -78,7 +78,7 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
     """Return what a dataset without results still needed when the run ended."""
     path = run_dir.dataset_error(dataset)
     if path.exists():
-        return path.read_text().strip()
+        return _files.read(path).decode(errors="replace").strip()
     spans = [s.span for s in run.shards if s.dataset == dataset]
     outputs = Ledger(run_dir, "outputs")
     unpublished = outputs.unpublished(spans)

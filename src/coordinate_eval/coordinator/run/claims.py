@@ -165,7 +165,7 @@ class Ledger:
             end = _files.read_record_if_there(path, Revocation)
             if end is not None and end.cause == "died" and end.time >= since:
                 running = self.run.running(self.name, span, attempt)
-                yield running.read_text() if running.exists() else ""
+                yield _files.read(running).decode() if running.exists() else ""
 
     def _last_attempts(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int, bool]]:
         """Yield each unpublished span, its last attempt (0 for none), and whether that is open."""
@@ -186,7 +186,7 @@ class AttemptWriter:
         self._ledger, self._span, self._attempt = ledger, span, attempt
         self._path = ledger.run.unpublished(ledger.name, span, attempt)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("wb")
+        self._file = _files.open_to_write(self._path)
         self._note: FileIO | None = None
 
     def write(self, line: bytes | str) -> None:

@@ -15,9 +15,10 @@ from coordinate_eval.coordinator.inputs import clean_files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import latest_epoch
+from coordinate_eval.coordinator.run.own import check_link, own, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, Run, Submitted
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import ForeignError, RecordError, UserError
 from coordinate_eval.records import Checkpoint, DatasetRequests, Record, Suite
 
 
@@ -37,16 +38,23 @@ def existing(root: Path, checkpoint: Checkpoint, suite: Suite, settings: Setting
     """Return the run in this directory, None where there is none yet.
 
     Raises:
+        ForeignError: Another user made the directory, or can write in it.
         UserError: The run is of another checkpoint, suite or engine, or the directory holds
             something else.
     """
     try:
-        if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+        if not root.is_symlink() and not root.exists():
+            return None
+        check_link(root)
+        if not root.is_dir():
+            raise UserError(f"run directory {root} is a file: choose another --run-dir")
+        own(root)
+        if not any(root.iterdir()):
             return None
     except OSError as error:
         raise UserError(f"run directory {root} cannot be read: {error.strerror}") from error
-    if not root.is_dir():
-        raise UserError(f"run directory {root} is a file: choose another --run-dir")
+    except RecordError as error:
+        raise UserError(str(error)) from error
     run = _files.read_record_if_there(RunDir(root).run, Run)
     if run is None:
         raise UserError(f"{root} is not empty and not a run directory: choose another --run-dir")
@@ -89,6 +97,7 @@ def create(
     itself if `round_` is None.
 
     Raises:
+        ForeignError: Others could change what is in it.
         UserError: Another run has appeared at `root`, or it cannot be written.
     """
     try:
@@ -98,10 +107,12 @@ def create(
     except OSError as error:
         raise UserError(f"run directory {root} cannot be made: {error.strerror}") from error
     try:
+        _check_own(draft, root)
         made = RunDir(draft)
         made.logs.mkdir()
         made.model.mkdir()
         clean_files.copy(run.checkpoint.files, made.model)
+        work_folder(made)
         made.requests_folder.mkdir()
         for dataset, (file, index) in requests.items():
             _link(file, made.requests(dataset))
@@ -125,10 +136,19 @@ def submit_supervisor(run_dir: RunDir, run: Run, cluster: Cluster) -> Submitted:
     Raises:
         SubmitRefused: The scheduler refuses it; has the scheduler's words.
     """
+    work_folder(run_dir)
     job = jobs.supervisor_job(run, run_dir, latest_epoch(run_dir) + 1)
     submitted = Submitted(job=job, job_id=cluster.submit(job), time=time.time())
     _files.write_record(run_dir.job(job.name), submitted)
     return submitted
+
+
+def _check_own(draft: Path, root: Path) -> None:
+    """Check that a folder just made is the user's own. Storage may give root's to another user."""
+    try:
+        own(draft)
+    except ForeignError as error:
+        raise ForeignError(str(error).replace(str(draft), str(root))) from error
 
 
 def _link(source: Path, target: Path) -> None:

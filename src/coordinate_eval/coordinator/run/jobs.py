@@ -85,6 +85,7 @@ def keeper_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
         memory_mib=math.ceil(keeper_gib(run) * 1024),
         minutes=minutes,
         gpu_work=True,
+        folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
 
@@ -104,6 +105,7 @@ def trials_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
         memory_mib=math.ceil(trial.memory_gib * 1024),
         minutes=round_.minutes,
         gpu_work=True,
+        folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
 
@@ -123,6 +125,7 @@ def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
         memory_mib=math.ceil((trial.memory_gib * node.trials + keeper_gib(run)) * 1024),
         minutes=round_.minutes,
         gpu_work=True,
+        folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
 
@@ -140,13 +143,14 @@ def metric_job(run: Run, run_dir: RunDir, number: int, count: int) -> Job:
     seconds = sum(s.metric_cpu_seconds for s in run.shards_with_questions()) / count
     return Job(
         name=name,
-        argv=(run.python, "-m", "coordinate_eval", "_metric", str(run_dir.root)),
+        argv=(*program(run.python), "_metric", str(run_dir.root)),
         count=count,
         cpus=1,
         memory_mib=math.ceil(run.settings.metrics.memory_gib * 1024),
         minutes=time_limit_minutes(
             trial.time_limit_factor, seconds, trial.min_minutes, trial.max_minutes
         ),
+        folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
 
@@ -155,7 +159,7 @@ def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
     """Return the job of a supervisor."""
     name = supervisor_name(run, epoch)
     settings = run.settings.supervisor
-    argv = (run.python, "-m", "coordinate_eval", "_supervise", str(run_dir.root))
+    argv = (*program(run.python), "_supervise", str(run_dir.root))
     return Job(
         name=name,
         argv=(*argv, "--minutes", str(settings.minutes)),
@@ -163,8 +167,14 @@ def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
         memory_mib=math.ceil(settings.memory_gib * 1024),
         minutes=settings.minutes,
         requeue=True,
+        folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
+
+
+def program(python: str) -> tuple[str, ...]:
+    """Return the argv of this program, which looks for no module in the working directory."""
+    return (python, "-P", "-m", "coordinate_eval")
 
 
 def keeper_memory_gib(weights_bytes: int, converting: bool) -> float:
@@ -183,9 +193,7 @@ def _argv(
     run: Run, run_dir: RunDir, command: str, node: str, number: int, minutes: int
 ) -> tuple[str, ...]:
     return (
-        run.python,
-        "-m",
-        "coordinate_eval",
+        *program(run.python),
         command,
         str(run_dir.root),
         node,

@@ -102,8 +102,8 @@ def append_line(path: Path, line: EngineStarted | ShardDone | WeightsCopied) -> 
     """Append a line to a file. Ignore an error."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        with path.open("a") as file:
-            file.write(line.model_dump_json() + "\n")
+        with _files.open_to_write(path, append=True) as file:
+            file.write(line.model_dump_json().encode() + b"\n")
 
 
 def read_lines(path: Path) -> Iterator[EngineStarted | ShardDone]:

@@ -53,6 +53,11 @@ class RunDir:
         """Folder of the output of every job."""
         return self.root / "logs"
 
+    @property
+    def work(self) -> Path:
+        """An empty folder: the working directory of the run's processes."""
+        return self.root / "work"
+
     # Rounds, jobs, and the processes that jobs run.
 
     def round(self, number: int) -> Path:

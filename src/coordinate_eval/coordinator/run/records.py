@@ -36,7 +36,8 @@ class Run(Record):
     cluster: str = Field(description="name of the scheduler")
     python: str = Field(description="interpreter that jobs use")
     folder: str = Field(
-        description="working directory of the command: tasks may name data relative to it"
+        description="working directory of the command: tasks may name data relative to it; empty "
+        "where the checkpoint or other users could have put something there"
     )
     checkpoint: Checkpoint
     suite: Suite

@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.jobs import read_submitted
+from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import unanswered_portions
 from coordinate_eval.coordinator.run.records import Run, Submitted
@@ -107,6 +108,7 @@ class Supervisor:
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
+        work_folder(run_dir)
         self._epoch = take_over(run_dir)
 
     def run(self) -> dict[str, Any] | None:

@@ -14,6 +14,8 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.report.failures import log_tail
 from coordinate_eval.coordinator.report.results import unscored_datasets
+from coordinate_eval.coordinator.run.jobs import program
+from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 
@@ -73,10 +75,11 @@ class ScorerProcess:
         self._dir.logs.mkdir(exist_ok=True)
         self._dir.scoring.unlink(missing_ok=True)
         self._seen, self._seen_since = None, time.monotonic()
-        argv = [self._run.python, "-m", "coordinate_eval", "_score", str(self._dir.root)]
-        with (self._dir.logs / "score.log").open("ab") as log:
+        argv = [*program(self._run.python), "_score", str(self._dir.root)]
+        with _files.open_to_write(self._dir.logs / "score.log", append=True) as log:
             self._child = subprocess.Popen(
                 argv,
+                cwd=work_folder(self._dir),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -98,7 +101,7 @@ class ScorerProcess:
         The name is empty while the scorer is idle. None means that it has not begun.
         """
         with contextlib.suppress(FileNotFoundError):
-            return self._dir.scoring.read_text(), self._dir.scoring.stat().st_mtime_ns
+            return _files.read(self._dir.scoring).decode(), self._dir.scoring.stat().st_mtime_ns
         return None
 
     def _count_failure(self, why: str, waiting: Collection[str]) -> str:

@@ -111,7 +111,7 @@ def read_requests(run_dir: RunDir, span: Span) -> Iterator[Request]:
     """Yield the requests of a span. Only its part of the dataset's file is read."""
     index = _files.read_record(run_dir.requests_index(span.dataset), DatasetRequests)
     begin, end = index.offsets[span.start], index.offsets[span.stop]
-    with run_dir.requests(span.dataset).open("rb") as file:
+    with _files.open_to_read(run_dir.requests(span.dataset)) as file:
         file.seek(begin)
         text = file.read(end - begin)
     for line in text.splitlines():

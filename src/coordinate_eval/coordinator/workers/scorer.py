@@ -17,8 +17,11 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
+from coordinate_eval.coordinator.inputs.suite import check_tasks
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.results import unscored_datasets
@@ -36,7 +39,9 @@ MAX_LOADED_REQUESTS = 10_000
 def run_scorer(run_dir: RunDir) -> int:
     """Score until every dataset has results or an error. Return the exit status."""
     run = _files.read_record(run_dir.run, Run)
-    os.chdir(run.folder)
+    check_tasks(run.suite)
+    if run.folder and not why_not_for_tasks(Path(run.folder), run.checkpoint):
+        os.chdir(run.folder)
     evaluator = harness_evaluator(
         run_dir.model, run.suite, run.settings.engine.name, run.max_length
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import ENDS_WITH_PARENT, INDEX_VARIABLE
+from coordinate_eval.coordinator.run.jobs import program
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
@@ -22,7 +23,7 @@ def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials
     """Run keeper and trials until all trials have ended. Return the worst exit status."""
     run = _files.read_record(run_dir.run, Run)
     end = ["--round", str(round_number), "--minutes", str(minutes)]
-    command = [sys.executable, "-m", "coordinate_eval"]
+    command = program(sys.executable)
     children: list[subprocess.Popen[bytes]] = []
     stop_on_signals()
     keeper = subprocess.Popen(

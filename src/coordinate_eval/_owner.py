@@ -1,0 +1,180 @@
+"""Whose files these are. What another user owns or can write is never run, and never decides.
+
+A file or folder is the user's own if it belongs to the user of this process and nobody else may
+write to it. A file is judged by its open descriptor, so nobody can exchange it between the look
+and the reading. Two kinds of people can always act as the user, and are trusted: root, and the
+members of the user's private group, of whom there are none (files are group-writable there by
+habit: "umask 002").
+
+The folders above are not judged as strictly, because projects on clusters share them: somebody
+who may write there can rename or remove a folder of the user's, which then is missing. What is
+put in its place is refused, because it belongs to whoever put it there. Only a folder that
+everybody can write to, such as one of mode 0777 without the sticky bit, is refused above a run.
+"""
+
+import contextlib
+import errno
+import functools
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+from coordinate_eval.errors import ForeignError
+
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_shown: ContextVar[bool] = ContextVar("_shown", default=False)
+
+
+@contextlib.contextmanager
+def for_show() -> Iterator[None]:
+    """Read everybody's files while the block runs: what is read in it is shown and never run."""
+    token = _shown.set(True)
+    try:
+        yield
+    finally:
+        _shown.reset(token)
+
+
+def open_file(path: Path, *, anybodys: bool = False) -> int:
+    """Open a regular file of the user's to read, and return its descriptor. Follow no link.
+
+    With `anybodys` it may be another user's: its content must be harmless data.
+
+    Raises:
+        ForeignError: it is not the user's own, or no regular file.
+        OSError: it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, _READ)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ForeignError(f"{path} is a link, which is not followed: remove it") from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ForeignError(f"{path} is no regular file: remove it")
+        if not anybodys and (why := foreign(status, descriptor)):
+            raise ForeignError(f"{path} is not used: {why}. {advice(path, status)}")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a folder and the folders in it are the user's own, and stay where they are.
+
+    Raises:
+        ForeignError: one is not, or everybody can put another in its place.
+        OSError: it is not there.
+    """
+    try:
+        descriptor = os.open(folder, _READ | os.O_DIRECTORY)
+    except OSError:
+        # Its owner is said also where it cannot be opened.
+        _check(folder, folder.lstat())
+        raise
+    try:
+        _check(folder, os.fstat(descriptor), descriptor)
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                if not entry.is_file(follow_symlinks=False):
+                    _check(folder / entry.name, entry.stat(follow_symlinks=False))
+    finally:
+        os.close(descriptor)
+    check_above(folder)
+
+
+def foreign(status: os.stat_result, file: int | Path | None = None, *, roots: bool = False) -> str:
+    """Return why something is not the user's own, and an empty text if it is.
+
+    Args:
+        status: of the file or folder.
+        file: its descriptor or path, to look for an access control list.
+        roots: root's own is as good.
+    """
+    if _shown.get():
+        return ""
+    user = os.geteuid()
+    if status.st_uid != user and not (roots and status.st_uid == 0):
+        return f"it belongs to {name_of(status.st_uid)}, not to you ({name_of(user)})"
+    if stat.S_ISLNK(status.st_mode) or not status.st_mode & _WRITABLE:
+        return ""
+    if not status.st_mode & stat.S_IWOTH and _is_private(status, file):
+        return ""
+    return f"other users can write to it (mode {stat.S_IMODE(status.st_mode):04o})"
+
+
+def advice(path: Path, status: os.stat_result) -> str:
+    """Return what to do about something that is not the user's own, as a sentence."""
+    if status.st_uid == os.geteuid():
+        return f"If you trust what is in it: chmod -R go-w '{path}'"
+    if os.geteuid() == 0:
+        return (
+            "As root, give a --run-dir, and folders in the settings, on storage that does not map "
+            "root to another user (root_squash)"
+        )
+    return "Give a --run-dir, and folders in the settings, that are yours"
+
+
+def name_of(user: int) -> str:
+    """Return a user's name, or the number where it has none."""
+    try:
+        return f"{pwd.getpwuid(user).pw_name} (uid {user})"
+    except KeyError:
+        return f"uid {user}"
+
+
+def _check(path: Path, status: os.stat_result, file: int | Path | None = None) -> None:
+    if stat.S_ISLNK(status.st_mode) and not _shown.get():
+        raise ForeignError(f"{path} is a link, which is not followed: remove it")
+    if why := foreign(status, path if file is None else file):
+        raise ForeignError(f"{path} is not used: {why}. {advice(path, status)}")
+
+
+def check_above(folder: Path) -> None:
+    """Check that not everybody can put another folder in the place of this one.
+
+    Raises:
+        ForeignError: they can.
+        OSError: it is not there.
+    """
+    for above in folder.resolve().parents:
+        mode = above.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not _shown.get():
+            raise ForeignError(
+                f"{folder} is not used: everybody can put another in its place, because {above} "
+                f"has mode {stat.S_IMODE(mode):04o}. Have it changed (chmod o-w, or chmod +t), or "
+                "use one elsewhere"
+            )
+
+
+def _is_private(status: os.stat_result, file: int | Path | None) -> bool:
+    """Return whether nobody but the user is in the group, and no list names others."""
+    if status.st_gid != _private_group():
+        return False
+    try:
+        # A list of others shows as the rights of the group.
+        os.getxattr(file if file is not None else "", "system.posix_acl_access")
+    except OSError:
+        return file is not None
+    return False
+
+
+@functools.cache
+def _private_group() -> int | None:
+    """Return the group that has the user's name and no other member; None if there is none."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        group = grp.getgrgid(user.pw_gid)
+    except KeyError:
+        return None
+    alone = group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    return user.pw_gid if alone and user.pw_uid != 0 else None

@@ -1,0 +1,63 @@
+"""Run directories are programs: only the user's own is acted on, and by nobody else."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from coordinate_eval import _owner
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.errors import ForeignError, RecordError
+
+
+def own(root: Path) -> RunDir:
+    """Return a run directory, after a look at who can write in it.
+
+    Raises:
+        ForeignError: it is not the user's own, or a link to it is not.
+        RecordError: it is missing, or cannot be read.
+    """
+    try:
+        check_link(root)
+        found = RunDir(root.resolve())
+        _owner.check_folder(found.root)
+    except OSError as error:
+        raise RecordError(f"run directory {root} cannot be read: {error.strerror}") from error
+    return found
+
+
+def check_link(path: Path) -> None:
+    """Check that a link is the user's own, if it is a link.
+
+    Raises:
+        ForeignError: it is another user's.
+        OSError: nothing is there.
+    """
+    status = path.lstat()
+    if path.is_symlink() and (why := _owner.foreign(status)):
+        raise ForeignError(f"the link {path} is not followed: {why}. Name the run directory itself")
+
+
+def is_own(path: Path) -> bool:
+    """Return whether a file, folder or link belongs to the user, whatever its mode."""
+    with contextlib.suppress(OSError):
+        return path.lstat().st_uid == os.geteuid()
+    return False
+
+
+def work_folder(run_dir: RunDir) -> Path:
+    """Return the empty folder in which a run's processes work. Make it if it is missing."""
+    # Runs of earlier versions have none.
+    run_dir.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return run_dir.work
+
+
+def enter(root: Path) -> RunDir:
+    """Return the user's own run directory, and make its empty folder the working directory.
+
+    Raises:
+        ForeignError: it is not the user's own.
+        RecordError: it is missing, or cannot be read.
+    """
+    run_dir = own(root)
+    os.chdir(work_folder(run_dir))
+    return run_dir
