@@ -6,10 +6,14 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from coordinate_eval._no_telemetry import switch_off_telemetry
 from tests.random_examples import examples
 
 settings.register_profile("ours", examples(100))
 settings.load_profile("ours")
+
+# Tests that import libraries in this process begin as the program does.
+switch_off_telemetry()
 
 _STOPS = (signal.SIGTERM, signal.SIGUSR1)
 

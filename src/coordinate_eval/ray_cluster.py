@@ -6,8 +6,6 @@ each job ends with its worker.
 """
 
 import contextlib
-import io
-import logging
 import os
 import shlex
 import subprocess
@@ -32,11 +30,9 @@ from coordinate_eval.cluster import (
     State,
     TaskStatus,
 )
-from coordinate_eval.errors import ClusterError, UserError
+from coordinate_eval.errors import UserError
+from coordinate_eval.private_ray import PrivateRay, environment_of_jobs, hidden_by_ray
 from coordinate_eval.records import Record
-
-OBJECT_STORE_BYTES = 100 << 20
-"""Shared memory of Ray's object store. Jobs pass no objects, and weights need the rest."""
 
 END_SECONDS = 20.0
 """Time for a cancelled job to clean up, in seconds, for example to remove staged weights."""
@@ -44,9 +40,6 @@ END_SECONDS = 20.0
 NODE = "local"
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-STARTS = 3
-"""Number of attempts to start Ray."""
 
 
 class RaySettings(Record):
@@ -90,21 +83,14 @@ class RayCluster:
         """Start Ray.
 
         Raises:
-            UserError: Ray is not installed, or there are fewer GPUs than the settings ask for.
-            ClusterError: Ray does not start.
+            UserError: Ray is not installed or too old, or there are fewer GPUs than the settings
+                ask for.
+            ClusterError: Ray does not start, or not as privately as it should.
         """
-        try:
-            import ray
-        except ImportError as error:
-            raise UserError(
-                "Ray is not installed, and there is no Slurm here: "
-                "pip install 'coordinate-eval[ray]'"
-            ) from error
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        self._ray: Any = ray
         self._gpus, self._gpu_type, self._gpu_memory_gib = _gpus(self._settings)
-        self._begin()
-        self._start: Any = ray.remote(max_retries=0)(_run)
+        self._private = PrivateRay()
+        self._ray: Any = self._private.start(self._settings.cpus or os.cpu_count() or 1, self._gpus)
+        self._start: Any = self._ray.remote(max_retries=0)(_run)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -114,40 +100,7 @@ class RayCluster:
             self._ray.cancel(handle)
         if handles:
             self._ray.wait(handles, num_returns=len(handles), timeout=2 * END_SECONDS)
-        self._ray.shutdown()
-
-    def _begin(self) -> None:
-        """Start Ray, and try again if it fails.
-
-        Ray waits only 15 s for its own processes, which may take longer on a busy machine.
-
-        Raises:
-            ClusterError: Ray does not start.
-        """
-        for attempt in range(STARTS):
-            try:
-                # At every start Ray prints a notice about its authentication token.
-                with contextlib.redirect_stderr(io.StringIO()):
-                    self._ray.init(
-                        address="local",  # a new instance, even if RAY_ADDRESS is set
-                        num_cpus=self._settings.cpus or os.cpu_count() or 1,
-                        num_gpus=self._gpus,
-                        include_dashboard=False,
-                        object_store_memory=OBJECT_STORE_BYTES,
-                        log_to_driver=False,
-                        logging_level=logging.ERROR,
-                        configure_logging=False,
-                        namespace="coordinate-eval",
-                    )
-            except Exception as error:  # Ray raises plain exceptions
-                self._ray.shutdown()
-                if attempt == STARTS - 1:
-                    raise ClusterError(
-                        f"Ray did not start on this machine: {error} Its logs are in "
-                        "/tmp/ray/session_latest/logs"  # noqa: S108 - where Ray says it is
-                    ) from error
-            else:
-                return
+        self._private.stop()
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -194,6 +147,7 @@ class RayCluster:
                 INDEX_VARIABLE: str(index),
                 TASK_VARIABLE: f"{job_id}_{index}.0",
                 **ENDS_WITH_PARENT,
+                **hidden_by_ray(),
             }
             # Keepers and trials share all cores. Tasks of metric jobs wait for a free core.
             cpus = 0 if job.gpu_work else job.cpus
@@ -230,11 +184,10 @@ class RayCluster:
 
 def _run(argv: list[str], environment: dict[str, str], folder: str, log: str) -> int:
     """Run one task in a Ray worker until it ends."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     with Path(log).open("ab") as out:
         job = subprocess.Popen(
             argv,
-            env=inherited | environment,
+            env=environment_of_jobs(dict(os.environ)) | environment,
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from coordinate_eval import __version__, _search_paths
 from coordinate_eval._format import visible
+from coordinate_eval._no_telemetry import switch_off_telemetry
 from coordinate_eval.coordinator.cli import job_commands, options, priors
 from coordinate_eval.coordinator.cli.output import complaint, whole_output
 from coordinate_eval.coordinator.inputs.settings import load as load_settings
@@ -64,6 +65,7 @@ def main() -> None:
     # What is written is never another user's to change, whatever the umask.
     os.umask(os.umask(0o077) | 0o022)
     _search_paths.make_absolute(os.environ, sys.path)
+    switch_off_telemetry()
     for variable in QUIET_VARIABLES:
         os.environ.setdefault(variable, "1")
     try:

@@ -45,7 +45,7 @@ def load(module: str, install: str) -> Any:
     Raises:
         UserError: the module is missing, or one of its dependencies is broken.
     """
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
     os.environ.update(own_code.environment())
     _hide_broken()

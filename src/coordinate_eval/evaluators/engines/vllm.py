@@ -33,8 +33,6 @@ __all__ = ["VllmEngine", "check_args", "prepare", "start"]
 
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
     # Without a GPU: the GiB for keys and values. Threads are not bound to cores, because several
     # engines on one machine would all choose the same cores.
     "VLLM_CPU_KVCACHE_SPACE": "1",
