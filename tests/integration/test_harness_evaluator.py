@@ -277,12 +277,12 @@ def test_a_model_thinks_until_it_says_so(tokenizer: Path) -> None:
 
 
 def test_texts_are_cut_at_stops_and_repeats_all_count(evaluator: Evaluators) -> None:
-    dataset = Dataset(name="votes of three", task="tiny_votes", limit=1)
+    dataset = Dataset(name="votes-of-three", task="tiny_votes", limit=1)
     ours = evaluator()
     texts = ["1 plus 2 is 3.\n\n4", "it is 5", "3 Question: 6"]
     responses = [_answer(r, texts[r.repeat]) for r in _build(ours, dataset)]
     results = ours.finish(dataset, reversed(responses), {})
-    assert results.results["votes of three"]["exact_match,vote"] == 1.0
+    assert results.results["votes-of-three"]["exact_match,vote"] == 1.0
     assert results.items == 1
 
 

@@ -167,9 +167,9 @@ def harness_session() -> Iterator[None]:
     without processes, templates are compiled once, and the global random generators are restored
     afterwards. From then on, code of checkpoints and scripts beside data are refused.
     """
-    refuse_scripts()
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
+        refuse_scripts()  # its imports draw numbers
         with redirect_stdout(sys.stderr), stand_in(), bootstrapped_here(), compiled_once():
             yield
     finally:
