@@ -24,7 +24,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from coordinate_eval import _files
+from coordinate_eval import _files, _owner
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs import checkpoint_files, clean_files
 from coordinate_eval.coordinator.workers.signals import ignore_signals
@@ -201,6 +201,7 @@ def _private_folder(folder: Path) -> None:
         # Another process that was the last to use the folder may remove it at this moment.
         with contextlib.suppress(FileNotFoundError):
             if _is_private(folder.lstat()):
+                _owner.check_above(folder)
                 return
             raise UserError(
                 f"{folder} is not a private folder of this user; "

@@ -1,0 +1,96 @@
+"""The table of docs/security.md names every file that a run writes, and how open it is at most."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.runs import PATIENCE_SECONDS, TASKS, Workspace, command
+from tests.tiny import need, tiny_model
+
+from coordinate_eval.coordinator.inputs import checkpoint
+from coordinate_eval.coordinator.workers.staging import StagedWeights
+
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+STAGE = "[stage] root"
+
+
+def table() -> dict[str, int]:
+    """The most open mode by path, where `<x>` stands for a name and a folder ends with a slash."""
+    section = PAGE.read_text().partition("## Files that coordinate-eval writes")[2]
+    rows = re.findall(r"^\| `(.+?)` \| (0\d{3}) \|", section.partition("\n## ")[0], re.MULTILINE)
+    assert len(rows) > 40
+    return {path: int(mode, 8) for path, mode in rows}
+
+
+def written(places: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
+    """Everything at these places, named as in the table."""
+    for name, root in places.items():
+        for path in (root, *root.rglob("*")):
+            place = f"{name}/{path.relative_to(root)}".removesuffix("/.")
+            yield f"{place}/" if path.is_dir() else place, path
+
+
+def check(places: Mapping[str, Path], umask: int, known: Mapping[str, int]) -> set[str]:
+    """Compare everything at these places with the table, and return the rows that were met."""
+    patterns = {row: re.compile(re.sub(r"<[^>]*>", "[^/]+", re.escape(row))) for row in known}
+    met = set()
+    for name, path in written(places):
+        rows = [row for row, pattern in patterns.items() if pattern.fullmatch(name)]
+        assert rows, f"the table of {PAGE.name} does not know {name}"
+        # Some names are given in full and match a general row too.
+        row = min(rows, key=lambda row: row.count("<"))
+        more = path.stat().st_mode & 0o7777 & ~(known[row] & ~umask)
+        assert not more, f"{path} has {more:04o} more than {known[row]:04o}"
+        met.add(row)
+    return met
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_run_writes_what_the_page_says(tmp_path: Path, umask: int) -> None:
+    need("ray", "ray")
+    user = Workspace(tmp_path)
+    places = {f"{name}_dir": tmp_path / name for name in ("runs", "cache", "priors")}
+    user.environ |= {
+        "COORDINATE_EVAL_CLUSTER": "ray",
+        "COORDINATE_EVAL_RAY_GPUS": "1",
+        "COORDINATE_EVAL_PRIORS_DIR": str(places["priors_dir"]),
+    }
+    suite = user.suite("tiny_choice", "tiny_code")
+    done = subprocess.run(
+        command("run", tiny_model(), "--suite", suite, "--first-signal"),
+        env=user.environ,
+        cwd=TASKS,
+        umask=umask,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    known = table()
+    met = check(places, umask, known)
+    rare = {f"runs_dir/<run>/{name}" for name in ("resumed", "cancelled", "first-signal.json",
+                                                  "jobs/", "jobs/<job>.json")}  # fmt: skip
+    lasting = {row for row in known if row.split("/")[0] in places}
+    assert lasting - rare <= met, "rows of the table that nothing is written to"
+    others = [p for p in tmp_path.rglob("*") if not p.is_symlink() and p.stat().st_mode & 0o022]
+    assert [p for p in others if tmp_path / ".ray" not in (p, *p.parents)] == []
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_staged_weights_are_private(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        tmp_path.chmod(0o755)
+        weights = StagedWeights(str(tmp_path), "run", "node")
+        with weights.hold():
+            assert weights.copy(checkpoint.inspect(tiny_model()), lambda done: None)
+            (user,) = tmp_path.iterdir()
+            known = {row: mode for row, mode in table().items() if row.startswith(STAGE)}
+            place = {f"{STAGE}/coordinate-eval-{os.getuid()}": user}
+            assert check(place, umask, known) == set(known)
+    finally:
+        os.umask(before)
