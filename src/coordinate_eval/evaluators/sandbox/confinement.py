@@ -204,7 +204,8 @@ def _bubblewrap(binds: Sequence[tuple[str, bool]], user: int | None) -> list[str
     argv += [*tmpfs, "/tmp", "--proc", "/proc", "--dev", "/dev", *tmpfs, "/dev/shm"]  # noqa: S108
     for path in _existing(_KERNEL_SETTINGS):
         argv += ["--ro-bind", path, path]
-    for path in _existing(_KERNEL_SECRETS):
+    # Mapped and shared, /dev/zero is memory that nobody could count.
+    for path in [*_existing(_KERNEL_SECRETS), "/dev/zero"]:
         argv += ["--ro-bind", "/dev/null", path]
     # Bubblewrap would create parent folders that only root can enter.
     between = {str(folder) for path, _ in binds for folder in Path(path).parents}

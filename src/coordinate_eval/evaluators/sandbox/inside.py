@@ -29,7 +29,7 @@ _CAPABILITIES = struct.pack("Ii", 0x20080522, 0)  # version 3, this process
 _KEYCTL, _JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 _SET_INTERFACE, _UP = 0x8914, 1  # SIOCSIFFLAGS, IFF_UP
 
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICES = ("null", "full", "random", "urandom")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 

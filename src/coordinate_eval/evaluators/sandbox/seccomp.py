@@ -16,9 +16,11 @@ one itself. The bindings of libseccomp would do it too, but need that library on
 import platform
 import struct
 from collections.abc import Iterable
-from errno import ENOSYS, EPERM
+from errno import ENOMEM, ENOSYS, EPERM
 from functools import cache
 from typing import Final
+
+from coordinate_eval.evaluators.sandbox.memory import SHARED_BYTES
 
 LAST: Final = 450
 """The last system call of Linux 6.1. All since 424 have one number on every machine."""
@@ -38,7 +40,7 @@ _NUMBERS = """
     pidfd_open 434 434          prlimit64 302 261           prctl 157 167
     personality 135 92          socket 41 198               socketpair 53 199
     setsockopt 54 208           fcntl 72 25                 ioctl 16 29
-    clone3 435 435
+    clone3 435 435              mmap 9 222
 """
 _DENIED = """
     ptrace 101 117              process_vm_readv 310 270    process_vm_writev 311 271
@@ -85,14 +87,18 @@ _NEW_NAMESPACES = 0x7E020000
 _UNIX, _INET, _INET6 = 1, 2, 10
 _STREAM, _DATAGRAM, _PACKETS, _KINDS = 1, 2, 5, 0xF
 _TCP, _UDP = 6, 17
-# fcntl and ioctl: whom to signal when a file is ready. That ends processes as `kill` does.
-_SET_OWNER = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+# fcntl and ioctl: whom to signal when a file is ready, which ends processes as `kill` does, and
+# the size of a pipe.
+_DENIED_FCNTLS = (8, 10, 15, 1031)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETPIPE_SZ
 _DENIED_IOCTLS = (0x8901, 0x8902, 0x5412, 0x541C, 0x5423)  # …OWN, SIOCSPGRP, TIOCSTI, LINUX, SETD
 _SECCOMP_OPTION = 22  # PR_SET_SECCOMP
-_SOCKET_FILTERS = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
+_SOCKET_LEVEL = 1
+# SO_SNDBUF, SO_RCVBUF, SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
+_DENIED_OPTIONS = (7, 8, 26, 50, 51, 52)
+_SHARED, _ANONYMOUS, _HUGE_PAGES = 0x1, 0x20, 0x40000  # MAP_…
 
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
-_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
+_EQUAL, _MORE, _AT_LEAST, _ANY_BIT = 0x15, 0x25, 0x35, 0x45
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
 
 _Code = list[bytes]
@@ -161,8 +167,27 @@ def _checks() -> dict[str, _Code]:
             *_allow(),
         ],
         "socketpair": _deny_other(0, [_UNIX]) + _allow(),
-        "setsockopt": _deny_any(2, _SOCKET_FILTERS) + _allow(),
-        "fcntl": _deny_any(1, _SET_OWNER) + _allow(),
+        "setsockopt": [
+            _argument(1),
+            _jump(_EQUAL, _SOCKET_LEVEL, 1, 0),
+            *_allow(),
+            *_deny_any(2, _DENIED_OPTIONS),
+            *_allow(),
+        ],
+        # `memory.py` cannot see all of a large object. The pool of huge pages is the whole node's.
+        "mmap": [
+            _argument(3),
+            _jump(_ANY_BIT, _HUGE_PAGES, 6, 0),
+            _jump(_ANY_BIT, _ANONYMOUS, 0, 6),
+            _jump(_ANY_BIT, _SHARED, 0, 5),
+            _do(_LOAD, 16 + 8 + 4),  # the length's upper half
+            _jump(_EQUAL, 0, 0, 2),
+            _argument(1),
+            _jump(_MORE, SHARED_BYTES, 0, 1),
+            _do(_RETURN, _ERROR | ENOMEM),
+            *_allow(),
+        ],
+        "fcntl": _deny_any(1, _DENIED_FCNTLS) + _allow(),
         "ioctl": _deny_any(1, _DENIED_IOCTLS) + _allow(),
     }
 
