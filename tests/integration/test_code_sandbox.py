@@ -319,3 +319,19 @@ def test_does_not_disturb_signals_and_descriptors() -> None:
     before = (signal.getsignal(signal.SIGCHLD), len(os.listdir("/proc/self/fd")))  # noqa: PTH208
     list(Sandbox.probe().run_many([ask("pass")] * 4, workers=2))
     assert before == (signal.getsignal(signal.SIGCHLD), len(os.listdir("/proc/self/fd")))  # noqa: PTH208
+
+
+@pytest.mark.parametrize("knows_sizes", [True, False])
+def test_a_bubblewrap_that_cannot_do_all_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knows_sizes: bool
+) -> None:
+    old = tmp_path / "bwrap"
+    old.write_text(f"#!/bin/sh\necho '--as-pid-1 {'--size' * knows_sizes}'\nexit 1\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    confinement._bubblewrap_program.cache_clear()
+    try:
+        with pytest.raises((OSError, SandboxError), match="as-pid-1" if knows_sizes else "too old"):
+            Sandbox(Level.BUBBLEWRAP).run(ask("pass"))
+    finally:
+        confinement._bubblewrap_program.cache_clear()

@@ -10,7 +10,6 @@ root. At every level the system calls are filtered, and no key of the user's can
 import os
 import shutil
 import site
-import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -173,20 +172,20 @@ def _links() -> dict[str, str]:
 
 @cache
 def _bubblewrap_program() -> tuple[str, frozenset[str]]:
-    """Return the path of bubblewrap, and which of the options that not all versions have it has.
+    """Return the path of bubblewrap, and those of its options that not all versions have.
 
     Raises:
-        FileNotFoundError: it is not installed.
+        OSError: it is not installed, or too old to limit the size of /tmp.
     """
     # Looked up here, because a program's environment has another PATH.
     found = shutil.which("bwrap")
     if found is None:
         raise FileNotFoundError("bwrap is not installed, or not on PATH")
-    # Where it is owned by root and runs with root's rights, it refuses this option.
-    if Path(found).stat().st_mode & stat.S_ISUID:
-        return found, frozenset()
     told = subprocess.run([found, "--help"], capture_output=True, text=True, check=False)
-    return found, frozenset({"--disable-userns"} & set((told.stdout + told.stderr).split()))
+    known = frozenset((told.stdout + told.stderr).split())
+    if "--size" not in known:
+        raise OSError(f"{found} is too old: 0.7 or later can limit the size of /tmp")
+    return found, known & {"--disable-userns"}
 
 
 def _bubblewrap(binds: Sequence[tuple[str, bool]], user: int | None) -> list[str]:

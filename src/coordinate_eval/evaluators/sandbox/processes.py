@@ -155,16 +155,16 @@ def own_user() -> Iterator[int | None]:
         yield None
         return
     with socket.socket(socket.AF_UNIX) as claim:
-        for _ in range(1000):
-            user = secrets.choice(users)
-            # A name that one socket of a network namespace can have, and no file. The kernel frees
-            # it when the process ends. Containers have names of their own, but their ids, taken at
-            # random from millions, do not meet.
+        # A name that one socket of a network namespace can have, and no file. The kernel frees it
+        # when the process ends. Containers have names of their own, but their ids, taken at random
+        # from millions, do not meet.
+        for user in (secrets.choice(users) for _ in range(1000)):
             with contextlib.suppress(OSError):
                 claim.bind(f"\0coordinate-eval-user-{user}")
-                yield user
-                return
-    raise SandboxError("no user id is free for a program")
+                break
+        else:
+            raise SandboxError("no user id is free for a program")
+        yield user
 
 
 @cache

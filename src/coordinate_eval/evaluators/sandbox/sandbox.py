@@ -118,7 +118,7 @@ class Sandbox:
         raise UserError(
             "programs written by the model cannot be confined on this machine:\n"
             + "\n".join(reasons)
-            + "\nInstall bubblewrap (0.6 or later), or let users create user namespaces (sysctl "
+            + "\nInstall bubblewrap (0.7 or later), or let users create user namespaces (sysctl "
             "user.max_user_namespaces), or accept that programs can read this machine's files "
             "and use its network: `allow_unsafe_code = true` under [metrics]"
         )
