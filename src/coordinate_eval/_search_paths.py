@@ -5,10 +5,15 @@ folder or one that others write to. Such entries are common: `PYTHONPATH=$PYTHON
 where the variable was empty. They are dropped.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import MutableMapping, MutableSequence
 from pathlib import Path
+
+import platformdirs
+
+from coordinate_eval import _owner
 
 _LISTS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 """Variables with folders, in which an empty entry is the working directory."""
@@ -45,6 +50,22 @@ def make_absolute(environ: MutableMapping[str, str], modules: MutableSequence[st
         if name in environ and not environ[name].startswith("/"):
             del environ[name]
     environ["PYTHONSAFEPATH"] = "1"
+
+
+def keep_modules_private(environ: MutableMapping[str, str]) -> None:
+    """Choose a folder for the modules that Hugging Face's libraries fetch and import.
+
+    By default they are in HF_HOME, which a site may share. Where others can write to that folder,
+    or could make it, it is one in the user's own cache.
+    """
+    home = environ.get("HF_HOME") or platformdirs.user_cache_dir("huggingface")
+    given = environ.get("HF_MODULES_CACHE") or f"{home}/modules"
+    place = Path(os.path.expanduser(given)).absolute()  # noqa: PTH111 - which fails without a home
+    with contextlib.suppress(OSError):  # a closed folder: nothing is read from it
+        there = next(folder for folder in (place, *place.parents) if folder.exists())
+        if _owner.foreign(there.stat(), there, roots=True):
+            own = Path(platformdirs.user_cache_dir("coordinate-eval"), "modules")
+            environ["HF_MODULES_CACHE"] = str(own)
 
 
 def _entries(value: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Whole runs on a real controller. Killed, lost and refused jobs change no score."""
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -59,6 +60,19 @@ def test_four_nodes_share_a_suite(workspace: Workspace, expected: dict[str, Any]
     # by the command.
     assert found["scheduler_calls"]["sbatch"] <= 2 * len(nodes) + 2
     all_gone(workspace)
+
+
+def test_others_can_write_nothing_whatever_the_umask(workspace: Workspace) -> None:
+    suite = workspace.suite("tiny_code")
+    before = os.umask(0)
+    try:
+        run = workspace.submit(suite, "--run-dir", workspace.folder / "open")
+    finally:
+        os.umask(before)
+    assert scores(run)
+    all_gone(workspace)
+    assert list((run / "logs").iterdir())
+    assert [path for path in run.rglob("*") if path.stat().st_mode & 0o022] == []
 
 
 def test_asking_again_runs_nothing(workspace: Workspace, expected: dict[str, Any]) -> None:

@@ -37,6 +37,20 @@ def test_relative_entries_are_dropped(name: str, before: str, after: str | None)
     assert environ == kept | {"HOME": "/h", "PYTHONSAFEPATH": "1"}
 
 
+@pytest.mark.parametrize(("mode", "kept"), [(0o755, True), (0o1777, False)])
+def test_modules_are_not_imported_from_where_others_write(
+    tmp_path: Path, mode: int, kept: bool
+) -> None:
+    shared = tmp_path / "huggingface"
+    shared.mkdir()
+    shared.chmod(mode)
+    for environ in ({"HF_HOME": str(shared)}, {"HF_MODULES_CACHE": str(shared / "modules")}):
+        before = dict(environ)
+        _search_paths.keep_modules_private(environ)
+        assert (environ == before) == kept
+        assert kept or "coordinate-eval" in environ["HF_MODULES_CACHE"]
+
+
 def test_modules_are_not_looked_for_there_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def main() -> None:
     # What is written is never another user's to change, whatever the umask.
     os.umask(os.umask(0o077) | 0o022)
     _search_paths.make_absolute(os.environ, sys.path)
+    _search_paths.keep_modules_private(os.environ)
     switch_off_telemetry()
     for variable in QUIET_VARIABLES:
         os.environ.setdefault(variable, "1")

@@ -226,12 +226,16 @@ def _say_what_is_kept(run: Run, settings: Settings, root: Path) -> None:
 def _remember(settings: Settings, identity: str, root: Path) -> None:
     """Link a run that lies elsewhere into `runs_dir`, where it is found by its id."""
     link = Path(settings.runs_dir).expanduser() / identity
-    if link.absolute() != root:
+    if link.absolute() == root:
+        return
+    try:
         link.parent.mkdir(parents=True, exist_ok=True)
         if link.is_symlink():
             link.unlink()
         if not link.exists():
             link.symlink_to(root)
+    except OSError as error:  # such as another user's link of that name
+        say(f"the run is found by its directory only: {link} cannot be made ({error.strerror})")
 
 
 def _forget(settings: Settings, identity: str) -> None:
