@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.sandboxes import EVERY, STRONG, Runner, ask, opened
 
-from coordinate_eval.evaluators.sandbox.memory import Watch, used_bytes
+from coordinate_eval.evaluators.sandbox.memory import Watch, members, used_bytes
 from coordinate_eval.evaluators.sandbox.sandbox import Level
 
 MIB = 1 << 20
@@ -43,10 +43,12 @@ HOGS = {
     "shared memory out of sight": "kept = []\nwhile len(kept) < 60:\n"
     "  kept.append(mmap.mmap(-1, 10 << 20))\n"
     "  kept[-1].write(eat(10))\n  kept[-1].madvise(mmap.MADV_DONTNEED)",
-    "shared memory of one that hides": "ctypes.CDLL(None).prctl(4, 0)\nkept = []\n"
-    "while len(kept) < 60:\n"
-    "  kept.append(mmap.mmap(-1, 10 << 20))\n"
-    "  kept[-1].write(eat(10))\n  kept[-1].madvise(mmap.MADV_DONTNEED)",
+    "shared memory that is let go": "libc = ctypes.CDLL(None)\n"
+    "libc.mmap.restype = ctypes.c_void_p\n"
+    "for _ in range(60):\n"
+    "  at = libc.mmap(None, 10 << 20, 3, 0x21, -1, 0)\n"
+    "  ctypes.memset(at, 1, 10 << 20)\n"
+    "  libc.munmap(ctypes.c_void_p(at + 4096), (10 << 20) - 4096)",
     "page tables": "libc = ctypes.CDLL(None)\n"
     "libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + "
     "[ctypes.c_long]\n"
@@ -112,12 +114,53 @@ assert os.read(reader, 10) == b"1000\\n"
     assert Path("/proc/self/oom_score_adj").read_text() == before
 
 
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "mmap.mmap(-1, 17 << 20)",
+        "mmap.mmap(-1, 5 << 30)",
+        "os.memfd_create('x')",
+        "check(libc.vmsplice(os.pipe()[1], 0, 0, 0))",
+        "check(libc.prctl(4, 0))",
+        "check(libc.prctl(4, 0, 0, 0, 0))",
+    ],
+)
+def test_what_cannot_be_watched_is_refused(sandbox: Runner, trick: str) -> None:
+    program = f"""
+libc = ctypes.CDLL(None, use_errno=True)
+def check(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+try:
+    {trick}
+except OSError as error:
+    assert error.errno in (1, 12), error
+else:
+    raise AssertionError("it worked")
+assert libc.prctl(3) == 1
+kept = mmap.mmap(-1, 16 << 20)
+"""
+    assert sandbox.run(ask(SPAWN + program)).result == "passed"
+
+
+def test_a_program_does_not_leave_the_line(sandbox: Runner) -> None:
+    program = """
+def score():
+    return open("/proc/self/oom_score_adj").read()
+with open("/proc/self/oom_score_adj", "w") as file:
+    file.write("0")
+while score() != "1000\\n":
+    time.sleep(0.01)
+"""
+    assert sandbox.run(ask(SPAWN + program)).result == "passed"
+
+
 def test_time_on_a_core_is_told(sandbox: Runner) -> None:
     asleep = sandbox.run(ask("import time; time.sleep(1000)", timeout=0.5))
     assert asleep.result == "timed out"
     assert asleep.cpu_seconds < 0.1
     busy = "import os\nos.fork()\nwhile True: pass"
-    assert sandbox.run(ask(busy, timeout=1.0)).cpu_seconds > 0.2
+    assert sandbox.run(ask(busy, timeout=1.0)).cpu_seconds > 0.05
 
 
 def test_counts_what_a_tree_of_processes_uses() -> None:
@@ -128,14 +171,14 @@ def test_counts_what_a_tree_of_processes_uses() -> None:
     ) as process:  # fmt: skip
         assert process.stdout is not None
         process.stdout.readline()
-        used = used_bytes(process.pid)
-        bound = used_bytes(process.pid, enough=1 << 40)
+        used = used_bytes(members(process.pid))
+        bound = used_bytes(members(process.pid), enough=1 << 40)
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
             os.kill(int(child), 9)
         process.kill()
     assert 110 * MIB < used < 150 * MIB
     assert bound > used
-    assert used_bytes(process.pid) == 0
+    assert used_bytes(members(process.pid)) == 0
 
 
 def test_a_watch_of_what_has_ended_sees_nothing() -> None:

@@ -74,7 +74,8 @@ CALLS: dict[str, list[tuple[tuple[int, ...], str | int]]] = {
     "rt_tgsigqueueinfo": [((OWNER, OWNER, 9), EPERM)],
     "pidfd_open": [((100,), ALLOWED), ((OWNER,), EPERM)],
     "prlimit64": [((0, 7), ALLOWED), ((OWNER, 7), EPERM), ((1, 0), EPERM)],
-    "prctl": [((1, 9), ALLOWED), ((38, 1), ALLOWED), ((22, 2), EPERM), ((22 | 1 << 32, 2), EPERM)],
+    "prctl": [((1, 9), ALLOWED), ((38, 1), ALLOWED), ((22, 2), EPERM), ((22 | 1 << 32, 2), EPERM),
+              ((4, 0), EPERM), ((4, 1 << 32), EPERM), ((4, 1), ALLOWED)],
     "personality": [((0,), ALLOWED), ((0xFFFFFFFF,), ALLOWED), ((0x40000,), EPERM)],
     "socket": [*(((family, kind, protocol), ALLOWED)
                  for family in (1, 2, 10) for kind in (1, 2, 0x80801, 0x80802)

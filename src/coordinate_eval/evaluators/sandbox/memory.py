@@ -18,7 +18,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +53,8 @@ class Watch:
     """A watch over a process and all its descendants, from the start of their program.
 
     It also makes them the first that the kernel ends when memory runs out: by their score, which
-    they pass on to processes that they start. That needs no privilege.
+    they pass on to processes that they start. That needs no privilege. They can lower it again, so
+    each look raises it.
     """
 
     def __init__(self, process: int, limit_bytes: int) -> None:
@@ -61,9 +62,7 @@ class Watch:
         self._process = process
         self._cpu_seconds_before = _cpu_seconds(process)
         self._next_look = time.monotonic() + LOOK_SECONDS
-        for member in _members(process):
-            with contextlib.suppress(OSError):  # it has ended
-                Path(f"/proc/{member}/oom_score_adj").write_text("1000")
+        _offer_to_kernel(members(process))
 
     def seconds_left(self) -> float:
         """Return the time until the next look; 0 if it is due."""
@@ -78,7 +77,9 @@ class Watch:
         began = time.monotonic()
         if began < self._next_look:
             return
-        if used_bytes(self._process, self.limit_bytes) > self.limit_bytes:
+        processes = members(self._process)
+        _offer_to_kernel(processes)
+        if used_bytes(processes, self.limit_bytes) > self.limit_bytes:
             raise OverMemory
         now = time.monotonic()
         self._next_look = now + max(LOOK_SECONDS, now - began)
@@ -88,37 +89,43 @@ class Watch:
         return _cpu_seconds(self._process) - self._cpu_seconds_before
 
 
-def used_bytes(process: int, enough: int = 0) -> int:
-    """Return the memory of a process and its descendants, in bytes.
+def members(process: int) -> list[int]:
+    """Return a process and its descendants."""
+    found = [process]
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208  # a tenth of the time
+            for child in _read(process, f"task/{thread}/children").split():
+                found += members(int(child))
+    return found
+
+
+def used_bytes(processes: Sequence[int], enough: int = 0) -> int:
+    """Return the memory of these processes together, in bytes.
 
     Up to `enough` the answer may be too large: their address space, which is cheap to read. More
     than `enough` is exact but for the parts that are estimated (see the module's text).
     """
-    members = {member: _read(member, "status") for member in _members(process)}
-    held = sum(_sum(_PAGE_TABLES, status) for status in members.values())
-    held += DESCRIPTOR_BYTES * sum(map(_open_files, members)) + _shared_bytes(members)
-    bound = held + sum(_sum(_ADDRESS_SPACE, status) for status in members.values())
-    if bound <= enough:
-        return bound
-    return held + sum(map(_resident_bytes, members))
+    states = [_read(process, "status") for process in processes]
+    held = sum(_sum(_PAGE_TABLES, state) for state in states) + _shared_bytes(processes)
+    held += DESCRIPTOR_BYTES * sum(map(_open_files, processes))
+    bound = held + sum(_sum(_ADDRESS_SPACE, state) for state in states)
+    return bound if bound <= enough else held + sum(map(_resident_bytes, processes))
+
+
+def _offer_to_kernel(processes: Sequence[int]) -> None:
+    """Make processes the first that the kernel ends when memory runs out."""
+    for process in processes:
+        with contextlib.suppress(OSError):  # it has ended
+            Path(f"/proc/{process}/oom_score_adj").write_text("1000")
 
 
 def _cpu_seconds(process: int) -> float:
     """Return the CPU time of a process and its descendants, with those that were waited for."""
     ticks = 0
-    for member in _members(process):
+    for member in members(process):
         # utime, stime, cutime and cstime of proc_pid_stat(5), counted after the command's name.
         ticks += sum(map(int, _read(member, "stat").rpartition(b") ")[2].split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _members(process: int) -> Iterator[int]:
-    """Yield a process and its descendants."""
-    yield process
-    with contextlib.suppress(OSError):  # it has ended
-        for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208  # a tenth of the time
-            for child in _read(process, f"task/{thread}/children").split():
-                yield from _members(int(child))
 
 
 def _open_files(process: int) -> int:
@@ -141,7 +148,7 @@ def _resident_bytes(process: int) -> int:
     return _sum(_RESIDENT, rollup) - _sum(_RESIDENT_SHARED, rollup)
 
 
-def _shared_bytes(processes: Iterable[int]) -> int:
+def _shared_bytes(processes: Sequence[int]) -> int:
     """Return the size of all objects of anonymous shared memory that any of the processes maps."""
     sizes: dict[bytes, int] = {}
     for process in processes:

@@ -62,7 +62,8 @@ _DENIED = """
     userfaultfd 323 282         seccomp 317 277             remap_file_pages 216 234
     lookup_dcookie 212 18
 
-    memfd_create 319 279        memfd_secret 447 447        shmget 29 194
+    memfd_create 319 279        memfd_secret 447 447        vmsplice 278 75
+    shmget 29 194
     shmat 30 196                shmctl 31 195               shmdt 67 197
     msgget 68 186               msgsnd 69 189               msgrcv 70 188
     msgctl 71 187               semget 64 190               semop 65 193
@@ -91,7 +92,7 @@ _TCP, _UDP = 6, 17
 # the size of a pipe.
 _DENIED_FCNTLS = (8, 10, 15, 1031)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETPIPE_SZ
 _DENIED_IOCTLS = (0x8901, 0x8902, 0x5412, 0x541C, 0x5423)  # …OWN, SIOCSPGRP, TIOCSTI, LINUX, SETD
-_SECCOMP_OPTION = 22  # PR_SET_SECCOMP
+_DUMPABLE_OPTION, _SECCOMP_OPTION = 4, 22  # PR_SET_DUMPABLE, PR_SET_SECCOMP
 _SOCKET_LEVEL = 1
 # SO_SNDBUF, SO_RCVBUF, SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
 _DENIED_OPTIONS = (7, 8, 26, 50, 51, 52)
@@ -154,7 +155,13 @@ def _checks() -> dict[str, _Code]:
         "clone": [_argument(0), _jump(_ANY_BIT, _NEW_NAMESPACES, 0, 1), *_deny(), *_allow()],
         # Limits of other processes: with a small one, the kernel kills them.
         "prlimit64": _deny_other(0, [0]) + _allow(),
-        "prctl": _deny_any(0, [_SECCOMP_OPTION]) + _allow(),
+        # A process that hides from its own user could not be looked at.
+        "prctl": [
+            *_deny_any(0, [_SECCOMP_OPTION]),
+            _jump(_EQUAL, _DUMPABLE_OPTION, 0, 3),
+            *_deny_any(1, [0]),
+            *_allow(),
+        ],
         "personality": _deny_other(0, [0, 0xFFFFFFFF]) + _allow(),
         "socket": [
             *_deny_other(0, [_UNIX, _INET, _INET6]),
