@@ -276,6 +276,35 @@ def test_names_mean_nothing_that_lies_in_the_checkpoint(
     assert json.loads(done.stdout)["suite"]["name"] == "base", done.stderr
 
 
+@pytest.mark.parametrize("uid", [MALLORY, ALICE])
+def test_built_prompts_of_others_are_not_used(
+    here: People, checkpoint: Path, asked: Path, uid: int
+) -> None:
+    """Mallory made Alice's folder of a shared cache, or Alice opened it to all."""
+    cache = here.folder / "cache"
+    planted = cache / f"requests-{ALICE}"
+    planted.mkdir(parents=True)
+    cache.chmod(0o1777)
+    planted.chmod(0o777)
+    give(planted, uid)
+    refused(
+        here, "run", checkpoint, "--suite", asked, "--cluster", "ray", "--dry-run", says=planted,
+        COORDINATE_EVAL_CACHE_DIR=str(cache),
+    )  # fmt: skip
+
+
+def test_a_link_of_another_user_hides_no_run(here: People, planted: Path) -> None:
+    """Its name can be guessed: it is made from the checkpoint and the suite."""
+    give(planted, ALICE)
+    for each in (planted, *planted.rglob("*")):
+        each.chmod(0o755 if each.is_dir() else 0o644)
+    moved = planted.rename(here.home / "run")
+    planted.symlink_to(moved)
+    os.chown(planted, MALLORY, MALLORY, follow_symlinks=False)
+    assert "is not followed" in refused(here, "resume", planted.name)
+    assert here.alice("resume", moved).returncode == 0
+
+
 MODULES = ("coordinate_eval", "typer", "click", "yaml", "numpy", "pydantic", "encodings", "json")
 
 

@@ -44,7 +44,7 @@ def resume_run(run_dir: RunDir, *, wait: bool, as_json: bool, asked_again: bool 
         _prepare(run_dir, run, supervised=False, asked_again=asked_again)
         with working_in(str(work_folder(run_dir))), cluster:
             return supervise(run_dir, run, cluster, as_json=as_json)
-    with cluster:
+    with working_in(str(work_folder(run_dir))), cluster:
         tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
         alive = [t for t in tasks if jobs.is_supervisor(run, t.name) and t.state is not State.ENDED]
         supervised = bool(state.is_supervised(run_dir, run, tasks))
