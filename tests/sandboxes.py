@@ -20,12 +20,13 @@ from coordinate_eval.evaluators.sandbox.confinement import Level, interpreter
 from coordinate_eval.evaluators.sandbox.sandbox import MEMORY_BYTES, Sandbox
 from coordinate_eval.records import Answer, Question, QuestionKind
 
+SOURCE = Path(__file__).parents[1] / "src"
 ORDINARY = 12_345
 """The id of a user that nobody has heard of."""
 
 _BECOME = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups"]
 # What setpriv starts itself it finds with root's rights.
-_BECOME += ["env", "-i", "PATH=/usr/bin:/bin"]
+_BECOME += ["env", "-i", "PATH=/usr/bin:/bin", "HOME=/nonexistent"]
 
 _NEEDED = (
     "pydantic",
@@ -68,9 +69,9 @@ class Ordinary:
 
     def __init__(self, level: Level, memory_bytes: int = MEMORY_BYTES) -> None:
         self.level = level
-        source = _SERVER.format(level=str(level), memory_bytes=memory_bytes)
+        script = _SERVER.format(level=str(level), memory_bytes=memory_bytes)
         self._server = subprocess.Popen(
-            as_ordinary_user(source), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/"
+            as_ordinary_user(script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/"
         )
 
     def run(self, question: Question) -> Answer:
@@ -113,9 +114,9 @@ def opened(of: tuple[Level, bool], memory_bytes: int = MEMORY_BYTES) -> Iterator
         server.close()
 
 
-def as_ordinary_user(source: str) -> list[str]:
-    """A command that runs Python source, which can import the sandbox, without any rights."""
-    return [*_BECOME, f"PYTHONPATH={readable()}", ordinary_python(), "-B", "-c", source]
+def as_ordinary_user(script: str, source: Path = SOURCE) -> list[str]:
+    """A command that runs a Python script, which can import the sandbox, without any rights."""
+    return [*_BECOME, f"PYTHONPATH={readable(source)}", ordinary_python(), "-B", "-c", script]
 
 
 @cache
@@ -130,12 +131,11 @@ def ordinary_python() -> str:
 
 
 @cache
-def readable() -> Path:
+def readable(source: Path = SOURCE) -> Path:
     """This program and what it needs, where every user can read it: the checkout may be private."""
-    source = Path(__file__).parents[1] / "src" / "coordinate_eval"
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
-    shutil.copytree(source, folder / source.name)
+    shutil.copytree(source / "coordinate_eval", folder / "coordinate_eval")
     for module in _NEEDED:
         spec = importlib.util.find_spec(module)
         assert spec is not None

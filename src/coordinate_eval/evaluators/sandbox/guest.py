@@ -28,6 +28,8 @@ import os
 import resource
 import select
 import sys
+import time
+from _collections_abc import Iterator  # what `collections.abc` shows
 from _sitebuiltins import Quitter
 from _socket import AF_UNIX, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket, socketpair
 
@@ -38,6 +40,7 @@ RESERVE_BYTES = 4 << 20
 TOKEN_BYTES = 16
 MOST_SAID_BYTES = 4096
 
+_PAUSE_SECONDS = 0.0005  # for processes that are killed to end
 _FORGED = b"failed: the program wrote where only its result goes"
 
 
@@ -173,41 +176,40 @@ def _reap(child: int) -> int | None:
 def _end_descendants() -> None:
     """Kill all descendants of this process, which is the parent of all orphans among them."""
     stopped: set[int] = set()
-    while True:
-        found = _descendants()
+    while not _childless():
+        found = set(_descendants(os.getpid()))
         # Those that are stopped cannot start others meanwhile.
+        number = _signal.SIGKILL if found <= stopped else _signal.SIGSTOP
         for process in found:
             try:
-                os.kill(process, _signal.SIGKILL if found <= stopped else _signal.SIGSTOP)
+                os.kill(process, number)
             except ProcessLookupError:
                 pass
-        if found <= stopped:
-            break
         stopped = found
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _childless() -> bool:
+    """Take note of all children that have ended. Return whether there are no others."""
     try:
-        while True:
-            os.wait()
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     except ChildProcessError:
-        pass
+        return True
+    return False
 
 
-def _descendants() -> set[int]:
-    """Return the processes below this one that have not ended."""
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        try:
-            with open(f"/proc/{int(name)}/stat", "rb") as file:
-                fields = file.read().rpartition(b") ")[2].split()
-        except (ValueError, OSError):  # no process, or it has ended
-            continue
-        if fields[0] not in (b"Z", b"X"):
-            parents[int(name)] = int(fields[1])
-    found: set[int] = set()
-    below = {os.getpid()}
-    while below:
-        below = {process for process, parent in parents.items() if parent in below}
-        found |= below
-    return found
+def _descendants(process: int) -> Iterator[int]:
+    """Yield the processes below one."""
+    try:
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children") as file:
+                children = [int(child) for child in file.read().split()]
+            for child in children:
+                yield child
+                yield from _descendants(child)
+    except OSError:
+        pass  # it has ended
 
 
 def _run(program: str, report: socket, limits: tuple[int, int, int, int]) -> None:

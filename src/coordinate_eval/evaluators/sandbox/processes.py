@@ -124,7 +124,9 @@ class Judge:
         elif self.handles:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 signal.pidfd_send_signal(self.handles[0], signal.SIGKILL)
-            select.select([self.handles[0]], [], [])
+            ended = select.poll()
+            ended.register(self.handles[0], select.POLLIN)
+            ended.poll()
         self._process.wait()
         for handle in self.handles:
             os.close(handle)

@@ -162,41 +162,22 @@ class Sandbox:
     def _run(self, question: Question, stop: int | None) -> Answer:
         began = time.monotonic()
         with contextlib.ExitStack() as resources:
-            user = resources.enter_context(own_user())
             home = None
             if self.level is Level.LIMITS:
                 if os.geteuid() == 0:
                     raise SandboxError(_AS_ROOT)
-                home = resources.enter_context(
-                    tempfile.TemporaryDirectory(
-                        prefix="coordinate-eval-", ignore_cleanup_errors=True
-                    )
+                temporary = tempfile.TemporaryDirectory(
+                    prefix="coordinate-eval-", ignore_cleanup_errors=True
                 )
-            channel, theirs = (
+                home = resources.enter_context(temporary)
+            user = resources.enter_context(own_user())
+            ours, theirs = (
                 resources.enter_context(end)
                 for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             )
-            before, confinement = confined(self.level, user=user)
-            given = resources.enter_context(os.fdopen(os.memfd_create("program"), "w+b"))
-            limits = _limits(question)
-            folders = library_folders()
-            arguments = (theirs.fileno(), question.content, limits, folders, confinement)
-            given.write(marshal.dumps((*_code(), arguments)))
-            given.seek(0)
-            process = resources.enter_context(
-                subprocess.Popen(
-                    [*before, *bare_python(), "-c", _LOADER],
-                    pass_fds=[theirs.fileno()],
-                    stdin=given,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    cwd=home or "/",
-                    env=ENVIRONMENT | ({"HOME": home} if home else {}),
-                    start_new_session=True,
-                )
-            )
+            process = resources.enter_context(self._started(question, theirs, user, home))
             theirs.close()
-            judge = Judge(process, channel, stop)
+            judge = Judge(process, ours, stop)
             try:
                 judge.await_ready()
                 watch = Watch(process.pid, self.memory_bytes)
@@ -212,6 +193,31 @@ class Sandbox:
             seconds=time.monotonic() - began,
             cpu_seconds=cpu_seconds,
         )
+
+    def _started(
+        self, question: Question, channel: socket.socket, user: int | None, home: str | None
+    ) -> "subprocess.Popen[bytes]":
+        """Start a judge of a program, as `user` and in `home`. What it says goes to `channel`.
+
+        Raises:
+            OSError: what this level needs is not there.
+        """
+        before, confinement = confined(self.level, user=user)
+        limits = _limits(question)
+        arguments = (channel.fileno(), question.content, limits, library_folders(), confinement)
+        with os.fdopen(os.memfd_create("program"), "w+b") as given:
+            given.write(marshal.dumps((*_code(), arguments)))
+            given.seek(0)
+            return subprocess.Popen(
+                [*before, *bare_python(), "-c", _LOADER],
+                pass_fds=[channel.fileno()],
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=home or "/",
+                env=ENVIRONMENT | ({"HOME": home} if home else {}),
+                start_new_session=True,
+            )
 
 
 def _await_result(judge: Judge, timeout_seconds: float, watch: Watch) -> str:
