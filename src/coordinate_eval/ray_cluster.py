@@ -31,7 +31,7 @@ from coordinate_eval.cluster import (
     TaskStatus,
 )
 from coordinate_eval.errors import UserError
-from coordinate_eval.private_ray import PrivateRay, environment_of_jobs, hidden_by_ray
+from coordinate_eval.private_ray import environment_of_jobs, hidden_by_ray, start
 from coordinate_eval.records import Record
 
 END_SECONDS = 20.0
@@ -88,8 +88,7 @@ class RayCluster:
             ClusterError: Ray does not start, or not as privately as it should.
         """
         self._gpus, self._gpu_type, self._gpu_memory_gib = _gpus(self._settings)
-        self._private = PrivateRay()
-        self._ray: Any = self._private.start(self._settings.cpus or os.cpu_count() or 1, self._gpus)
+        self._ray: Any = start(self._settings.cpus or os.cpu_count() or 1, self._gpus)
         self._start: Any = self._ray.remote(max_retries=0)(_run)
         return self
 
@@ -100,7 +99,7 @@ class RayCluster:
             self._ray.cancel(handle)
         if handles:
             self._ray.wait(handles, num_returns=len(handles), timeout=2 * END_SECONDS)
-        self._private.stop()
+        self._ray.shutdown()
 
     @property
     def calls(self) -> Mapping[str, int]:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,22 @@ CALLS = (
 )
 """Calls of Ray's services that read, run or end something."""
 
+ENDS_RAY = "ray.rpc.syncer.RaySyncer/StartSync"
+"""A call whose receiver aborts if it does not say who calls, before it asks for a token."""
+
 ATTACK = """
 import grpc, http.client, json, sys, urllib.error, urllib.request
-ports, calls, token = json.loads(sys.argv[1])
+ports, calls, token, pem = json.loads(sys.argv[1])
+pem = [text.encode() for text in pem]
 headers = [("authorization", f"Bearer {token}")] if token else []
 answers = {}
 for port in ports:
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    where = f"127.0.0.1:{port}"
+    with (
+        grpc.secure_channel(where, grpc.ssl_channel_credentials(pem[1], *pem))
+        if pem
+        else grpc.insecure_channel(where)
+    ) as channel:
         for call in calls:
             try:
                 channel.unary_unary("/" + call)(b"", metadata=headers, timeout=20)
@@ -155,9 +164,9 @@ def test_nothing_listens_where_other_machines_are(running: Running) -> None:
 
 def test_others_may_not_enter_the_folder(running: Running) -> None:
     folder = running.folder
-    token = folder / "token"
+    files = [folder / name for name in ("token", "key.pem", "certificate.pem")]
     assert oct(folder.stat().st_mode & 0o777) == "0o700"
-    assert oct(token.stat().st_mode & 0o777) == "0o600"
+    assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}
     sockets = [path for path in folder.rglob("*") if path.is_socket()]
     assert {path.name for path in sockets} == {"plasma_store", "raylet"}
     if os.getuid() != 0:
@@ -170,7 +179,7 @@ for path in {[str(path) for path in sockets]}:
         print("connected", path)
     except PermissionError:
         pass
-for path in {[str(token), str(folder)]}:
+for path in {[str(path) for path in (*files, folder)]}:
     try:
         open(path)
         print("opened", path)
@@ -199,11 +208,14 @@ def test_the_token_is_nowhere_else(running: Running) -> None:
     assert seen == [folder / "token"]
 
 
-def answers(running: Running, token: str, *calls: str) -> dict[str, Any]:
-    """What each port says to another user who makes these calls; requests of HTTP as well."""
+def answers(running: Running, calls: Sequence[str], token: str, *pem: str) -> list[Any]:
+    """What the ports say to another user who makes these calls; requests of HTTP as well.
+
+    `pem` is a key and its certificate.
+    """
     pytest.importorskip("grpc")
     ports = sorted({port for _, port in running.addresses()})
-    asked = json.dumps([ports, calls, token])
+    asked = json.dumps([ports, calls, token, pem])
     done = subprocess.run(
         [*(_NOBODY if os.getuid() == 0 else ()), sys.executable, "-c", ATTACK, asked],
         env={"PATH": os.environ["PATH"]},
@@ -212,23 +224,32 @@ def answers(running: Running, token: str, *calls: str) -> dict[str, Any]:
         timeout=PATIENCE_SECONDS,
         check=True,
     )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return list(json.loads(done.stdout).values())
 
 
 @pytest.mark.parametrize("token", ["", "0" * 64], ids=["no token", "a wrong token"])
-def test_no_service_answers_whoever_has_no_token(running: Running, token: str) -> None:
-    said = list(answers(running, token, *CALLS).values())
+def test_no_service_speaks_to_another_user(running: Running, token: str) -> None:
+    before = set(running.processes())
+    said = answers(running, [*CALLS, ENDS_RAY], token)
+    assert set(said) <= {"UNAVAILABLE", 401, 403}
+    assert 401 in said or 403 in said, "the service that speaks HTTP"
+    assert before <= set(running.processes())
+
+
+def test_a_certificate_does_not_do_without_a_token(running: Running) -> None:
+    said = answers(running, CALLS, "0" * 64, *pem(running))
     assert set(said) <= {"UNAUTHENTICATED", "UNIMPLEMENTED", "UNAVAILABLE", 401, 403}
     assert said.count("UNAUTHENTICATED") >= len(CALLS), "each call, by one service at least"
-    assert 401 in said or 403 in said, "the service that speaks HTTP"
 
 
-def test_services_answer_whoever_has_the_token(running: Running) -> None:
+def test_services_answer_the_owner(running: Running) -> None:
     token = (running.folder / "token").read_text()
-    assert (
-        "answered" in answers(running, token, "ray.rpc.NodeInfoGcsService/GetAllNodeInfo").values()
-    )
+    call = "ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
+    assert "answered" in answers(running, [call], token, *pem(running))
+
+
+def pem(running: Running) -> list[str]:
+    return [(running.folder / name).read_text() for name in ("key.pem", "certificate.pem")]
 
 
 def test_two_at_once_keep_out_of_each_others_way(user: Workspace, running: Running) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from coordinate_eval import private_ray
 from coordinate_eval._no_telemetry import NO_TELEMETRY
 from coordinate_eval.errors import ClusterError, UserError
-from coordinate_eval.private_ray import PrivateRay, environment_of_jobs, hidden_by_ray
+from coordinate_eval.private_ray import environment_of_jobs, hidden_by_ray, start
 
 
 class FakeRay(SimpleNamespace):
@@ -52,12 +53,18 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return made
 
 
+pytest.importorskip("cryptography")
+
+
 @pytest.fixture(autouse=True)
 def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of temporary files, with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as made:
         monkeypatch.setattr(tempfile, "tempdir", made)
+        private_ray._folder.cache_clear()
         yield Path(made)
+        private_ray._remove(private_ray._folder())
+        private_ray._folder.cache_clear()
 
 
 def mode(path: Path) -> int:
@@ -67,8 +74,7 @@ def mode(path: Path) -> int:
 def test_others_may_not_enter_the_folder_nor_read_the_token(ray: FakeRay, base: Path) -> None:
     before = os.umask(0)
     try:
-        private = PrivateRay()
-        private.start(1, 1)
+        start(1, 1)
     finally:
         os.umask(before)
     token = Path(ray.environ["RAY_AUTH_TOKEN_PATH"])
@@ -78,20 +84,18 @@ def test_others_may_not_enter_the_folder_nor_read_the_token(ray: FakeRay, base: 
     assert ray.environ["RAY_AUTH_MODE"] == "token"
     assert len(ray.token) == 64
     assert ray.token not in ray.environ.values()
-    private.stop()
-    assert not ray.running
-    assert list(base.iterdir()) == []
+    for name in ("RAY_TLS_SERVER_KEY", "RAY_TLS_SERVER_CERT", "RAY_TLS_CA_CERT"):
+        assert Path(ray.environ[name]).parent == token.parent
+        assert mode(Path(ray.environ[name])) == 0o600
 
 
-def test_another_ray_of_the_process_has_the_same_token(ray: FakeRay) -> None:
-    tokens, folders = set(), set()
+def test_another_ray_of_the_process_has_the_same_secrets(ray: FakeRay) -> None:
+    seen = set()
     for _ in range(2):
-        private = PrivateRay()
-        private.start(1, 1)
-        private.stop()
-        tokens.add(ray.token)
-        folders.add(ray.folder)
-    assert (len(tokens), len(folders)) == (1, 2)
+        start(1, 1)
+        ray.shutdown()
+        seen.add((ray.token, Path(ray.environ["RAY_TLS_SERVER_CERT"]).read_bytes()))
+    assert len(seen) == 1
 
 
 def test_what_is_meant_for_another_ray_does_not_count(
@@ -108,7 +112,7 @@ def test_what_is_meant_for_another_ray_does_not_count(
     for name, value in theirs.items():
         monkeypatch.setenv(name, value)
     before = dict(os.environ)
-    PrivateRay().start(1, 1)
+    start(1, 1)
     assert "RAY_ADDRESS" not in ray.environ
     assert "RAY_AUTH_TOKEN" not in ray.environ
     assert "RAY_REDIS_ADDRESS" not in ray.environ
@@ -124,7 +128,7 @@ def test_a_job_gets_the_callers_proxies_and_nothing_of_ray(
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org")
     monkeypatch.delenv("http_proxy", raising=False)
     monkeypatch.setenv("HF_HOME", "/data/hub")
-    PrivateRay().start(1, 1)
+    start(1, 1)
     environ = environment_of_jobs(ray.environ) | hidden_by_ray()
     assert environ["HTTPS_PROXY"] == "http://proxy.example.org"
     assert environ["HF_HOME"] == "/data/hub"
@@ -132,35 +136,36 @@ def test_a_job_gets_the_callers_proxies_and_nothing_of_ray(
     assert not [name for name in environ if name.startswith("RAY_")]
 
 
-def test_a_ray_that_cannot_ask_for_a_token_is_refused(ray: FakeRay, base: Path) -> None:
+def test_a_ray_that_cannot_ask_for_a_token_is_refused(ray: FakeRay) -> None:
     ray.__version__ = "2.51.2"
     with pytest.raises(UserError, match=r"Ray 2\.51\.2 .*pip install 'ray>=2\.52'"):
-        PrivateRay().start(1, 1)
+        start(1, 1)
     assert not ray.running
-    assert list(base.iterdir()) == []
 
 
 def test_a_ray_that_other_machines_can_reach_is_stopped(ray: FakeRay) -> None:
     ray.address = "192.0.2.7"
     with pytest.raises(ClusterError, match=r"listened on 192\.0\.2\.7"):
-        PrivateRay().start(1, 1)
+        start(1, 1)
     assert not ray.running
     assert not Path(ray.environ["RAY_AUTH_TOKEN_PATH"]).exists()
+    assert not Path(ray.environ["RAY_TLS_SERVER_KEY"]).exists()
 
 
 def test_a_start_that_fails_is_repeated(ray: FakeRay) -> None:
     ray.failures = 2
-    PrivateRay().start(1, 1)
+    start(1, 1)
     assert ray.running
 
 
 def test_a_ray_that_does_not_start_leaves_its_logs(ray: FakeRay) -> None:
     ray.failures = 9
     with pytest.raises(ClusterError, match=r"no raylet\..* Its logs are in ") as raised:
-        PrivateRay().start(1, 1)
+        start(1, 1)
     assert str(ray.folder) in str(raised.value)
     assert ray.folder.exists()
     assert not Path(ray.environ["RAY_AUTH_TOKEN_PATH"]).exists()
+    assert not Path(ray.environ["RAY_TLS_SERVER_KEY"]).exists()
 
 
 @pytest.mark.parametrize("flaw", ["long", "open"])
@@ -174,8 +179,5 @@ def test_a_folder_of_temporary_files_that_does_not_do_is_not_used(
         unfit = base
         unfit.chmod(0o777)  # and not sticky: anybody may rename what is in it
     monkeypatch.setattr(tempfile, "tempdir", str(unfit))
-    private = PrivateRay()
-    private.start(1, 1)
+    start(1, 1)
     assert ray.folder.parent.parent == Path("/tmp")
-    private.stop()
-    assert not ray.folder.exists()
