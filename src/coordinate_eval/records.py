@@ -162,6 +162,10 @@ class DatasetRequests(Record):
     longest_output_tokens: int = Field(description="largest output limit of one request")
     asks: bool = Field(description="whether its metric asks questions")
     built: float | None = Field(default=None, description="time at which they were built")
+    runs_text: str = Field(
+        default="its requests were built by an earlier version",
+        description="what in its scoring may run what the model wrote; empty if nothing does",
+    )
     build_cpu_seconds: float | None = Field(
         default=None, description="CPU seconds of building, without downloads and shared loading"
     )

@@ -124,7 +124,7 @@ def test_suite_and_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not {name for name in names if name.startswith("longbench")}
     monkeypatch.chdir(EXAMPLES)
     written: list[Request] = []
-    evaluator = harness_evaluator(tiny_model(), loaded, "vllm", 1024)
+    evaluator = harness_evaluator(tiny_model(), loaded.include_path, "vllm", 1024)
     built = evaluator.build(names["units"], written.append)
     assert built.items == names["units"].items
     assert len(written) == 8 * 3  # a log-likelihood for each choice

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def scored(
 ) -> dict[str, Any]:
     """Run the scorer to its end and return the first signal."""
     monkeypatch.chdir(run_dir.root)
-    monkeypatch.setattr(scorer, "harness_evaluator", lambda *_: evaluator)
+    monkeypatch.setattr(scorer, "start_evaluator", lambda *_: nullcontext(evaluator))
     assert scorer.run_scorer(run_dir) == 0
     assert _files.read_record(run_dir.dataset_results("a"), DatasetResults).items == 9
     found: dict[str, Any] = json.loads(run_dir.first_signal.read_text())

@@ -6,10 +6,11 @@ programs to run. `finish` scores the dataset from the responses and the answers 
 `finish_part` does the same for some of the items.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles
 from coordinate_eval.records import (
     Answer,
     Dataset,
@@ -18,7 +19,6 @@ from coordinate_eval.records import (
     Question,
     Request,
     Response,
-    Suite,
 )
 
 
@@ -35,8 +35,11 @@ class Evaluator(Protocol):
         """
         ...
 
-    def load(self, dataset: Dataset) -> None:
-        """Load what scoring the dataset needs. It stays in memory while there is room."""
+    def load(self, dataset: Dataset) -> list[str]:
+        """Load what scoring the dataset needs. It stays in memory while there is room.
+
+        Returns the names of the tasks and groups that the dataset's results may have.
+        """
         ...
 
     def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
@@ -70,9 +73,36 @@ class Evaluator(Protocol):
         ...
 
 
-def harness_evaluator(tokenizer: Path, suite: Suite, engine: str, max_length: int) -> Evaluator:
+class Scorer(Protocol):
+    """The part of an evaluator that scores, from files of a run. Every evaluator has it, too."""
+
+    def load(self, dataset: Dataset) -> list[str]:
+        """See `Evaluator`."""
+        ...
+
+    def questions(self, dataset: Dataset, responses: ResponseFiles) -> list[Question]:
+        """See `Evaluator`."""
+        ...
+
+    def finish(
+        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
+    ) -> DatasetResults:
+        """See `Evaluator`."""
+        ...
+
+    def finish_part(
+        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
+    ) -> DatasetResults:
+        """See `Evaluator`."""
+        ...
+
+
+def harness_evaluator(
+    tokenizer: Path, include_path: Sequence[str], engine: str, max_length: int
+) -> Evaluator:
     """Return the evaluator over lm-evaluation-harness.
 
+    Its tasks are the harness's own and those in the folders `include_path`; the last one wins.
     It reads the tokenizer from the folder `tokenizer`. It cuts prompts to `max_length` tokens in
     the way of the harness's own model class for `engine`.
     """
@@ -81,6 +111,6 @@ def harness_evaluator(tokenizer: Path, suite: Suite, engine: str, max_length: in
     return HarnessEvaluator(
         tokenizer=tokenizer,
         max_length=max_length,
-        include_path=suite.include_path,
+        include_path=include_path,
         backend="vllm" if engine == "vllm" else "hf",
     )

@@ -33,6 +33,7 @@ def risks(found: Review) -> list[str]:
         *_few_gpus(found),
         *_no_signal(found),
         *_memory(found),
+        *_runs_text(found),
         *_metric_tail(found),
         *_deciding_dataset(found),
         *_wide(found),
@@ -99,6 +100,15 @@ def _memory(found: Review) -> Iterator[str]:
         yield (
             f"memory: little is left beside the weights ({weights:.1f} GiB a node) and "
             f"the trials ({trial:g} GiB each) on {_named([name for _, name in sorted(tight)])}"
+        )
+
+
+def _runs_text(found: Review) -> Iterator[str]:
+    """Yield the datasets whose scoring may run text of the model, of those whose code was read."""
+    if found.runs_text:
+        yield (
+            f"runs text: scoring {_named(found.runs_text)} may run what the model wrote; they are "
+            "left out if the supervisor's node cannot confine it"
         )
 
 

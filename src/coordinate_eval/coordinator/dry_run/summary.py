@@ -31,6 +31,8 @@ class Review:
     longest_first: float
     """The same with the longest dataset first."""
     jobs: Sequence[ShownJob]
+    runs_text: Sequence[str]
+    """Built datasets whose scoring may run what the model wrote."""
 
 
 class Table(NamedTuple):
@@ -62,6 +64,7 @@ def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Revie
         one_job_each=one_job_each(plan.datasets, on),
         longest_first=one_job_each(longest_first(plan.datasets, on.cores), on),
         jobs=shown,
+        runs_text=[name for name, (_, i) in prepared.requests.items() if i.runs_text],
     )
 
 

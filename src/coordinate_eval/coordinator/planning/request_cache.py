@@ -27,8 +27,8 @@ from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
 from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Request, Suite
 
-FORMAT = 2
-"""Increased when a key comes to mean different requests."""
+FORMAT = 3
+"""Increased when a key comes to mean different requests, or an index has new facts."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,9 @@ class Builder:
 
     @cached_property
     def _evaluator(self) -> Evaluator:
-        return harness_evaluator(self._copies, self._suite, self._engine, self._max_length)
+        return harness_evaluator(
+            self._copies, self._suite.include_path, self._engine, self._max_length
+        )
 
     def _of_the_checkpoint(self, message: str) -> str:
         """Return a message with the folder of the tokenizer instead of that of its copy."""

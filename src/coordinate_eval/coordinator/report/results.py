@@ -1,5 +1,6 @@
 """The results of a run: `results.json`, a table of it, and what is missing."""
 
+import contextlib
 import re
 import time
 from typing import Any
@@ -10,7 +11,7 @@ from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import RecordError
-from coordinate_eval.records import Dataset, DatasetResults
+from coordinate_eval.records import Dataset, DatasetRequests, DatasetResults
 
 MOST_NAMES = 5
 """Datasets that are named where more have the same reason."""
@@ -120,6 +121,12 @@ def _without_numbers(why: str) -> str:
     return re.sub(r"^items \d+-\d+:", "some items:", re.sub(r"^\d+ items", "items", why))
 
 
+def given_up(run_dir: RunDir) -> set[str]:
+    """Return the datasets that cannot be scored: further responses to them are no use."""
+    names = _files.names(run_dir.results_folder)
+    return {name.removesuffix(".error") for name in names if name.endswith(".error")}
+
+
 def unscored_datasets(run_dir: RunDir, run: Run) -> list[Dataset]:
     """Return the datasets with neither results nor an error."""
     done = _files.names(run_dir.results_folder)
@@ -128,3 +135,13 @@ def unscored_datasets(run_dir: RunDir, run: Run) -> list[Dataset]:
         for d in run.suite.datasets
         if f"{d.name}.json" not in done and f"{d.name}.error" not in done
     ]
+
+
+def unscored_indexes(run_dir: RunDir, run: Run) -> dict[str, DatasetRequests]:
+    """Return the indexes of the unscored datasets' requests, without any that cannot be read."""
+    found = {}
+    for dataset in unscored_datasets(run_dir, run):
+        with contextlib.suppress(RecordError):
+            path = run_dir.requests_index(dataset.name)
+            found[dataset.name] = _files.read_record(path, DatasetRequests)
+    return found

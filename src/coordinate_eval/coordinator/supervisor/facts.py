@@ -3,7 +3,7 @@
 from coordinate_eval import _files
 from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.report.failures import read_trials_of, recurring_failure
-from coordinate_eval.coordinator.report.results import unscored_datasets
+from coordinate_eval.coordinator.report.results import given_up, unscored_datasets
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -21,7 +21,8 @@ def gather_facts(
 
     Claims must be read after the poll: then no living owner of a claim is missing from it.
     """
-    spans = [shard.span for shard in run.shards]
+    lost = given_up(run_dir)
+    spans = [shard.span for shard in run.shards if shard.dataset not in lost]
     outputs, answers = Ledger(run_dir, "outputs"), Ledger(run_dir, "answers")
     unpublished = outputs.unpublished(spans)
     rounds = list(read_rounds(run_dir))

@@ -41,7 +41,7 @@ from coordinate_eval.coordinator.supervisor.facts import (
 )
 from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
 from coordinate_eval.coordinator.supervisor.next_round import next_round
-from coordinate_eval.coordinator.supervisor.scorer_process import ScorerProcess
+from coordinate_eval.coordinator.supervisor.scorer_process import ScorerProcess, refuse_unconfined
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
@@ -116,6 +116,9 @@ class Supervisor:
         for dataset in self._run.suite.datasets:
             # The cause of an earlier scoring error may be gone: a full disk, a missing package.
             self._dir.dataset_error(dataset.name).unlink(missing_ok=True)
+        refused = refuse_unconfined(self._dir, self._run)
+        if refused:
+            self._tell(None, refused)
         try:
             return self._loop()
         except Superseded:
@@ -241,7 +244,8 @@ class Supervisor:
         unpublished = set(
             Ledger(self._dir, "outputs").unpublished(s.span for s in self._run.shards)
         )
-        left = [shard for shard in self._run.shards if shard.span in unpublished]
+        lost = report.given_up(self._dir)
+        left = [s for s in self._run.shards if s.span in unpublished and s.dataset not in lost]
         plan = _files.read_record_if_there(self._dir.plan, Plan)
         try:
             available, now = self._cluster.nodes(), time.time()

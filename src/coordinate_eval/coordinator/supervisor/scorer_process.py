@@ -13,14 +13,36 @@ from collections.abc import Collection
 from coordinate_eval import _files
 from coordinate_eval.cluster import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.report.failures import log_tail
-from coordinate_eval.coordinator.report.results import unscored_datasets
+from coordinate_eval.coordinator.report.results import unscored_datasets, unscored_indexes
 from coordinate_eval.coordinator.run.jobs import program
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.evaluators.confined.evaluator import find_level, refusal
 
 MAX_FAILURES = 3
 """Crashes or time-outs of the scorer at one dataset after which the dataset is given up."""
+
+
+def refuse_unconfined(run_dir: RunDir, run: Run) -> str:
+    """Give up the datasets whose scoring may run what the model wrote, where nothing confines it.
+
+    It is called before the first job is submitted: no GPU works for them.
+
+    Returns:
+        An event for the user, mostly empty.
+    """
+    indexes = unscored_indexes(run_dir, run)
+    runs_text = {name: index.runs_text for name, index in indexes.items() if index.runs_text}
+    level, why = find_level(run.settings.metrics.allow_unsafe_code) if runs_text else (None, "")
+    if not runs_text or level is not None:
+        return ""
+    for name, what in runs_text.items():
+        _files.write(run_dir.dataset_error(name), refusal(name, what, why) + "\n")
+    return (
+        f"not run: {', '.join(runs_text)}. Their scoring may run what the model wrote, and nothing "
+        f"confines it on {os.uname().nodename}; results.json says what to do"
+    )
 
 
 class ScorerProcess:

@@ -1,4 +1,4 @@
-"""The scorer: the one process of a run that imports the harness.
+"""The scorer: it decides what to score next, and writes what comes of it.
 
 `coordinate-eval _score RUN`, a child of the supervisor. While engines start, it loads small
 datasets. As responses and answers are published, it writes
@@ -7,16 +7,17 @@ datasets. As responses and answers are published, it writes
 - rough scores of a dataset's slice, when the slice of the first signal is complete;
 - the results of a dataset, when all of its responses and answers are there.
 
-It is a process of its own, so that a task's code can crash or hang without harm to the supervisor
-(see `supervisor/scorer_process.py`). It ends with its parent.
+The code of tasks, which reads what the model wrote, runs in processes below this one, confined
+where the node can (see `evaluators/confined/`). This one asks them, checks what they say, and
+writes every file. Tasks may crash or hang them without harm to the supervisor (see
+`supervisor/scorer_process.py`). It ends with its parent, and they end with it.
 """
 
 import contextlib
 import itertools
-import os
+import sys
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 from coordinate_eval import _files
@@ -24,28 +25,63 @@ from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.suite import check_tasks
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
-from coordinate_eval.coordinator.report.results import unscored_datasets
+from coordinate_eval.coordinator.report.results import unscored_datasets, unscored_indexes
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import CoordinateError
-from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
-from coordinate_eval.records import Answer, Dataset, DatasetRequests, Question, Response, Span
+from coordinate_eval.evaluators.base import Scorer
+from coordinate_eval.evaluators.confined.evaluator import ConfinedEvaluator, Place
+from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles, Setup
+from coordinate_eval.evaluators.confined.process import ProcessEnded
+from coordinate_eval.records import Dataset, DatasetRequests, Question, Span
 
 MAX_LOADED_REQUESTS = 10_000
 """Requests of the datasets that are loaded before any response is there: about a minute's work."""
+
+MEMORY_PART = 0.9
+"""Part of the supervisor's memory that scoring may use: the rest is for supervisor and scorer."""
 
 
 def run_scorer(run_dir: RunDir) -> int:
     """Score until every dataset has results or an error. Return the exit status."""
     run = _files.read_record(run_dir.run, Run)
     check_tasks(run.suite)
-    if run.folder and not why_not_for_tasks(Path(run.folder), run.checkpoint):
-        os.chdir(run.folder)
-    evaluator = harness_evaluator(
-        run_dir.model, run.suite, run.settings.engine.name, run.max_length
+    try:
+        with start_evaluator(run_dir, run) as evaluator:
+            _score_all(run_dir, run, _Scorer(run_dir, run, evaluator))
+    except ProcessEnded as error:
+        # The supervisor starts the scorer again, and counts this against the dataset.
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def start_evaluator(run_dir: RunDir, run: Run) -> ConfinedEvaluator:
+    """Return the evaluator of the datasets that are still unscored."""
+    settings = run.settings
+    may_work = run.folder and not why_not_for_tasks(Path(run.folder), run.checkpoint)
+    return ConfinedEvaluator(
+        Setup(
+            tokenizer=str(run_dir.model),
+            include_path=run.suite.include_path,
+            engine=settings.engine.name,
+            max_length=run.max_length,
+            folder=run.folder if may_work else "",
+            memory_bytes=int(MEMORY_PART * settings.supervisor.memory_gib * 2**30),
+        ),
+        Place(
+            run_dir.model,
+            run_dir.published_folder("outputs", ""),
+            run_dir.published_folder("answers", ""),
+        ),
+        [dataset.task for dataset in run.suite.datasets if dataset.task],
+        unscored_indexes(run_dir, run),
+        allow_unsafe=settings.metrics.allow_unsafe_code,
     )
-    scorer = _Scorer(run_dir, run, evaluator)
+
+
+def _score_all(run_dir: RunDir, run: Run, scorer: "_Scorer") -> None:
     scorer.load_small_datasets()
     idle = False
     while unscored_datasets(run_dir, run):
@@ -56,13 +92,12 @@ def run_scorer(run_dir: RunDir) -> int:
                 _files.write(run_dir.scoring, "")
             time.sleep(0.5)
         idle = not wrote
-    return 0
 
 
 class _Scorer:
     """The steps of scoring. Each of the last three does one piece of work, or returns False."""
 
-    def __init__(self, run_dir: RunDir, run: Run, evaluator: Evaluator) -> None:
+    def __init__(self, run_dir: RunDir, run: Run, evaluator: Scorer) -> None:
         self._dir, self._run, self._evaluator = run_dir, run, evaluator
         self._outputs = Ledger(run_dir, "outputs")
         self._answers = Ledger(run_dir, "answers")
@@ -104,6 +139,8 @@ class _Scorer:
             try:
                 questions = self._evaluator.questions(dataset, self._responses([shard.span]))
                 write_questions(self._dir, portions, questions)
+            except ProcessEnded:
+                raise
             except Exception as error:
                 self._write_error(dataset, error)
             return True
@@ -142,9 +179,11 @@ class _Scorer:
                 continue
             _files.write(self._dir.scoring, dataset.name)
             try:
-                answers = self._read_answers(portions)
+                answers = self._given_answers(portions)
                 results = self._evaluator.finish(dataset, self._responses(mine), answers)
                 _files.write_record(self._dir.dataset_results(dataset.name), results)
+            except ProcessEnded:
+                raise
             except Exception as error:
                 self._write_error(dataset, error)
             return True
@@ -155,10 +194,12 @@ class _Scorer:
     ) -> first_signal.Signal | str:
         """Return the scores of a slice, or the error."""
         try:
-            answers = self._read_answers(portions)
+            answers = self._given_answers(portions)
             results = self._evaluator.finish_part(dataset, self._responses(spans), answers)
             index = _files.read_record(self._dir.requests_index(dataset.name), DatasetRequests)
             return first_signal.estimate(results, index)
+        except ProcessEnded:
+            raise
         except Exception as error:
             return _describe(error)
 
@@ -175,18 +216,11 @@ class _Scorer:
     def _is_complete(self, spans: list[Span], portions: list[Span]) -> bool:
         return not self._outputs.unpublished(spans) and not self._answers.unpublished(portions)
 
-    def _responses(self, spans: list[Span]) -> Iterator[Response]:
-        for span in spans:
-            for line in _files.lines(self._dir.published("outputs", span)):
-                yield Response.model_validate_json(line)
+    def _responses(self, spans: list[Span]) -> ResponseFiles:
+        return ResponseFiles(tuple(self._dir.published("outputs", span) for span in spans))
 
-    def _read_answers(self, portions: list[Span]) -> dict[str, Answer]:
-        return {
-            answer.id: answer
-            for portion in portions
-            for line in _files.lines(self._dir.published("answers", portion))
-            for answer in (Answer.model_validate_json(line),)
-        }
+    def _given_answers(self, portions: list[Span]) -> AnswerFiles:
+        return AnswerFiles(tuple(self._dir.published("answers", portion) for portion in portions))
 
     def _write_error(self, dataset: Dataset, error: Exception) -> None:
         """Record that a dataset cannot be scored. A task's own code may raise anything."""

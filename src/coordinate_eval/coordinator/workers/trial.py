@@ -15,6 +15,7 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import INDEX_VARIABLE, TASK_VARIABLE
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.report.failures import own_log
+from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.jobs import trial_id
@@ -153,7 +154,7 @@ class TrialRunner:
 
     def _finds_work(self) -> bool:
         """Return whether a shard is free that this trial can finish in time."""
-        free = set(self._ledger.claimable(shard.span for shard in self._run.shards))
+        free = self._free_spans()
         return any(
             shard.span in free and self._pace.in_time(shard.gpu_seconds)
             for shard in self._run.shards
@@ -223,11 +224,12 @@ class TrialRunner:
         trials = plan.trials if plan is not None else []
         planned = next((t.shards for t in trials if t.id == self._trial), [])
         for shard in planned:
-            if self._pace.in_time(shard.gpu_seconds):
+            wanted = shard.dataset not in given_up(self._dir)
+            if wanted and self._pace.in_time(shard.gpu_seconds):
                 yield shard
         tried: set[Span] = set()
         while True:
-            free = set(self._ledger.claimable(s.span for s in self._run.shards)) - tried
+            free = self._free_spans() - tried
             if not free:
                 return
             for shard in self._run.shards:
@@ -235,6 +237,12 @@ class TrialRunner:
                     tried.add(shard.span)
                     if self._pace.in_time(shard.gpu_seconds):
                         yield shard
+
+    def _free_spans(self) -> set[Span]:
+        """Return the shards that can be claimed, but those of datasets that cannot be scored."""
+        lost = given_up(self._dir)
+        spans = (shard.span for shard in self._run.shards if shard.dataset not in lost)
+        return set(self._ledger.claimable(spans))
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -22,7 +22,7 @@ def data_sources(
     patterns = list(_strings(kwargs.get("data_files")))
     if not patterns and (is_folder or data_dir):
         patterns = ["**"]
-    found = {str(path.resolve()): path for pattern in patterns for path in _matches(base, pattern)}
+    found = {str(path.absolute()): path for pattern in patterns for path in _matches(base, pattern)}
     return {name: _state(path) for name, path in sorted(found.items())}
 
 

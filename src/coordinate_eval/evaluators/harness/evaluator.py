@@ -32,7 +32,8 @@ from coordinate_eval.evaluators.harness.language_models import (
     ReplayModel,
     RequestModel,
 )
-from coordinate_eval.evaluators.harness.results import dataset_results
+from coordinate_eval.evaluators.harness.results import dataset_results, result_names
+from coordinate_eval.evaluators.harness.runs_text import what_runs_text
 from coordinate_eval.evaluators.harness.task_loader import (
     TaskLoader,
     asks_questions,
@@ -124,6 +125,7 @@ class HarnessEvaluator:
             longest_output_tokens=max(outputs, default=0),
             build_cpu_seconds=time.process_time() + tokenizer.cpu_seconds - began,
             asks=any(asks_questions(task) for task in tasks.values()),
+            runs_text=next(filter(None, map(what_runs_text, tasks.values())), ""),
             versions={name: str(task.VERSION) for name, task in tasks.items()},
             sources={
                 path: state
@@ -135,14 +137,17 @@ class HarnessEvaluator:
             offsets=[],
         )
 
-    def load(self, dataset: Dataset) -> None:
+    def load(self, dataset: Dataset) -> list[str]:
         """Load the dataset's tasks and make its prompts, so that its scoring can start at once.
+
+        Returns the names that its results may have, of its tasks and groups.
 
         Raises:
             UserError: the task is unknown, malformed, or has no items.
         """
         with harness_session():
-            self._built(dataset)
+            loaded = self._built(dataset).loaded
+        return result_names(dataset, top=loaded.top, names=[*loaded.tasks, *loaded.table["groups"]])
 
     def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
         """Return the questions that the metric asks about some items, without duplicates.

@@ -1,7 +1,7 @@
 """The record of a dataset's results, made from the return value of the harness's `evaluate`."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from coordinate_eval.records import Dataset, DatasetResults
@@ -30,6 +30,11 @@ def dataset_results(
         n_samples=table("n-samples"),
         versions=table("versions"),
     )
+
+
+def result_names(dataset: Dataset, *, top: str | None, names: Iterable[str]) -> list[str]:
+    """Return the names in the dataset's results for these tasks and groups of the harness."""
+    return [*map(_naming(dataset, top), names)]
 
 
 def _naming(dataset: Dataset, top: str | None) -> Callable[[str], str]:

@@ -57,11 +57,12 @@ class View:
     """Files and folders of this machine that a confined process sees, at their own paths.
 
     A folder is seen with all that it contains. A path may lie inside another one. The paths are
-    absolute.
+    absolute. /tmp and /dev/shm are its own, of `memory_bytes` at most each.
     """
 
     read: tuple[Path, ...] = ()
     write: tuple[Path, ...] = ()
+    memory_bytes: int = TMPFS_BYTES
 
 
 def wrapper(level: Level, view: View = View(), user: int | None = None) -> list[str]:
@@ -96,9 +97,9 @@ def confined(
     The arguments are as those of `wrapper`, which raises the same errors.
     """
     binds = _binds(view)
-    before = _bubblewrap(binds, user) if level is Level.BUBBLEWRAP else []
+    before = _bubblewrap(binds, view.memory_bytes, user) if level is Level.BUBBLEWRAP else []
     secrets = _existing(_KERNEL_SECRETS)
-    mounts = (binds, _links(), _existing(_KERNEL_SETTINGS), secrets, TMPFS_BYTES)
+    mounts = (binds, _links(), _existing(_KERNEL_SETTINGS), secrets, view.memory_bytes)
     return before, (
         mounts if level is Level.NAMESPACES else None,
         user,
@@ -188,7 +189,9 @@ def _bubblewrap_program() -> tuple[str, frozenset[str]]:
     return found, known & {"--disable-userns"}
 
 
-def _bubblewrap(binds: Sequence[tuple[str, bool]], user: int | None) -> list[str]:
+def _bubblewrap(
+    binds: Sequence[tuple[str, bool]], memory_bytes: int, user: int | None
+) -> list[str]:
     command, options = _bubblewrap_program()
     argv = [command, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     argv += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1"]
@@ -199,7 +202,7 @@ def _bubblewrap(binds: Sequence[tuple[str, bool]], user: int | None) -> list[str
         # To become `user` and to give up the rest for good.
         for capability in ("SETUID", "SETGID", "SETPCAP"):
             argv += ["--cap-add", f"CAP_{capability}"]
-    tmpfs = ["--perms", "1777", "--size", str(TMPFS_BYTES), "--tmpfs"]
+    tmpfs = ["--perms", "1777", "--size", str(memory_bytes), "--tmpfs"]
     argv += [*tmpfs, "/tmp", "--proc", "/proc", "--dev", "/dev", *tmpfs, "/dev/shm"]  # noqa: S108
     for path in _existing(_KERNEL_SETTINGS):
         argv += ["--ro-bind", path, path]

@@ -1,0 +1,1 @@
+"""Scoring in a process of its own that sees what the model wrote, and little else."""

@@ -1,0 +1,133 @@
+"""The process that scores: it holds the harness's evaluator, and answers commands.
+
+`python -m coordinate_eval.evaluators.confined.answering FD`, started by `process.py`. Commands come
+on standard input, replies go to the descriptor FD, and the output of tasks to standard error.
+
+It writes no file of the run. It may be confined so that it cannot: then the caches of the libraries
+are read-only, and it works on folders of links to them in its own memory.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import BinaryIO
+
+from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
+from coordinate_eval.evaluators.confined.messages import (
+    MOST_ERROR_CHARACTERS,
+    AnswerFiles,
+    Command,
+    Reply,
+    ResponseFiles,
+    Setup,
+    Work,
+)
+
+STACKS_BYTES = 4 << 30
+"""Address space for the stacks of threads, which mostly stay untouched, beside the memory."""
+
+MOST_THREADS = 4096
+"""Most threads of all processes: libraries start some for each core of a large node."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Answer commands until there are no more."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    commands, replies = _take_channels(int(sys.argv[1]))
+    setup = Setup.model_validate_json(commands.readline())
+    _limit(setup.memory_bytes)
+    mirroring = threading.Thread(target=_mirror_all, args=(setup.mirrors,))
+    mirroring.start()
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # no data of a task is there
+        os.chdir(setup.folder)
+    evaluator = harness_evaluator(
+        Path(setup.tokenizer), setup.include_path, setup.engine, setup.max_length
+    )
+    mirroring.join()
+    for line in commands:
+        command = Command.model_validate_json(line)
+        reply = _reply(evaluator, command)
+        replies.write(reply.line().encode())
+        replies.flush()
+
+
+def _take_channels(reply_to: int) -> tuple[BinaryIO, BinaryIO]:
+    """Return the streams of commands and replies, and leave tasks no standard input or output."""
+    commands = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    os.set_inheritable(reply_to, False)
+    return os.fdopen(commands, "rb"), os.fdopen(reply_to, "wb")
+
+
+def _limit(memory_bytes: int) -> None:
+    """Limit the memory of this process alone; the one who asks watches that of all together."""
+    for kind, limit in (
+        (resource.RLIMIT_DATA, memory_bytes + STACKS_BYTES),
+        # It counts a user's threads on the whole machine before Linux 5.14, and never root's.
+        (resource.RLIMIT_NPROC, MOST_THREADS),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (allowed, allowed))
+
+
+def _mirror_all(mirrors: dict[str, str]) -> None:
+    for source, target in mirrors.items():
+        _mirror(Path(source), Path(target))
+
+
+def _mirror(source: Path, target: Path) -> None:
+    """Fill a new folder with the folders of `source`, and with links to its files.
+
+    The libraries take locks in their caches and add to them, and find here what the caches have.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for folder, folders, files in os.walk(source):
+        made = target / Path(folder).relative_to(source)
+        for name in folders:
+            (made / name).mkdir(exist_ok=True)
+        for name in files:
+            if not name.endswith(".lock"):
+                (made / name).symlink_to(Path(folder, name))
+
+
+def _reply(evaluator: Evaluator, command: Command) -> Reply:
+    try:
+        return _call(evaluator, command)
+    except Exception as error:  # a task's own code may raise anything
+        ours = isinstance(error, CoordinateError)
+        message = str(error) if ours else traceback.format_exc()
+        shown = message.strip()[-MOST_ERROR_CHARACTERS:].encode("utf-8", "backslashreplace")
+        return Reply(number=command.number, error=shown.decode() or type(error).__name__)
+
+
+def _call(evaluator: Evaluator, command: Command) -> Reply:
+    number, dataset = command.number, command.dataset
+    responses = ResponseFiles(tuple(map(Path, command.responses)))
+    answers = AnswerFiles(tuple(map(Path, command.answers)))
+    if command.work is Work.LOAD:
+        return Reply(number=number, names=evaluator.load(dataset))
+    if command.work is Work.QUESTIONS:
+        return Reply(number=number, questions=evaluator.questions(dataset, responses))
+    finish = evaluator.finish if command.work is Work.FINISH else evaluator.finish_part
+    return Reply(number=number, results=finish(dataset, responses, answers))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

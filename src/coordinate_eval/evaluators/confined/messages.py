@@ -1,0 +1,168 @@
+"""What travels between a `ConfinedEvaluator` and its processes: lines of JSON, one record each.
+
+A process reads a `Setup`, then `Command`s, on standard input, and answers each with one `Reply` on
+a descriptor of its own. Responses and answers are read from files: only their paths travel.
+
+What the model wrote may run inside such a process. A reply is therefore data, checked by the one
+who asked: its size, its shape, and that it concerns nothing but the dataset that was asked about.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from coordinate_eval import _files
+from coordinate_eval.errors import RecordError
+from coordinate_eval.records import Answer, Dataset, DatasetResults, Question, Record, Response
+
+MOST_REPLY_BYTES = 4 << 20
+"""Longest reply: the scores of a group of a thousand tasks take a tenth of it."""
+
+MOST_QUESTIONS_BYTES = 256 << 20
+"""Longest reply with questions: thirty thousand programs of some kilobytes each."""
+
+MOST_ERROR_CHARACTERS = 20_000
+
+MOST_TIMEOUT_SECONDS = 3600.0
+"""Longest time that a question may ask for one program."""
+
+
+class Setup(Record):
+    """The first line: what a process needs before its first command."""
+
+    tokenizer: str = Field(description="folder with the checkpoint's tokenizer")
+    include_path: list[str] = Field(description="the user's folders of tasks")
+    engine: str
+    max_length: int
+    folder: str = Field(description="where tasks' relative paths begin, if it is visible")
+    memory_bytes: int = Field(description="limit for the process's own memory")
+    mirrors: dict[str, str] = Field(
+        default={}, description="read-only cache → writable folder to be filled with links to it"
+    )
+
+
+class Work(StrEnum):
+    """The methods of an evaluator that score."""
+
+    LOAD = "load"
+    QUESTIONS = "questions"
+    FINISH = "finish"
+    FINISH_PART = "finish_part"
+
+
+class Command(Record):
+    """One call of a method of the evaluator."""
+
+    number: int
+    work: Work
+    dataset: Dataset
+    responses: list[str] = Field(default=[], description="files of JSON lines of `Response`")
+    answers: list[str] = Field(default=[], description="files of JSON lines of `Answer`")
+
+
+class Reply(Record):
+    """What the method returned, or the error that it raised."""
+
+    number: int
+    error: str = ""
+    names: list[str] = Field(default=[], description="tasks and groups that have scores: of load")
+    questions: list[Question] = Field(default=[])
+    results: DatasetResults | None = None
+
+
+@dataclass(frozen=True)
+class ResponseFiles:
+    """The responses in some files of the run directory, read anew by each iteration."""
+
+    paths: tuple[Path, ...]
+
+    def __iter__(self) -> Iterator[Response]:
+        for path in self.paths:
+            for line in _files.lines(path):
+                yield Response.model_validate_json(line)
+
+
+@dataclass(frozen=True)
+class AnswerFiles(Mapping[str, Answer]):
+    """The answers in some files of the run directory, by the question's id. They are read once."""
+
+    paths: tuple[Path, ...]
+
+    @cached_property
+    def _answers(self) -> dict[str, Answer]:
+        read = (Answer.model_validate_json(line) for p in self.paths for line in _files.lines(p))
+        return {answer.id: answer for answer in read}
+
+    def __getitem__(self, identifier: str) -> Answer:
+        return self._answers[identifier]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._answers)
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+
+def read_reply(line: bytes, command: Command) -> Reply:
+    """Return the reply in a line.
+
+    Raises:
+        RecordError: it is no reply to this command.
+    """
+    try:
+        reply = Reply.model_validate_json(line)
+    except ValidationError as error:
+        raise _wrong(command, "what its process said is not a reply") from error
+    if reply.number != command.number:
+        raise _wrong(command, "its process answered another command")
+    return reply
+
+
+def check_names(results: DatasetResults, names: set[str], command: Command) -> None:
+    """Check that scores concern nothing but the tasks and groups of the dataset.
+
+    Raises:
+        RecordError: they do.
+    """
+    tables = (
+        results.results,
+        results.groups,
+        results.higher_is_better,
+        results.n_shot,
+        results.n_samples,
+        results.versions,
+    )
+    foreign = sorted(set().union(*tables) - names)
+    if results.dataset != command.dataset.name:
+        foreign.insert(0, results.dataset)
+    if foreign:
+        raise _wrong(command, f"its process gave scores of {foreign[0][:100]!r}")
+
+
+def check_questions(questions: list[Question], command: Command) -> None:
+    """Check that questions are programs under their own ids, with a time that can be waited for.
+
+    Raises:
+        RecordError: they are not.
+    """
+    # This module has no heavy imports.
+    from coordinate_eval.evaluators.harness.code_eval import program_question
+
+    for question in questions:
+        seconds = question.timeout_seconds
+        if not (math.isfinite(seconds) and 0 < seconds <= MOST_TIMEOUT_SECONDS):
+            raise _wrong(command, f"a program of its metric asks for {seconds:g} seconds")
+        if question != program_question(question.content, seconds):
+            raise _wrong(command, "a question of its metric has another one's id")
+
+
+def _wrong(command: Command, what: str) -> RecordError:
+    return RecordError(
+        f"dataset {command.dataset.name!r}: {what}. Its scoring was disturbed, perhaps by what "
+        "the model wrote: it has no scores"
+    )

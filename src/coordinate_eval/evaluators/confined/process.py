@@ -1,0 +1,178 @@
+"""A process that scores, confined: started, asked, watched and ended."""
+
+import contextlib
+import itertools
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+from coordinate_eval.errors import CoordinateError
+from coordinate_eval.evaluators.confined.messages import (
+    MOST_QUESTIONS_BYTES,
+    MOST_REPLY_BYTES,
+    Command,
+    Reply,
+    Setup,
+    Work,
+    read_reply,
+)
+from coordinate_eval.evaluators.sandbox.confinement import Level, View, wrapper
+from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch
+
+MOST_PROCESSES = 128
+"""Most processes at once. What many more have in memory takes the kernel minutes to give back."""
+
+LOOK_SECONDS = 0.2
+"""Time between two looks at what the processes use: a look takes some milliseconds."""
+
+_PIECE_BYTES = 1 << 20
+_ANSWERING = "coordinate_eval.evaluators.confined.answering"
+
+
+class ProcessEnded(CoordinateError):
+    """The process that scores has ended before it replied, or was ended for what it used."""
+
+
+class ScoringProcess:
+    """One process of `answering.py`, and all that it starts.
+
+    It is confined at a `level` to a `view`, or not at all with the level `limits`.
+    """
+
+    def __init__(
+        self, setup: Setup, level: Level, view: View, environment: Mapping[str, str]
+    ) -> None:
+        """Start the process. It loads the harness while the caller goes on.
+
+        Raises:
+            OSError, ValueError: the confinement cannot be set up.
+        """
+        self._numbers = itertools.count(1)
+        self._replies, replies = os.pipe()
+        answering = [sys.executable, "-P", "-m", _ANSWERING, str(replies)]
+        try:
+            self._process = subprocess.Popen(
+                [*wrapper(level, view), *answering],
+                stdin=subprocess.PIPE,
+                pass_fds=[replies],
+                env=dict(environment),
+                cwd=(setup.folder or None) if level is Level.LIMITS else "/",
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._replies)
+            raise
+        finally:
+            os.close(replies)
+        self._watch = Watch(self._process.pid, setup.memory_bytes)
+        self._write(setup.line())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the process has ended."""
+        return self._process.poll() is not None
+
+    def ask(self, command: Command) -> Reply:
+        """Return the reply to a command, which is given a number.
+
+        Raises:
+            ProcessEnded: there will be no reply.
+            RecordError: the reply is not one.
+        """
+        numbered = command.model_copy(update={"number": next(self._numbers)})
+        most = MOST_QUESTIONS_BYTES if command.work is Work.QUESTIONS else MOST_REPLY_BYTES
+        try:
+            self._write(numbered.line())
+            return read_reply(self._read_line(most), numbered)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the process and all that it has started."""
+        if self._replies < 0:
+            return
+        # The first of a namespace is among them: the kernel ends all others with it.
+        for member in itertools.islice(_descendants(self._process.pid), MOST_PROCESSES):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None  # a pipe was asked for
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        os.close(self._replies)
+        self._replies = -1
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None  # a pipe was asked for
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which reading will show
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+
+    def _read_line(self, most: int) -> bytes:
+        """Wait for a line of at most `most` bytes, as long as the process keeps to its limits."""
+        poll = select.poll()
+        poll.register(self._replies, select.POLLIN)
+        pieces: list[bytes] = []
+        size, next_look = 0, time.monotonic()
+        while not (pieces and pieces[-1].endswith(b"\n")):
+            if time.monotonic() >= next_look:
+                self._check_use()
+                next_look = time.monotonic() + LOOK_SECONDS
+            if poll.poll(1000 * LOOK_SECONDS):
+                pieces.append(os.read(self._replies, _PIECE_BYTES))
+                size += len(pieces[-1])
+                if not pieces[-1]:
+                    raise ProcessEnded(self._how_it_ended())
+                if size > most:
+                    raise ProcessEnded(f"the scoring process said more than {most >> 20} MiB")
+            elif self.ended:
+                raise ProcessEnded(self._how_it_ended())
+        return b"".join(pieces)
+
+    def _how_it_ended(self) -> str:
+        # Its descriptor was closed: it has ended, or is about to, or does not mean to reply.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(1)
+            return f"the scoring process ended without a reply (exit status {status})"
+        return "the scoring process closed its channel without a reply"
+
+    def _check_use(self) -> None:
+        """Check the number and the memory of all processes together.
+
+        Raises:
+            ProcessEnded: they are more than allowed.
+        """
+        below = itertools.islice(_descendants(self._process.pid), MOST_PROCESSES + 1)
+        if len(list(below)) > MOST_PROCESSES:
+            raise ProcessEnded(f"scoring had more than {MOST_PROCESSES} processes")
+        try:
+            self._watch.look()
+        except OverMemory:
+            gib = self._watch.limit_bytes / (1 << 30)
+            raise ProcessEnded(
+                f"scoring used more than {gib:.1f} GiB of memory; [supervisor] memory_gib allows "
+                "more"
+            ) from None
+
+
+def _descendants(process: int) -> Iterator[int]:
+    """Yield the numbers of the processes below one, from the top."""
+    with contextlib.suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{process}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield int(child)
+                yield from _descendants(int(child))

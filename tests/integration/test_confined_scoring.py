@@ -1,0 +1,240 @@
+"""What the model wrote runs in the scoring of some tasks. It reaches nothing of this machine."""
+
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval")
+pytest.importorskip("transformers")
+
+from tests.runs import TASKS, until
+from tests.scoring import (
+    EVALUATES,
+    KEEPS,
+    NOBODY,
+    Scored,
+    make_scorable,
+    start_scorer,
+    wait_for,
+    write_task,
+)
+
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.evaluators.confined.messages import ResponseFiles
+from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
+from coordinate_eval.records import Dataset
+
+SECRET = "s3cret-of-the-user"
+
+
+class User:
+    """A user with a private key, a token and a listening service, and tasks that evaluate text."""
+
+    def __init__(self, folder: Path, port: int, *, ordinary: bool, bubblewrap: bool) -> None:
+        self.ordinary, self.port = ordinary, port
+        self.root, self.home, self.tasks = folder / "run", folder / "home", folder / "tasks"
+        self.key = self.home / ".ssh" / "id_ed25519"
+        self.token = self.home / ".cache" / "huggingface" / "token"
+        for file in (self.key, self.token):
+            file.parent.mkdir(parents=True)
+            file.write_text(SECRET)
+        self.tasks.mkdir()
+        if ordinary:
+            for path in (self.home, *self.home.rglob("*")):
+                os.chown(path, NOBODY, NOBODY)
+        self.environ = {"HOME": str(self.home), "HF_TOKEN": SECRET, "A_KEY": SECRET}
+        if not bubblewrap:
+            self.environ["PATH"] = str(folder / "bin")
+
+    def run(self, texts: list[str], gib: float = 2) -> RunDir:
+        """A run of three datasets, of which the second evaluates these texts."""
+        write_task(self.tasks, "before", KEEPS, 2)
+        write_task(self.tasks, "evil", EVALUATES, len(texts))
+        write_task(self.tasks, "after", KEEPS, 2)
+        responses = {"before": ["1", "2"], "evil": texts, "after": ["1", "1"]}
+        return make_scorable(self.root, self.tasks, responses, supervisor={"memory_gib": gib})
+
+    def scored(self, texts: list[str], gib: float = 2) -> Scored:
+        run_dir = self.run(texts, gib)
+        return wait_for(start_scorer(run_dir, self.environ, ordinary=self.ordinary), run_dir)
+
+
+@pytest.fixture
+def service() -> Iterator[int]:
+    """The port of a service on this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+@pytest.fixture(params=["root", "ordinary"])
+def ordinary(request: pytest.FixtureRequest) -> bool:
+    if request.param == "root" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    return bool(request.param == "ordinary")
+
+
+@pytest.fixture(params=["bubblewrap", "namespaces"])
+def user(request: pytest.FixtureRequest, ordinary: bool, service: int) -> Iterator[User]:
+    bubblewrap = request.param == "bubblewrap"
+    with tempfile.TemporaryDirectory() as name:  # pytest's own is for its user alone
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield User(folder, service, ordinary=ordinary, bubblewrap=bubblewrap)
+
+
+OS, SOCKET = "__import__('os')", "__import__('socket')"
+ALL_OF_PROC = f"(p for p in {OS}.listdir('/proc') if p.isdigit())"
+
+
+def quiet_attacks(user: User) -> dict[str, str]:
+    """Expressions that are true if they reach what they must not."""
+    return {
+        "read a private key": f"open({str(user.key)!r}).read()",
+        "see the home folder": f"{OS}.listdir({str(user.home)!r})",
+        "run a command on the key": f"{OS}.system('cat {user.key} > /dev/null') == 0",
+        "read the hub's token": f"open({str(user.token)!r}).read()",
+        "write into the home folder": f"open({str(user.home / 'x')!r}, 'w')",
+        "write another's results": f"open({str(user.root / 'results' / 'after.json')!r}, 'w')",
+        "write its own responses": f"open({str(user.root / 'outputs' / 'evil' / 'x')!r}, 'w')",
+        "write its own results": f"open({str(user.root / 'results' / 'evil.json')!r}, 'w')",
+        "write a task": f"open({str(user.tasks / 'evil_metric.py')!r}, 'a')",
+        "read another's responses": f"{OS}.listdir({str(user.root / 'outputs' / 'after')!r})",
+        "read a variable": f"'{SECRET[:4]}' in str({OS}.environ)",
+        "read others' variables": (
+            f"any(b'{SECRET}' in open(f'/proc/{{p}}/environ', 'rb').read() for p in {ALL_OF_PROC})"
+        ),
+        "see the scorer": (
+            f"any(b'_score' in open(f'/proc/{{p}}/cmdline', 'rb').read() for p in {ALL_OF_PROC})"
+        ),
+        "open a socket": f"{SOCKET}.create_connection(('127.0.0.1', {user.port}), 5)",
+        "have a capability": (
+            "int(open('/proc/self/status').read().split('CapEff:')[1].split()[0], 16)"
+        ),
+        "change the kernel": "open('/proc/sys/kernel/core_pattern', 'w')",
+        "press a key of the kernel": "open('/proc/sysrq-trigger', 'w')",
+        "write a packages' folder": f"open({OS}.__file__, 'a')",
+        "read the shadow file": "open('/etc/shadow').read()",
+        "become somebody else": f"{OS}.setuid(12345) is None",
+    }
+
+
+def test_what_it_evaluates_reaches_nothing(user: User) -> None:
+    attacks = quiet_attacks(user)
+    texts = ["1"] + [f"{2**n} if {what} else 0" for n, what in enumerate(attacks.values(), 1)]
+    # The run lies below /tmp, of which the process has one of its own.
+    texts.append(f"0 * bool(open({str(user.root.parent / 'x')!r}, 'w'))")
+    scored = user.scored(texts)
+    assert (scored.status, scored.errors) == (0, {}), scored.said
+    reached = round(scored.results["evil"].results["evil"]["acc,none"] * len(texts))
+    assert reached % 2 == 1, "nothing was evaluated"
+    assert [name for n, name in enumerate(attacks, 1) if reached >> n & 1] == []
+    assert [scored.results[name].results[name]["acc,none"] for name in ("before", "after")] == [
+        0.5,
+        1.0,
+    ]
+    assert sorted(path.name for path in user.root.parent.iterdir()) == ["home", "run", "tasks"]
+
+
+ENDING_ATTACKS = {
+    "kill all": f"{OS}.kill(-1, 9)",
+    "kill its parent": f"[{OS}.kill({OS}.getppid(), 9), __import__('time').sleep(1000)]",
+    "end itself": f"{OS}._exit(0)",
+    "fork on": f"[[{OS}.fork(), __import__('time').sleep(0.3)] for n in range(9)]",
+    "fill memory": "len([bytearray(b'x' * (64 << 20)) for n in range(1000)])",
+    "fill memory in children": (
+        f"[{OS}.fork() or [b'x' * (256 << 20), __import__('time').sleep(1000)] for n in range(30)]"
+    ),
+    "close all": f"[{OS}.closerange(0, 1000), __import__('time').sleep(1000)]",
+    "flood": "[" + OS + ".write(n, b'x' * (5 << 20)) for n in range(3, 9) for m in range(2)"
+    f" if {OS}.path.exists(f'/proc/self/fd/{{n}}') and {OS}.readlink(f'/proc/self/fd/{{n}}')"
+    ".startswith('pipe')]",
+}
+
+
+@pytest.mark.parametrize("what", ENDING_ATTACKS)
+def test_what_ends_its_process_costs_its_dataset(user: User, what: str) -> None:
+    scored = user.scored([ENDING_ATTACKS[what], "1"])
+    assert scored.results["before"].results["before"]["acc,none"] == 0.5
+    if scored.status == 0:  # an error in its evaluation is a wrong answer
+        assert scored.results["evil"].results["evil"]["acc,none"] == 0.5, scored.errors
+    else:
+        assert "scor" in scored.said.splitlines()[-1]
+        assert "Traceback" not in scored.said
+        assert "evil" not in scored.results
+        assert (user.root / "results" / "scoring").read_text() == "evil"
+
+
+def test_a_forged_reply_concerns_its_own_dataset(user: User) -> None:
+    forged = (
+        '{"number":2,"results":{"dataset":"evil","items":1,"results":'
+        '{"evil":{"acc,none":1},"after":{"acc,none":0}}}}\n'
+    )
+    write_to_pipes = (
+        f"[{OS}.write(n, {forged.encode()!r}) for n in range(1, 20)"
+        f" if {OS}.path.exists(f'/proc/self/fd/{{n}}')]"
+    )
+    scored = user.scored([write_to_pipes, "0"])
+    assert scored.status == 0, scored.said
+    assert scored.results["after"].results["after"]["acc,none"] == 1.0
+    assert "evil" not in scored.results
+    assert "gave scores of 'after'" in scored.errors["evil"]
+
+
+def test_what_prints_a_reply_is_not_heard(user: User) -> None:
+    forged = '{"number":2,"results":{"dataset":"evil","items":2,"results":{"evil":{"acc,none":1}}}}'
+    printed = f"[print({forged!r}, flush=True), {OS}.system('echo x')] and 0"
+    scored = user.scored([printed, "0"])
+    assert scored.results["evil"].results["evil"]["acc,none"] == 0.0
+
+
+def test_scores_are_those_of_the_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with data at relative paths, few-shot examples, windows, votes and random numbers."""
+    monkeypatch.chdir(TASKS)
+    names = ["tiny_group", "tiny_mutual", "tiny_prose", "tiny_cloze", "tiny_votes", "tiny_guess"]
+    texts = ["is 3.", "is 4.", "7"]
+    run_dir = make_scorable(tmp_path / "run", TASKS, dict.fromkeys(names, texts))
+    scored = wait_for(start_scorer(run_dir, {"HOME": str(tmp_path)}), run_dir)
+    assert (scored.status, scored.errors) == (0, {}), scored.said
+    evaluator = HarnessEvaluator(
+        tokenizer=run_dir.model, max_length=1024, include_path=[str(TASKS)]
+    )
+    for name in names:
+        dataset = Dataset(name=name, task=name)
+        responses = ResponseFiles(tuple((run_dir.root / "outputs" / name).glob("*.jsonl")))
+        assert set(evaluator.load(dataset)) >= set(scored.results[name].results)
+        assert scored.results[name] == evaluator.finish(dataset, responses, {})
+
+
+@pytest.mark.parametrize("does", ["while_true", "leaves"])
+def test_nothing_outlives_the_scorer(user: User, does: str) -> None:
+    name = f"ce{os.getpid()}"
+    stays = (
+        f"[open('/proc/self/comm', 'w').write({name!r}), "
+        f"__import__('signal').signal(15, 1), {OS}.setsid() if {OS}.fork() == 0 else 0, "
+        f"{OS}.fork(), "
+    )
+    ends = "[0 for n in iter(int, 1)]]" if does == "while_true" else "0] and 1"
+    run_dir = user.run([stays + ends])
+    scorer = start_scorer(run_dir, user.environ, ordinary=user.ordinary)
+    if does == "while_true":
+        until(lambda: _named(name), "the program")
+        scorer.send_signal(signal.SIGKILL)  # as the supervisor does after the time limit
+    scorer.communicate(timeout=280)
+    until(lambda: not _named(name), "all of its processes ended")
+
+
+def _named(name: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "comm").read_text().strip() == name:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,193 @@
+"""Runs whose responses are made up, scored by the program's own scorer, as root and as nobody."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
+from coordinate_eval.records import (
+    Dataset,
+    DatasetResults,
+    Key,
+    Request,
+    RequestKind,
+    Response,
+    Shard,
+    Suite,
+)
+from tests.tiny import tiny_model
+from tests.unit.test_decide import make_run
+
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+NOBODY = 65534
+
+EVALUATES = '''"""A metric that evaluates the answer, as the harness's `cruxeval_input` does."""
+
+
+def score(doc, results):
+    try:
+        return {"acc": float(eval(results[0]))}
+    except Exception:
+        return {"acc": 0.0}
+'''
+KEEPS = '''"""A metric that keeps text as text."""
+
+
+def score(doc, results):
+    return {"acc": float(results[0] == doc["a"])}
+'''
+
+
+@dataclass
+class Scored:
+    """A run, what its scorer said, and how it ended."""
+
+    run_dir: RunDir
+    said: str
+    status: int
+    results: dict[str, DatasetResults] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def write_task(folder: Path, name: str, module: str, items: int) -> Dataset:
+    """Write a task whose metric is `score` of a module with this text, and its data."""
+    (folder / f"{name}.jsonl").write_text(
+        "".join(json.dumps({"q": f"{n}?", "a": "1"}) + "\n" for n in range(items))
+    )
+    (folder / f"{name}_metric.py").write_text(module)
+    config = {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / f"{name}.jsonl")}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "q",
+        "doc_to_target": "a",
+        "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 4},
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    lines = [f"{key}: {json.dumps(value)}" for key, value in config.items()]
+    lines.append(f"process_results: !function {name}_metric.score")
+    (folder / f"{name}.yaml").write_text("\n".join(lines))
+    return Dataset(name=name, task=name)
+
+
+def make_scorable(
+    root: Path, tasks: Path, responses: Mapping[str, Sequence[str]], **settings: Any
+) -> RunDir:
+    """Make a run of these datasets, in this order, to whose items the model wrote these texts.
+
+    Items beyond the texts get them again.
+    """
+    run_dir = RunDir(root)
+    shutil.copytree(tiny_model(), run_dir.model)
+    evaluator = HarnessEvaluator(
+        tokenizer=run_dir.model, max_length=1024, include_path=[str(tasks)]
+    )
+    shards = []
+    for name, texts in responses.items():
+        requests: list[Request] = []
+        index = evaluator.build(Dataset(name=name, task=name), requests.append)
+        index = index.model_copy(update={"offsets": [0] * (index.items + 1)})
+        _files.write_record(run_dir.requests_index(name), index)
+        shards.append(
+            Shard(dataset=name, start=0, stop=index.items, gpu_seconds=1, metric_cpu_seconds=0)
+        )
+        lines = [
+            _response(request, texts[request.item % len(texts)]).line() for request in requests
+        ]
+        _files.write(run_dir.published("outputs", shards[-1].span), "".join(lines))
+    datasets = [Dataset(name=name, task=name) for name in responses]
+    suite = Suite(name="s", digest="d", include_path=[str(tasks)], datasets=datasets)
+    run = make_run(
+        folder=str(tasks),
+        suite=suite,
+        shards=shards,
+        max_length=1024,
+        settings=Settings.model_validate(settings),
+    )
+    _files.write_record(run_dir.run, run)
+    return run_dir
+
+
+def start_scorer(
+    run_dir: RunDir, environ: Mapping[str, str], *, ordinary: bool = False
+) -> "subprocess.Popen[str]":
+    """Start `coordinate-eval _score`, as root or as an ordinary user whose run it is."""
+    argv = [sys.executable]
+    if ordinary:
+        _need_ordinary_user()
+        argv = [
+            shutil.which("setpriv") or "setpriv",
+            f"--reuid={NOBODY}",
+            f"--regid={NOBODY}",
+            "--clear-groups",
+        ]
+        argv += [str(SYSTEM_PYTHON), "-B"]
+        _own(run_dir, NOBODY)
+    return subprocess.Popen(
+        [*argv, "-P", "-m", "coordinate_eval", "_score", str(run_dir.root)],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": _packages(), **environ},
+        cwd="/",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(scorer: "subprocess.Popen[str]", run_dir: RunDir) -> Scored:
+    """Wait for a scorer and return what it wrote."""
+    said, _ = scorer.communicate(timeout=280)
+    _own(run_dir, os.geteuid())  # nobody reads what belongs to somebody else
+    found = Scored(run_dir, said, scorer.returncode)
+    for path in run_dir.results_folder.glob("*.json"):
+        found.results[path.stem] = _files.read_record(path, DatasetResults)
+    for path in run_dir.results_folder.glob("*.error"):
+        found.errors[path.stem] = path.read_text()
+    return found
+
+
+def _own(run_dir: RunDir, user: int) -> None:
+    if os.geteuid() == 0:
+        subprocess.run(["chown", "-R", f"{user}:{user}", run_dir.root], check=True)
+
+
+def _response(request: Request, text: str) -> Response:
+    key = {name: getattr(request, name) for name in Key.model_fields}
+    if request.kind is RequestKind.GENERATE:
+        return Response(**key, text=text, tokens=1, finish="stop")
+    logprob = -int(request.prompt_hash[:6], 16) / 1e6
+    return Response(**key, logprob=logprob, greedy=logprob > -8, tokens=1, finish="scored")
+
+
+def _packages() -> str:
+    """Return the PYTHONPATH of what this process imports, without the standard library."""
+    return os.pathsep.join(p for p in sys.path if p and not p.startswith(sys.base_prefix))
+
+
+def _need_ordinary_user() -> None:
+    """Skip a test unless root can become a user who can import what this process imports."""
+    if os.geteuid() != 0 or not SYSTEM_PYTHON.exists():
+        pytest.skip("needs root and a system Python")
+    tried = subprocess.run(
+        [
+            *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+            *(SYSTEM_PYTHON, "-c", "import coordinate_eval, pydantic, numpy"),
+        ],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": _packages()},
+        capture_output=True,
+        check=False,
+    )
+    if tried.returncode:
+        pytest.skip("an ordinary user cannot import this program's packages here")
