@@ -151,14 +151,14 @@ def readable(source: Path = SOURCE) -> Path:
 
 
 def named(name: str) -> list[int]:
-    """Processes that go by this name and are not dead, whether or not somebody has noticed."""
+    """Processes with a thread of this name that lives, even if their first one has ended."""
     found = []
-    for entry in Path("/proc").iterdir():
+    for task in Path("/proc").glob("[0-9]*/task/[0-9]*"):
         try:
-            alive = "State:\tZ" not in (entry / "status").read_text()
-            if alive and (entry / "comm").read_text() == f"{name}\n":
-                found.append(int(entry.name))
-        except (OSError, ValueError):
+            alive = "State:\tZ" not in (task / "status").read_text()
+            if alive and (task / "comm").read_text() == f"{name}\n":
+                found.append(int(task.parts[2]))
+        except OSError:
             pass
     return found
 

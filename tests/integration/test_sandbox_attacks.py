@@ -133,6 +133,7 @@ os._exit(0)
     "nothing but threads": """
 import threading
 linger()
+open("/proc/self/comm", "w").write(NAME)
 threading.Thread(target=time.sleep, args=(1000,)).start()
 syscall((60, 93), 0)
 """,

@@ -187,8 +187,9 @@ def _kill_marked(mark: bytes) -> None:
     found = True
     while found:
         found = False
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):  # not a process, another user's, or just ended
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
+        # The first thread of a process has no environment any more if it has ended.
+        for file in Path("/proc").glob("[0-9]*/task/[0-9]*/environ"):
+            with contextlib.suppress(OSError):  # another user's, or just ended
+                if mark in file.read_bytes().split(b"\0"):
+                    os.kill(int(file.parts[2]), signal.SIGKILL)
                     found = True
