@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from coordinate_eval._format import brief
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.errors import ClusterError
 
@@ -109,9 +110,10 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
                 busy.append(Busy(name=node.name, why=why, excluded=bool(excluded)))
             else:
                 nodes.append(node)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ClusterError(
-            f"Slurm's list of nodes has an unknown form ({error!r}); it begins {str(answer)[:200]}"
+            f"Slurm's list of nodes has an unknown form ({brief(repr(error))}); "
+            f"it begins {str(answer)[:200]}"
         ) from error
     return nodes, busy
 

@@ -169,7 +169,7 @@ def reasons_why_stopped(run_dir: RunDir) -> list[str]:
     """Return why a run stopped, a line for each reason."""
     if not state.has_ended_incomplete(run_dir):
         return [f"its supervisor is gone; logs are in {run_dir.logs}"]
-    return report.reasons(_files.read_json(run_dir.results))
+    return report.reasons(report.read_results(run_dir))
 
 
 def _what_goes_on(run_dir: RunDir, run: Run, cluster: Cluster) -> str:

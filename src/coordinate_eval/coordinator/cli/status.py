@@ -95,7 +95,7 @@ def describe(
     if phase is not Phase.COMPLETE:
         rough = _files.read_record_if_there(run_dir.first_signal, FirstSignal)
     if phase is Phase.INCOMPLETE:
-        reasons = results.reasons(_files.read_json(run_dir.results))
+        reasons = results.reasons(results.read_results(run_dir))
     else:
         reasons = [] if phase is Phase.COMPLETE else failures.report_failures(run_dir)
     return {

@@ -54,6 +54,8 @@ common, of 262,144 tokens."""
 MOST_SIDE_BYTES_IN_ALL: Final = 256 << 20
 """Bytes of all files beside the weights. They are copied into the run directory and to nodes."""
 
+_CHUNK_BYTES = 1 << 20
+
 
 def present(folder: Path, names: Iterable[str]) -> list[Path]:
     """Return those of these files that a folder has. A link that leads nowhere is none."""
@@ -120,7 +122,7 @@ def copy(path: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
 def _content(path: Path, file: FileIO, most: int) -> bytes:
     _check_size(path, os.fstat(file.fileno()).st_size, most)
     content = bytearray()
-    while part := file.read(most + 1 - len(content)):
+    while part := file.read(_CHUNK_BYTES):
         content += part
         _check_size(path, len(content), most)
     return bytes(content)

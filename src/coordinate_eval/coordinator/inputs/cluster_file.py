@@ -50,7 +50,7 @@ class FileNode(Record):
     @classmethod
     def _fill(cls, values: Any) -> Any:  # noqa: ANN401 - whatever the file holds
         gpus = values.get("gpus") if isinstance(values, dict) else None
-        if isinstance(gpus, int) and gpus <= MOST_GPUS:
+        if isinstance(gpus, int) and 0 <= gpus <= MOST_GPUS:
             values = {
                 "free_gpus": gpus,
                 "cpus": max(1, gpus * CPUS_PER_GPU),

@@ -5,6 +5,7 @@ an entry `<name>/data/<key>`. It is believed about sizes only as far as its own:
 compresses nothing, so what a file holds is no larger than the file.
 """
 
+import struct
 import zipfile
 from collections.abc import Callable, Iterable
 from io import FileIO
@@ -20,6 +21,17 @@ _STATE_KEYS = ("model_state_dict", "state_dict", "model", "module")
 _MOST_PICKLE_BYTES = 64 << 20
 _MOST_DIRECTORY_BYTES = 16 << 20  # 200,000 storages; read, it takes ten times as much
 _SLACK_BYTES = 1 << 20
+# What zipfile raises at one damage or another.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    EOFError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+)
 
 
 def read(path: Path) -> dict[str, int]:
@@ -33,7 +45,7 @@ def read(path: Path) -> dict[str, int]:
             with zipfile.ZipFile(_Portions(opened)) as archive:
                 name, sizes = _contents(archive, path)
                 tree = torch_pickle.walk(_pickle(archive, name), path)
-        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        except _DAMAGED as error:
             raise UserError(_why_no_archive(path, opened)) from error
     tensors = model_tensors(tree, lambda value: isinstance(value, StoredTensor), path)
     counts: dict[str, int] = {}

@@ -53,11 +53,20 @@ def metrics(entry: Mapping[str, Any]) -> Iterator[tuple[str, float, float | None
     """Yield name, value and standard error of each metric of a task, in the task's order."""
     for name, value in entry.items():
         metric, _, filter_name = name.partition(",")
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or metric.endswith("_stderr") or metric in NOT_METRICS:
+        number = _number(value)
+        if number is None or metric.endswith("_stderr") or metric in NOT_METRICS:
             continue
-        error = entry.get(f"{metric}_stderr,{filter_name}")
-        yield name, float(value), float(error) if isinstance(error, int | float) else None
+        yield name, number, _number(entry.get(f"{metric}_stderr,{filter_name}"))
+
+
+def _number(value: object) -> float | None:
+    """Return a value that a number can have here, None for all others."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def _choose(found: DatasetResults, task: str, wanted: str | None) -> Score | None:

@@ -3,7 +3,10 @@
 import contextlib
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
+
+from pydantic import Field, ValidationError
 
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.report.failures import report_failures
@@ -11,10 +14,23 @@ from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import RecordError
-from coordinate_eval.records import Dataset, DatasetRequests, DatasetResults
+from coordinate_eval.records import Dataset, DatasetRequests, DatasetResults, Record
 
 MOST_NAMES = 5
 """Datasets that are named where more have the same reason."""
+
+
+class _Shown(Record):
+    """The part of `results.json` that people are shown."""
+
+    complete: bool
+    run: str = ""
+    results: dict[str, dict[str, Any]] = Field(default={})
+    n_samples: dict[str, dict[str, Any]] = Field(default={})
+    missing: dict[str, str] = Field(default={})
+    left_out: dict[str, str] = Field(default={})
+    reason: str = ""
+    failures: list[str] = Field(default=[])
 
 
 def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, Any]:
@@ -70,9 +86,11 @@ def read_results(run_dir: RunDir) -> dict[str, Any] | None:
         results = _files.read_json(run_dir.results)
     except RecordError as error:
         raise RecordError(f"{error}; {mend}") from error
-    if not isinstance(results, dict) or "complete" not in results:
-        raise RecordError(f"{run_dir.results} has no results of a run; {mend}")
-    return results
+    try:
+        shown = _Shown.model_validate(results)
+    except ValidationError as error:
+        raise RecordError(f"{run_dir.results} has no results of a run; {mend}") from error
+    return shown.model_dump() | results
 
 
 def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
@@ -97,12 +115,14 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
     return "not scored"
 
 
-def reasons(results: dict[str, Any]) -> list[str]:
+def reasons(results: Mapping[str, Any] | None) -> list[str]:
     """Return why a run ended incomplete, a line for each reason, from its `results.json`.
 
     First the errors of trials and keepers with their logs, then why the run was given up, then the
     datasets without results, those that need the same together.
     """
+    if results is None:
+        return []
     lines = list(results["failures"])
     if results.get("reason"):
         lines.append(results["reason"])
