@@ -9,6 +9,7 @@ from coordinate_eval._format import duration
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.plan import Cost
 from coordinate_eval.coordinator.planning.request_cache import Builder, Built
+from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue, roofline, this_machine
 from coordinate_eval.priors import conditions as conditions_of
 from coordinate_eval.priors.observations import subject
@@ -43,9 +44,11 @@ def suite_costs(
 ) -> tuple[list[Cost], dict[str, Built]]:
     """Return the cost of each dataset, and the requests that were built by dataset name.
 
-    Builds the requests of datasets for which `build` is true, and of those whose number of items
-    is known neither from the suite nor from the catalogue. `tell` is called with the name of each
-    dataset before it is built, and with the time left where earlier builds show it.
+    Builds the requests of datasets for which `build` is true. `tell` is called with the name of
+    each dataset before it is built, and with the time left where earlier builds show it.
+
+    Raises:
+        UserError: A dataset cannot be built, or nothing is known of one that is not.
     """
     found: list[Cost] = []
     built: dict[str, Built] = {}
@@ -60,8 +63,11 @@ def suite_costs(
             built[dataset.name] = builder.get(dataset)
         work = known_work(dataset, built.get(dataset.name))
         if work is None:
-            built[dataset.name] = builder.get(dataset)
-            work = catalogue.built_work(dataset, built[dataset.name].index)
+            raise UserError(
+                f"dataset {dataset.name} has no figures to plan with, and its task is code, which "
+                "a dry run on a cluster file does not run: give it `items` in the suite, leave it "
+                "out with --skip, or plan on a live cluster"
+            )
         found.append(dataset_cost(dataset, work, on, priors, built=dataset.name in built))
     return found, built
 

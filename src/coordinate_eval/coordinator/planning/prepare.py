@@ -196,7 +196,7 @@ def prepare(
     """Plan a run of the inputs on what is offered, or check that the reviewed plan can start.
 
     On a live cluster the requests of all datasets are built first, so that the plan has their
-    real numbers; on a cluster file only those that no figure is known of. With `what_if` the plan
+    real numbers; on a cluster file nothing is built, and no task is loaded. With `what_if` the plan
     tells what other numbers of nodes would come to. `tell` hears what is being built.
 
     Raises:

@@ -90,7 +90,8 @@ def read_results(run_dir: RunDir) -> dict[str, Any] | None:
         shown = _Shown.model_validate(results)
     except ValidationError as error:
         raise RecordError(f"{run_dir.results} has no results of a run; {mend}") from error
-    return shown.model_dump() | results
+    found: dict[str, Any] = shown.model_dump() | results
+    return found
 
 
 def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
