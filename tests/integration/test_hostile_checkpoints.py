@@ -10,7 +10,7 @@ from tests.tiny import need, tiny_model, tokenizer
 pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
-IN_DRY_RUNS = ("tokenizer map", "own tokenizer", "own model", "files elsewhere", "shadows")
+IN_DRY_RUNS = ("tokenizer map", "own tokenizer", "shadows")
 
 TEXT = "the cat sat on the mat, 東京"
 
