@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -40,6 +41,7 @@ _RANGES = {
     "repeats": (1, 10**4),
     "num_fewshot": (0, 10**4),
 }
+_MOST_SHOWN = 10**300  # a float in a message
 
 
 class _StrictPrior(Prior):
@@ -86,7 +88,9 @@ def check_tasks(suite: Suite) -> None:
             _check_folder(folder, deep=True)
     for dataset in suite.datasets:
         file = Path(dataset.task or "")
-        if dataset.task and file.is_file():  # its functions are in files beside it
+        if dataset.task and stat.S_ISREG(
+            suite_yaml.mode(file)
+        ):  # its functions are in files beside it
             _user_files.check_own(file, f"task of dataset {dataset.name}")
             _check_folder(file.parent, deep=False)
 
@@ -287,4 +291,5 @@ def _in_range(dataset: Dataset, given: Located) -> None:
         value = getattr(dataset, key)
         if value is not None and not least <= value <= most:
             limit = f"at least {least}" if value < least else f"at most {most}"
-            raise wrong(given.at(key), f"dataset {dataset.name}: {key} is {value:.9g}, {limit}")
+            shown = min(max(value, -_MOST_SHOWN), _MOST_SHOWN)
+            raise wrong(given.at(key), f"dataset {dataset.name}: {key} is {shown:.9g}, {limit}")

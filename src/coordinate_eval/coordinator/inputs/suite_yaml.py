@@ -8,6 +8,7 @@ inherited ones, so that its tasks win too.
 import difflib
 import fnmatch
 import json
+import stat
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -97,7 +98,7 @@ def find(name: str, folder: Path = Path()) -> Source:
         path = shipped_folder() / f"{name}.yaml"
         return Source(path.read_text(), name, path.parent, str(path))
     path = folder / name
-    if path.suffix not in (".yaml", ".yml") and not _exists(path):
+    if path.suffix not in (".yaml", ".yml") and not mode(path):
         raise UserError(
             f"no suite {name!r}: give a suite file, or a shipped suite: {', '.join(shipped())}"
         )
@@ -235,7 +236,7 @@ def _folders(tree: Located, folder: Path) -> list[str]:
     found = []
     for name, place in _strings(tree, "include_path", "a list of folders"):
         found.append(str(folder / name))
-        if not Path(found[-1]).is_dir():
+        if not stat.S_ISDIR(mode(Path(found[-1]))):
             raise wrong(place, f"no folder {found[-1]}")
     return found
 
@@ -336,8 +337,9 @@ def only(tree: Located, keys: set[str], what: str) -> None:
             raise wrong(tree.at(key), f"unknown key {key!r} in {what}; known: {known}")
 
 
-def _exists(path: Path) -> bool:
+def mode(path: Path) -> int:
+    """Return the mode of what is at a path, 0 if nothing can be there: it is too long, say."""
     try:
-        return path.exists()
-    except (OSError, ValueError):  # too long, or with a NUL: not a path
-        return False
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0
