@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import struct
 import zipfile
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from coordinate_eval.coordinator.planning.prepare import offer_of_file
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.priors.conditions import model_of
-from coordinate_eval.slurm.nodes import Wanted, read_nodes, read_partitions
+from coordinate_eval.slurm.nodes import Wanted, gpu_memory_gib, read_nodes, read_partitions
 from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_job_id, read_tasks
 
 randoms = st.randoms(use_true_random=False)
@@ -289,3 +290,11 @@ def test_texts_of_slurm(random: Random) -> None:
         judged(lambda changed=changed: read_tasks(changed, "ce-"))  # type: ignore[misc]
         judged(lambda changed=changed: read_partitions(changed))  # type: ignore[misc]
         judged(lambda changed=changed: read_job_id(changed))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_numbers_that_no_time_or_size_has(digits: int) -> None:
+    number = "9" * digits
+    found = read_partitions(f"PartitionName=x MaxTime={number}-0:{number}:0")["x"]
+    assert found.minutes == math.inf
+    assert gpu_memory_gib(f"h100_{number}gb") == 80

@@ -151,7 +151,7 @@ def read_partitions(text: str) -> dict[str, Partition]:
 
 def _minutes(text: str) -> float:
     """Return the minutes of `days-hours:minutes:seconds`; infinity for UNLIMITED and the like."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    match = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9}):(\d{1,9}):(\d{1,9})", text)
     if match is None:
         return math.inf
     days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
@@ -161,7 +161,7 @@ def _minutes(text: str) -> float:
 def gpu_memory_gib(kind: str) -> float:
     """Return the memory of a GPU type such as `nvidia_h100_80gb_hbm3` in GiB, 0.0 if unknown."""
     kind = kind.lower()
-    if size := re.search(r"(\d+)g[bi]", kind):
+    if size := re.search(r"(?<!\d)(\d{1,6})g[bi]", kind):
         return float(size[1])
     for word in re.split(r"[^a-z0-9]+", kind):
         known = [name for name in _GPU_MEMORY_GIB if re.match(rf"{name}(?!\d)", word)]

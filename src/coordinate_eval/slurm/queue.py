@@ -12,7 +12,7 @@ _RECORD = "\x1e"
 SQUEUE_FORMAT = f"{_RECORD}%i|%T|%r|%N|%j"
 """For `squeue -h -a -r -t all -o`: task id, state, reason, node, job name."""
 
-_TASK = re.compile(r"(\d+)(?:_(\d+))?")
+_TASK = re.compile(r"(\d{1,19})(?:_(\d{1,9}))?")
 
 # Not started yet, or to be started again.
 _PENDING = {
