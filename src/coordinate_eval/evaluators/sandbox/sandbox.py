@@ -14,6 +14,7 @@ import itertools
 import marshal
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -166,10 +167,7 @@ class Sandbox:
             if self.level is Level.LIMITS:
                 if os.geteuid() == 0:
                     raise SandboxError(_AS_ROOT)
-                temporary = tempfile.TemporaryDirectory(
-                    prefix="coordinate-eval-", ignore_cleanup_errors=True
-                )
-                home = resources.enter_context(temporary)
+                home = resources.enter_context(_own_folder())
             user = resources.enter_context(own_user())
             ours, theirs = (
                 resources.enter_context(end)
@@ -218,6 +216,26 @@ class Sandbox:
                 env=ENVIRONMENT | ({"HOME": home} if home else {}),
                 start_new_session=True,
             )
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[str]:
+    """Make a folder for a program, and remove it with all that the program has left there."""
+    folder = tempfile.mkdtemp(prefix="coordinate-eval-")
+    try:
+        yield folder
+    finally:
+        try:
+            shutil.rmtree(folder)
+        except (OSError, RecursionError):  # folders that forbid it, or too deep for Python
+            if not Path(folder).is_symlink():
+                _quietly("chmod", "-R", "u+rwx", folder)
+            _quietly("rm", "-rf", folder)
+
+
+def _quietly(*command: str) -> None:
+    """Run a command, whatever comes of it."""
+    subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
 
 
 def _await_result(judge: Judge, timeout_seconds: float, watch: Watch) -> str:
