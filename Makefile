@@ -32,10 +32,10 @@ test: $(READY)
 	bash scripts/packages.sh
 	$(PYTEST)
 
-# Rarely, hours: thirty times as many random examples, plans and faults.
+# Rarely, hours: thirty times as many random examples, plans and faults, and all hostile programs.
 test-long: $(READY)
 	bash scripts/packages.sh
-	TEST_LONG=1 $(PYTEST) -m 'random or hypothesis' --timeout 14400
+	TEST_LONG=1 $(PYTEST) -m 'random or hypothesis or hostile' --timeout 14400
 
 check: $(READY)
 	$(BIN)/ruff format --check .

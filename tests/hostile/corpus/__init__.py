@@ -1,0 +1,1 @@
+"""The hostile programs, family by family."""

@@ -1,0 +1,29 @@
+"""Hostile programs that a metric job of root runs."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from coordinate_eval.evaluators.sandbox.sandbox import Level
+from tests.hostile.cases import OLDEST_BUBBLEWRAP, cases, check
+from tests.hostile.place import Places, Setting
+from tests.hostile.program import Program
+
+SETTINGS = [
+    Setting("root", Level.BUBBLEWRAP),
+    Setting("root", Level.NAMESPACES),
+    Setting("root", Level.BUBBLEWRAP, OLDEST_BUBBLEWRAP),
+]
+
+
+@pytest.fixture(scope="module")
+def places() -> Iterator[Places]:
+    with contextlib.closing(Places()) as places:
+        yield places
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(("setting", "program"), cases(SETTINGS))
+def test_programs(places: Places, setting: Setting, program: Program) -> None:
+    check(places.at(setting), program)
