@@ -42,6 +42,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Answer commands until there are no more."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    own = os.getpid()
     commands, replies = _take_channels(int(sys.argv[1]))
     setup = Setup.model_validate_json(commands.readline())
     _limit(setup.memory_bytes)
@@ -56,6 +57,8 @@ def main() -> None:
     for line in commands:
         command = Command.model_validate_json(line)
         reply = _reply(evaluator, command)
+        if os.getpid() != own:  # what the model wrote has forked
+            os._exit(1)
         replies.write(reply.line().encode())
         replies.flush()
 
