@@ -140,6 +140,12 @@ def test_what_it_evaluates_reaches_nothing(user: User) -> None:
     assert sorted(path.name for path in user.root.parent.iterdir()) == ["home", "run", "tasks"]
 
 
+def write_to_all(what: str) -> str:
+    """An expression that writes to every descriptor but the standard ones."""
+    lines = ["for n in range(3, 50):", f" try: {OS}.write(n, {what})", " except OSError: pass"]
+    return f"exec({chr(10).join(lines)!r})"
+
+
 ENDING_ATTACKS = {
     "kill all": f"{OS}.kill(-1, 9)",
     "kill its parent": f"{OS}.kill({OS}.getppid(), 9)",
@@ -149,10 +155,8 @@ ENDING_ATTACKS = {
     "fill memory in children": (
         f"[{OS}.fork() or [b'x' * (256 << 20), __import__('time').sleep(1000)] for n in range(30)]"
     ),
-    "close all": f"[{OS}.closerange(0, 1000), __import__('time').sleep(1000)]",
-    "flood": "[" + OS + ".write(n, b'x' * (5 << 20)) for n in range(3, 9) for m in range(2)"
-    f" if {OS}.path.exists(f'/proc/self/fd/{{n}}') and {OS}.readlink(f'/proc/self/fd/{{n}}')"
-    ".startswith('pipe')]",
+    "close all": f"{OS}.closerange(0, 1000)",
+    "flood": write_to_all("b'x' * (5 << 20)"),
 }
 
 
@@ -164,7 +168,6 @@ def test_what_ends_its_process_costs_its_dataset(user: User, what: str) -> None:
         assert scored.results["evil"].results["evil"]["acc,none"] == 0.5, scored.errors
     else:
         assert "scor" in scored.said.splitlines()[-1]
-        assert "Traceback" not in scored.said
         assert "evil" not in scored.results
         assert (user.root / "results" / "scoring").read_text() == "evil"
 
@@ -174,15 +177,11 @@ def test_a_forged_reply_concerns_its_own_dataset(user: User) -> None:
         '{"number":2,"results":{"dataset":"evil","items":1,"results":'
         '{"evil":{"acc,none":1},"after":{"acc,none":0}}}}\n'
     )
-    write_to_pipes = (
-        f"[{OS}.write(n, {forged.encode()!r}) for n in range(1, 20)"
-        f" if {OS}.path.exists(f'/proc/self/fd/{{n}}')]"
-    )
-    scored = user.scored([write_to_pipes, "0"])
+    scored = user.scored([write_to_all(repr(forged.encode())), "0"])
     assert scored.status == 0, scored.said
     assert scored.results["after"].results["after"]["acc,none"] == 1.0
     assert "evil" not in scored.results
-    assert "gave scores of 'after'" in scored.errors["evil"]
+    assert "was disturbed" in scored.errors["evil"]
 
 
 def test_what_prints_a_reply_is_not_heard(user: User) -> None:

@@ -1,0 +1,75 @@
+"""Replies of a process in which what the model wrote may have run: data, and checked."""
+
+import math
+
+import pytest
+
+from coordinate_eval.errors import RecordError
+from coordinate_eval.evaluators.confined.messages import (
+    MOST_TIMEOUT_SECONDS,
+    Command,
+    Reply,
+    Work,
+    check_names,
+    check_questions,
+    read_reply,
+)
+from coordinate_eval.evaluators.harness.code_eval import program_question
+from coordinate_eval.records import Dataset, DatasetResults
+
+COMMAND = Command(number=2, work=Work.FINISH, dataset=Dataset(name="evil"))
+
+
+def results(**changes: object) -> DatasetResults:
+    return DatasetResults.model_validate({"dataset": "evil", "items": 1, "results": {}} | changes)
+
+
+def test_the_reply_to_the_command_is_read() -> None:
+    reply = Reply(number=2, results=results(results={"evil": {"acc,none": 1.0}}))
+    assert read_reply(reply.line().encode(), COMMAND) == reply
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"Traceback\n",
+        b"[]\n",
+        b'{"number": 1}\n',
+        b'{"number": 2}\n{"number": 2}\n',
+        b'{"number": 2, "questions": [' + b"[" * 100_000,
+        b'{"number": 2, "error": "\xff"}',
+    ],
+)
+def test_anything_else_is_no_reply(said: bytes) -> None:
+    with pytest.raises(RecordError, match="was disturbed"):
+        read_reply(said, COMMAND)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"results": {"evil": {}, "good": {}}},
+        {"groups": {"good": {}}},
+        {"versions": {"good": 1}},
+        {"n_samples": {"good": {}}},
+        {"dataset": "good"},
+    ],
+)
+def test_no_reply_gives_scores_of_another_dataset(changes: dict[str, object]) -> None:
+    check_names(results(results={"evil": {}, "evil/leaf": {}}), {"evil", "evil/leaf"}, COMMAND)
+    with pytest.raises(RecordError, match="scores of 'good'"):
+        check_names(results(**changes), {"evil", "evil/leaf"}, COMMAND)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan, 2 * MOST_TIMEOUT_SECONDS])
+def test_no_question_waits_for_ever(seconds: float) -> None:
+    check_questions([program_question("pass", 3.0)], COMMAND)
+    with pytest.raises(RecordError, match="seconds"):
+        check_questions([program_question("pass", seconds)], COMMAND)
+
+
+def test_no_question_has_the_id_of_another() -> None:
+    question = program_question("pass", 3.0).model_copy(update={"content": "exit()"})
+    with pytest.raises(RecordError, match="another one's id"):
+        check_questions([question], COMMAND)
