@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.planning.costs import conditions, suite_costs
 from coordinate_eval.coordinator.planning.request_cache import Builder, Built
 from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators import pulse
 from coordinate_eval.priors.observations import BuildSeen, subject
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Checkpoint, Dataset, EngineSettings, Request, Suite
@@ -246,3 +247,25 @@ def test_what_cannot_be_built_leaves_nothing(home: Home) -> None:
     with pytest.raises(UserError, match="has no task"):
         home.get()
     assert list((home.cache / f"requests-{os.geteuid()}").iterdir()) == []
+
+
+def test_a_chat_template_without_an_end_ends_the_building(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "CPU_SECONDS", 1.0)
+    home.dataset = home.dataset.model_copy(update={"chat_template": True})
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (home.model / "chat_template.jinja").write_text(loop)
+    with pytest.raises(UserError, match="the chat template takes more than 1 seconds") as caught:
+        home.get()
+    assert str(home.model) in str(caught.value)
+    assert not home.entries()
+
+
+def test_nothing_is_left_of_the_process_that_builds(home: Home) -> None:
+    builder = Builder(home.cache, home.inspect(), home.suite(), home.engine, home.max_length)
+    builder.get(home.dataset)
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    assert len(children.read_text().split()) == 1
+    del builder
+    assert not children.read_text().split()

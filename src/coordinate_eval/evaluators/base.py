@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles
+from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.records import (
     Answer,
     Dataset,
@@ -98,13 +99,18 @@ class Scorer(Protocol):
 
 
 def harness_evaluator(
-    tokenizer: Path, include_path: Sequence[str], engine: str, max_length: int
+    tokenizer: Path,
+    include_path: Sequence[str],
+    engine: str,
+    max_length: int,
+    pulse: Pulse | None = None,
 ) -> Evaluator:
     """Return the evaluator over lm-evaluation-harness.
 
     Its tasks are the harness's own and those in the folders `include_path`; the last one wins.
     It reads the tokenizer from the folder `tokenizer`. It cuts prompts to `max_length` tokens in
-    the way of the harness's own model class for `engine`.
+    the way of the harness's own model class for `engine`. It notes calls of the tokenizer in
+    `pulse`.
     """
     from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 
@@ -113,4 +119,5 @@ def harness_evaluator(
         max_length=max_length,
         include_path=include_path,
         backend="vllm" if engine == "vllm" else "hf",
+        pulse=pulse,
     )

@@ -24,8 +24,11 @@ from coordinate_eval import _files, _owner
 from coordinate_eval.coordinator.inputs import clean_files
 from coordinate_eval.coordinator.inputs.checkpoint_files import TOKENIZERS
 from coordinate_eval.errors import RecordError, UserError
-from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
-from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Request, Suite
+from coordinate_eval.evaluators.confined.messages import Command, Setup, Work
+from coordinate_eval.evaluators.confined.process import BuildingProcess, ProcessEnded
+from coordinate_eval.evaluators.harness.watched_tokenizer import unusable
+from coordinate_eval.evaluators.pulse import EndlessCall
+from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Suite
 
 FORMAT = 3
 """Increased when a key comes to mean different requests, or an index has new facts."""
@@ -95,27 +98,13 @@ class Builder:
         return Built(requests, found) if found else None
 
     def _build(self, dataset: Dataset, key: str, requests: Path, index: Path) -> DatasetRequests:
-        offsets: list[int] = []
         part = requests.with_name(f".{requests.name}.{_files.token()}.tmp")
         try:
-            with part.open("wb") as file:
-
-                def write(request: Request) -> None:
-                    while len(offsets) <= request.item:
-                        offsets.append(file.tell())
-                    file.write(request.line().encode())
-
-                try:
-                    built = self._evaluator.build(dataset, write)
-                except UserError as error:
-                    raise UserError(self._of_the_checkpoint(str(error))) from error
-                # The last items may have no request, such as empty documents.
-                offsets += [file.tell()] * (built.items + 1 - len(offsets))
+            built = self._built(dataset, part)
             part.replace(requests)
         finally:
             part.unlink(missing_ok=True)
-        more = {"key": key, "offsets": offsets, "built": time.time()}
-        found = built.model_copy(update=more)
+        found = built.model_copy(update={"key": key, "built": time.time()})
         _files.write_record(index, found)
         return found
 
@@ -133,11 +122,35 @@ class Builder:
             ) from error
         return folder
 
+    def _built(self, dataset: Dataset, part: Path) -> DatasetRequests:
+        """Let the process write the requests to a file, and return their index."""
+        command = Command(number=0, work=Work.BUILD, dataset=dataset, requests=str(part))
+        try:
+            reply = self._process.ask(command)
+        except EndlessCall as error:
+            del self._process
+            raise UserError(self._of_the_checkpoint(unusable(self._copies, str(error)))) from error
+        except ProcessEnded as error:
+            del self._process
+            raise UserError(
+                f"dataset {dataset.name!r} cannot be built: {error}; what is printed above may "
+                "say why. Is there enough memory on this machine?"
+            ) from error
+        if reply.built is None:
+            raise UserError(self._of_the_checkpoint(reply.error))
+        return reply.built
+
     @cached_property
-    def _evaluator(self) -> Evaluator:
-        return harness_evaluator(
-            self._copies, self._suite.include_path, self._engine, self._max_length
+    def _process(self) -> BuildingProcess:
+        setup = Setup(
+            tokenizer=str(self._copies),
+            include_path=self._suite.include_path,
+            engine=self._engine,
+            max_length=self._max_length,
         )
+        process = BuildingProcess(setup)
+        weakref.finalize(self, process.close)
+        return process
 
     def _of_the_checkpoint(self, message: str) -> str:
         """Return a message with the folder of the tokenizer instead of that of its copy."""

@@ -1,10 +1,11 @@
-"""The process that scores: it holds the harness's evaluator, and answers commands.
+"""A process of the harness: it holds the evaluator, and answers commands.
 
-`python -m coordinate_eval.evaluators.confined.answering FD`, started by `process.py`. Commands come
-on standard input, replies go to the descriptor FD, and the output of tasks to standard error.
+`python -m coordinate_eval.evaluators.confined.answering FD [NOTE]`, started by `process.py`.
+Commands come on standard input, replies go to the descriptor FD, and the output of tasks to
+standard error. Calls of the tokenizer are noted in the file NOTE, if it is given.
 
-It writes no file of the run. It may be confined so that it cannot: then the caches of the libraries
-are read-only, and it works on folders of links to them in its own memory.
+To score, it writes no file of the run. It may be confined so that it cannot: then the caches of the
+libraries are read-only, and it works on folders of links to them in its own memory.
 """
 
 import contextlib
@@ -29,6 +30,8 @@ from coordinate_eval.evaluators.confined.messages import (
     Setup,
     Work,
 )
+from coordinate_eval.evaluators.pulse import Pulse
+from coordinate_eval.records import Dataset, DatasetRequests, Request
 
 STACKS_BYTES = 4 << 30
 """Address space for the stacks of threads, which mostly stay untouched, beside the memory."""
@@ -43,15 +46,21 @@ def main() -> None:
     """Answer commands until there are no more."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     own = os.getpid()
-    commands, replies = _take_channels(int(sys.argv[1]))
+    reply_to, *note = map(int, sys.argv[1:])
+    commands, replies = _take_channels(reply_to)
     setup = Setup.model_validate_json(commands.readline())
-    _limit(setup.memory_bytes)
+    if setup.memory_bytes:
+        _limit(setup.memory_bytes)
     mirroring = threading.Thread(target=_mirror_all, args=(setup.mirrors,))
     mirroring.start()
     with contextlib.suppress(FileNotFoundError, PermissionError):  # no data of a task is there
         os.chdir(setup.folder)
     evaluator = harness_evaluator(
-        Path(setup.tokenizer), setup.include_path, setup.engine, setup.max_length
+        Path(setup.tokenizer),
+        setup.include_path,
+        setup.engine,
+        setup.max_length,
+        Pulse(note[0]) if note else None,
     )
     mirroring.join()
     for line in commands:
@@ -119,6 +128,8 @@ def _reply(evaluator: Evaluator, command: Command) -> Reply:
 
 def _call(evaluator: Evaluator, command: Command) -> Reply:
     number, dataset = command.number, command.dataset
+    if command.work is Work.BUILD:
+        return Reply(number=number, built=_build(evaluator, dataset, Path(command.requests)))
     responses = ResponseFiles(tuple(map(Path, command.responses)))
     answers = AnswerFiles(tuple(map(Path, command.answers)))
     if command.work is Work.LOAD:
@@ -127,6 +138,22 @@ def _call(evaluator: Evaluator, command: Command) -> Reply:
         return Reply(number=number, questions=evaluator.questions(dataset, responses))
     finish = evaluator.finish if command.work is Work.FINISH else evaluator.finish_part
     return Reply(number=number, results=finish(dataset, responses, answers))
+
+
+def _build(evaluator: Evaluator, dataset: Dataset, path: Path) -> DatasetRequests:
+    """Write the requests of a dataset to a new file, and return their index with its offsets."""
+    offsets: list[int] = []
+    with path.open("xb") as file:
+
+        def write(request: Request) -> None:
+            while len(offsets) <= request.item:
+                offsets.append(file.tell())
+            file.write(request.line().encode())
+
+        built = evaluator.build(dataset, write)
+        # The last items may have no request, such as empty documents.
+        offsets += [file.tell()] * (built.items + 1 - len(offsets))
+    return built.model_copy(update={"offsets": offsets})
 
 
 if __name__ == "__main__":

@@ -18,13 +18,22 @@ from pydantic import Field, ValidationError
 
 from coordinate_eval import _files
 from coordinate_eval.errors import RecordError
-from coordinate_eval.records import Answer, Dataset, DatasetResults, Question, Record, Response
+from coordinate_eval.records import (
+    Answer,
+    Dataset,
+    DatasetRequests,
+    DatasetResults,
+    Question,
+    Record,
+    Response,
+)
 
 MOST_REPLY_BYTES = 4 << 20
 """Longest reply: the scores of a group of a thousand tasks take a tenth of it."""
 
-MOST_QUESTIONS_BYTES = 256 << 20
-"""Longest reply with questions: thirty thousand programs of some kilobytes each."""
+MOST_LONG_REPLY_BYTES = 256 << 20
+"""Longest reply with questions, or with the offsets of what was built: thirty thousand programs of
+some kilobytes each."""
 
 MOST_ERROR_CHARACTERS = 20_000
 
@@ -39,16 +48,19 @@ class Setup(Record):
     include_path: list[str] = Field(description="the user's folders of tasks")
     engine: str
     max_length: int
-    folder: str = Field(description="where tasks' relative paths begin, if it is visible")
-    memory_bytes: int = Field(description="limit for the process's own memory")
+    folder: str = Field(
+        default="", description="where tasks' relative paths begin, if it is not where it starts"
+    )
+    memory_bytes: int = Field(default=0, description="most memory of its processes; 0: any")
     mirrors: dict[str, str] = Field(
         default={}, description="read-only cache → writable folder to be filled with links to it"
     )
 
 
 class Work(StrEnum):
-    """The methods of an evaluator that score."""
+    """The methods of an evaluator."""
 
+    BUILD = "build"
     LOAD = "load"
     QUESTIONS = "questions"
     FINISH = "finish"
@@ -63,6 +75,7 @@ class Command(Record):
     dataset: Dataset
     responses: list[str] = Field(default=[], description="files of JSON lines of `Response`")
     answers: list[str] = Field(default=[], description="files of JSON lines of `Answer`")
+    requests: str = Field(default="", description="new file for what is built")
 
 
 class Reply(Record):
@@ -73,6 +86,7 @@ class Reply(Record):
     names: list[str] = Field(default=[], description="tasks and groups that have scores: of load")
     questions: list[Question] = Field(default=[])
     results: DatasetResults | None = None
+    built: DatasetRequests | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A process that scores, confined: started, asked, watched and ended."""
+"""Processes of the harness: one that builds prompts, watched, and one that scores, confined."""
 
 import contextlib
 import itertools
@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.confined.messages import (
-    MOST_QUESTIONS_BYTES,
+    MOST_LONG_REPLY_BYTES,
     MOST_REPLY_BYTES,
     Command,
     Reply,
@@ -22,6 +22,7 @@ from coordinate_eval.evaluators.confined.messages import (
     Work,
     read_reply,
 )
+from coordinate_eval.evaluators.pulse import NOTE_BYTES, PulseWatch
 from coordinate_eval.evaluators.sandbox.confinement import Level, View, wrapper
 from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch
 
@@ -36,33 +37,41 @@ _ANSWERING = "coordinate_eval.evaluators.confined.answering"
 
 
 class ProcessEnded(CoordinateError):
-    """The process that scores has ended before it replied, or was ended for what it used."""
+    """The process has ended before it replied, or was ended for what it used."""
 
 
-class ScoringProcess:
-    """One process of `answering.py`, and all that it starts.
-
-    It is confined at a `level` to a `view`, or not at all with the level `limits`.
-    """
+class _Process:
+    """One process of `answering.py`, and all that it starts."""
 
     def __init__(
-        self, setup: Setup, level: Level, view: View, environment: Mapping[str, str]
+        self,
+        setup: Setup,
+        *,
+        wrapped_in: Sequence[str] = (),
+        environment: Mapping[str, str],
+        folder: str | None = None,
+        note: int | None = None,
     ) -> None:
         """Start the process. It loads the harness while the caller goes on.
 
-        Raises:
-            OSError, ValueError: the confinement cannot be set up.
+        Args:
+            setup: what it is told first.
+            wrapped_in: arguments to put before its own.
+            environment: its variables.
+            folder: its working directory; None for that of this process.
+            note: descriptor of the file in which it notes calls of native code.
         """
         self._numbers = itertools.count(1)
         self._replies, replies = os.pipe()
-        answering = [sys.executable, "-P", "-m", _ANSWERING, str(replies)]
+        descriptors = [replies] if note is None else [replies, note]
+        answering = [sys.executable, "-P", "-m", _ANSWERING, *map(str, descriptors)]
         try:
             self._process = subprocess.Popen(
-                [*wrapper(level, view), *answering],
+                [*wrapped_in, *answering],
                 stdin=subprocess.PIPE,
-                pass_fds=[replies],
+                pass_fds=descriptors,
                 env=dict(environment),
-                cwd=(setup.folder or None) if level is Level.LIMITS else "/",
+                cwd=folder,
                 start_new_session=True,
             )
         except BaseException:
@@ -70,7 +79,6 @@ class ScoringProcess:
             raise
         finally:
             os.close(replies)
-        self._watch = Watch(self._process.pid, setup.memory_bytes)
         self._write(setup.line())
 
     def __enter__(self) -> Self:
@@ -89,10 +97,12 @@ class ScoringProcess:
 
         Raises:
             ProcessEnded: there will be no reply.
+            EndlessCall: a call of native code was ended, and the process with it.
             RecordError: the reply is not one.
         """
         numbered = command.model_copy(update={"number": next(self._numbers)})
-        most = MOST_QUESTIONS_BYTES if command.work is Work.QUESTIONS else MOST_REPLY_BYTES
+        long = command.work in (Work.QUESTIONS, Work.BUILD)
+        most = MOST_LONG_REPLY_BYTES if long else MOST_REPLY_BYTES
         try:
             self._write(numbered.line())
             return read_reply(self._read_line(most), numbered)
@@ -138,7 +148,7 @@ class ScoringProcess:
                 if not pieces[-1]:
                     raise ProcessEnded(self._how_it_ended())
                 if size > most:
-                    raise ProcessEnded(f"the scoring process said more than {most >> 20} MiB")
+                    raise ProcessEnded(f"its process said more than {most >> 20} MiB")
             elif self.ended:
                 raise ProcessEnded(self._how_it_ended())
         return b"".join(pieces)
@@ -147,15 +157,56 @@ class ScoringProcess:
         # Its descriptor was closed: it has ended, or is about to, or does not mean to reply.
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self._process.wait(1)
-            return f"the scoring process ended without a reply (exit status {status})"
-        return "the scoring process closed its channel without a reply"
+            return f"its process ended without a reply (exit status {status})"
+        return "its process closed its channel without a reply"
 
     def _check_use(self) -> None:
-        """Check the number and the memory of all processes together.
+        """Look at what the processes do and use.
 
         Raises:
-            ProcessEnded: they are more than allowed.
+            ProcessEnded, EndlessCall: it is more than allowed.
         """
+        raise NotImplementedError
+
+
+class BuildingProcess(_Process):
+    """A process that builds prompts, with the environment and the rights of this one.
+
+    It may download data. Calls of the checkpoint's tokenizer that do not end are ended with it.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        """Start the process."""
+        with open(os.memfd_create("calls"), "r+b", buffering=0) as note:
+            note.truncate(NOTE_BYTES)
+            self._calls = PulseWatch(note.fileno())
+            super().__init__(setup, environment=os.environ, note=note.fileno())
+
+    def _check_use(self) -> None:
+        self._calls.look(self._process.pid)
+
+
+class ScoringProcess(_Process):
+    """A process that scores, confined at a `level` to a `view`; not at all at `limits`."""
+
+    def __init__(
+        self, setup: Setup, level: Level, view: View, environment: Mapping[str, str]
+    ) -> None:
+        """Start the process.
+
+        Raises:
+            OSError, ValueError: the confinement cannot be set up.
+        """
+        super().__init__(
+            setup,
+            wrapped_in=wrapper(level, view),
+            environment=environment,
+            folder=(setup.folder or None) if level is Level.LIMITS else "/",
+        )
+        self._watch = Watch(self._process.pid, setup.memory_bytes)
+
+    def _check_use(self) -> None:
+        """Check the number and the memory of all processes together."""
         below = itertools.islice(_descendants(self._process.pid), MOST_PROCESSES + 1)
         if len(list(below)) > MOST_PROCESSES:
             raise ProcessEnded(f"scoring had more than {MOST_PROCESSES} processes")
