@@ -1,1 +1,1 @@
-"""Scoring in a process of its own that sees what the model wrote, and little else."""
+"""Processes of the harness: one that builds prompts, and some that see what the model wrote."""
