@@ -38,7 +38,7 @@ def read_text(path: Path, what: str, *, anybodys: bool = False) -> str:
 
 
 def check_own(path: Path, what: str, descriptor: int | None = None) -> None:
-    """Check that something which decides what is run is the user's own or root's.
+    """Check that what decides about programs is the user's own, root's or of `trusted_users`.
 
     Raises:
         ForeignError: It is not.
@@ -48,7 +48,7 @@ def check_own(path: Path, what: str, descriptor: int | None = None) -> None:
     if stat.S_ISCHR(status.st_mode) and status.st_uid == 0:  # such as /dev/null
         return
     if why := _owner.foreign(status, path if descriptor is None else descriptor, roots=True):
-        mend = "copy it to a folder of yours, after you have read it"
+        mend = "copy it to a folder of yours, or name its owner in the setting `trusted_users`"
         if status.st_uid in (0, os.geteuid()):
             mend = f"if you trust what is in it, chmod go-w '{path}'"
         raise ForeignError(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -319,3 +320,19 @@ def test_no_module_of_the_working_directory_is_imported(
     done = here.alice(*args, cwd=checkpoint, flags=flags)
     assert done.returncode == 0, done.stderr
     assert not here.sang()
+
+
+def test_a_team_names_whose_suites_it_shares(here: People, checkpoint: Path, cluster: Path) -> None:
+    nobody = pwd.getpwnam("nobody").pw_uid
+    tasks = here.malice / "tasks"
+    owned(tasks / "utils.py", "", nobody)
+    os.chown(tasks, nobody, nobody)
+    theirs = owned(here.malice / "suite.yaml", f"include_path: {tasks}\n{SUITE}", nobody)
+    args = ("run", checkpoint, "--suite", theirs, "--dry-run", "--cluster", cluster)
+    assert "trusted_users" in refused(here, *args, says="nobody")
+    done = here.alice(*args, COORDINATE_EVAL_TRUSTED_USERS='["nobody"]')
+    assert done.returncode == 0, done.stderr
+    # Their runs and settings stay theirs.
+    mine = owned(here.malice / "config.toml", 'trusted_users = ["nobody"]', nobody)
+    refused(here, *args, "--settings", mine, says="nobody")
+    refused(here, *args, says="no user 'x'", COORDINATE_EVAL_TRUSTED_USERS='["x"]')

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import platformdirs
 from pydantic import ConfigDict, Field, ValidationError
 
-from coordinate_eval import _format, _user_files, cluster
+from coordinate_eval import _format, _owner, _user_files, cluster
 from coordinate_eval.cluster import MOST_CPUS, MOST_GPUS
 from coordinate_eval.errors import UserError
 from coordinate_eval.ray_cluster import RaySettings
@@ -176,6 +176,9 @@ class Settings(Record):
     priors_dir: str = Field(
         default_factory=lambda: _in_home("priors"),
         description="folder of what finished runs measured, on storage that all nodes share",
+    )
+    trusted_users: list[str] = Field(
+        default=[], description="users besides root whose suites, tasks and plans are used"
     )
     nodes: str | None = Field(
         default=None, description="the number of nodes to use at most, or their names"
@@ -341,16 +344,21 @@ def _is_json(value: object) -> bool:
 
 
 def load(flags: Mapping[str, Any], file: Path | None = None) -> tuple[Settings, dict[str, str]]:
-    """Return the effective settings, and the source of each that is not a default."""
+    """Return the effective settings, and the source of each that is not a default.
+
+    From then on the users that they trust are trusted.
+    """
     environ = os.environ
     given = {name: value for name, value in flags.items() if value is not None}
-    return resolve(
+    settings, sources = resolve(
         [
             file_layer(file, environ),
             environment_layer(environ),
             Layer(source="command line", values=given),
         ]
     )
+    _owner.trust(settings.trusted_users)
+    return settings, sources
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:

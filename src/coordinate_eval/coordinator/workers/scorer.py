@@ -20,7 +20,7 @@ import time
 import traceback
 from pathlib import Path
 
-from coordinate_eval import _files
+from coordinate_eval import _files, _owner
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.suite import check_tasks
 from coordinate_eval.coordinator.report import first_signal
@@ -46,6 +46,7 @@ MEMORY_PART = 0.9
 def run_scorer(run_dir: RunDir) -> int:
     """Score until every dataset has results or an error. Return the exit status."""
     run = _files.read_record(run_dir.run, Run)
+    _owner.trust(run.settings.trusted_users)
     check_tasks(run.suite)
     try:
         with start_evaluator(run_dir, run) as evaluator:
