@@ -148,7 +148,10 @@ def start_scorer(
 
 def wait_for(scorer: "subprocess.Popen[str]", run_dir: RunDir) -> Scored:
     """Wait for a scorer and return what it wrote."""
-    said, _ = scorer.communicate(timeout=280)
+    try:
+        said, _ = scorer.communicate(timeout=280)
+    finally:
+        scorer.kill()
     _own(run_dir, os.geteuid())  # nobody reads what belongs to somebody else
     found = Scored(run_dir, said, scorer.returncode)
     for path in run_dir.results_folder.glob("*.json"):
