@@ -63,6 +63,12 @@ def test_files_that_are_named_exist(name: str) -> None:
     assert not missing
 
 
+def test_tests_of_attacks_that_are_named_exist() -> None:
+    named = re.findall(r"`(tests/[\w/.]+)`", (ROOT / "docs" / "security.md").read_text())
+    assert len(named) > 10
+    assert [each for each in named if not (ROOT / each).exists()] == []
+
+
 def test_examples_stand_in_the_how_to() -> None:
     pages = [path.read_text() for path in (ROOT / "docs" / "how-to").glob("*.md")]
     shown = [each for page in pages for each in re.findall(r'^--8<-- "(.*)"$', page, re.M)]
