@@ -147,7 +147,7 @@ class Place:
             "secrets": [*map(str, private)], "files": [str(runs), *map(str, shared)],
             "writable": [*map(str, shared)], "token_name": self._token, "key_name": self._mark,
             "abstract": self._mark, "socket": str(self._home / "socket"),
-            "tty": os.ttyname(self._slave),
+            "tty": os.ttyname(self._slave), "root": self.setting.user == "root",
         }  # fmt: skip
 
     def _listen(self) -> None:

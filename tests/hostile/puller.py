@@ -17,8 +17,8 @@ from coordinate_eval.evaluators.sandbox.sandbox import Level, Sandbox
 from coordinate_eval.records import Question, QuestionKind
 
 ADD_KEY, KEYCTL = (248, 250) if platform.machine() == "x86_64" else (217, 219)
-JOIN_SESSION, READ = 1, 11
-RINGS = (-3, -4)  # the session's and the user's
+JOIN_SESSION, LINK, READ = 1, 8, 11
+SESSION, USER = RINGS = (-3, -4)
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
@@ -51,6 +51,7 @@ class _Owned:
 
     def __init__(self, mark: str, secret: str) -> None:
         libc.syscall(KEYCTL, JOIN_SESSION, None)
+        libc.syscall(KEYCTL, LINK, USER, SESSION)  # as a login does
         text = secret.encode()
         self.keys = [
             libc.syscall(ADD_KEY, b"user", mark.encode(), text, len(text), ring) for ring in RINGS

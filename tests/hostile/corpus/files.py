@@ -159,16 +159,13 @@ PROGRAMS = [
             except OSError:
                 continue
             raise Broke(path)
-        for path in ("/proc/sysrq-trigger", "/proc/self/uid_map", "/proc/1/oom_score_adj",
-                     "/proc/self/loginuid"):
-            if path.endswith("map"):
-                try:
-                    open(path, "wb", 0).write(b"0 0 1")
-                except OSError:
-                    continue
-                raise Broke(path)
-            if opens(path, os.O_WRONLY) is not None and not path.startswith("/proc/self"):
-                raise Broke(path)
+        for path, text in (("/proc/sysrq-trigger", b"h"), ("/proc/self/uid_map", b"0 0 1"),
+                           ("/proc/1/oom_score_adj", b"-1000")):
+            try:
+                open(path, "wb", 0).write(text)
+            except OSError:
+                continue
+            raise Broke(path)
         """,
     ),
     Program(
@@ -256,13 +253,15 @@ PROGRAMS = [
             raise Broke("it may gain privileges")
         for attempt in (lambda: os.setuid(0), lambda: os.setresuid(0, 0, 0),
                         lambda: os.setgroups([0]), lambda: os.setgid(0)):
-            if os.getuid() == 0:
+            if os.getuid() == 0 and W["root"]:
                 raise Broke("it is root")
+            before = os.getresuid(), os.getresgid(), os.getgroups()
             try:
                 attempt()
             except OSError:
                 continue
-            raise Broke("another id")
+            if before != (os.getresuid(), os.getresgid(), os.getgroups()):
+                raise Broke("another id")
         """,
     ),
     Program(

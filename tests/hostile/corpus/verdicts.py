@@ -263,7 +263,7 @@ PROGRAMS = [
         raise AssertionError
         """,
     ),
-    _knows_the_guest(
+    _forges(
         "inspects-frames",
         "take the channel and the secret from the frame that runs it",
         """
@@ -284,7 +284,7 @@ PROGRAMS = [
         os._exit(0)
         """,
     ),
-    _knows_the_guest(
+    _forges(
         "inspects-frames-by-a-traceback",
         "take them through an exception, a generator and the other threads",
         """
@@ -308,7 +308,7 @@ PROGRAMS = [
         os._exit(0)
         """,
     ),
-    _knows_the_guest(
+    _forges(
         "searches-its-memory",
         "find the secret in its own memory, and write it to all files in both directions",
         """
@@ -333,7 +333,7 @@ PROGRAMS = [
         os._exit(0)
         """,
     ),
-    _knows_the_guest(
+    _forges(
         "replaces-the-words-of-the-judge",
         "replace the function that says how it failed",
         """
@@ -361,7 +361,7 @@ PROGRAMS = [
         raise AssertionError
         """,
     ),
-    _knows_the_guest(
+    _forges(
         "stands-between",
         "put a pipe of its own before the channel, and change what the judge says",
         """
@@ -385,6 +385,20 @@ PROGRAMS = [
             os.dup2(theirs, descriptor)
             break
         raise AssertionError
+        """,
+    ),
+    _knows_the_guest(
+        "declares-its-end",
+        "hold with the judge the talk that the end of the program begins",
+        """
+        for descriptor in range(3, 64):
+            try:
+                channel = socket.socket(fileno=descriptor)
+                channel.send(b"end")
+                channel.send(channel.recv(16) + b"passed")
+            except OSError:
+                pass
+        os._exit(0)
         """,
     ),
 ]
