@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.evaluators.sandbox.inside import show
 from coordinate_eval.evaluators.sandbox.sandbox import Level, Sandbox
 from coordinate_eval.records import Question, QuestionKind
 
@@ -90,6 +91,7 @@ def main() -> None:
     """Answer each line until the input ends."""
     mark, secret, level = sys.argv[1:4]
     owned = _Owned(mark, secret)
+    show(False)  # as `_metric` does
     sandbox = Sandbox(Level(level))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its terminal closes before its input does
     for line in sys.stdin:

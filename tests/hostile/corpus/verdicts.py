@@ -238,6 +238,7 @@ PROGRAMS = [
         raise AssertionError
         """,
         Must.FAIL,
+        EVERYWHERE,
     ),
     _forges(
         "dumps-to-the-channel",

@@ -91,8 +91,11 @@ def node(
 def metric(run_dir: Path) -> None:
     """Answer questions of metrics."""
     from coordinate_eval.coordinator.workers.metric import run_metric
+    from coordinate_eval.evaluators.sandbox.inside import show
 
     end_with_parent_if_asked()
+    # Where nothing confines programs, they share this process's user.
+    show(False)
     raise typer.Exit(run_metric(enter(run_dir)))
 
 
