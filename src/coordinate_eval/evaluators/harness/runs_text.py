@@ -27,17 +27,52 @@ _OWN_TASKS = _HARNESS / "tasks"
 
 _RUNNING_NAMES = frozenset({"eval", "exec", "compile", "__import__", "__builtins__", "breakpoint"})
 _RUNNING_ATTRIBUTES = frozenset(
-    {"eval", "exec", "read_pickle", "system", "popen", "parse_expr", "sympify", "unsafe_load"}
-)
-_RUNNING_OF_OS = ("exec", "spawn", "posix_spawn")
-_RUNNING_MODULES = frozenset(
     {
-        *("bdb", "builtins", "cProfile", "code", "codeop", "ctypes", "dbm", "doctest", "imp"),
-        *("importlib", "marshal", "pdb", "pickle", "pkgutil", "profile", "pty", "runpy", "shelve"),
-        *("sqlite3", "subprocess", "timeit", "trace", "zipimport"),
+        *("eval", "exec", "system", "popen", "parse_expr", "sympify", "read_pickle", "read_hdf"),
+        *("unsafe_load", "unsafe_load_all", "Loader", "UnsafeLoader", "CLoader", "CUnsafeLoader"),
+        *("load_inline", "runstring", "import_function", "from_string", "apply_template"),
+        *("create_subprocess_exec", "create_subprocess_shell", "subprocess_exec"),
+        *("subprocess_shell", "get_type_hints", "ForwardRef", "FunctionType", "CodeType"),
+        *("methodcaller", "attrgetter", "__globals__", "__subclasses__", "__getattribute__"),
+    }
+)
+"""What runs text whatever it is taken from; the last ones find such a thing by its name."""
+
+_RUNNING_OF_OS = ("exec", "spawn", "posix_spawn", "startfile")
+_RUNNING_PARTS = (
+    *("logging.config", "multiprocessing.reduction", "multiprocessing.managers", "sys.modules"),
+    *("multiprocessing.connection", "numpy.ctypeslib", "numpy.distutils", "numpy.f2py"),
+    *(
+        "numpy.testing",
+        "sklearn.externals",
+        "spacy.cli",
+        "statsmodels.formula",
+        "torch.distributed",
+    ),
+    *("torch.hub", "torch.package", "torch.utils.cpp_extension"),
+)
+"""Of packages that are harmless otherwise."""
+
+_HARMLESS_MODULES = frozenset(
+    {
+        *("__future__", "abc", "argparse", "array", "ast", "asyncio", "base64", "binascii"),
+        *("bisect", "calendar", "cmath", "codecs", "collections", "colorsys", "concurrent"),
+        *("contextlib", "contextvars", "copy", "csv", "dataclasses", "datetime", "decimal"),
+        *("difflib", "enum", "errno", "faulthandler", "fnmatch", "fractions", "functools", "gc"),
+        *("getpass", "glob", "gzip", "hashlib", "heapq", "hmac", "html", "http", "inspect", "io"),
+        *("ipaddress", "itertools", "json", "keyword", "linecache", "locale", "logging", "math"),
+        *("mimetypes", "multiprocessing", "numbers", "operator", "os", "pathlib", "platform"),
+        *("pprint", "queue", "random", "re", "reprlib", "resource", "secrets", "select"),
+        *("shlex", "shutil", "signal", "socket", "stat", "statistics", "string", "struct", "sys"),
+        *("sysconfig", "tempfile", "textwrap", "threading", "time", "token", "tokenize"),
+        *("tomllib", "traceback", "types", "typing", "unicodedata", "unittest", "urllib", "uuid"),
+        *("warnings", "weakref", "xml", "zipfile", "zlib", "zoneinfo"),
     }
 )
 """Of the standard library."""
+
+_TABLES = frozenset({".globals", ".vars", ".locals"})
+"""Calls that give a table of names, in which any function can be found."""
 
 _HARMLESS_PACKAGES = frozenset(
     {
@@ -133,15 +168,17 @@ def _findings(files: list[Path]) -> Iterator[str]:
     seen = set(files)
     while files:
         file = files.pop()
-        for node in ast.walk(ast.parse(file.read_bytes())):
+        tree = ast.parse(file.read_bytes())
+        imported = _imported(tree)
+        for node in ast.walk(tree):
             for name, level in _imports(node):
                 beside = _module_beside(file, name, level)
                 if beside is not None and beside not in seen:
                     seen.add(beside)
                     files.append(beside)
-                elif beside is None and not _is_harmless(name, level):
+                elif beside is None and (_names_running(name) or not _is_harmless(name, level)):
                     yield f"{_place(file, node)} imports {name}"
-            what = _runs(node)
+            what = _runs(node, imported)
             if what:
                 yield f"{_place(file, node)} calls {what}"
 
@@ -178,26 +215,89 @@ def _is_harmless(name: str, level: int) -> bool:
     if level or package == "lm_eval" or name.startswith("importlib.metadata"):
         return True
     if package in sys.stdlib_module_names:
-        return package not in _RUNNING_MODULES
+        return package in _HARMLESS_MODULES
     return package in _HARMLESS_PACKAGES
 
 
-def _runs(node: ast.AST) -> str:
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """Return what the names that a module imports stand for, such as `pd` for `pandas`."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                package = alias.name.partition(".")[0]
+                found[alias.asname or package] = alias.name if alias.asname else package
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}"
+    return found
+
+
+def _dotted(node: ast.AST, imported: dict[str, str]) -> str:
+    """Return the whole name of a function or module; it begins with a dot if that is unknown."""
+    if isinstance(node, ast.Name):
+        return imported.get(node.id, f".{node.id}")
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value, imported)}.{node.attr}"
+    return ""
+
+
+def _names_running(name: str) -> bool:
+    """Return whether a whole name is that of something that runs text."""
+    package, _, rest = name.partition(".")
+    last = rest.rpartition(".")[2]
+    return (
+        last in _RUNNING_ATTRIBUTES
+        or last == "*"
+        or (package == "os" and rest.startswith(_RUNNING_OF_OS))
+        or f"{name}.".startswith(tuple(f"{part}." for part in _RUNNING_PARTS))
+    )
+
+
+def _runs(node: ast.AST, imported: dict[str, str]) -> str:
     """Return the name of what runs text in a piece of code, or nothing."""
     if isinstance(node, ast.Name) and node.id in _RUNNING_NAMES:
         return node.id
-    if isinstance(node, ast.Attribute):
-        of = node.value.id if isinstance(node.value, ast.Name) else ""
-        running = node.attr in _RUNNING_ATTRIBUTES or (of == "yaml" and node.attr == "load")
-        if running or (of == "os" and node.attr.startswith(_RUNNING_OF_OS)):
-            return f"{of}.{node.attr}".lstrip(".")
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        called = ast.unparse(node.func)
-        if called == "evaluate.load" and not _loads_harmless_metric(node):
+    if isinstance(node, ast.Attribute) and _names_running(_dotted(node, imported)):
+        return ast.unparse(node)[:80]
+    if _finds_by_name(node):
+        return ast.unparse(node)[:80]
+    if isinstance(node, ast.Call):
+        name = _dotted(node.func, imported)
+        if not _call_is_harmless(name, node, imported):
             return ast.unparse(node)[:80]
         if any(word.arg == "allow_pickle" for word in node.keywords):
-            return f"{called} with allow_pickle"
+            return f"{ast.unparse(node.func)} with allow_pickle"
     return ""
+
+
+def _call_is_harmless(name: str, call: ast.Call, imported: dict[str, str]) -> bool:
+    """Return whether a call loads, asks or finds nothing that the model could have named."""
+    package, _, rest = name.partition(".")
+    last = rest.rpartition(".")[2]
+    first = call.args[0] if call.args else None
+    if name == "evaluate.load":
+        return _loads_harmless_metric(call)
+    if last in ("load", "load_all", "loads"):  # of pickles, YAML, models
+        return package in ("json", "tomllib") or isinstance(first, ast.Constant)
+    if last == "query":  # of a table
+        return isinstance(first, ast.Constant)
+    if name == ".getattr" and len(call.args) > 1:
+        of, wanted = _dotted(call.args[0], imported), call.args[1]
+        if isinstance(wanted, ast.Constant):
+            return not _names_running(f"{of}.{wanted.value!s}")
+        return not of or of.startswith(".")  # an object, not a module
+    return True
+
+
+def _finds_by_name(node: ast.AST) -> bool:
+    """Return whether a piece of code looks something up in a table of names."""
+    if isinstance(node, ast.Subscript):
+        looks_up = isinstance(node.ctx, ast.Load)
+    else:
+        looks_up = isinstance(node, ast.Attribute) and node.attr in ("get", "pop")
+    table = getattr(node, "value", None)
+    return looks_up and isinstance(table, ast.Call) and _dotted(table.func, {}) in _TABLES
 
 
 def _loads_harmless_metric(call: ast.Call) -> bool:
