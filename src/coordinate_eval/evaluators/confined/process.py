@@ -136,22 +136,22 @@ class _Process:
         """Wait for a line of at most `most` bytes, as long as the process keeps to its limits."""
         poll = select.poll()
         poll.register(self._replies, select.POLLIN)
-        pieces: list[bytes] = []
-        size, next_look = 0, time.monotonic()
-        while not (pieces and pieces[-1].endswith(b"\n")):
+        line = bytearray()  # what says it may say it in any number of pieces
+        next_look = time.monotonic()
+        while not line.endswith(b"\n"):
             if time.monotonic() >= next_look:
                 self._check_use()
                 next_look = time.monotonic() + LOOK_SECONDS
             if poll.poll(1000 * LOOK_SECONDS):
-                pieces.append(os.read(self._replies, _PIECE_BYTES))
-                size += len(pieces[-1])
-                if not pieces[-1]:
+                piece = os.read(self._replies, _PIECE_BYTES)
+                line += piece
+                if not piece:
                     raise ProcessEnded(self._how_it_ended())
-                if size > most:
+                if len(line) > most:
                     raise ProcessEnded(f"its process said more than {most >> 20} MiB")
             elif self.ended:
                 raise ProcessEnded(self._how_it_ended())
-        return b"".join(pieces)
+        return bytes(line)
 
     def _how_it_ended(self) -> str:
         # Its descriptor was closed: it has ended, or is about to, or does not mean to reply.
