@@ -185,6 +185,16 @@ def test_a_configuration_that_is_missing_is_told_and_still_means_slurm(
         SlurmCluster(SlurmSettings()).nodes()
 
 
+def test_a_configuration_in_a_closed_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path) -> bool:  # as for an ordinary user; root can read everything
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setenv("SLURM_CONF", "/closed/slurm.conf")
+    monkeypatch.setattr(Path, "is_file", closed)
+    with pytest.raises(UserError, match=r"/closed/slurm\.conf.*that you can read"):
+        SlurmClient(5)
+
+
 def test_commands_without_any_configuration_are_no_slurm(says: Says) -> None:
     if Path("/etc/slurm/slurm.conf").exists():
         pytest.skip("this machine has a Slurm configuration")

@@ -5,6 +5,7 @@ job in which this program runs. Each has a time limit. An error is either "no an
 which mean opposite things for a job: after "no answer" it may exist.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -59,7 +60,7 @@ class SlurmClient:
     """A runner of Slurm's commands. `calls` counts them by name.
 
     Raises:
-        UserError: SLURM_CONF names a missing file.
+        UserError: SLURM_CONF names a file that is missing or cannot be read.
     """
 
     def __init__(self, timeout_seconds: float) -> None:
@@ -67,9 +68,9 @@ class SlurmClient:
         self._timeout_seconds = timeout_seconds
         configuration = os.environ.get("SLURM_CONF")
         # Slurm's commands would wait a minute for the file, and then fail with no useful message.
-        if configuration and not Path(configuration).is_file():
+        if configuration and not _can_be_read(Path(configuration)):
             raise UserError(
-                f"SLURM_CONF is {configuration!r}, but there is no such file: "
+                f"SLURM_CONF is {configuration!r}, but there is no such file that you can read: "
                 "correct it, or unset it to run without Slurm"
             )
 
@@ -173,3 +174,9 @@ def _error_words(errors: object) -> str:
 
 def _title(command: str, args: tuple[str, ...]) -> str:
     return shlex.join((command, *args))
+
+
+def _can_be_read(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # a folder above it is closed
+        return path.is_file() and os.access(path, os.R_OK)
+    return False
