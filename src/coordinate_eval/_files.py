@@ -5,6 +5,7 @@ the file itself tells who created it. What is read must be the user's own (see `
 another user planted raises `ForeignError`.
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -208,6 +209,20 @@ def size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return -1
+
+
+def make_closed(folder: Path) -> None:
+    """Make a folder that only the user can enter. What is made in it has the umask's mode.
+
+    Folders of a project often have a default access list, which new folders take over (acl(5)):
+    where there is one, the umask counts for nothing, and others could write to every file.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # it has no such list, or the file system knows none
+        os.removexattr(folder, "system.posix_acl_default")
 
 
 def touch(folder: Path) -> None:

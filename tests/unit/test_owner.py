@@ -6,11 +6,16 @@ Those of a second user are in tests/integration/test_other_users.py, which needs
 import grp
 import os
 import pwd
+import struct
 from pathlib import Path
 
 import pytest
+from tests import plans
 
 from coordinate_eval import _files, _owner
+from coordinate_eval.coordinator.planning import planner
+from coordinate_eval.coordinator.planning.plan import PlanEngine, PlanSuite
+from coordinate_eval.coordinator.run.create import create
 from coordinate_eval.coordinator.run.own import enter, own
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import ForeignError, RecordError
@@ -115,3 +120,43 @@ def test_processes_work_in_an_empty_folder(run: RunDir, monkeypatch: pytest.Monk
     assert Path.cwd() == run.work
     assert list(run.work.iterdir()) == []
     assert run.work.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project's folder: what is made in it can be written by its group, whatever the umask.
+
+    As after `setfacl -d -m u::rwx,g::rwx,o::rx`, in the form of linux/posix_acl_xattr.h.
+    """
+    entries = ((0x01, 7), (0x04, 7), (0x20, 5))
+    packed = b"".join(struct.pack("<HHI", tag, rights, 0xFFFFFFFF) for tag, rights in entries)
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_default", struct.pack("<I", 2) + packed)
+    except OSError as error:
+        pytest.skip(f"no access lists here: {error}")
+    (tmp_path / "file").touch()
+    assert (tmp_path / "file").stat().st_mode & 0o020
+    return tmp_path
+
+
+def test_a_run_in_a_projects_folder_is_ones_own(project: Path) -> None:
+    place = plans.capacity(nodes=1, trials=1)
+    plan = planner.make(
+        plans.CHECKPOINT,
+        PlanSuite(name="s", digest="d"),
+        PlanEngine(name="vllm", args={}),
+        plans.costs(1),
+        place,
+    )
+    run = plans.prepared(plan, place).run
+    made = create(project / "runs" / "run", run, {})
+    _files.write(made.jobs_folder / "job.json", "{}")
+    assert own(made.root).root == made.root
+    assert [p for p in made.root.rglob("*") if p.stat().st_mode & 0o022] == []
+    assert [path.name for path in made.root.parent.iterdir()] == ["run"]
+
+
+def test_a_cache_in_a_projects_folder_is_ones_own(project: Path) -> None:
+    _files.make_closed(project / "cache" / "requests")
+    _files.write(project / "cache" / "requests" / "key.json", "{}")
+    assert _files.read(project / "cache" / "requests" / "key.json") == b"{}"

@@ -77,7 +77,7 @@ class Builder:
             return found
         key = self._key(dataset)
         requests, index = self._paths(key)
-        self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _files.make_closed(self._cache)
         _owner.check_folder(self._cache)
         # On storage that several machines share the lock may not hold. Building twice is only
         # slow, since both builds give the same requests.

@@ -103,12 +103,13 @@ def create(
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         draft = root.parent / f".{root.name}.{_files.token()}.tmp"
-        draft.mkdir()
+        _files.make_closed(draft)
     except OSError as error:
         raise UserError(f"run directory {root} cannot be made: {error.strerror}") from error
     try:
-        _check_own(draft, root)
-        made = RunDir(draft)
+        made = RunDir(draft / "run")
+        made.root.mkdir()
+        _check_own(made.root, root)
         made.logs.mkdir()
         made.model.mkdir()
         clean_files.copy(run.checkpoint.files, made.model)
@@ -122,7 +123,7 @@ def create(
             _files.write_record(made.plan, plan)
         if round_ is not None:
             _files.write_record(made.round(0), round_)
-        draft.rename(root)
+        made.root.rename(root)
     except OSError as error:
         raise UserError(f"run directory {root} cannot be written: {error}") from error
     finally:
