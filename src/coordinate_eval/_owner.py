@@ -146,6 +146,15 @@ def name_of(user: int) -> str:
         return f"uid {user}"
 
 
+def has_access_list(file: int | Path) -> bool:
+    """Return whether a POSIX access list names others, by a file's descriptor or path."""
+    try:
+        os.getxattr(file, "system.posix_acl_access")
+    except OSError:  # none, or a file system without lists
+        return False
+    return True
+
+
 def _check(path: Path, status: os.stat_result, file: int | Path | None = None) -> None:
     if stat.S_ISLNK(status.st_mode) and not _shown.get():
         raise ForeignError(f"{path} is a link, which is not followed: remove it")
@@ -172,14 +181,10 @@ def check_above(folder: Path) -> None:
 
 def _is_private(status: os.stat_result, file: int | Path | None) -> bool:
     """Return whether nobody but the user is in the group, and no list names others."""
-    if status.st_gid != _private_group():
+    if file is None or status.st_gid != _private_group():
         return False
-    try:
-        # A list of others shows as the rights of the group.
-        os.getxattr(file if file is not None else "", "system.posix_acl_access")
-    except OSError:
-        return file is not None
-    return False
+    # A list of others shows as the rights of the group.
+    return not has_access_list(file)
 
 
 @functools.cache

@@ -29,7 +29,7 @@ ENDS_WITH_PARENT: Mapping[str, str] = {"COORDINATE_EVAL_ENDS_WITH_PARENT": "1"}
 
 
 MOST_CPUS, MOST_GPUS = 100_000, 1024
-"""Upper limits for the settings of one job. No node has this many."""
+"""Upper limits for one node, and for one setting. No node has this many."""
 
 
 class Node(Record):

@@ -171,14 +171,14 @@ def test_counts_what_a_tree_of_processes_uses() -> None:
     ) as process:  # fmt: skip
         assert process.stdout is not None
         process.stdout.readline()
-        used = used_bytes(members(process.pid))
-        bound = used_bytes(members(process.pid), enough=1 << 40)
+        used = used_bytes(list(members(process.pid)))
+        bound = used_bytes(list(members(process.pid)), enough=1 << 40)
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
             os.kill(int(child), 9)
         process.kill()
     assert 110 * MIB < used < 150 * MIB
     assert bound > used
-    assert used_bytes(members(process.pid)) == 0
+    assert used_bytes(list(members(process.pid))) == 0
 
 
 def test_a_watch_of_what_has_ended_sees_nothing() -> None:

@@ -3,7 +3,7 @@
 A chat template is a program, and so is a regular expression of a tokenizer: either may run for
 ever, or make a text that fits no memory. Native code cannot be interrupted from within its process.
 So a process notes in shared memory when such a call begins and ends, which takes a microsecond, and
-the one that started it reads the note some times a second.
+the process that started it reads the note a few times a second.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ MEMORY_BYTES: Final = 4 << 30
 
 NOTE_BYTES: Final = 64
 
-# The number of the call, the CPU seconds of its process at its start, and what it does; no word
-# while none is going on.
+# The number of the call, the CPU seconds of its process when it began, and what it does in a few
+# words: none between calls.
 _NOTE = struct.Struct("=Qd48s")
-_WORDS = 16  # where they begin
+_WORDS_OFFSET = 16
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 _Given = ParamSpec("_Given")
@@ -59,7 +59,7 @@ class Pulse:
         try:
             return function(*args, **options)
         finally:
-            self._note[_WORDS] = 0
+            self._note[_WORDS_OFFSET] = 0
 
 
 class PulseWatch:

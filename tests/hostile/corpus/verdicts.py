@@ -10,7 +10,7 @@ def _forges(name: str, tries: str, text: str, seconds: float = 10.0) -> Program:
 def _knows_the_guest(name: str, tries: str, text: str) -> Program:
     """Return a program written against the process that judges, which it shares.
 
-    SECURITY.md promises no honest verdict then: a text that is run with its own checks has no
+    docs/security.md promises no honest verdict then: a text that is run with its own checks has no
     judge outside. Such a program must still end, and leave nothing.
     """
     return Program(name, tries, text, Must.END, EVERYWHERE)

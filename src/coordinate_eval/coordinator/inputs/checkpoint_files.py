@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from coordinate_eval import _format
+from coordinate_eval import _format, _owner
 from coordinate_eval.errors import UserError
 
 TOKENIZERS: Final = (
@@ -196,11 +196,5 @@ def _lets(place: Path, group: int, right: int) -> bool:
     if found.st_mode & right:
         return True
     # With an access list, the bits of the group are those of anybody named in the list.
-    return found.st_gid == group and bool(found.st_mode & right << 3) and not _has_list(place)
-
-
-def _has_list(place: Path) -> bool:
-    try:
-        return "system.posix_acl_access" in os.listxattr(place)
-    except OSError:  # a file system without lists
-        return False
+    by_group = found.st_gid == group and bool(found.st_mode & right << 3)
+    return by_group and not _owner.has_access_list(place)

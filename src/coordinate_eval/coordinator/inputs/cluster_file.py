@@ -8,7 +8,7 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from coordinate_eval import _format, _user_files
-from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.cluster import MOST_CPUS, MOST_GPUS, Busy, Node
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
 
@@ -23,8 +23,8 @@ CPUS_PER_GPU = 16
 MEMORY_GIB_PER_GPU = 128.0
 """Memory per GPU of a node for which the file gives none."""
 
-MOST_GPUS, MOST_NODES, MOST_CPUS = 1024, 10_000, 100_000
-"""Limits for a node, for a file, and for both: larger than any cluster, small enough to plan."""
+MOST_NODES = 10_000
+"""Limit for a file: larger than any cluster, small enough to plan."""
 
 MOST_GIB, MOST_SECONDS = 1e6, 1e6
 """Limits for memory and for the start of an engine."""

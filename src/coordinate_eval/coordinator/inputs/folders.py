@@ -12,14 +12,13 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint
 
+Name = Literal["cache_dir", "runs_dir", "priors_dir"]
+
 _USE = {
     "cache_dir": "requests are kept in it",
     "runs_dir": "run directories are made in it",
     "priors_dir": "measurements of finished runs are kept in it",
 }
-
-
-Name = Literal["cache_dir", "runs_dir", "priors_dir"]
 
 
 def check_writable(settings: Settings, name: Name) -> None:

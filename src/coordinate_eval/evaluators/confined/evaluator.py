@@ -108,7 +108,6 @@ class ConfinedEvaluator:
 
         Raises as `finish` does.
         """
-        questions: list[Question] = []
         with self._loaded(dataset) as holder:
             command = _command(Work.QUESTIONS, dataset, responses)
             questions = _checked(holder.process.ask(command)).questions

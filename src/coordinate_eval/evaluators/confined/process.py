@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from coordinate_eval.errors import CoordinateError
@@ -24,7 +23,7 @@ from coordinate_eval.evaluators.confined.messages import (
 )
 from coordinate_eval.evaluators.pulse import NOTE_BYTES, PulseWatch
 from coordinate_eval.evaluators.sandbox.confinement import Level, View, wrapper
-from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch
+from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch, members
 
 MOST_PROCESSES = 128
 """Most processes at once. What many more have in memory takes the kernel minutes to give back."""
@@ -115,7 +114,7 @@ class _Process:
         if self._replies < 0:
             return
         # The first of a namespace is among them: the kernel ends all others with it.
-        for member in itertools.islice(_descendants(self._process.pid), MOST_PROCESSES):
+        for member in itertools.islice(members(self._process.pid), 1, MOST_PROCESSES + 1):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member, signal.SIGKILL)
         self._process.kill()
@@ -207,7 +206,7 @@ class ScoringProcess(_Process):
 
     def _check_use(self) -> None:
         """Check the number and the memory of all processes together."""
-        below = itertools.islice(_descendants(self._process.pid), MOST_PROCESSES + 1)
+        below = itertools.islice(members(self._process.pid), 1, MOST_PROCESSES + 2)
         if len(list(below)) > MOST_PROCESSES:
             raise ProcessEnded(f"scoring had more than {MOST_PROCESSES} processes")
         try:
@@ -218,12 +217,3 @@ class ScoringProcess(_Process):
                 f"scoring used more than {gib:.1f} GiB of memory; [supervisor] memory_gib allows "
                 "more"
             ) from None
-
-
-def _descendants(process: int) -> Iterator[int]:
-    """Yield the numbers of the processes below one, from the top."""
-    with contextlib.suppress(OSError):  # it has ended
-        for task in Path(f"/proc/{process}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield int(child)
-                yield from _descendants(int(child))

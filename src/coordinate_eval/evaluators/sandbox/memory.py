@@ -18,7 +18,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -77,7 +77,7 @@ class Watch:
         began = time.monotonic()
         if began < self._next_look:
             return
-        processes = members(self._process)
+        processes = list(members(self._process))
         _offer_to_kernel(processes)
         if used_bytes(processes, self.limit_bytes) > self.limit_bytes:
             raise OverMemory
@@ -89,14 +89,15 @@ class Watch:
         return _cpu_seconds(self._process) - self._cpu_seconds_before
 
 
-def members(process: int) -> list[int]:
-    """Return a process and its descendants."""
-    found = [process]
-    with contextlib.suppress(OSError):  # it has ended
-        for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208  # a tenth of the time
-            for child in _read(process, f"task/{thread}/children").split():
-                found += members(int(child))
-    return found
+def members(process: int) -> Iterator[int]:
+    """Yield a process and its descendants, each after its parent."""
+    left = [process]
+    while left:
+        member = left.pop()
+        with contextlib.suppress(OSError):  # it has ended
+            for thread in os.listdir(f"/proc/{member}/task"):  # noqa: PTH208  # a tenth of the time
+                left += map(int, _read(member, f"task/{thread}/children").split())
+        yield member
 
 
 def used_bytes(processes: Sequence[int], enough: int = 0) -> int:
@@ -112,7 +113,7 @@ def used_bytes(processes: Sequence[int], enough: int = 0) -> int:
     return bound if bound <= enough else held + sum(map(_resident_bytes, processes))
 
 
-def _offer_to_kernel(processes: Sequence[int]) -> None:
+def _offer_to_kernel(processes: Iterable[int]) -> None:
     """Make processes the first that the kernel ends when memory runs out."""
     for process in processes:
         with contextlib.suppress(OSError):  # it has ended
