@@ -93,7 +93,7 @@ class ScorerProcess:
             self._child = None
 
     def _start(self) -> None:
-        """Start a scorer. It loads the harness while engines start."""
+        """Start a scorer. Its processes load the harness while engines start."""
         self._dir.logs.mkdir(exist_ok=True)
         self._dir.scoring.unlink(missing_ok=True)
         self._seen, self._seen_since = None, time.monotonic()
