@@ -53,7 +53,7 @@ def run_scorer(run_dir: RunDir) -> int:
             _score_all(run_dir, run, _Scorer(run_dir, run, evaluator))
     except ProcessEnded as error:
         # The supervisor starts the scorer again, and counts this against the dataset.
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"scoring stopped: {error}\n")
         return 1
     return 0
 

@@ -1,7 +1,7 @@
 """What all processes of a program use together: memory, which is limited, and CPU time.
 
 The kernel's limits are for one process each. A control group would limit the sum, but Slurm hands
-none over to a job's user. So the sum is read from /proc, twenty times a second while a program runs.
+none over to a job's user. So the sum is read from /proc, twenty times a second during a run.
 
 What is counted of each process, once for pages that processes share: what is in memory or swapped
 out, and the page tables. In addition, what a process may hold without having it in its memory:
