@@ -45,14 +45,21 @@ def for_show() -> Iterator[None]:
 def trust(names: Iterable[str]) -> None:
     """Take what these users own for as good as root's from now on.
 
+    Args:
+        names: of users, or their numbers: a node or a container may know no names.
+
     Raises:
         UserError: this machine knows no user of a name.
     """
     for name in names:
         try:
-            _trusted.add(pwd.getpwnam(name).pw_uid)
+            number = int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
         except (KeyError, ValueError) as error:
-            raise UserError(f"trusted_users: there is no user {name!r} on this machine") from error
+            raise UserError(
+                f"trusted_users: there is no user {name!r} on {os.uname().nodename}: correct the "
+                "name, or give the user's number (`id -u`), which needs no list of users"
+            ) from error
+        _trusted.add(number)
 
 
 def open_file(path: Path, *, anybodys: bool = False) -> int:

@@ -332,6 +332,9 @@ def test_a_team_names_whose_suites_it_shares(here: People, checkpoint: Path, clu
     assert "trusted_users" in refused(here, *args, says="nobody")
     done = here.alice(*args, COORDINATE_EVAL_TRUSTED_USERS='["nobody"]')
     assert done.returncode == 0, done.stderr
+    # A node or a container may have no list of users.
+    done = here.alice(*args, COORDINATE_EVAL_TRUSTED_USERS=f'["{nobody}"]')
+    assert done.returncode == 0, done.stderr
     # Their runs and settings stay theirs.
     mine = owned(here.malice / "config.toml", 'trusted_users = ["nobody"]', nobody)
     refused(here, *args, "--settings", mine, says="nobody")

@@ -178,7 +178,8 @@ class Settings(Record):
         description="folder of what finished runs measured, on storage that all nodes share",
     )
     trusted_users: list[str] = Field(
-        default=[], description="users besides root whose suites, tasks and plans are used"
+        default=[],
+        description="users besides root whose suites, tasks and plans are used: names or numbers",
     )
     nodes: str | None = Field(
         default=None, description="the number of nodes to use at most, or their names"
