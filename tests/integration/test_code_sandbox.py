@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -285,11 +286,23 @@ def no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "confined", only_limits)
 
 
+@pytest.mark.parametrize("level", CONFINING)
+def test_a_python_that_needs_a_variable_finds_its_own_libraries(
+    level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of an environment module does that was built with no path to its libpython."""
+    own = f"{sys.base_prefix}/lib"
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":lib:/home:{own}/../..:{own}")
+    program = f"import os\nassert os.environ['LD_LIBRARY_PATH'] == {own!r}"
+    answer = Sandbox(level).run(ask(program))
+    assert answer.passed, answer.result
+
+
 @pytest.mark.usefixtures("no_namespaces")
 def test_without_confinement_says_what_to_do() -> None:
     with pytest.raises(UserError) as caught:
         Sandbox.probe()
-    for hint in ("bubblewrap", "allow_unsafe_code = true", "[metrics]", "namespaces"):
+    for hint in ("bubblewrap", "allow_unsafe_code = true", "[metrics]", "namespaces", "apparmor"):
         assert hint in str(caught.value)
 
 

@@ -143,6 +143,20 @@ def library_folders() -> list[str]:
     return [folder for folder in site.getsitepackages() if Path(folder).is_dir()]
 
 
+def libraries() -> dict[str, str]:
+    """Return the variable by which this Python finds its own libraries, as far as they are inside.
+
+    A Python of an environment module is often built so that it needs it.
+    """
+    named = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    inside = [
+        folder
+        for folder in named
+        if any(Path(folder).is_relative_to(seen) for seen in _visible()) and ".." not in folder
+    ]
+    return {"LD_LIBRARY_PATH": ":".join(inside)} if inside else {}
+
+
 @cache
 def _visible() -> list[str]:
     """Return the files and folders that exist inside. None of them contains another."""

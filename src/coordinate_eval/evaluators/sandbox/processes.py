@@ -72,7 +72,8 @@ class Judge:
             assert self._process.stdout is not None  # a pipe was asked for
             self._process.kill()
             said = self._process.stdout.read().decode("utf-8", "replace").strip()
-            why = said[-_REASON_CHARACTERS:]
+            # Of a traceback, its last line.
+            why = said[-_REASON_CHARACTERS:].rpartition("\n")[2]
             raise SandboxError(f"the sandbox did not start: {why or 'it said nothing'}")
 
     def start(self) -> None:

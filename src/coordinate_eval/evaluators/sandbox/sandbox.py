@@ -35,6 +35,7 @@ from coordinate_eval.evaluators.sandbox.confinement import (
     Level,
     bare_python,
     confined,
+    libraries,
     library_folders,
 )
 from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch
@@ -119,8 +120,10 @@ class Sandbox:
         raise UserError(
             "programs written by the model cannot be confined on this machine:\n"
             + "\n".join(reasons)
-            + "\nInstall bubblewrap (0.7 or later), or let users create user namespaces (sysctl "
-            "user.max_user_namespaces), or accept that programs can read this machine's files "
+            + f"\nOn {os.uname().nodename}, let users create user namespaces (sysctl "
+            "user.max_user_namespaces; on Debian kernel.unprivileged_userns_clone=1; on Ubuntu "
+            "kernel.apparmor_restrict_unprivileged_userns=0), or only bubblewrap (0.7 or later, "
+            "with an AppArmor profile). Or accept that programs can read this machine's files "
             "and use its network: `allow_unsafe_code = true` under [metrics]"
         )
 
@@ -213,7 +216,7 @@ class Sandbox:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=home or "/",
-                env=ENVIRONMENT | ({"HOME": home} if home else {}),
+                env=ENVIRONMENT | libraries() | ({"HOME": home} if home else {}),
                 start_new_session=True,
             )
 
