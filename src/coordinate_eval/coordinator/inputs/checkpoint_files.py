@@ -120,15 +120,20 @@ def copy(path: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def _content(path: Path, file: FileIO, most: int) -> bytes:
-    _check_size(path, os.fstat(file.fileno()).st_size, most)
+    check_size(path, os.fstat(file.fileno()).st_size, most)
     content = bytearray()
     while part := file.read(_CHUNK_BYTES):
         content += part
-        _check_size(path, len(content), most)
+        check_size(path, len(content), most)
     return bytes(content)
 
 
-def _check_size(path: Path, size: int, most: int) -> None:
+def check_size(path: Path, size: int, most: int) -> None:
+    """Check that a file has at most `most` bytes.
+
+    Raises:
+        UserError: It has more.
+    """
     if size > most:
         raise UserError(
             f"{path} has {_format.size(size)}, more than the {_format.size(most)} that such a "

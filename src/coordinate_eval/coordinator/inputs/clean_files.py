@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from coordinate_eval import _files, _format
+from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import checkpoint_files
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators import own_code
@@ -67,11 +67,7 @@ def clean(file: Path, content: bytes) -> tuple[bytes, dict[str, str]]:
     """
     if file.name not in _CONFIGS:
         return content, {}
-    if len(content) > _MOST_CONFIG_BYTES:
-        raise UserError(
-            f"{file} has {_format.size(len(content))}, more than the "
-            f"{_format.size(_MOST_CONFIG_BYTES)} that a config may have"
-        )
+    checkpoint_files.check_size(file, len(content), _MOST_CONFIG_BYTES)
     code: dict[str, str] = {}
     try:
         value = json.loads(content)
