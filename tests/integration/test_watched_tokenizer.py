@@ -1,5 +1,6 @@
 """A tokenizer and a chat template are programs: they end, or are ended, in one message."""
 
+import contextlib
 import json
 import os
 import re
@@ -150,7 +151,7 @@ def test_a_template_without_an_end_is_ended(folder: Path, note: int, text: str) 
         return made.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
 
     said = in_a_process(note, render)
-    assert re.match(r"ended: the chat template takes|\w+Error: ", said)
+    assert re.match(r"ended: the chat template (takes|makes)|\w+Error: ", said)
 
 
 def splitting(pattern: str) -> Callable[[dict[str, Any]], None]:
@@ -208,6 +209,53 @@ def test_a_tokenizer_that_expands_texts_is_refused(folder: Path, note: int) -> N
     changed(folder, replacing("1", "1" * 5000))
     said = in_a_process(note, lambda: WatchedTokenizer(folder, Pulse(note)).encode("1" * 2000))
     assert re.search("makes|memory|seconds", said)
+
+
+def test_texts_that_a_task_makes_until_they_are_long_enough_end(folder: Path, note: int) -> None:
+    tree = json.loads((folder / "tokenizer.json").read_text())
+    tree["normalizer"] = {"type": "Replace", "pattern": {"Regex": r"[\s\S]+"}, "content": "a"}
+    (folder / "tokenizer.json").write_text(json.dumps(tree))
+
+    def make() -> None:
+        WatchedTokenizer(folder, Pulse(note))
+        own, text = load_tokenizer(folder), "a text "  # as a task loads it
+        while len(own(text).input_ids) < 1000:
+            text *= 2
+
+    said = in_a_process(note, make)
+    assert re.match(r"ended: cutting a text into tokens makes \d of [\d,]+ characters$", said)
+
+
+def test_a_task_that_tries_what_fails_for_ever_ends(folder: Path, note: int) -> None:
+    template(folder, "{{ raise_exception('no') }}")
+
+    def make() -> None:
+        made = WatchedTokenizer(folder, Pulse(note))
+        while True:
+            with contextlib.suppress(Exception):
+                made.apply_chat_template(CHAT, tokenize=False)
+
+    assert in_a_process(note, make) == "ended: the chat template failed 1,000 times"
+
+
+def test_many_slow_calls_end(folder: Path, note: int) -> None:
+    template(folder, "{% for a in range(50) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+
+    def make() -> None:
+        made = WatchedTokenizer(folder, Pulse(note))
+        while True:
+            made.apply_chat_template(CHAT, tokenize=False)
+
+    said = in_a_process(note, make)
+    assert re.match(r"ended: the chat template takes \d+ seconds in all$", said)
+
+
+def test_long_texts_of_few_tokens_may_be_cut_short(folder: Path, note: int) -> None:
+    made = WatchedTokenizer(folder, Pulse(note))
+    own = load_tokenizer(folder)
+    assert len(own("the cat " * 20_000, truncation=True, max_length=5).input_ids) == 5
+    assert len(own(["the cat", "sat"]).input_ids) == 2
+    assert made.decode(own(text="the cat").input_ids)
 
 
 def test_the_pause_between_calls_is_not_counted(note: int) -> None:

@@ -9,11 +9,12 @@ the process that started it reads the note a few times a second.
 import contextlib
 import mmap
 import os
+import signal
 import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, NoReturn, ParamSpec, TypeVar
 
 from coordinate_eval.errors import CoordinateError
 
@@ -23,12 +24,13 @@ CPU_SECONDS: Final = 60.0
 MEMORY_BYTES: Final = 4 << 30
 """Most memory that one call may add: thirty times the largest tokenizer.json."""
 
-NOTE_BYTES: Final = 64
+NOTE_BYTES: Final = 160
 
 # The number of the call, the CPU seconds of its process when it began, and what it does in a few
 # words: none between calls.
-_NOTE = struct.Struct("=Qd48s")
+_NOTE = struct.Struct("=Qd144s")
 _WORDS_OFFSET = 16
+_LAST = (1 << 64) - 1  # the number of a call after which there is none
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 _Given = ParamSpec("_Given")
@@ -61,6 +63,15 @@ class Pulse:
         finally:
             self._note[_WORDS_OFFSET] = 0
 
+    def end(self, why: str) -> NoReturn:
+        """Have this process ended by its watch, which says why.
+
+        Whoever called may not know what to do with an exception, and try for ever.
+        """
+        _NOTE.pack_into(self._note, 0, _LAST, 0.0, why.encode())
+        while True:
+            signal.pause()
+
 
 class PulseWatch:
     """A watch over the calls of another process."""
@@ -73,10 +84,13 @@ class PulseWatch:
         """Compare the call that is going on with the last look.
 
         Raises:
-            EndlessCall: it takes too long, or too much memory. The message says what it does.
+            EndlessCall: it takes too long, or too much memory, or it was the last one. The message
+                says what it does.
         """
         call, since, words = _NOTE.unpack_from(self._note)
         what = words.partition(b"\0")[0].decode()
+        if call == _LAST:
+            raise EndlessCall(what)
         cpu_seconds, resident = _use(process)
         if not what or call != self._call:
             self._call, self._bytes_before = call, resident

@@ -1,9 +1,17 @@
-"""The tokenizer of a checkpoint, with each of its calls noted for whoever watches this process."""
+"""The tokenizer of a checkpoint, with each of its calls noted for whoever watches this process.
 
+Some tasks load the checkpoint's tokenizer themselves, and make texts until they have as many tokens
+as they want. So the calls of its whole class are watched. Together they may take as long, and make
+as much, as any tokenizer needs for the texts that it is given.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators import pulse as pulses
 from coordinate_eval.evaluators.harness.tokenizer import load_tokenizer
 from coordinate_eval.evaluators.pulse import Pulse
 
@@ -14,21 +22,45 @@ tokens a character, and a compatibility decomposition eighteen characters (U+FDF
 MOST_MORE: Final = 1 << 20
 """What a template may add to that: its own text."""
 
+MOST_PER_TOKEN: Final = 64
+"""Most characters of a long text for one token. A word that a vocabulary lacks is one token."""
+
+LONG: Final = 1 << 16
+"""Characters of a long text: a shorter one may be one line of dashes."""
+
+SLOWEST: Final = 10_000.0
+"""Characters that all calls get through in a CPU second, at the least. The slowest tokenizer of
+transformers that we have measured, `BertJapaneseTokenizer` in Python, cuts 750,000."""
+
+CALL_SECONDS: Final = 0.01
+"""CPU seconds that a call may take besides: most take a hundredth of it."""
+
+MOST_FAILURES: Final = 1000
+"""Calls that may fail. A task that is told so mostly gives up at the first."""
+
 _LOADING, _CUTTING = b"loading the tokenizer", b"cutting a text into tokens"
 _JOINING, _CHAT = b"joining tokens to a text", b"the chat template"
+_WATCHED: Final = {
+    "__call__": _CUTTING,
+    "encode": _CUTTING,
+    "tokenize": _CUTTING,
+    "decode": _JOINING,
+    "batch_decode": _JOINING,
+    "apply_chat_template": _CHAT,
+}
 
 
 class WatchedTokenizer:
     """What prompts are made with of a tokenizer of transformers."""
 
     def __init__(self, folder: Path, pulse: Pulse) -> None:
-        """Load the tokenizer.
+        """Load the tokenizer. From then on all of its class are watched in this process.
 
         Raises:
             UserError: there is none, or transformers does not know its class.
         """
-        self._pulse, self._folder = pulse, folder
         self._tokenizer: Any = pulse.call(_LOADING, load_tokenizer, folder)
+        _Limits(pulse).put_on(type(self._tokenizer))
         self.name_or_path = str(folder)
         self.bos_token_id: int | None = self._tokenizer.bos_token_id
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
@@ -36,18 +68,13 @@ class WatchedTokenizer:
         self.eos_token: str | None = self._tokenizer.eos_token
 
     def encode(self, text: str, **options: bool) -> list[int]:
-        """Return the tokens of a text.
-
-        Raises:
-            UserError: they are more than those of any text of this length.
-        """
-        tokens: list[int] = self._pulse.call(_CUTTING, self._tokenizer.encode, text, **options)
-        self._check_size(_CUTTING, len(tokens), len(text))
+        """Return the tokens of a text."""
+        tokens: list[int] = self._tokenizer.encode(text, **options)
         return tokens
 
     def decode(self, tokens: int | list[int]) -> str:
         """Return the text of tokens."""
-        text: str = self._pulse.call(_JOINING, self._tokenizer.decode, tokens)
+        text: str = self._tokenizer.decode(tokens)
         return text
 
     def apply_chat_template(self, messages: list[dict[str, str]], **options: bool) -> str:
@@ -55,19 +82,82 @@ class WatchedTokenizer:
 
         Raises:
             TemplateError: the template refuses it.
-            UserError: the text is longer than any of these messages.
         """
-        render = self._tokenizer.apply_chat_template
-        text: str = self._pulse.call(_CHAT, render, messages, **options)
-        size = sum(len(str(value)) for message in messages for value in message.values())
-        self._check_size(_CHAT, len(text), size)
+        text: str = self._tokenizer.apply_chat_template(messages, **options)
         return text
 
-    def _check_size(self, what: bytes, made: int, given: int) -> None:
-        if made > MOST_MORE + MOST_PER_CHARACTER * given:
-            raise UserError(
-                unusable(self._folder, f"{what.decode()} makes {made:,} of {given:,} characters")
-            )
+
+class _Limits:
+    """Notes calls, and has this process ended when they take too long or make too much."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+        self._inside = False
+        self._failures = 0
+        self._spent = self._allowed = 0.0
+
+    def put_on(self, kind: type) -> None:
+        """Watch a class of tokenizers."""
+        for name, what in _WATCHED.items():
+            method = getattr(kind, name)
+            setattr(kind, name, self._watched(what, getattr(method, "unwatched", method)))
+
+    def _watched(self, what: bytes, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **options: Any) -> Any:  # noqa: ANN401  as the method
+            if self._inside:
+                return method(*args, **options)
+            began, self._inside = time.process_time(), True
+            try:
+                made = self._pulse.call(what, method, *args, **options)
+            except Exception:
+                self._failures += 1
+                if self._failures > MOST_FAILURES:
+                    self._pulse.end(f"{what.decode()} failed {MOST_FAILURES:,} times")
+                raise
+            finally:
+                self._inside = False
+            given = _characters([*args[1:], *options.values()])  # after the tokenizer itself
+            self._check_time(what, time.process_time() - began, given)
+            if not options.get("truncation"):
+                self._check_size(what, _size(made), given)
+            return made
+
+        call.unwatched = method  # type: ignore[attr-defined]
+        return call
+
+    def _check_time(self, what: bytes, seconds: float, given: int) -> None:
+        self._spent += seconds
+        self._allowed += CALL_SECONDS + given / SLOWEST
+        if self._spent > self._allowed + pulses.CPU_SECONDS:
+            self._pulse.end(f"{what.decode()} takes {self._spent:.0f} seconds in all")
+
+    def _check_size(self, what: bytes, made: int | None, given: int) -> None:
+        if made is None or what == _JOINING:
+            return
+        few = what == _CUTTING and given > LONG and made * MOST_PER_TOKEN < given
+        if few or made > MOST_MORE + MOST_PER_CHARACTER * given:
+            self._pulse.end(f"{what.decode()} makes {made:,} of {given:,} characters")
+
+
+def _characters(given: object) -> int:
+    """Return the characters of texts and of chats; a token counts as one."""
+    if isinstance(given, str):
+        return len(given)
+    if isinstance(given, Mapping):
+        given = list(given.values())
+    return sum(map(_characters, given)) if isinstance(given, list | tuple) else 1
+
+
+def _size(made: object) -> int | None:
+    """Return the number of tokens, or of characters of a chat; None for another kind of result."""
+    if isinstance(made, str):
+        return len(made)
+    if isinstance(made, Mapping):
+        made = made.get("input_ids")
+    if not isinstance(made, list):
+        return None
+    return sum(len(each) if isinstance(each, list) else 1 for each in made)
 
 
 def unusable(folder: Path, why: str) -> str:
