@@ -205,6 +205,17 @@ def test_what_requests_are_made_from_counts(home: Home, change: Callable[[Home],
     assert home.get() == after
 
 
+def test_a_tokenizer_that_is_exchanged_after_it_was_inspected_is_not_read(home: Home) -> None:
+    secret = home.folder / "secret"
+    secret.write_text("{}")
+    secret.chmod(0o600)
+    inspected = home.inspect()
+    (home.model / "tokenizer.json").unlink()
+    (home.model / "tokenizer.json").symlink_to(secret)
+    with pytest.raises(UserError, match="may be somebody's secret"):
+        Builder(home.cache, inspected, home.suite(), home.engine, home.max_length)
+
+
 def test_what_requests_are_not_made_from_does_not_count(home: Home) -> None:
     before = home.get()
     home.dataset = home.dataset.model_copy(update={"items": 10, "splittable": False})

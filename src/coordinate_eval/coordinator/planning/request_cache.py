@@ -21,8 +21,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from coordinate_eval import _files, _owner
-from coordinate_eval.coordinator.inputs import clean_files
-from coordinate_eval.coordinator.inputs.checkpoint_files import TOKENIZERS
+from coordinate_eval.coordinator.inputs import checkpoint_files, clean_files
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.confined.messages import Command, Setup, Work
 from coordinate_eval.evaluators.confined.process import BuildingProcess, ProcessEnded
@@ -154,7 +153,9 @@ class Builder:
 
     def _of_the_checkpoint(self, message: str) -> str:
         """Return a message with the folder of the tokenizer instead of that of its copy."""
-        places = [Path(f).parent for f in self._files if Path(f).name in TOKENIZERS]
+        places = [
+            Path(f).parent for f in self._files if Path(f).name in checkpoint_files.TOKENIZERS
+        ]
         return message.replace(str(self._copies), str(places[0])) if places else message
 
     def _paths(self, key: str) -> tuple[Path, Path]:
@@ -200,7 +201,7 @@ def _version(package: str) -> str:
 def _digest(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in sorted(paths):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        digest.update(path.name.encode() + b"\0" + checkpoint_files.read(path))
     return digest.hexdigest()
 
 
