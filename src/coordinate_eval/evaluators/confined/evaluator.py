@@ -18,6 +18,7 @@ from pathlib import Path
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.confined import view
 from coordinate_eval.evaluators.confined.messages import (
+    MOST_ERROR_CHARACTERS,
     AnswerFiles,
     Command,
     Reply,
@@ -240,5 +241,5 @@ def _command(
 
 def _checked(reply: Reply) -> Reply:
     if reply.error:
-        raise UserError(reply.error)
+        raise UserError(reply.error[-MOST_ERROR_CHARACTERS:])
     return reply
