@@ -12,6 +12,7 @@ known to keep text as text. So a task may be named here that runs nothing.
 import ast
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +34,14 @@ _RUNNING_ATTRIBUTES = frozenset(
         *("load_inline", "runstring", "import_function", "from_string", "apply_template"),
         *("create_subprocess_exec", "create_subprocess_shell", "subprocess_exec"),
         *("subprocess_shell", "get_type_hints", "ForwardRef", "FunctionType", "CodeType"),
-        *("methodcaller", "attrgetter", "__globals__", "__subclasses__", "__getattribute__"),
+        *(
+            "methodcaller",
+            "attrgetter",
+            "__globals__",
+            "__code__",
+            "__subclasses__",
+            "__getattribute__",
+        ),
     }
 )
 """What runs text whatever it is taken from; the last ones find such a thing by its name."""
@@ -49,9 +57,14 @@ _RUNNING_PARTS = (
         "statsmodels.formula",
         "torch.distributed",
     ),
-    *("torch.hub", "torch.package", "torch.utils.cpp_extension"),
+    *("torch.hub", "torch.package", "torch.utils.cpp_extension", "torch.load"),
+    *("torch.serialization", "numpy.load", "numpy.lib.format", "pandas.io", "yaml.load"),
+    "yaml.load_all",
 )
 """Of packages that are harmless otherwise."""
+
+_RUNNING_MODULES = frozenset({"builtins", "ctypes", "importlib", "pickle", "runpy", "subprocess"})
+"""They run text also where another module is asked for them, such as `platform.subprocess`."""
 
 _HARMLESS_MODULES = frozenset(
     {
@@ -65,7 +78,7 @@ _HARMLESS_MODULES = frozenset(
         *("pprint", "queue", "random", "re", "reprlib", "resource", "secrets", "select"),
         *("shlex", "shutil", "signal", "socket", "stat", "statistics", "string", "struct", "sys"),
         *("sysconfig", "tempfile", "textwrap", "threading", "time", "token", "tokenize"),
-        *("tomllib", "traceback", "types", "typing", "unicodedata", "unittest", "urllib", "uuid"),
+        *("tomllib", "traceback", "types", "typing", "unicodedata", "urllib", "uuid"),
         *("warnings", "weakref", "xml", "zipfile", "zlib", "zoneinfo"),
     }
 )
@@ -220,7 +233,7 @@ def _is_harmless(name: str, level: int) -> bool:
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
-    """Return what the names that a module imports stand for, such as `pd` for `pandas`."""
+    """Return what names stand for, such as `pd` for `pandas`, where they are imported or set."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -230,6 +243,11 @@ def _imported(tree: ast.Module) -> dict[str, str]:
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 found[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = _dotted(node.value, found)
+            if name and not name.startswith("."):
+                found.setdefault(node.targets[0].id, name)
     return found
 
 
@@ -244,12 +262,14 @@ def _dotted(node: ast.AST, imported: dict[str, str]) -> str:
 
 def _names_running(name: str) -> bool:
     """Return whether a whole name is that of something that runs text."""
-    package, _, rest = name.partition(".")
-    last = rest.rpartition(".")[2]
+    package, *parts = name.split(".")
+    last = parts[-1] if parts else ""
+    of_os = [last for of, last in itertools.pairwise([package, *parts]) if of == "os"]
     return (
         last in _RUNNING_ATTRIBUTES
         or last == "*"
-        or (package == "os" and rest.startswith(_RUNNING_OF_OS))
+        or any(each.startswith(_RUNNING_OF_OS) for each in of_os)
+        or bool(package and _RUNNING_MODULES.union(["__dict__"]).intersection(parts))
         or f"{name}.".startswith(tuple(f"{part}." for part in _RUNNING_PARTS))
     )
 
@@ -266,8 +286,9 @@ def _runs(node: ast.AST, imported: dict[str, str]) -> str:
         name = _dotted(node.func, imported)
         if not _call_is_harmless(name, node, imported):
             return ast.unparse(node)[:80]
-        if any(word.arg == "allow_pickle" for word in node.keywords):
-            return f"{ast.unparse(node.func)} with allow_pickle"
+        for word in node.keywords:
+            if word.arg in ("allow_pickle", "eval_str"):
+                return f"{ast.unparse(node.func)} with {word.arg}"
     return ""
 
 
