@@ -329,3 +329,20 @@ def test_tries_without_progress_are_counted(run_dir: RunDir) -> None:
     assert resumes.tries_without_progress(run_dir) == 0
     _files.write(run_dir.resumed, "")  # of an earlier version
     assert resumes.tries_without_progress(run_dir) == 0
+
+
+def test_a_node_that_confines_no_program_says_why(run_dir: RunDir) -> None:
+    publish(run_dir, len(SPANS))
+    run = make_run(asks=["a"])
+    unanswered = "the questions of its metric are not all answered"
+    assert collect_results(run_dir, run)["missing"]["a"] == unanswered
+    log = f"{run_dir.logs}/{jobs.metric_name(run, 0)}.8.log"
+    words = "coordinate-eval: cannot be confined:\nlet users create namespaces"
+    _files.write(Path(log), f"{words}\nslurmstepd: error: *** JOB 8 ON n CANCELLED AT 9 ***\n")
+    # The end of the run has ended another one before it said anything.
+    _files.write(
+        Path(log.replace("metric0.8", "metric1.9")), "slurmstepd: *** JOB 9 CANCELLED AT 9 ***\n"
+    )
+    results = collect_results(run_dir, run, "no answer")
+    assert results["missing"]["a"] == f"{unanswered}; the last metric job said:\n{words}"
+    assert any("let users create namespaces" in line for line in reasons(results))

@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from coordinate_eval import __version__, _files
-from coordinate_eval.coordinator.report.failures import report_failures
+from coordinate_eval.coordinator.report.failures import LAST_LOG_LINES, report_failures
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.errors import RecordError
+from coordinate_eval.errors import ForeignError, RecordError
 from coordinate_eval.records import Dataset, DatasetRequests, DatasetResults, Record
 
 MOST_NAMES = 5
@@ -112,8 +113,23 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
         p for s in run.shards_with_questions() if s.dataset == dataset for p in run.portions(s)
     ]
     if Ledger(run_dir, "answers").unpublished(asked):
-        return "the questions of its metric are not all answered"
+        why = "the questions of its metric are not all answered"
+        said = _last_words_of_metrics(run_dir, run)
+        return "\n".join([f"{why}; the last metric job said:", *said]) if said else why
     return "not scored"
+
+
+def _last_words_of_metrics(run_dir: RunDir, run: Run) -> list[str]:
+    """Return the last lines of the newest metric job that said anything, such as why it cannot."""
+    pattern = jobs.metric_name(run, 0).removesuffix("0") + "*.log"
+    for log in sorted(run_dir.logs.glob(pattern), key=_files.modified, reverse=True):
+        with contextlib.suppress(OSError, ForeignError):
+            lines = _files.read(log).decode(errors="replace").splitlines()
+            # Slurm's words about a job that the end of the run has ended.
+            said = [line for line in lines if "CANCELLED AT" not in line]
+            if said:
+                return said[-LAST_LOG_LINES:]
+    return []
 
 
 def reasons(results: Mapping[str, Any] | None) -> list[str]:
