@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.tiny import tiny_model
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.planning.costs import conditions, suite_costs
 from coordinate_eval.coordinator.planning.request_cache import Builder, Built
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import ForeignError, UserError
 from coordinate_eval.evaluators import pulse
 from coordinate_eval.priors.observations import BuildSeen, subject
 from coordinate_eval.priors.predict import Priors
@@ -214,6 +215,18 @@ def test_a_tokenizer_that_is_exchanged_after_it_was_inspected_is_not_read(home: 
     (home.model / "tokenizer.json").symlink_to(secret)
     with pytest.raises(UserError, match="may be somebody's secret"):
         Builder(home.cache, inspected, home.suite(), home.engine, home.max_length)
+
+
+def test_no_copy_lies_where_everybody_can_exchange_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = home.folder / "everybody's"
+    folder.mkdir()
+    folder.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(ForeignError, match="everybody can put another in its place"):
+        home.get()
+    assert not list(folder.iterdir())
 
 
 def test_what_requests_are_not_made_from_does_not_count(home: Home) -> None:

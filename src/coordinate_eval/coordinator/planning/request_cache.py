@@ -112,6 +112,7 @@ class Builder:
         """A private folder with clean copies of the checkpoint's files, gone with this object."""
         folder = Path(tempfile.mkdtemp(prefix="coordinate-eval-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        _owner.check_above(folder)  # TMPDIR may be anybody's
         try:
             clean_files.copy(self._files, folder)
         except OSError as error:
