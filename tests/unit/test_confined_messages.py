@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from pydantic import ValidationError
 
 from coordinate_eval.errors import RecordError
 from coordinate_eval.evaluators.confined.messages import (
@@ -44,6 +45,14 @@ def test_the_reply_to_the_command_is_read() -> None:
 def test_anything_else_is_no_reply(said: bytes) -> None:
     with pytest.raises(RecordError, match="was disturbed"):
         read_reply(said, COMMAND)
+
+
+@pytest.mark.parametrize("name", ["questions", "names"])
+def test_a_list_of_anything_else_is_refused_at_its_first(name: str) -> None:
+    said = f'{{"number": 2, "{name}": [{"1," * 10_000}1]}}'
+    with pytest.raises(ValidationError) as caught:
+        Reply.model_validate_json(said)
+    assert caught.value.error_count() == 1
 
 
 @pytest.mark.parametrize(

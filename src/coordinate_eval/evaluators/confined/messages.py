@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import FailFast, Field, ValidationError
 
 from coordinate_eval import _files
 from coordinate_eval.errors import RecordError
@@ -34,6 +35,9 @@ MOST_REPLY_BYTES = 4 << 20
 MOST_LONG_REPLY_BYTES = 256 << 20
 """Longest reply with questions, or with the offsets of what was built: thirty thousand programs of
 some kilobytes each."""
+
+MOST_QUESTIONS = 200_000
+"""Most questions of one reply. As records, small ones take thirty times the bytes that say them."""
 
 MOST_ERROR_CHARACTERS = 20_000
 
@@ -79,12 +83,17 @@ class Command(Record):
 
 
 class Reply(Record):
-    """What the method returned, or the error that it raised."""
+    """What the method returned, or the error that it raised.
+
+    A list is refused at its first wrong element: to note each takes two hundred times its bytes.
+    """
 
     number: int
     error: str = ""
-    names: list[str] = Field(default=[], description="tasks and groups that have scores: of load")
-    questions: list[Question] = Field(default=[])
+    names: Annotated[list[str], FailFast()] = Field(
+        default=[], description="tasks and groups that have scores: of load"
+    )
+    questions: Annotated[list[Question], FailFast()] = Field(default=[], max_length=MOST_QUESTIONS)
     results: DatasetResults | None = None
     built: DatasetRequests | None = None
 
