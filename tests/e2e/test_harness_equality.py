@@ -302,7 +302,7 @@ def test_options_mean_what_they_mean_to_the_command(run: _Run, lm_eval: Command)
     )["results"]  # fmt: skip
     for task in ("tiny_group", "tiny_sums"):
         dataset = Dataset(
-            name=f"{task} with options",
+            name=f"{task}_with_options",
             task=task,
             num_fewshot=3,
             limit=5,

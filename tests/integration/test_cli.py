@@ -172,7 +172,7 @@ def test_bad_checkpoints(
         ),
         ("datasets:\n- {name: a, task: t, shots: 3}\n", ("line 2", "shots")),
         ("datasets: [\n", ("line 2",)),
-        ("datasets:\n- {name: a, task: no_such_task}\n", ("dataset 'a'", "no_such_task")),
+        ("datasets:\n- {name: a, task: no_such_task}\n", ("dataset a", "figures", "live cluster")),
         (f"include_path: ['{TASKS}', nowhere]\ndatasets: [a]\n", ("line 1", "no folder")),
     ],
 )
