@@ -47,6 +47,16 @@ def test_anything_else_is_no_reply(said: bytes) -> None:
         read_reply(said, COMMAND)
 
 
+def test_of_a_reply_with_questions_nothing_else_is_looked_at() -> None:
+    asked = Command(number=2, work=Work.QUESTIONS, dataset=Dataset(name="evil"))
+    question = program_question("print()", 1.0)
+    said = Reply(number=2, questions=[question]).line()
+    reply = read_reply(
+        said.replace("}\n", ',"results":{"results":{"a":1,"b":1}}}\n').encode(), asked
+    )
+    assert reply == Reply(number=2, questions=[question])
+
+
 @pytest.mark.parametrize("name", ["questions", "names"])
 def test_a_list_of_anything_else_is_refused_at_its_first(name: str) -> None:
     said = f'{{"number": 2, "{name}": [{"1," * 10_000}1]}}'
