@@ -36,7 +36,8 @@ CALL_SECONDS: Final = 0.01
 """CPU seconds that a call may take besides: most take a hundredth of it."""
 
 MOST_FAILURES: Final = 1000
-"""Calls that may fail. A task that is told so mostly gives up at the first."""
+"""Calls that may fail one after the other. A template that refuses a system message fails once for
+each item, and is then asked without."""
 
 _LOADING, _CUTTING = b"loading the tokenizer", b"cutting a text into tokens"
 _JOINING, _CHAT = b"joining tokens to a text", b"the chat template"
@@ -113,10 +114,11 @@ class _Limits:
             except Exception:
                 self._failures += 1
                 if self._failures > MOST_FAILURES:
-                    self._pulse.end(f"{what.decode()} failed {MOST_FAILURES:,} times")
+                    self._pulse.end(f"{what.decode()} failed {MOST_FAILURES:,} times in a row")
                 raise
             finally:
                 self._inside = False
+            self._failures = 0
             given = _characters([*args[1:], *options.values()])  # after the tokenizer itself
             self._check_time(what, time.process_time() - began, given)
             if not options.get("truncation"):
@@ -157,7 +159,7 @@ def _size(made: object) -> int | None:
         made = made.get("input_ids")
     if not isinstance(made, list):
         return None
-    return sum(len(each) if isinstance(each, list) else 1 for each in made)
+    return sum(map(len, made)) if made and isinstance(made[0], list) else len(made)
 
 
 def unusable(folder: Path, why: str) -> str:
