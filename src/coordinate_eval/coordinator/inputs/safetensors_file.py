@@ -51,7 +51,7 @@ def read(file: Path) -> dict[str, tuple[str, int]]:
         try:
             with safe_open(checkpoint_files.open_path(opened), framework="numpy") as tensors:
                 return {name: _described(tensors, name) for name in tensors.keys()}  # noqa: SIM118
-        except SafetensorError as error:
+        except (SafetensorError, MemoryError) as error:  # it is larger than any memory can map
             raise UserError(
                 f"{file} is not whole: {_format.brief(error)}. If it is being written, try again "
                 "afterwards; else copy or save it again"
