@@ -28,6 +28,10 @@ _BECOME = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-gro
 # What setpriv starts itself it finds with root's rights.
 _BECOME += ["env", "-i", "PATH=/usr/bin:/bin", "HOME=/nonexistent"]
 
+# A mount of its own: the machine's stays as it is.
+_HIDING = ["unshare", "--mount", "sh", "-c"]
+_HIDING += ['mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh"]
+
 _NEEDED = (
     "pydantic",
     "pydantic_core",
@@ -67,11 +71,17 @@ class Runner(Protocol):
 class Ordinary:
     """A sandbox of an ordinary user, whom root starts a process for."""
 
-    def __init__(self, level: Level, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self, level: Level, memory_bytes: int = MEMORY_BYTES, *, hidden: bool = False
+    ) -> None:
+        """Start the process. With `hidden`, it sees a /proc that hides others' processes."""
         self.level = level
         script = _SERVER.format(level=str(level), memory_bytes=memory_bytes)
         self._server = subprocess.Popen(
-            as_ordinary_user(script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/"
+            [*(_HIDING if hidden else []), *as_ordinary_user(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
         )
 
     def run(self, question: Question) -> Answer:

@@ -1,5 +1,6 @@
 """The memory of all processes of a program together, and who is killed when there is no more."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.sandboxes import EVERY, STRONG, Runner, ask, opened
+from tests.sandboxes import EVERY, STRONG, Ordinary, Runner, ask, opened, works
 
 from coordinate_eval.evaluators.sandbox.memory import Watch, members, used_bytes
 from coordinate_eval.evaluators.sandbox.sandbox import Level
@@ -82,6 +83,17 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Runner]:
 def test_a_program_is_ended_at_its_limit(sandbox: Runner, hog: str) -> None:
     answer = sandbox.run(ask(f"{SPAWN}\n{hog}\ntime.sleep(1000)", timeout=60.0))
     assert answer.result == TOO_MUCH
+
+
+@pytest.mark.parametrize("level", [Level.BUBBLEWRAP, Level.NAMESPACES])
+@pytest.mark.parametrize("hog", ["forks", "forks of forks", "daemons"])
+def test_a_program_is_seen_where_processes_are_hidden(level: Level, hog: str) -> None:
+    if (level, True) not in [param.values[0] for param in EVERY] or not works(level):
+        pytest.skip("needs root, to become an ordinary user, and this level")
+    with contextlib.closing(Ordinary(level, LIMIT, hidden=True)) as runner:
+        answer = runner.run(ask(f"{SPAWN}\n{HOGS[hog]}\ntime.sleep(1000)", timeout=60.0))
+        assert answer.result == TOO_MUCH
+        assert runner.run(ask("pass")).passed
 
 
 @pytest.mark.parametrize(

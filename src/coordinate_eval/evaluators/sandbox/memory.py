@@ -94,10 +94,33 @@ def members(process: int) -> Iterator[int]:
     left = [process]
     while left:
         member = left.pop()
-        with contextlib.suppress(OSError):  # it has ended
+        try:
             for thread in os.listdir(f"/proc/{member}/task"):  # noqa: PTH208  # a tenth of the time
                 left += map(int, _read(member, f"task/{thread}/children").split())
+        except OSError:
+            left += _children_of_hidden(member)
         yield member
+
+
+def _children_of_hidden(process: int) -> Iterator[int]:
+    """Yield the children of a process that has ended, of which there are none, or that is hidden.
+
+    Where /proc is mounted with `hidepid`, the process that judges a program is hidden from its own
+    user, but the program is not. Few processes are to be seen there, so all are looked at.
+    """
+    try:
+        os.kill(process, 0)
+    except OSError:
+        return
+    for name in os.listdir("/proc"):  # noqa: PTH208  # as above
+        if name.isdecimal() and _parent(int(name)) == process:
+            yield int(name)
+
+
+def _parent(process: int) -> int | None:
+    """Return the parent of a process, None if that has ended."""
+    fields = _read(process, "stat").rpartition(b") ")[2].split()  # from the third on, see proc(5)
+    return int(fields[1]) if fields else None
 
 
 def used_bytes(processes: Sequence[int], enough: int = 0) -> int:
