@@ -27,10 +27,7 @@ class Asked(process._Process):
 
         monkeypatch.setattr(subprocess, "Popen", runs_text)
         setup = Setup(tokenizer="", include_path=[], engine="vllm", max_length=1)
-        super().__init__(setup, environment=os.environ)
-
-    def _check_use(self) -> None:
-        return
+        super().__init__(setup, environment=os.environ, look=lambda _: None)
 
 
 @pytest.fixture

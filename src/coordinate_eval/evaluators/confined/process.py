@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from coordinate_eval.errors import CoordinateError
@@ -50,6 +50,7 @@ class _Process:
         environment: Mapping[str, str],
         folder: str | None = None,
         note: int | None = None,
+        look: Callable[[int], None],
     ) -> None:
         """Start the process. It loads the harness while the caller goes on.
 
@@ -59,8 +60,11 @@ class _Process:
             environment: its variables.
             folder: its working directory; None for that of this process.
             note: descriptor of the file in which it notes calls of native code.
+            look: is called with its number five times a second while a reply is awaited. It raises
+                `ProcessEnded` or `EndlessCall` if what the processes do is more than allowed.
         """
         self._numbers = itertools.count(1)
+        self._look = look
         self._replies, replies = os.pipe()
         descriptors = [replies] if note is None else [replies, note]
         answering = [sys.executable, "-P", "-m", _ANSWERING, *map(str, descriptors)]
@@ -139,7 +143,7 @@ class _Process:
         next_look = time.monotonic()
         while not line.endswith(b"\n"):
             if time.monotonic() >= next_look:
-                self._check_use()
+                self._look(self._process.pid)
                 next_look = time.monotonic() + LOOK_SECONDS
             if poll.poll(1000 * LOOK_SECONDS):
                 piece = os.read(self._replies, _PIECE_BYTES)
@@ -159,14 +163,6 @@ class _Process:
             return f"its process ended without a reply (exit status {status})"
         return "its process closed its channel without a reply"
 
-    def _check_use(self) -> None:
-        """Look at what the processes do and use.
-
-        Raises:
-            ProcessEnded, EndlessCall: it is more than allowed.
-        """
-        raise NotImplementedError
-
 
 class BuildingProcess(_Process):
     """A process that builds prompts, with the environment and the rights of this one.
@@ -178,11 +174,8 @@ class BuildingProcess(_Process):
         """Start the process."""
         with open(os.memfd_create("calls"), "r+b", buffering=0) as note:
             note.truncate(NOTE_BYTES)
-            self._calls = PulseWatch(note.fileno())
-            super().__init__(setup, environment=os.environ, note=note.fileno())
-
-    def _check_use(self) -> None:
-        self._calls.look(self._process.pid)
+            look = PulseWatch(note.fileno()).look
+            super().__init__(setup, environment=os.environ, note=note.fileno(), look=look)
 
 
 class ScoringProcess(_Process):
@@ -201,12 +194,13 @@ class ScoringProcess(_Process):
             wrapped_in=wrapper(level, view),
             environment=environment,
             folder=(setup.folder or None) if level is Level.LIMITS else "/",
+            look=self._check_use,
         )
         self._watch = Watch(self._process.pid, setup.memory_bytes)
 
-    def _check_use(self) -> None:
+    def _check_use(self, process: int) -> None:
         """Check the number and the memory of all processes together."""
-        below = itertools.islice(members(self._process.pid), 1, MOST_PROCESSES + 2)
+        below = itertools.islice(members(process), 1, MOST_PROCESSES + 2)
         if len(list(below)) > MOST_PROCESSES:
             raise ProcessEnded(f"scoring had more than {MOST_PROCESSES} processes")
         try:
