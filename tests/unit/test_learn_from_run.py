@@ -26,7 +26,6 @@ from coordinate_eval.coordinator.workers.staging import StagedWeights
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines.simulated import answer
 from coordinate_eval.priors import catalogue, this_machine
-from coordinate_eval.priors import conditions as conditions_of
 from coordinate_eval.priors.observations import (
     BuildSeen,
     DatasetSeen,
@@ -414,33 +413,6 @@ def test_a_store_that_cannot_be_read_teaches_nothing(tmp_path: Path) -> None:
     (tmp_path / "priors").write_text("no folder")
     priors = costs.read_priors(Settings(priors_dir=str(tmp_path / "priors")))
     assert priors.fits == {}
-
-
-def test_processors_are_told_apart() -> None:
-    on = costs.conditions(CHECKPOINT, EngineSettings(), "cpu", 1)
-    assert on.gpu == f"cpu/{this_machine.processor()}"
-    assert this_machine.processor().endswith(" cores")
-
-
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        '{"n": 1, "text_config": "abc"}',
-        '{"n": 1, "text_config": [["a", 1]]}',
-        '{"n": 1, "architectures": {"a": 1}}',
-        '{"n": 1, "architectures": []}',
-        '{"n": 1, "architectures": "Llama"}',
-    ],
-)
-def test_a_config_of_other_shapes_is_still_told_apart_by_its_sizes(
-    spoilt: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "config.json"
-    families = []
-    for text in (spoilt, '{"n": 1}', '{"n": 2}'):
-        file.write_text(text)
-        families.append(conditions_of.model_of(CHECKPOINT, 1, file).family)
-    assert families[0] == families[1] != families[2]
 
 
 def test_a_trial_tells_bad_input_from_other_errors(

@@ -3,7 +3,9 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
+from coordinate_eval import _owner
 from coordinate_eval.priors import gpus, roofline
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.records import Checkpoint, EngineSettings
@@ -51,7 +53,7 @@ def _sequences(engine: EngineSettings) -> int:
 def _family(config: Path | None) -> str:
     """Return the architecture and a digest of all integers in a configuration, such as widths."""
     try:
-        tree = json.loads(config.read_text()) if config else {}
+        tree = _json_value(config) if config else {}
     except (OSError, ValueError):
         return ""
     text, names = tree.get("text_config"), tree.get("architectures")
@@ -62,3 +64,9 @@ def _family(config: Path | None) -> str:
     }
     name = names[0] if isinstance(names, list) and names else ""
     return f"{name}-{hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:8]}"
+
+
+def _json_value(file: Path) -> Any:  # noqa: ANN401  whatever it holds
+    # In a folder that others write to a pipe may lie there by now, and keep a reader waiting.
+    with open(_owner.open_file(file.resolve(), anybodys=True), "rb") as opened:
+        return json.load(opened)
