@@ -19,8 +19,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from io import FileIO
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -187,7 +186,7 @@ class AttemptWriter:
         self._path = ledger.run.unpublished(ledger.name, span, attempt)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = _files.open_to_write(self._path)
-        self._note: FileIO | None = None
+        self._note: BinaryIO | None = None
 
     def write(self, line: bytes | str) -> None:
         """Append one line and hand it to the operating system."""
@@ -198,10 +197,11 @@ class AttemptWriter:
         """Note what the owner is going to run, or with an empty text that it has ended."""
         if self._note is None:
             path = self._ledger.run.running(self._ledger.name, self._span, self._attempt)
-            self._note = path.open("wb", buffering=0)
+            self._note = _files.open_to_write(path)
         self._note.seek(0)
         self._note.truncate()
         self._note.write(what.encode())
+        self._note.flush()
 
     def publish(self) -> bool:
         """Make the lines durable and publish them. Return False if another attempt was first."""
