@@ -7,6 +7,7 @@ when it has found none to claim for a while.
 
 import contextlib
 import os
+import sys
 import time
 
 from coordinate_eval import _files
@@ -43,6 +44,8 @@ def run_metric(run_dir: RunDir) -> int:
     settings = run.settings.metrics
     memory_bytes = int(settings.memory_gib * PROGRAM_SHARE * 2**30)
     sandbox = Sandbox.probe(settings.allow_unsafe_code, memory_bytes)
+    sys.stdout.write(f"programs are run at the level {sandbox.level}\n")
+    sys.stdout.flush()
     index = int(os.environ.get(INDEX_VARIABLE, "0"))
     ledger = Ledger(run_dir, "answers")
     stop_on_signals()

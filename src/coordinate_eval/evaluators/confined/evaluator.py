@@ -79,8 +79,11 @@ class ConfinedEvaluator:
         self._tasks, self._indexes = tasks, indexes
         self._caches = view.Caches.of(os.environ)
         self._level, self._why_not = find_level(allow_unsafe)
-        if self._level in (None, Level.LIMITS):
+        how = self._level
+        if how in (None, Level.LIMITS):
             sys.stderr.write("scoring is not confined: nothing on this machine can\n")
+        else:
+            sys.stderr.write(f"scoring is confined at the level {how}\n")
         self._shared: _Holder | None = None
         if not all(index.runs_text for index in indexes.values()):
             self._shared = self._start()
