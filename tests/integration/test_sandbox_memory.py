@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.sandboxes import EVERY, STRONG, Ordinary, Runner, ask, opened, works
 
-from coordinate_eval.evaluators.sandbox.memory import Watch, members, used_bytes
+from coordinate_eval.evaluators.sandbox import memory
+from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch, members, used_bytes
 from coordinate_eval.evaluators.sandbox.sandbox import Level
 
 MIB = 1 << 20
@@ -110,6 +111,25 @@ def test_a_program_is_seen_where_processes_are_hidden(level: Level, hog: str) ->
 )
 def test_what_processes_share_counts_once(sandbox: Runner, program: str) -> None:
     assert sandbox.run(ask(f"{SPAWN}\n{program}\ntime.sleep(0.5)")).result == "passed"
+
+
+def test_a_sum_over_processes_that_end_meanwhile_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sums = iter([LIMIT + 1, LIMIT + 1, LIMIT, *[LIMIT + 1] * 3])
+    monkeypatch.setattr(memory, "used_bytes", lambda *_: next(sums))
+    monkeypatch.setattr(memory, "LOOK_SECONDS", 0.0)
+    with subprocess.Popen(["sleep", "100"]) as process:
+        try:
+            watch = Watch(process.pid, LIMIT)
+            watch.look()
+            assert len(list(sums)) == 3
+            sums = iter([LIMIT + 1] * 3)
+            time.sleep(watch.seconds_left())
+            with pytest.raises(OverMemory):
+                watch.look()
+        finally:
+            process.kill()
 
 
 def test_a_program_is_the_first_that_the_kernel_ends(sandbox: Runner) -> None:

@@ -25,6 +25,10 @@ from typing import Final
 LOOK_SECONDS: Final = 0.05
 """Time between two looks at a program's memory. Looks take at most half of one core's time."""
 
+READINGS: Final = 3
+"""Readings in a row that must be over the limit. Of pages that n processes share each has 1/n, so
+the sum is too large when some of them end between the readings of two."""
+
 DESCRIPTOR_BYTES: Final = 1 << 18
 """Memory behind one open file: the default buffer of a socket (net.core.wmem_default is 208 KiB),
 which is more than that of a pipe (64 KiB, pipe(7))."""
@@ -77,12 +81,15 @@ class Watch:
         began = time.monotonic()
         if began < self._next_look:
             return
-        processes = list(members(self._process))
-        _offer_to_kernel(processes)
-        if used_bytes(processes, self.limit_bytes) > self.limit_bytes:
+        if all(self._is_over() for _ in range(READINGS)):
             raise OverMemory
         now = time.monotonic()
         self._next_look = now + max(LOOK_SECONDS, now - began)
+
+    def _is_over(self) -> bool:
+        processes = list(members(self._process))
+        _offer_to_kernel(processes)
+        return used_bytes(processes, self.limit_bytes) > self.limit_bytes
 
     def cpu_seconds(self) -> float:
         """Return the CPU time that the program has had so far."""
