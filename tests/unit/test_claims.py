@@ -4,11 +4,20 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 from tests.random_examples import examples
 
-from coordinate_eval.coordinator.run.claims import MAX_DEATHS, AttemptWriter, Ledger
+from coordinate_eval import _files
+from coordinate_eval.coordinator.run.claims import (
+    MAX_DEATHS,
+    OF_DATASETS,
+    AttemptWriter,
+    Ledger,
+    LedgerName,
+    whole,
+)
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Span
 
@@ -107,6 +116,37 @@ def test_giving_back_is_not_dying(tmp_path: Path) -> None:
         assert book.claim(SPAN, "a", "1.0") == attempt
         book.revoke(SPAN, attempt, "released")
     assert book.claimable([SPAN]) == [SPAN]
+
+
+@pytest.mark.parametrize("name", sorted(OF_DATASETS))
+@pytest.mark.parametrize("ending", ["json", "error"])
+def test_a_dataset_is_done_when_its_file_is_there(
+    tmp_path: Path, name: LedgerName, ending: str
+) -> None:
+    book = Ledger(RunDir(tmp_path), name)
+    a, b = whole("a"), whole("b")
+    assert book.claim(a, "o", "1.0") == 1
+    assert book.claim(a, "p", "2.0") is None
+    assert book.unpublished([a, b]) == [a, b]
+    assert book.claimable([a, b]) == [b]
+    _files.write(book.folder("a") / f"a.{ending}", "")
+    assert book.is_published(a)
+    assert book.unpublished([a, b]) == [b]
+    book.revoke(a, 1, "died")
+    assert book.claim(a, "p", "2.0") is None
+    assert book.open_claims([a, b]) == []
+
+
+def test_what_ends_an_owner_gives_its_span_back(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    assert book.claim(SPAN, "a", "1.0") == 1
+    with pytest.raises(KeyboardInterrupt), book.held(SPAN, 1):
+        raise KeyboardInterrupt
+    assert book.count_deaths(SPAN) == 0
+    assert book.claim(SPAN, "b", "2.0") == 2
+    with book.held(SPAN, 2):
+        pass
+    assert book.claimable([SPAN]) == []
 
 
 def in_threads(work: Callable[[], None], count: int) -> None:

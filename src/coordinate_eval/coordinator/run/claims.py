@@ -1,12 +1,16 @@
 """Claims: who works on which span. Attempts are numbered; nothing is locked or deleted.
 
+A ledger has the claims on one kind of a run's work, and the name of the folder in which what is
+made appears. In some a span is a part of a dataset, in others it is a whole dataset: see `whole`.
+
 Attempt n at a span belongs to whoever creates `<span>.<n>.json`. It is over when
 `<span>.<n>.revoked` exists: its owner writes that when it stops early, the supervisor when the
 owner's job has ended. Only then can attempt n+1 be created.
 
-An attempt appends its lines to a file of its own, and publishes them with link(2) under one name
-for all attempts. So an owner that was declared dead and still runs does no harm: it loses that
-race, or wins it with lines that are just as good.
+An attempt at responses or answers appends its lines to a file of its own, and publishes them with
+link(2) under one name for all attempts. So an owner that was declared dead and still runs does no
+harm: it loses that race, or wins it with lines that are just as good. Owners of other work write
+its file in one step, for the same reason.
 
 An owner may note what it is running, such as a program that may take its job down with it. Its
 death is then laid to that, and not to the whole span.
@@ -15,13 +19,16 @@ Listings serve to skip spans that are surely taken; creating a file decides. A s
 costs time and nothing else.
 """
 
+import contextlib
 import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO, Literal, NamedTuple
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple, get_args
 
 from coordinate_eval import _files
+from coordinate_eval.cluster import TASK_VARIABLE
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Record, Span
 
@@ -31,7 +38,12 @@ MAX_DEATHS = 5
 MAX_ATTEMPTS = 10_000
 """Attempts at one span: more than any run makes."""
 
-LedgerName = Literal["outputs", "answers"]
+LedgerName = Literal["outputs", "answers", "questions", "requests", "results", "estimates"]
+
+OF_DATASETS: frozenset[LedgerName] = frozenset({"requests", "results", "estimates"})
+"""Ledgers of whole datasets. Each dataset is done when it has a file `.json` or `.error`."""
+
+LEDGERS: tuple[LedgerName, ...] = get_args(LedgerName)
 
 Cause = Literal["released", "died"]
 
@@ -62,25 +74,56 @@ class OpenClaim(NamedTuple):
     claim: Claim
 
 
+def whole(dataset: str) -> Span:
+    """Return the span that is a whole dataset in the ledgers of these, whatever its items are."""
+    return Span(dataset, 0, 0)
+
+
+def own_task() -> str:
+    """Return this process's task, by which the supervisor knows whether it is alive."""
+    return os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
+
+
 class Ledger:
-    """The claims on one kind of a run's work: responses ("outputs") or answers ("answers")."""
+    """The claims on one kind of a run's work.
+
+    - "outputs": shards, which trials answer.
+    - "answers": portions of questions, which metric jobs answer.
+    - "questions": those of a shard, by its last portion, which is written last.
+    - "requests": datasets to build.
+    - "results": datasets to score.
+    - "estimates": datasets with a slice of the first signal to score.
+    """
 
     def __init__(self, run: RunDir, name: LedgerName) -> None:
         self.run = run
         self.name = name
 
+    def folder(self, dataset: str) -> Path:
+        """Return the folder in which what is made of a dataset's spans appears."""
+        return self.run.published_folder(self.name, "" if self.name in OF_DATASETS else dataset)
+
     def is_published(self, span: Span) -> bool:
-        """Return whether the span's lines are published."""
-        return self.run.published(self.name, span).exists()
+        """Return whether the span is done: what was to be made of it is there, or an error."""
+        return any((self.folder(span.dataset) / name).exists() for name in self._marks(span))
 
     def unpublished(self, spans: Iterable[Span]) -> list[Span]:
-        """Return the spans that are not yet published, in the order given."""
-        published: dict[str, set[str]] = {}
-        for span in (spans := list(spans)):
-            if span.dataset not in published:
-                folder = self.run.published_folder(self.name, span.dataset)
-                published[span.dataset] = _files.names(folder)
-        return [s for s in spans if f"{s.stem}.jsonl" not in published[s.dataset]]
+        """Return the spans that are not yet done, in the order given."""
+        listings: dict[str, set[str]] = {}
+        found = []
+        for span in spans:
+            folder = "" if self.name in OF_DATASETS else span.dataset
+            if folder not in listings:
+                listings[folder] = _files.names(self.folder(folder))
+            if listings[folder].isdisjoint(self._marks(span)):
+                found.append(span)
+        return found
+
+    def _marks(self, span: Span) -> tuple[str, ...]:
+        """Return the names of the files that say that a span is done."""
+        if self.name in OF_DATASETS:
+            return f"{span.dataset}.json", f"{span.dataset}.error"
+        return (f"{span.stem}.jsonl",)
 
     def claim(self, span: Span, owner: str, task: str) -> int | None:
         """Claim the span. Return the attempt's number, or None if somebody else has the span."""
@@ -150,6 +193,15 @@ class Ledger:
         """End an attempt, so that the span can be claimed again. Doing it twice does no harm."""
         end = Revocation(cause=cause, time=time.time())
         _files.create(self.run.revocation(self.name, span, attempt), end.model_dump_json())
+
+    @contextlib.contextmanager
+    def held(self, span: Span, attempt: int) -> Iterator[None]:
+        """Give the span back if the block ends with an exception."""
+        try:
+            yield
+        except BaseException:
+            self.revoke(span, attempt, "released")
+            raise
 
     def earlier_lines(self, span: Span, attempt: int) -> Iterator[bytes]:
         """Yield the whole lines that the attempts before this one wrote."""

@@ -107,7 +107,7 @@ class RunDir:
         """JSON lines that a trial measured: `EngineStarted`, then one `ShardDone` each."""
         return self.root / "observations" / f"{trial}.jsonl"
 
-    # Requests, responses, questions, answers. A ledger is "outputs" (responses) or "answers".
+    # Requests, responses, questions, answers. What ledgers there are: see `claims.py`.
 
     @property
     def requests_folder(self) -> Path:

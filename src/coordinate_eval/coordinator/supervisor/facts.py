@@ -4,7 +4,7 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.report.failures import read_trials_of, recurring_failure
 from coordinate_eval.coordinator.report.results import given_up, unscored_datasets
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claims import LEDGERS, Ledger
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import all_portions, portions_with_questions
@@ -109,10 +109,7 @@ def refresh_listings(run_dir: RunDir, spans: list[Span]) -> None:
 
     A change that this machine makes to a folder drops what its client remembers of it.
     """
-    for ledger in ("outputs", "answers"):
-        for span in {span.dataset: span for span in spans}.values():
-            for folder in (
-                run_dir.published_folder(ledger, span.dataset),
-                run_dir.claims_folder(ledger, span.dataset),
-            ):
+    for ledger in (Ledger(run_dir, name) for name in LEDGERS):
+        for dataset in {span.dataset for span in spans}:
+            for folder in (ledger.folder(dataset), run_dir.claims_folder(ledger.name, dataset)):
                 _files.touch(folder)

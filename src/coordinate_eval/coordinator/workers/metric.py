@@ -11,8 +11,8 @@ import sys
 import time
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import INDEX_VARIABLE, TASK_VARIABLE
-from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
+from coordinate_eval.cluster import INDEX_VARIABLE
+from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger, own_task
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import portions_with_questions, unanswered_portions
 from coordinate_eval.coordinator.run.records import Run
@@ -68,11 +68,10 @@ def _claim(run_dir: RunDir, run: Run, ledger: Ledger, index: int) -> tuple[Span,
 
     Each job begins its search elsewhere, so that not all try the first portion.
     """
-    task = os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
     portions = ledger.claimable(portions_with_questions(run_dir, run))
     first = index % len(portions) if portions else 0
     for portion in portions[first:] + portions[:first]:
-        attempt = ledger.claim(portion, f"metric-{index}", task)
+        attempt = ledger.claim(portion, f"metric-{index}", own_task())
         if attempt is not None:
             return portion, attempt
     return None

@@ -12,12 +12,12 @@ import time
 from collections.abc import Generator, Iterator
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import INDEX_VARIABLE, TASK_VARIABLE
+from coordinate_eval.cluster import INDEX_VARIABLE
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.report.failures import own_log
 from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run import measurements
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claims import Ledger, own_task
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, TrialProgress
@@ -79,7 +79,7 @@ class TrialRunner:
         self._dir = run_dir
         self._run = _files.read_record(run_dir.run, Run)
         self._trial, self._node = trial, node
-        self._task = os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
+        self._task = own_task()
         self._log = own_log()
         self._ledger = Ledger(run_dir, "outputs")
         self._pace = Pace(deadline)
