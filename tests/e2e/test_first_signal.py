@@ -10,9 +10,9 @@ import yaml
 from tests.runs import TASKS, Workspace, scores
 from tests.tiny import tiny_model
 
-from coordinate_eval import _files
 from coordinate_eval.coordinator.report.first_signal import Z_95
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.records import Answer, Response
 
 PRIORS = {
@@ -61,7 +61,7 @@ def test_every_slice_is_scored_as_its_responses_are(
     from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 
     monkeypatch.chdir(TASKS)
-    run = _files.read_record(finished / "run.json", Run)
+    run = read_run(RunDir(finished))
     evaluator = HarnessEvaluator(
         tokenizer=finished / "model", max_length=run.max_length, include_path=[str(TASKS)]
     )

@@ -16,10 +16,10 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     Round,
     RoundNode,
-    Run,
     StageProgress,
     Submitted,
     TrialProgress,
+    read_run,
 )
 from coordinate_eval.coordinator.workers.trial import TrialRunner
 from coordinate_eval.errors import EngineError, UserError
@@ -172,7 +172,7 @@ def test_an_error_is_reported_once(failing: RunDir) -> None:
         "keeper n2: no room",
         "8 trials: no such argument: x; log: /logs/n2_3.log",
     ]
-    run = _files.read_record(failing.run, Run)
+    run = read_run(failing)
     results = collect_results(failing, run, "every trial failed")
     assert results["reason"] == "every trial failed"
     assert _files.pretty(results).count("no such argument") == 1

@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.report.failures import recurring_failure
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress, read_run
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor import learn_from_run
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
@@ -108,7 +108,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 
 def record(run_dir: RunDir) -> Run:
-    return _files.read_record(run_dir.run, Run)
+    return read_run(run_dir)
 
 
 def work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

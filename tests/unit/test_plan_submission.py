@@ -27,7 +27,7 @@ def test_what_was_reviewed_is_what_runs(reviewer: Reviewer) -> None:
     reviewer.cluster.free = NODES[::-1]  # which would be planned otherwise
     run = reviewer.submit()
     assert (run / "plan.json").read_text() == reviewer.file.read_text()
-    frozen = json.loads((run / "run.json").read_text())
+    frozen = json.loads((run / "planned.json").read_text())
     asked = [shard for trial in planned["trials"] for shard in trial["shards"]]
     assert sorted(map(str, frozen["shards"])) == sorted(map(str, asked))
     nodes = json.loads((run / "rounds" / "0.json").read_text())["nodes"]
@@ -44,7 +44,7 @@ def test_the_first_signal_of_a_plan_is_that_of_its_run(reviewer: Reviewer) -> No
     asked = [shard for trial in plan["trials"] for shard in trial["shards"]]
     assert {shard["dataset"] for shard in asked if shard["signal"]} == {"tiny_choice", "tiny_code"}
     run = reviewer.submit()
-    frozen = json.loads((run / "run.json").read_text())["shards"]
+    frozen = json.loads((run / "planned.json").read_text())["shards"]
     assert sorted(map(str, frozen)) == sorted(map(str, asked))
     first = [shard["signal"] for shard in frozen]  # whoever takes free ones takes these first
     assert first == sorted(first, reverse=True)

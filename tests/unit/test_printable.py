@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.dry_run import page, terminal
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import DatasetResults
 
@@ -175,7 +175,7 @@ def test_run_directories(
     planted: RunDir, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
 ) -> None:
     task = TaskStatus(
-        name=jobs.prefix(_files.read_record(planted.run, Run)) + HOSTILE, job_id=HOSTILE,
+        name=jobs.prefix(read_run(planted)) + HOSTILE, job_id=HOSTILE,
         state=State.PENDING, reason=HOSTILE, node=HOSTILE,
     )  # fmt: skip
     monkeypatch.setattr(clusters, "by_name", lambda *_: Scheduler([task]))

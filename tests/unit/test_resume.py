@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, Submitted
+from coordinate_eval.coordinator.run.records import Submitted, read_run
 from coordinate_eval.coordinator.run.resumes import MOST_TRIES
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.errors import ClusterSilent, CoordinateError, UserError
@@ -93,7 +93,7 @@ def test_a_run_is_marked_as_cancelled_though_the_scheduler_is_silent(
 
 def test_progress_between_tries_starts_the_count_again(reviewer: Reviewer) -> None:
     ask(reviewer)
-    shards = _files.read_record(fail(reviewer).run, Run).shards
+    shards = read_run(fail(reviewer)).shards
     assert len(shards) > MOST_TRIES
     for shard in shards:
         _files.write(fail(reviewer).published("outputs", shard.span), "")

@@ -29,7 +29,7 @@ def test_a_plan_that_no_planner_would_make_is_run_as_it_is(reviewer: Reviewer) -
     planned["trials"][0]["shards"] += mine
     reviewer.file.write_text(json.dumps(planned))
     run = reviewer.submit()
-    shards = json.loads((run / "run.json").read_text())["shards"]
+    shards = json.loads((run / "planned.json").read_text())["shards"]
     assert sum(s["dataset"] == cost["name"] for s in shards) == cost["items"]
 
 

@@ -12,7 +12,7 @@ from tests.unit.test_decide import make_run
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.workers import scorer
 from coordinate_eval.records import (
     Answer,
@@ -100,13 +100,13 @@ def scored(
 def test_the_slice_alone_makes_the_first_signal(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for shard in _files.read_record(run_dir.run, Run).shards:
+    for shard in read_run(run_dir).shards:
         if not shard.signal:
             run_dir.published("outputs", shard.span).unlink()
 
     def everything_else_comes() -> None:
         assert not run_dir.dataset_results("a").exists()
-        for shard in _files.read_record(run_dir.run, Run).shards:
+        for shard in read_run(run_dir).shards:
             publish(run_dir, shard)
 
     found = scored(run_dir, FakeEvaluator(everything_else_comes), monkeypatch)
@@ -147,7 +147,7 @@ def test_a_scorer_that_a_part_ends_does_not_try_it_again(
 def test_a_run_without_slices_has_no_first_signal(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = _files.read_record(run_dir.run, Run)
+    run = read_run(run_dir)
     plain = [shard.model_copy(update={"signal": False}) for shard in run.shards]
     _files.write_record(run_dir.run, run.model_copy(update={"shards": plain}))
     with pytest.raises(FileNotFoundError):
@@ -166,7 +166,7 @@ def test_small_datasets_are_loaded_while_engines_start(
             for shard in shards:
                 publish(run_dir, shard)
 
-    shards = _files.read_record(run_dir.run, Run).shards
+    shards = read_run(run_dir).shards
     for shard in shards:
         run_dir.published("outputs", shard.span).unlink()
     evaluator = Engine()

@@ -20,7 +20,12 @@ from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs, resumes
 from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, StageProgress, Submitted, TrialProgress
+from coordinate_eval.coordinator.run.records import (
+    StageProgress,
+    Submitted,
+    TrialProgress,
+    read_run,
+)
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.records import DatasetRequests, DatasetResults
 
@@ -242,7 +247,7 @@ def test_a_finished_run_needs_no_scheduler(
 def test_tasks_of_an_array_have_ids_of_their_own(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = _files.read_record(run_dir.run, Run)
+    run = read_run(run_dir)
     job = jobs.trials_job(run, run_dir, ROUND, ROUND.nodes[0])
     submitted = Submitted(job=job, job_id="8", time=time.time())
     _files.write_record(run_dir.job(job.name), submitted)

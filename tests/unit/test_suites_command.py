@@ -11,7 +11,6 @@ from tests.runs import TASKS, Workspace
 from tests.tiny import tiny_model
 from typer.testing import CliRunner, Result
 
-from coordinate_eval import _files
 from coordinate_eval.cluster import Node
 from coordinate_eval.coordinator.cli import resume as continued
 from coordinate_eval.coordinator.cli import run as launch
@@ -20,7 +19,7 @@ from coordinate_eval.coordinator.cli.output import results_table
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.shapes import llama_like, parameter_count
 
@@ -179,7 +178,7 @@ def start(user: Workspace, *args: object) -> tuple[Run, RunDir, str]:
     ran = call("run", tiny_model(), "--suite", suite, *args, **user.environ)
     assert ran.exit_code == 0, ran.stderr
     (root,) = set((user.folder / "runs").glob("*")) - before
-    return _files.read_record(root / "run.json", Run), RunDir(root), ran.stderr
+    return read_run(RunDir(root)), RunDir(root), ran.stderr
 
 
 def test_what_has_no_task_is_left_out_and_said(user: Workspace) -> None:

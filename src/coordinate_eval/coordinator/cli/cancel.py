@@ -9,7 +9,7 @@ from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import ClusterSilent
 
 CANCEL_SECONDS = 60.0
@@ -22,7 +22,7 @@ def cancel_run(run_dir: RunDir) -> None:
     Raises:
         ClusterSilent: the scheduler did not answer; the run is marked, so try again.
     """
-    run = _files.read_record(run_dir.run, Run)
+    run = read_run(run_dir)
     _files.write(run_dir.cancelled, "")
     cluster = clusters.by_name(run.cluster, run.settings)
     if cluster.local:

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.output import printable_output
 from coordinate_eval.coordinator.run.own import enter
 from coordinate_eval.coordinator.workers.signals import end_with_parent_if_asked
@@ -47,11 +46,11 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
     """Supervise a run as a job of the cluster; 0 minutes mean no time limit."""
     from coordinate_eval.cluster import STARTED_VARIABLE
     from coordinate_eval.coordinator.inputs import clusters
-    from coordinate_eval.coordinator.run.records import Run
+    from coordinate_eval.coordinator.run.records import read_run
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
     entered = enter(run_dir)
-    run = _files.read_record(entered.run, Run)
+    run = read_run(entered)
     # The job's script starts a killed supervisor again, within the same time limit.
     began = float(os.environ.get(STARTED_VARIABLE) or time.time())
     limit = minutes - (time.time() - began) / 60 if minutes else float("inf")

@@ -1,6 +1,5 @@
 """`coordinate-eval resume`: continue a run, or say why it is not continued."""
 
-from coordinate_eval import _files
 from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.cli.foreground import (
     announce,
@@ -17,7 +16,7 @@ from coordinate_eval.coordinator.run import jobs, resumes
 from coordinate_eval.coordinator.run.create import submit_supervisor
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import CoordinateError
 
 _ANOTHER_PROCESS = "another process on this machine"
@@ -33,7 +32,7 @@ def resume_run(run_dir: RunDir, *, wait: bool, as_json: bool, asked_again: bool 
     Raises:
         CoordinateError: there were too many tries.
     """
-    run = _files.read_record(run_dir.run, Run)
+    run = read_run(run_dir)
     if state.is_complete(run_dir):
         say(f"run {run.id} is already complete")
         return show_results(run_dir, as_json=as_json)

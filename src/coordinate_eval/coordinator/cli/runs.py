@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.report.main_metric import Score, main_score
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import is_own, own
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import ClusterError, ForeignError, RecordError, UserError
 from coordinate_eval.records import DatasetResults
 
@@ -76,7 +76,7 @@ def find_all(settings: Settings) -> tuple[list[Found], list[str]]:
     for root in dict.fromkeys(root.resolve() for root in roots):
         try:
             run_dir = own(root)
-            found.append((run_dir, _files.read_record(run_dir.run, Run)))
+            found.append((run_dir, read_run(run_dir)))
         except (RecordError, ForeignError, OSError) as error:
             problems.append(str(error))
     return sorted(found, key=lambda pair: -pair[1].created), problems

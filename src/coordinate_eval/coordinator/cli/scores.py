@@ -14,14 +14,14 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from coordinate_eval import _files, _owner
+from coordinate_eval import _owner
 from coordinate_eval._format import visible
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.cli.runs import dataset_score, find, find_all, readable_rows
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import UserError
 
 INCOMPLETE = "*"
@@ -44,7 +44,7 @@ def show_scores(names: Sequence[str], settings: Settings, metric: str | None, fo
     problems: list[str] = []
     if names:
         with _owner.for_show():
-            found = [(each, _files.read_record(each.run, Run)) for each in _named(names, settings)]
+            found = [(each, read_run(each)) for each in _named(names, settings)]
             rows = [_row(run_dir, run, metric) for run_dir, run in found]
     else:
         found, problems = find_all(settings)

@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 
 _STATES = {
@@ -51,7 +51,7 @@ def show_status(name: str | None, settings: Settings, *, as_json: bool, follow: 
 
 
 def _show(run_dir: RunDir, settings: Settings, foreign: str, *, as_json: bool, follow: bool) -> int:
-    run = _files.read_record(run_dir.run, Run)
+    run = read_run(run_dir)
     requests = state.count_requests(run_dir, run)
     shown = describe(run_dir, run, settings, requests, foreign)
     if as_json:

@@ -17,7 +17,14 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import latest_epoch
 from coordinate_eval.coordinator.run.own import check_link, own, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Round, Run, Submitted
+from coordinate_eval.coordinator.run.records import (
+    Round,
+    Run,
+    Submitted,
+    read_run_if_there,
+    write_planned,
+    write_run,
+)
 from coordinate_eval.errors import ForeignError, RecordError, UserError
 from coordinate_eval.records import Checkpoint, DatasetRequests, Record, Suite
 
@@ -55,7 +62,7 @@ def existing(root: Path, checkpoint: Checkpoint, suite: Suite, settings: Setting
         raise UserError(f"run directory {root} cannot be read: {error.strerror}") from error
     except RecordError as error:
         raise UserError(str(error)) from error
-    run = _files.read_record_if_there(RunDir(root).run, Run)
+    run = read_run_if_there(RunDir(root))
     if run is None:
         raise UserError(f"{root} is not empty and not a run directory: choose another --run-dir")
     for what, was, now in (
@@ -118,7 +125,8 @@ def create(
         for dataset, (file, index) in requests.items():
             _link(file, made.requests(dataset))
             _files.write_record(made.requests_index(dataset), index)
-        _files.write_record(made.run, run)
+        write_run(made, run)
+        write_planned(made, run)
         if plan is not None:
             _files.write_record(made.plan, plan)
         if round_ is not None:

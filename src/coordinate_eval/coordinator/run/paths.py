@@ -15,8 +15,13 @@ class RunDir:
 
     @property
     def run(self) -> Path:
-        """`Run`: everything that is fixed when the run is created."""
+        """`Run`, but what planning adds: everything that is fixed when the run is created."""
         return self.root / "run.json"
+
+    @property
+    def planned(self) -> Path:
+        """`Planned`: what planning adds to `run`."""
+        return self.root / "planned.json"
 
     @property
     def plan(self) -> Path:

@@ -6,8 +6,11 @@ from typing import Literal
 
 from pydantic import AliasChoices, AliasPath, ConfigDict, Field, model_validator
 
+from coordinate_eval import _files
 from coordinate_eval.cluster import Job
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Checkpoint, FileName, Record, Shard, Span, Suite
 
 PORTION_SECONDS = 5.0
@@ -22,8 +25,33 @@ def portion_seconds(metric_cpu_seconds: float) -> float:
     return max(PORTION_SECONDS, metric_cpu_seconds / MOST_PORTIONS)
 
 
-class Run(Record):
-    """`run.json`: everything that a job of this run must know, fixed at submission."""
+class Planned(Record):
+    """`planned.json`: what the plan adds to a run. Until then a run has the values given here."""
+
+    tensor_parallel: int = Field(default=1, description="GPUs of one trial")
+    gpu_type: str = Field(default="", description="the one GPU type of this run; empty for any")
+    # Runs of earlier versions have it in their settings.
+    engine_start_seconds: float = Field(
+        default=40.0,
+        description="expected of an engine, from weights in memory to first request",
+        validation_alias=AliasChoices(
+            "engine_start_seconds", AliasPath("settings", "trial", "engine_start_seconds")
+        ),
+    )
+    asks: list[str] = Field(default=[], description="datasets whose metric asks questions")
+    shards: list[Shard] = Field(
+        default=[], description="all work, in the order in which trials claim it"
+    )
+    portion_seconds: float = Field(
+        default=PORTION_SECONDS, description="of a metric, in one portion of its questions"
+    )
+
+
+class Run(Planned):
+    """Everything that a job of this run must know; see `read_run`.
+
+    `run.json` has what is fixed at submission, `planned.json` the rest.
+    """
 
     schema_: Literal["coordinate-eval/run@1"] = Field(
         default="coordinate-eval/run@1", alias="schema"
@@ -42,27 +70,11 @@ class Run(Record):
     checkpoint: Checkpoint
     suite: Suite
     settings: Settings
-    tensor_parallel: int
-    gpu_type: str = Field(description="the one GPU type of this run; empty for any")
-    # Runs of earlier versions have it in their settings.
-    engine_start_seconds: float = Field(
-        default=40.0,
-        description="expected of an engine, from weights in memory to first request",
-        validation_alias=AliasChoices(
-            "engine_start_seconds", AliasPath("settings", "trial", "engine_start_seconds")
-        ),
-    )
     max_length: int
     staged_bytes: int = Field(description="of the weights in a node's memory")
     exclusive: bool = Field(description="jobs of the GPU partition take whole nodes")
-    asks: list[str] = Field(description="datasets whose metric asks questions")
     left_out: dict[str, str] = Field(
         default={}, description="datasets of the suite that cannot be run, and why"
-    )
-    shards: list[Shard] = Field(description="all work, in the order in which trials claim it")
-
-    portion_seconds: float = Field(
-        default=PORTION_SECONDS, description="of a metric, in one portion of its questions"
     )
 
     @model_validator(mode="after")
@@ -72,6 +84,11 @@ class Run(Record):
             if shard.dataset not in names:  # it becomes the name of a folder
                 raise ValueError("a shard is of a dataset that the suite lacks")
         return self
+
+    @property
+    def planned(self) -> bool:
+        """Return whether the run has its plan: every plan has shards."""
+        return bool(self.shards)
 
     def shards_with_questions(self) -> list[Shard]:
         """Return the shards whose metric asks questions."""
@@ -87,6 +104,42 @@ class Run(Record):
         items, count = shard.stop - shard.start, self.portion_count(shard)
         edges = [shard.start + items * n // count for n in range(count + 1)]
         return [Span(shard.dataset, a, b) for a, b in itertools.pairwise(edges)]
+
+
+def write_run(run_dir: RunDir, run: Run) -> None:
+    """Write `run.json`: what is known of a run at its submission."""
+    known = run.model_dump_json(by_alias=True, exclude=set(Planned.model_fields), indent=1)
+    _files.write(run_dir.run, known + "\n")
+
+
+def write_planned(run_dir: RunDir, planned: Planned) -> None:
+    """Write `planned.json`, once: a plan that another process wrote first stays."""
+    found = planned.model_dump_json(include=set(Planned.model_fields), indent=1)
+    _files.create(run_dir.planned, found + "\n")
+
+
+def read_run(run_dir: RunDir) -> Run:
+    """Return the run of a directory, with its plan if there is one.
+
+    Raises:
+        RecordError: `run.json` is missing, or a file is torn or of another version.
+    """
+    run = read_run_if_there(run_dir)
+    if run is None:
+        raise RecordError(f"{run_dir.run} is missing")
+    return run
+
+
+def read_run_if_there(run_dir: RunDir) -> Run | None:
+    """Return the run of a directory, with its plan if there is one; None if there is no run."""
+    run = _files.read_record_if_there(run_dir.run, Run)
+    planned = _files.read_record_if_there(run_dir.planned, Planned)
+    if run is None or planned is None:
+        return run
+    try:
+        return Run.model_validate({**dict(run), **dict(planned)})
+    except ValueError as error:
+        raise RecordError(f"{run_dir.planned} is not of this run: {error}") from error
 
 
 class RoundNode(Record):

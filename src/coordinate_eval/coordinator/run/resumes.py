@@ -8,7 +8,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import all_portions
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Record
 
@@ -44,7 +44,7 @@ def note(run_dir: RunDir, *, by_hand: bool) -> None:
 
 def _count_done(run_dir: RunDir) -> int:
     """Return the number of published shards, answered portions and scored datasets."""
-    run = _files.read_record(run_dir.run, Run)
+    run = read_run(run_dir)
     shards = Ledger(run_dir, "outputs").unpublished(shard.span for shard in run.shards)
     portions = all_portions(run)
     unanswered = Ledger(run_dir, "answers").unpublished(portions)

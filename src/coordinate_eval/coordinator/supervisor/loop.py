@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import unanswered_portions
-from coordinate_eval.coordinator.run.records import Run, Submitted
+from coordinate_eval.coordinator.run.records import Submitted, read_run
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor.decide import (
     Action,
@@ -95,7 +95,7 @@ class Supervisor:
         tell: Callable[[Facts | None, str], None] = lambda facts, event: None,
     ) -> None:
         self._dir = run_dir
-        self._run = _files.read_record(run_dir.run, Run)
+        self._run = read_run(run_dir)
         self._cluster = cluster
         self._strict = strict
         self._tell = tell

@@ -12,7 +12,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.report.failures import own_log
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, StageProgress
+from coordinate_eval.coordinator.run.records import StageProgress, read_run
 from coordinate_eval.coordinator.workers.signals import (
     MARGIN_SECONDS,
     StopRequested,
@@ -30,7 +30,7 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
     `minutes` is the time limit of the keeper's job.
     """
     deadline = time.time() + minutes * 60 - MARGIN_SECONDS
-    run = _files.read_record(run_dir.run, Run)
+    run = read_run(run_dir)
     released = run_dir.released(round_number, node)
     path = run_dir.stage(round_number, node)
     started = time.time()

@@ -15,7 +15,7 @@ from coordinate_eval.cluster import INDEX_VARIABLE
 from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger, own_task
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import portions_with_questions, unanswered_portions
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.workers.alone import alone_on_this_node
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
 from coordinate_eval.evaluators.sandbox.sandbox import Sandbox, SandboxError
@@ -40,7 +40,7 @@ DEADLY = f"failed: ended its metric job {MAX_DEATHS_OF_JOBS} times"
 
 def run_metric(run_dir: RunDir) -> int:
     """Answer portions of questions until none is left. Return the exit status."""
-    run = _files.read_record(run_dir.run, Run)
+    run = read_run(run_dir)
     settings = run.settings.metrics
     memory_bytes = int(settings.memory_gib * PROGRAM_SHARE * 2**30)
     sandbox = Sandbox.probe(settings.allow_unsafe_code, memory_bytes)

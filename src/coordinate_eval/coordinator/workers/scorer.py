@@ -28,7 +28,7 @@ from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.results import unscored_datasets, unscored_indexes
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.base import Scorer
 from coordinate_eval.evaluators.confined.evaluator import ConfinedEvaluator, Place
@@ -45,7 +45,7 @@ MEMORY_PART = 0.9
 
 def run_scorer(run_dir: RunDir) -> int:
     """Score until every dataset has results or an error. Return the exit status."""
-    run = _files.read_record(run_dir.run, Run)
+    run = read_run(run_dir)
     _owner.trust(run.settings.trusted_users)
     check_tasks(run.suite)
     try:

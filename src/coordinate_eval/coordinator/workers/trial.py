@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claims import Ledger, own_task
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, TrialProgress
+from coordinate_eval.coordinator.run.records import TrialProgress, read_run
 from coordinate_eval.coordinator.workers.open_shards import OpenShards
 from coordinate_eval.coordinator.workers.pace import Pace
 from coordinate_eval.coordinator.workers.signals import (
@@ -77,7 +77,7 @@ class TrialRunner:
 
     def __init__(self, run_dir: RunDir, trial: str, node: str, deadline: float) -> None:
         self._dir = run_dir
-        self._run = _files.read_record(run_dir.run, Run)
+        self._run = read_run(run_dir)
         self._trial, self._node = trial, node
         self._task = own_task()
         self._log = own_log()

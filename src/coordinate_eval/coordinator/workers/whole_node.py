@@ -9,11 +9,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from coordinate_eval import _files
 from coordinate_eval.cluster import ENDS_WITH_PARENT, INDEX_VARIABLE
 from coordinate_eval.coordinator.run.jobs import program
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
 
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -21,7 +20,7 @@ _DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials: int) -> int:
     """Run keeper and trials until all trials have ended. Return the worst exit status."""
-    run = _files.read_record(run_dir.run, Run)
+    run = read_run(run_dir)
     end = ["--round", str(round_number), "--minutes", str(minutes)]
     command = program(sys.executable)
     children: list[subprocess.Popen[bytes]] = []
