@@ -1,5 +1,6 @@
 """Decisions of the supervisor, from facts to actions."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from tests.plans import CHECKPOINT
 from coordinate_eval.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claims import Claim, OpenClaim
+from coordinate_eval.coordinator.run.claims import Claim, LedgerName, OpenClaim
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.records import (
     Round,
     RoundNode,
@@ -59,6 +61,7 @@ def make_run(**changes: Any) -> Run:
 
 
 RUN = make_run()
+NOTHING: dict[LedgerName, list[Span]] = {"outputs": [], "answers": []}
 ROUND = Round(
     number=0,
     created=0,
@@ -77,13 +80,12 @@ def facts(**changes: Any) -> d.Facts:
         stages={},
         released=frozenset(),
         unpublished=list(SPANS),
-        claimable=list(SPANS),
+        claimable={"outputs": list(SPANS), "answers": []},
         open_claims=[],
-        answerable=[],
         unscored=2,
         scorable=0,
         idle_rounds=0,
-        idle_arrays=0,
+        idle_arrays=Counter(),
         recurring=False,
     )
     return replace(base, **changes)
@@ -99,6 +101,10 @@ def submitted(*names: str, when: float = 90, count: int = 2, refusal: str = "") 
         )
         for name in names
     }
+
+
+def asking(portions: list[Span]) -> dict[LedgerName, list[Span]]:
+    return {"outputs": list(SPANS), "answers": portions}
 
 
 def tasks(name: str, *states: State) -> list[TaskStatus]:
@@ -187,7 +193,9 @@ def test_waiting_trials_are_cancelled_when_nothing_is_left_to_do() -> None:
     names = [*KEEP, *TRIAL]
     waiting = tasks(TRIAL[0], State.RUNNING, State.PENDING)
     actions = d.decide(
-        RUN, DIR, facts(submitted=submitted(*names), tasks=waiting, unpublished=[], claimable=[])
+        RUN,
+        DIR,
+        facts(submitted=submitted(*names), tasks=waiting, unpublished=[], claimable=NOTHING),
     )
     assert [a.job_ids for a in actions if isinstance(a, d.Cancel)] == [(f"{TRIAL[0]}_1",)]
 
@@ -229,7 +237,7 @@ def test_an_error_that_comes_back_ends_the_run_after_one_round() -> None:
 
 
 def test_shards_that_kill_every_trial_end_the_run() -> None:
-    gone = facts(submitted=submitted(*KEEP, *TRIAL), claimable=[])
+    gone = facts(submitted=submitted(*KEEP, *TRIAL), claimable=NOTHING)
     (finish,) = (a for a in d.decide(RUN, DIR, gone) if isinstance(a, d.Finish))
     assert "died" in finish.why
 
@@ -250,9 +258,9 @@ def test_metric_pullers_while_there_are_questions_and_none_before() -> None:
     run = make_run(asks=["b"])
     asked = facts(submitted=submitted(*KEEP, *TRIAL), tasks=tasks(TRIAL[0], State.RUNNING))
     assert submits(d.decide(run, DIR, asked)) == []
-    asked = replace(asked, answerable=[SPANS[2]])
-    assert submits(d.decide(run, DIR, asked)) == [jobs.metric_name(run, 0)]
-    first = jobs.metric_name(run, 0)
+    asked = replace(asked, claimable=asking([SPANS[2]]))
+    assert submits(d.decide(run, DIR, asked)) == [pullers_name(run, Pullers.METRIC, 0)]
+    first = pullers_name(run, Pullers.METRIC, 0)
     alive = replace(
         asked,
         submitted={**asked.submitted, **submitted(first)},
@@ -260,13 +268,13 @@ def test_metric_pullers_while_there_are_questions_and_none_before() -> None:
     )
     assert submits(d.decide(run, DIR, alive)) == []
     gone = replace(alive, tasks=asked.tasks)
-    assert submits(d.decide(run, DIR, gone)) == [jobs.metric_name(run, 1)]
-    hopeless = replace(gone, idle_arrays=d.MAX_IDLE_ARRAYS)
+    assert submits(d.decide(run, DIR, gone)) == [pullers_name(run, Pullers.METRIC, 1)]
+    hopeless = replace(gone, idle_arrays={Pullers.METRIC: d.MAX_IDLE_ARRAYS})
     assert submits(d.decide(run, DIR, hopeless)) == []
 
 
 def test_all_responses_there_the_scorer_is_waited_for() -> None:
-    done = facts(submitted=submitted(*KEEP, *TRIAL), unpublished=[], claimable=[], scorable=1)
+    done = facts(submitted=submitted(*KEEP, *TRIAL), unpublished=[], claimable=NOTHING, scorable=1)
     assert not any(isinstance(a, d.Finish | d.NewRound) for a in d.decide(RUN, DIR, done))
     stuck = replace(done, scorable=0)
     assert any(isinstance(a, d.Finish) for a in d.decide(RUN, DIR, stuck))
@@ -296,24 +304,30 @@ def test_a_metrics_questions_are_answered_by_as_many_cores_as_there_are() -> Non
     many = [long.model_copy(update={"metric_cpu_seconds": 1e6, "stop": 100_000})] * 3
     huge = make_run(asks=["b"], shards=many, portion_seconds=portion_seconds(3e6))
     assert sum(len(huge.portions(shard)) for shard in many) <= 2_003
-    actions = d.decide(run, DIR, facts(answerable=portions))
+    actions = d.decide(run, DIR, facts(claimable=asking(portions)))
     jobs_asked = [a.job for a in actions if isinstance(a, d.Submit) and "metric" in a.job.name]
     assert [job.count for job in jobs_asked] == [run.settings.metrics.cpus]
 
 
 def test_pullers_that_have_left_are_replaced_while_others_still_work() -> None:
     run = make_run(asks=["b"])
-    first = jobs.metric_name(run, 0)
+    first = pullers_name(run, Pullers.METRIC, 0)
     some = [Span("b", n, n + 1) for n in range(6)]
+    claim = Claim(owner="o", task=f"{first}_0.0", host="h", pid=1, time=0, token="t")
     known = facts(
-        submitted={**submitted(*KEEP, *TRIAL), **submitted(first)},
+        submitted={**submitted(*KEEP, *TRIAL), **submitted(first, when=0)},
         tasks=tasks(first, State.RUNNING),
-        answerable=some,
+        open_claims=[("answers", OpenClaim(Span("b", 9, 10), 1, claim))],
+        claimable=asking(some),
     )
     (another,) = [
         a.job
         for a in d.decide(run, DIR, known)
         if isinstance(a, d.Submit) and "metric" in a.job.name
     ]
-    assert (another.name, another.count) == (jobs.metric_name(run, 1), 5)
-    assert submits(d.decide(run, DIR, replace(known, answerable=some[:2]))) == []
+    assert (another.name, another.count) == (pullers_name(run, Pullers.METRIC, 1), 6)
+    for quiet in (
+        replace(known, open_claims=[], claimable=asking(some[:2])),
+        replace(known, submitted={**known.submitted, **submitted(first, when=99)}),
+    ):
+        assert submits(d.decide(run, DIR, quiet)) == []

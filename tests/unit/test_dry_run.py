@@ -11,7 +11,7 @@ from tests.tiny import tiny_model
 from typer.testing import CliRunner
 
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import pullers
 from coordinate_eval.coordinator.run.records import MOST_PORTIONS, Run
 from coordinate_eval.errors import UserError
 
@@ -47,11 +47,11 @@ def test_long_metrics_have_no_more_portions_than_a_run_would(
 ) -> None:
     found: list[int] = []
 
-    def counted(run: Run) -> int:
+    def counted(run: Run, kind: str) -> int:
         found.append(sum(len(run.portions(shard)) for shard in run.shards_with_questions()))
         return 1
 
-    monkeypatch.setattr(jobs, "metric_job_count", counted)
+    monkeypatch.setattr(pullers, "useful_pullers", counted)
     prior = {"gpu_seconds": 1e6, "cpu_seconds": 1e12}
     assert "metric0" in dry("--verbose", dataset={"name": "a", "items": 100_000, "prior": prior})
     assert MOST_PORTIONS <= found[0] < 2 * MOST_PORTIONS

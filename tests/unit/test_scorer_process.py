@@ -1,5 +1,6 @@
 """A scorer that crashes or hangs is started again, and costs the run one dataset at most."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -112,5 +113,5 @@ def test_what_may_run_text_is_given_up_where_nothing_confines_it(
         why = run_dir.dataset_error("b").read_text()
         assert "metric.py, line 6, calls eval" in why
         assert "install bubblewrap" in why
-        unpublished = gather_facts(run_dir, run, [], now=0, idle_arrays=0).unpublished
+        unpublished = gather_facts(run_dir, run, [], now=0, idle_arrays=Counter()).unpublished
         assert {span.dataset for span in unpublished} == {"a"}

@@ -20,6 +20,7 @@ from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs, resumes
 from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.records import (
     StageProgress,
     Submitted,
@@ -341,7 +342,7 @@ def test_a_node_that_confines_no_program_says_why(run_dir: RunDir) -> None:
     run = make_run(asks=["a"])
     unanswered = "the questions of its metric are not all answered"
     assert collect_results(run_dir, run)["missing"]["a"] == unanswered
-    log = f"{run_dir.logs}/{jobs.metric_name(run, 0)}.8.log"
+    log = f"{run_dir.logs}/{pullers_name(run, Pullers.METRIC, 0)}.8.log"
     words = "coordinate-eval: cannot be confined:\nlet users create namespaces"
     _files.write(Path(log), f"{words}\nslurmstepd: error: *** JOB 8 ON n CANCELLED AT 9 ***\n")
     # The end of the run has ended another one before it said anything.

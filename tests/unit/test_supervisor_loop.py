@@ -163,7 +163,7 @@ class Dying(FakeCluster):
     ("programs", "why"),
     [
         (["p"] * 3 + ["q"] * 3 + ["r"] * 3, "cannot be scored"),  # all is answered
-        ([""] * 9, "3 arrays of metric jobs in a row produced no answer"),
+        ([""] * 9, "3 arrays of metric jobs in a row did nothing"),
     ],
 )
 def test_metric_jobs_that_die_at_programs_do_not_count_as_idle(

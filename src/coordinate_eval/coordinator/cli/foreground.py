@@ -112,8 +112,8 @@ def summary(run: Run, facts: Facts) -> str:
     ]
     if pending:
         words.append(f"{pending} waiting")
-    if facts.answerable:
-        words.append(f"{plural(len(facts.answerable), 'portion')} of questions")
+    if portions := len(facts.claimable["answers"]):
+        words.append(f"{plural(portions, 'portion')} of questions")
     return ", ".join(words)
 
 

@@ -13,8 +13,9 @@ from coordinate_eval.cluster import Cluster, Job, ShownJob
 from coordinate_eval.coordinator.dry_run import page, terminal
 from coordinate_eval.coordinator.dry_run.summary import Review, review
 from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import jobs, pullers
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.pullers import Pullers
 from coordinate_eval.errors import UserError
 
 
@@ -73,7 +74,8 @@ def planned_jobs(prepared: Prepared, cluster: Cluster, run_dir: RunDir) -> Itera
             yield jobs.keeper_job(run, run_dir, round_, node)
             yield jobs.trials_job(run, run_dir, round_, node)
     if run.asks:
-        yield jobs.metric_job(run, run_dir, 0, jobs.metric_job_count(run))
+        count = pullers.useful_pullers(run, Pullers.METRIC)
+        yield pullers.pullers_job(run, run_dir, Pullers.METRIC, 0, count)
 
 
 def check_outputs(html: Path | None, scripts: Path | None) -> None:

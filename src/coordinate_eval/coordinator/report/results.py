@@ -10,9 +10,9 @@ from pydantic import Field, ValidationError
 
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.report.failures import LAST_LOG_LINES, report_failures
-from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import ForeignError, RecordError
 from coordinate_eval.records import Dataset, DatasetRequests, DatasetResults, Record
@@ -121,7 +121,7 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
 
 def _last_words_of_metrics(run_dir: RunDir, run: Run) -> list[str]:
     """Return the last lines of the newest metric job that said anything, such as why it cannot."""
-    pattern = jobs.metric_name(run, 0).removesuffix("0") + "*.log"
+    pattern = pullers_name(run, Pullers.METRIC, 0).removesuffix("0") + "*.log"
     for log in sorted(run_dir.logs.glob(pattern), key=_files.modified, reverse=True):
         with contextlib.suppress(OSError, ForeignError):
             lines = _files.read(log).decode(errors="replace").splitlines()

@@ -41,19 +41,9 @@ def trials_name(run: Run, round_number: int, node: str) -> str:
     return f"{prefix(run)}trial{round_number}-{node}"
 
 
-def metric_name(run: Run, number: int) -> str:
-    """Return the name of an array of metric jobs, numbered from 0."""
-    return f"{prefix(run)}metric{number}"
-
-
 def is_keeper(run: Run, name: str) -> bool:
     """Return whether a job is a keeper of this run."""
     return name.startswith(f"{prefix(run)}keep")
-
-
-def is_metric(run: Run, name: str) -> bool:
-    """Return whether a job is an array of metric jobs of this run."""
-    return name.startswith(f"{prefix(run)}metric")
 
 
 def is_trials(run: Run, name: str) -> bool:
@@ -125,31 +115,6 @@ def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
         memory_mib=math.ceil((trial.memory_gib * node.trials + keeper_gib(run)) * 1024),
         minutes=round_.minutes,
         gpu_work=True,
-        folder=str(run_dir.work),
-        log=str(run_dir.logs / name),
-    )
-
-
-def metric_job_count(run: Run) -> int:
-    """Return how many metric jobs can work at the same time."""
-    portions = sum(run.portion_count(shard) for shard in run.shards_with_questions())
-    return max(1, min(run.settings.metrics.cpus, portions))
-
-
-def metric_job(run: Run, run_dir: RunDir, number: int, count: int) -> Job:
-    """Return an array of metric jobs with one core each."""
-    name = metric_name(run, number)
-    trial = run.settings.trial
-    seconds = sum(s.metric_cpu_seconds for s in run.shards_with_questions()) / count
-    return Job(
-        name=name,
-        argv=(*program(run.python), "_metric", str(run_dir.root)),
-        count=count,
-        cpus=1,
-        memory_mib=math.ceil(run.settings.metrics.memory_gib * 1024),
-        minutes=time_limit_minutes(
-            trial.time_limit_factor, seconds, trial.min_minutes, trial.max_minutes
-        ),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )

@@ -10,6 +10,14 @@ from coordinate_eval.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, LedgerName, OpenClaim
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.pullers import (
+    LEDGERS_OF,
+    Pullers,
+    is_pullers,
+    most_pullers,
+    pullers_job,
+    useful_pullers,
+)
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, StageProgress, Submitted
 from coordinate_eval.records import Span
 
@@ -20,7 +28,10 @@ ROUND_PAUSE_SECONDS = 10.0
 """Wait between rounds without any response, times their number: the cause may pass."""
 
 MAX_IDLE_ARRAYS = 3
-"""Arrays of metric jobs in a row without any answer after which answers are given up."""
+"""Arrays of pullers in a row that did nothing, after which their work is given up."""
+
+ARRAY_PAUSE_SECONDS = 30.0
+"""Wait before some of an array's jobs are replaced: those before them may have failed at once."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +47,12 @@ class Facts:
         stages: progress of the last round's keepers, by node.
         released: nodes of the last round whose weights nobody needs any more.
         unpublished: shards without published responses.
-        claimable: those of them that a trial can claim.
-        open_claims: on shards and on portions of questions.
-        answerable: portions that a metric job can claim.
+        claimable: spans that a job can claim now, by ledger; in "outputs" by a trial.
+        open_claims: on spans of all ledgers.
         unscored: datasets with neither results nor an error.
         scorable: datasets that wait for nothing but the scorer.
         idle_rounds: last rounds in a row without any response.
-        idle_arrays: last arrays of metric jobs in a row without any answer.
+        idle_arrays: last arrays of pullers in a row that did nothing, by kind.
         recurring: all trials of the last round failed, and others would fail in the same way.
     """
 
@@ -54,18 +64,21 @@ class Facts:
     stages: Mapping[str, StageProgress]
     released: frozenset[str]
     unpublished: list[Span]
-    claimable: list[Span]
+    claimable: Mapping[LedgerName, list[Span]]
     open_claims: list[tuple[LedgerName, OpenClaim]]
-    answerable: list[Span]
     unscored: int
     scorable: int
     idle_rounds: int
-    idle_arrays: int
+    idle_arrays: Mapping[Pullers, int]
     recurring: bool
 
     def alive(self, name: str) -> list[TaskStatus]:
         """Return the tasks of a job that have not ended."""
         return [t for t in self.tasks if t.name == name and t.state is not State.ENDED]
+
+    def waiting_for(self, kind: Pullers) -> int:
+        """Return how many spans pullers of this kind can claim now."""
+        return sum(len(self.claimable[ledger]) for ledger in LEDGERS_OF[kind])
 
     def ended(self, name: str) -> bool:
         """Return whether a job was submitted and all of its tasks have ended."""
@@ -122,8 +135,12 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     """Return the actions that are due now, in order."""
     if facts.cancelled:
         return [Finish("cancelled")]
-    actions: list[Action] = [Revoke(ledger, claim) for ledger, claim in _orphans(facts)]
-    actions += _metrics(run, run_dir, facts)
+    orphans = _orphans(facts)
+    actions: list[Action] = [Revoke(ledger, claim) for ledger, claim in orphans]
+    for kind in Pullers:
+        held = [each for each in facts.open_claims if each not in orphans]
+        busy = sum(ledger in LEDGERS_OF[kind] for ledger, _ in held)
+        actions += _pullers(run, run_dir, facts, kind, busy)
     round_over = facts.round is None
     if facts.round is not None:
         for node in facts.round.nodes:
@@ -228,35 +245,43 @@ def _next_round(facts: Facts) -> list[Action]:
         ]
     if facts.idle_rounds >= MAX_IDLE_ROUNDS:
         return [Finish(f"{facts.idle_rounds} rounds in a row produced no response")]
-    if not facts.claimable and not any(ledger == "outputs" for ledger, _ in facts.open_claims):
+    if not facts.claimable["outputs"] and not any(
+        ledger == "outputs" for ledger, _ in facts.open_claims
+    ):
         return [Finish(f"{MAX_DEATHS} trials died on each shard that is left")]
     pause = ROUND_PAUSE_SECONDS * facts.idle_rounds
-    if not facts.claimable or (facts.round and facts.now - facts.round.created < pause):
+    if not facts.claimable["outputs"] or (facts.round and facts.now - facts.round.created < pause):
         return []
     return [NewRound()]
 
 
 def _waiting_for_scores(facts: Facts) -> list[Action]:
     """Wait for answers and scores, which are all that is missing, or give up."""
-    answering = facts.open_claims or (facts.answerable and facts.idle_arrays < MAX_IDLE_ARRAYS)
-    if answering or facts.scorable:
+    stuck = [kind for kind in Pullers if facts.waiting_for(kind)]
+    hopeful = any(facts.idle_arrays[kind] < MAX_IDLE_ARRAYS for kind in stuck)
+    if facts.open_claims or hopeful or facts.scorable:
         return []
-    if facts.answerable:
-        return [Finish(f"{facts.idle_arrays} arrays of metric jobs in a row produced no answer")]
+    for kind in stuck:
+        return [Finish(f"{facts.idle_arrays[kind]} arrays of {kind} jobs in a row did nothing")]
     return [Finish("the datasets that are left cannot be scored")]
 
 
-def _metrics(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
-    """Submit an array of metric jobs if there are questions and most earlier ones have ended."""
-    if not facts.answerable or facts.idle_arrays >= MAX_IDLE_ARRAYS:
+def _pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: int) -> list[Action]:
+    """Submit an array of pullers if there is work and fewer than half of those for it are there.
+
+    `busy` of those that are there have work.
+    """
+    if facts.idle_arrays[kind] >= MAX_IDLE_ARRAYS:
         return []
-    arrays = [name for name in facts.submitted if jobs.is_metric(run, name)]
+    arrays = [name for name in facts.submitted if is_pullers(run, name, kind)]
     alive = sum(len(facts.alive(name)) for name in arrays)
-    wanted = min(run.settings.metrics.cpus, len(facts.answerable))
-    if alive >= wanted / 2:
+    last = max((facts.submitted[name].time for name in arrays), default=0.0)
+    free = alive - busy
+    wanted = min(most_pullers(run, kind) - busy, facts.waiting_for(kind))
+    if wanted <= 0 or free >= wanted / 2 or (alive and facts.now - last < ARRAY_PAUSE_SECONDS):
         return []
-    count = wanted - alive if alive else jobs.metric_job_count(run)
-    return [Submit(jobs.metric_job(run, run_dir, len(arrays), count))]
+    count = wanted - free if alive else useful_pullers(run, kind)
+    return [Submit(pullers_job(run, run_dir, kind, len(arrays), count))]
 
 
 def _release(facts: Facts, node: str) -> list[Action]:

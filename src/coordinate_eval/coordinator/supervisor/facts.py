@@ -1,5 +1,7 @@
 """Reading the run directory and one poll into `Facts`."""
 
+from collections.abc import Mapping
+
 from coordinate_eval import _files
 from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.report.failures import read_trials_of, recurring_failure
@@ -7,15 +9,21 @@ from coordinate_eval.coordinator.report.results import given_up, unscored_datase
 from coordinate_eval.coordinator.run.claims import LEDGERS, Ledger
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import all_portions, portions_with_questions
+from coordinate_eval.coordinator.run.portions import all_portions
+from coordinate_eval.coordinator.run.pullers import LEDGERS_OF, Pullers
 from coordinate_eval.coordinator.run.records import Round, Run, StageProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.run.work import all_spans, claimable
 from coordinate_eval.coordinator.supervisor.decide import Facts
 from coordinate_eval.records import Span
 
 
 def gather_facts(
-    run_dir: RunDir, run: Run, tasks: list[TaskStatus], now: float, idle_arrays: int
+    run_dir: RunDir,
+    run: Run,
+    tasks: list[TaskStatus],
+    now: float,
+    idle_arrays: Mapping[Pullers, int],
 ) -> Facts:
     """Return the facts after a poll that was made just before.
 
@@ -23,11 +31,10 @@ def gather_facts(
     """
     lost = given_up(run_dir)
     spans = [shard.span for shard in run.shards if shard.dataset not in lost]
-    outputs, answers = Ledger(run_dir, "outputs"), Ledger(run_dir, "answers")
+    outputs = Ledger(run_dir, "outputs")
     unpublished = outputs.unpublished(spans)
     rounds = list(read_rounds(run_dir))
     current = rounds[-1] if rounds else None
-    questions = portions_with_questions(run_dir, run)
     stages: dict[str, StageProgress] = {}
     released: set[str] = set()
     for node in current.nodes if current else []:
@@ -46,12 +53,16 @@ def gather_facts(
         stages=stages,
         released=frozenset(released),
         unpublished=unpublished,
-        claimable=outputs.claimable(unpublished),
+        claimable={
+            "outputs": outputs.claimable(unpublished),
+            **{n: claimable(run_dir, run, n) for kind in Pullers for n in LEDGERS_OF[kind]},
+        },
         open_claims=[
-            *(("outputs", claim) for claim in outputs.open_claims(unpublished)),
-            *(("answers", claim) for claim in answers.open_claims(questions)),
+            (name, claim)
+            for name in LEDGERS
+            for claim in Ledger(run_dir, name).open_claims(all_spans(run, name))
+            if claim.span.dataset not in lost
         ],
-        answerable=answers.claimable(questions),
         unscored=len(unscored_datasets(run_dir, run)),
         scorable=count_scorable(run_dir, run, unpublished),
         idle_rounds=count_idle_rounds(run_dir, run, rounds, now),

@@ -20,9 +20,10 @@ from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import unanswered_portions
+from coordinate_eval.coordinator.run.pullers import kind_of
 from coordinate_eval.coordinator.run.records import Submitted, read_run
 from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.supervisor.arrays import Arrays
 from coordinate_eval.coordinator.supervisor.decide import (
     Action,
     Cancel,
@@ -101,10 +102,8 @@ class Supervisor:
         self._tell = tell
         self._handover = time.time() + minutes * 60 - HANDOVER_SECONDS
         self._scorer = ScorerProcess(run_dir, self._run)
-        self._metrics_after = 0.0
         self._round_after = 0.0
-        self._idle_arrays = 0
-        self._last_array: tuple[int, int] | None = None
+        self._arrays = Arrays(run_dir)
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
@@ -163,13 +162,13 @@ class Supervisor:
 
     def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
         """Gather facts and decide. Look again before an action that follows from missing files."""
-        facts = gather_facts(self._dir, self._run, tasks, time.time(), self._idle_arrays)
+        facts = gather_facts(self._dir, self._run, tasks, time.time(), self._arrays.idle)
         actions = decide(self._run, self._dir, facts)
         if any(
             isinstance(a, Revoke | NewRound) or (isinstance(a, Finish) and a.why) for a in actions
         ):
             refresh_listings(self._dir, [shard.span for shard in self._run.shards])
-            facts = gather_facts(self._dir, self._run, tasks, time.time(), self._idle_arrays)
+            facts = gather_facts(self._dir, self._run, tasks, time.time(), self._arrays.idle)
             actions = decide(self._run, self._dir, facts)
         self._tell(facts, "")
         return facts, actions
@@ -196,8 +195,8 @@ class Supervisor:
     def _submit(self, action: Submit, tasks: list[TaskStatus]) -> None:
         """Submit a job once. One whose answer was lost is found by its name."""
         job = action.job
-        metric = jobs.is_metric(self._run, job.name)
-        if metric and time.time() < self._metrics_after:
+        kind = kind_of(self._run, job.name)
+        if kind is not None and self._arrays.are_refused(kind):
             return
         self._check_epoch()
         job_id, refusal = None, ""
@@ -208,12 +207,12 @@ class Supervisor:
                 raise
             refusal = str(error)
             self._tell(None, f"the scheduler refused {job.name}: {refusal}")
-        if metric and refusal:
+        if kind is not None and refusal:
             # Nothing is recorded, so that the same array is submitted again later.
-            self._metrics_after = time.time() + MAX_BACKOFF_SECONDS
+            self._arrays.pause(kind, MAX_BACKOFF_SECONDS)
             return
-        if metric:
-            self._count_array(tasks)
+        if kind is not None:
+            self._arrays.count(self._run, kind, tasks)
         submitted = Submitted(job=job, job_id=job_id, refusal=refusal, time=time.time())
         _files.write_record(self._dir.job(job.name), submitted)
 
@@ -221,20 +220,6 @@ class Supervisor:
         """Return the id of a job: of the one with its name if there is one, else of a new one."""
         found = next((t.job_id for t in tasks if t.name == job.name), None)
         return found or self._cluster.submit(job)
-
-    def _count_array(self, tasks: list[TaskStatus]) -> None:
-        """Count the arrays of metric jobs in a row that ended without any answer.
-
-        One that died while it ran a program has found out something: the next ones run that program
-        last, and at most a few times.
-        """
-        if any(jobs.is_metric(self._run, t.name) and t.state is not State.ENDED for t in tasks):
-            return
-        unanswered = unanswered_portions(self._dir, self._run)
-        deaths = Ledger(self._dir, "answers").deaths_while_running(unanswered)
-        now = len(unanswered), deaths.total()
-        self._idle_arrays = self._idle_arrays + 1 if now == self._last_array else 0
-        self._last_array = now
 
     def _new_round(self) -> None:
         """Create the next round on the nodes that are free now; create none while no GPU is."""

@@ -1,0 +1,37 @@
+"""What one supervisor remembers of the arrays of pullers that it has submitted."""
+
+import time
+from collections import Counter
+
+from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.pullers import Pullers, is_pullers
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.work import work_left
+
+
+class Arrays:
+    """Counts arrays that did nothing, and waits after a refusal."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._dir = run_dir
+        self._left: dict[Pullers, tuple[int, int]] = {}
+        self._after: dict[Pullers, float] = {}
+        self.idle: Counter[Pullers] = Counter()
+        """Arrays in a row that ended with nothing done though there was work, by kind."""
+
+    def count(self, run: Run, kind: Pullers, tasks: list[TaskStatus]) -> None:
+        """Note that an array is submitted now. It counts if none of an earlier one is alive."""
+        if any(is_pullers(run, t.name, kind) and t.state is not State.ENDED for t in tasks):
+            return
+        left = work_left(self._dir, run, kind)
+        self.idle[kind] = self.idle[kind] + 1 if left == self._left.get(kind) else 0
+        self._left[kind] = left
+
+    def pause(self, kind: Pullers, seconds: float) -> None:
+        """Submit no array of this kind for a while: the scheduler has refused one."""
+        self._after[kind] = time.time() + seconds
+
+    def are_refused(self, kind: Pullers) -> bool:
+        """Return whether such a while is not over."""
+        return time.time() < self._after.get(kind, 0.0)
