@@ -1,32 +1,27 @@
 """The weights in a node's memory: copied once, used by all trials, removed by the last of them.
 
-They lie in `<root>/coordinate-eval-<uid>/<run>/<node>/`, mode 0700, with a manifest written last.
-Beside the folder are two lock files, on the node's own memory file system:
-
-- `<node>.lock` is held shared (flock) by every process that copies or uses the weights. A process
-  that ends tries to hold it exclusively. If it can, it is the last, and removes everything.
-- `<node>.copying` is held exclusively by the process that copies.
+They lie in `<root>/coordinate-eval-<uid>/<run>/<node>/`, with a manifest written last. Every
+process that copies or uses them holds that folder (see `node_memory`).
 
 So a killed keeper leaves its weights to the trials, the last of which removes them. What a killed
 node leaves is removed by the user's next keeper there.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from stat import S_ISDIR
 from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from coordinate_eval import _files, _owner
+from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs import checkpoint_files, clean_files
+from coordinate_eval.coordinator.workers import node_memory
 from coordinate_eval.coordinator.workers.signals import ignore_signals
 from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat, Record
@@ -54,7 +49,7 @@ class StagedWeights:
     """The weights of one run in one node's memory."""
 
     def __init__(self, root: str, run_id: str, node: str) -> None:
-        self.user_folder = Path(root) / f"coordinate-eval-{os.getuid()}"
+        self.user_folder = node_memory.user_folder(root)
         self.folder = self.user_folder / run_id / node
         self._lock_path = self.user_folder / run_id / f"{node}.lock"
         self._lock: int | None = None
@@ -75,13 +70,13 @@ class StagedWeights:
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Keep the weights while the block runs. The last process to leave removes them."""
-        self._lock = _open_lock(self._lock_path)
+        self._lock = node_memory.open_lock(self._lock_path)
         try:
             yield
         finally:
             ignore_signals()
             lock, self._lock = self._lock, None
-            _remove_if_last(self.folder, self._lock_path, lock)
+            node_memory.remove_if_last(self.folder, self._lock_path, lock)
 
     def copy(self, source: Checkpoint, report: Callable[[int], None]) -> bool:
         """Copy the weights unless they are there. Return False if another process is copying.
@@ -92,7 +87,7 @@ class StagedWeights:
             UserError: the checkpoint changed, or there is no room.
         """
         assert self._lock is not None, "copy() outside hold()"
-        with _copy_lock(self.folder) as alone:
+        with node_memory.copy_lock(self.folder) as alone:
             if self.ready(source.identity):
                 return True
             if not alone:
@@ -111,6 +106,18 @@ class StagedWeights:
             self.copy_seconds = time.monotonic() - began
         return True
 
+    def link(self) -> Path:
+        """Make a link to the weights, and return it. Call this within `hold`.
+
+        It has the same name in every run and on every node, and is alone in its folder.
+        """
+        work = node_memory.work_folder(self.folder)
+        work.mkdir(mode=0o700, exist_ok=True)
+        link = work / "weights"
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(self.folder)
+        return link
+
     def copied_bytes(self) -> int:
         """Return the bytes that are in the folder so far."""
         with contextlib.suppress(OSError):
@@ -122,7 +129,7 @@ class StagedWeights:
         removed: list[Path] = []
         with contextlib.suppress(FileNotFoundError):
             # In a folder that another user can write to, names may lead anywhere.
-            if not _is_private(self.user_folder.lstat()):
+            if not node_memory.is_private(self.user_folder.lstat()):
                 return removed
         for lock_path in self.user_folder.glob("*/*.lock"):
             if lock_path == self._lock_path:
@@ -132,7 +139,7 @@ class StagedWeights:
             folder = lock_path.with_suffix("")
             with contextlib.suppress(OSError):
                 lock = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-                if _remove_if_last(folder, lock_path, lock):
+                if node_memory.remove_if_last(folder, lock_path, lock):
                     removed.append(folder)
         return removed
 
@@ -182,91 +189,6 @@ def _copy(source: Path, target: Path, report: Callable[[int], None]) -> str:
             done += count
             report(done)
     return digest.hexdigest()
-
-
-def _is_private(found: os.stat_result) -> bool:
-    """Return whether this is a folder of this user that nobody else can open."""
-    return S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-
-
-def _private_folder(folder: Path) -> None:
-    while True:
-        try:
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-        except OSError as error:
-            raise UserError(
-                f"cannot stage weights in {folder}: {error.strerror}; see [stage] root"
-            ) from error
-        # Another process that was the last to use the folder may remove it at this moment.
-        with contextlib.suppress(FileNotFoundError):
-            if _is_private(folder.lstat()):
-                _owner.check_above(folder)
-                return
-            raise UserError(
-                f"{folder} is not a private folder of this user; "
-                "somebody else made it, or its mode was changed: remove it or set [stage] root"
-            )
-
-
-def _open_lock(path: Path) -> int:
-    """Open the lock file and hold it shared. Make sure that nobody removed it meanwhile."""
-    while True:
-        _private_folder(path.parent.parent)
-        try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            continue
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        if _is_at(path, lock):
-            return lock
-        os.close(lock)
-
-
-def _is_at(path: Path, lock: int) -> bool:
-    """Return whether the file at `path` is still the one that is open as `lock`."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.fstat(lock).st_ino == path.lstat().st_ino
-    return False
-
-
-def _remove_if_last(folder: Path, lock_path: Path, lock: int) -> bool:
-    """Close the lock. If nobody else holds it, remove the weights and the lock first."""
-    try:
-        # flock drops the shared lock before it takes the exclusive one: of two processes that
-        # end at the same time, one gets it.
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    else:
-        if not _is_at(lock_path, lock):
-            return False
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder.parent / f"{folder.name}.copying").unlink(missing_ok=True)
-        lock_path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            folder.parent.rmdir()
-            folder.parent.parent.rmdir()
-        return True
-    finally:
-        os.close(lock)
-
-
-@contextlib.contextmanager
-def _copy_lock(folder: Path) -> Iterator[bool]:
-    """Try to become the only process that copies, while the block runs. Yield whether it is."""
-    path = folder.parent / f"{folder.name}.copying"
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = True
-        except BlockingIOError:
-            alone = False
-        yield alone
-    finally:
-        os.close(lock)
 
 
 class Throttle:
