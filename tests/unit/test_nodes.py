@@ -36,6 +36,15 @@ def test_the_least_of_gpus_cores_and_memory_counts() -> None:
     assert chosen(nodes) == {"memory": 5, "gpus": 3, "cores": 2}
 
 
+@pytest.mark.parametrize(("cores", "keeper"), [(128, 4), (35, 3), (33, 1), (32, 4), (9, 1)])
+def test_a_keeper_gets_the_cores_of_the_settings_unless_trials_need_them(
+    cores: int, keeper: int
+) -> None:
+    (found,) = select.choose([node("n", cpus=cores)], [], Settings(), 1, 20)
+    assert found.keeper_cpus == keeper
+    assert found.trials == min(8, (cores - 1) // 4)
+
+
 def test_one_gpu_type_the_one_with_most_room() -> None:
     nodes = [node("a", gpu_type="a100", free_gpus=7), node("b"), node("c", free_gpus=1)]
     assert chosen(nodes) == {"b": 8, "c": 1}

@@ -15,13 +15,13 @@ import pytest
 from tests.runs import PATIENCE_SECONDS, until
 
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
-from coordinate_eval.coordinator.workers import staging
+from coordinate_eval.coordinator.workers import copying
 from coordinate_eval.coordinator.workers.staging import StagedWeights
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
-WEIGHTS = 3 * staging.CHUNK_BYTES + 17
-"""Several reads, so that a copy can be met half way."""
+WEIGHTS = 3 * copying.RANGE_BYTES + 17
+"""Several ranges, so that a copy can be met half way."""
 
 WORKER = '''
 import sys
@@ -147,7 +147,7 @@ def test_all_is_private_to_the_user(root: Path, source: Checkpoint) -> None:
         assert staged(place, source)
         assert seen[-1] == source.bytes
         assert seen == sorted(seen)
-        assert place.copied_bytes() >= source.bytes
+        assert place.begun()
         for folder in (place.user_folder, place.folder.parent, place.folder):
             assert folder.stat().st_mode & 0o777 == 0o700
     assert list(root.iterdir()) == []
@@ -159,7 +159,7 @@ def test_one_copies_and_the_others_wait_for_it(root: Path, source: Checkpoint) -
     place = StagedWeights(str(root), "run", "node")
     with place.hold():
         assert not place.ready(source.identity)
-        assert 0 < place.copied_bytes() < source.bytes
+        assert place.begun()
         assert not place.copy(source, lambda _: None)
         copier.kill()
         # Nobody copies any more: whoever looks next does, from the beginning.
@@ -268,7 +268,7 @@ def test_a_checkpoint_that_changes_meanwhile_is_refused(root: Path, source: Chec
     place = StagedWeights(str(root), "run", "node")
 
     def overwrite(done: int) -> None:
-        if done == staging.CHUNK_BYTES:
+        if done < source.bytes:
             with Path(source.weights[0]).open("ab") as file:
                 file.write(b"more")
 
@@ -364,13 +364,81 @@ def test_no_room_is_said_and_leaves_nothing(small_memory: Path, source: Checkpoi
     assert until(lambda: os.statvfs(small_memory).f_bfree > 200, "its memory to be free")
 
 
-def test_a_copy_cut_short_is_never_taken_for_whole(small_memory: Path, tmp_path: Path) -> None:
+def test_memory_that_others_fill_meanwhile_is_said(
+    small_memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "RANGE_BYTES", 10_000)
     source = checkpoint(tmp_path / "step", size=900_000)
     others = small_memory / "of another job"
-    others.write_bytes(bytes(500_000))
+
+    def fill(done: int) -> None:
+        with contextlib.suppress(OSError):
+            others.write_bytes(bytes(1_000_000))
+
     place = StagedWeights(str(small_memory), "run", "node")
-    # The other job ends right after the write that found too little room.
     with place.hold():
         with pytest.raises(UserError, match="No space left"):
-            place.copy(source, lambda _: others.unlink(missing_ok=True))
+            place.copy(source, fill)
         assert not place.ready(source.identity)
+        assert not place.folder.exists()
+
+
+def test_a_file_that_is_cut_short_meanwhile_is_never_taken_for_whole(
+    root: Path, source: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = StagedWeights(str(root), "run", "node")
+    monkeypatch.setattr(copying, "THREADS", 1)
+    real = os.preadv
+
+    def cut(descriptor: int, buffers: list[memoryview], at: int) -> int:
+        os.truncate(source.weights[0], source.bytes // 2)
+        return real(descriptor, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", cut)
+    with place.hold():
+        with pytest.raises(UserError, match=r"model\.safetensors was cut short"):
+            place.copy(source, lambda _: None)
+        assert not place.folder.exists()
+    assert list(root.iterdir()) == []
+
+
+def test_many_files_of_all_sizes_are_copied(root: Path, tmp_path: Path) -> None:
+    place = StagedWeights(str(root), "run", "node")
+    edges = [0, 1, copying.RANGE_BYTES, copying.RANGE_BYTES + 1]
+    sizes = edges + [n * 997 for n in range(2 * copying.THREADS)]
+    source = checkpoint(tmp_path / "step", size=sizes[0])
+    folder = Path(source.path)
+    weights = [folder / f"model-{n}.safetensors" for n in range(len(sizes))]
+    for path, size in zip(weights, sizes, strict=True):
+        path.write_bytes(os.urandom(size))
+    identity = checkpoints._identity(weights, [Path(f) for f in source.files])
+    changes = {"weights": list(map(str, weights)), "bytes": sum(sizes), "identity": identity}
+    source = source.model_copy(update=changes)
+    seen: list[int] = []
+    with place.hold():
+        assert place.copy(source, seen.append)
+        assert staged(place, source)
+        assert all((place.folder / w.name).stat().st_mode & 0o777 == 0o600 for w in weights)
+    assert seen == sorted(seen)
+    assert seen[-1] == source.bytes
+
+
+def test_what_was_read_leaves_the_page_cache(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    target.mkdir()
+    source.write_bytes(os.urandom(2 * copying.RANGE_BYTES))
+    with source.open("rb") as file:
+        os.fsync(file.fileno())  # only what is on disk can be dropped
+    cached = pages_in_memory(source)
+    copying.copy_files([source], target, lambda _: None)
+    if cached is None or not cached:
+        pytest.skip("no page cache to be seen here")
+    assert pages_in_memory(source) == 0
+
+
+def pages_in_memory(path: Path) -> int | None:
+    """Return the pages of a file in the page cache, None if they cannot be counted."""
+    command = ["fincore", "--noheadings", "--output", "PAGES", str(path)]
+    with contextlib.suppress(OSError, ValueError):
+        return int(subprocess.run(command, capture_output=True, check=False).stdout)
+    return None

@@ -1,8 +1,8 @@
 """The rate at which weights reach the memory of nodes, learned from observed copies.
 
-A copy reads a piece, then hashes and writes it. So the seconds per byte are the node's own seconds
-plus the seconds in which it waits for the storage. The first part does not depend on the number of
-nodes; the second grows with it if all nodes share one link:
+The seconds per byte are in part the node's own, and in part those in which its threads wait for the
+storage. The first part does not depend on the number of nodes; the second grows with it if all
+nodes share one link:
 
     seconds per byte on each of n nodes = alone × (1 + shared × (n − 1))
 

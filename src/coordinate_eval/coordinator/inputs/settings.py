@@ -56,6 +56,12 @@ class StageSettings(_Section):
         default="/dev/shm",  # noqa: S108
         description="folder for weights on each node, on a memory file system",
     )
+    cpus: int = Field(
+        default=4,
+        ge=1,
+        le=MOST_CPUS,
+        description="cores of a keeper; fewer on a node where they would take a trial's place",
+    )
     gigabits_per_node: float = Field(
         default=25.0,
         ge=1e-3,

@@ -15,8 +15,8 @@ from coordinate_eval.records import Checkpoint, CheckpointFormat
 
 T = TypeVar("T", Node, Busy)
 
-KEEPER_CPUS = 1
-"""Cores that the keeper takes on each node."""
+LEAST_KEEPER_CPUS = 1
+"""Cores that the keeper takes on each node at least, also in place of a trial."""
 
 QUEUED_NODE = "queued"
 """Name in a plan that stands for nodes that are not known yet."""
@@ -134,7 +134,13 @@ def choose(
         trials = trials_on(node, settings, gpus_per_trial, keeper_gib)
         if trials:
             fitting.setdefault(node.gpu_type, []).append(
-                NodeCapacity(name=node.name, gpus=node.gpus, gpu_type=node.gpu_type, trials=trials)
+                NodeCapacity(
+                    name=node.name,
+                    gpus=node.gpus,
+                    gpu_type=node.gpu_type,
+                    trials=trials,
+                    keeper_cpus=keeper_cpus(node, settings, trials),
+                )
             )
     if not fitting:
         raise UserError(_no_room(named, settings, keeper_gib))
@@ -146,9 +152,15 @@ def choose(
 def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: float) -> int:
     """Return the trials that a node has GPUs, cores and memory for, beside its keeper."""
     by_gpus = node.free_gpus // gpus_per_trial
-    by_cpus = (node.cpus - KEEPER_CPUS) // settings.trial.cpus
+    by_cpus = (node.cpus - LEAST_KEEPER_CPUS) // settings.trial.cpus
     by_memory = int((node.memory_gib - keeper_gib) // settings.trial.memory_gib)
     return max(0, min(by_gpus, by_cpus, by_memory))
+
+
+def keeper_cpus(node: Node, settings: Settings, trials: int) -> int:
+    """Return the cores of a node's keeper: those of the settings, if so many trials leave them."""
+    left = node.cpus - trials * settings.trial.cpus
+    return max(LEAST_KEEPER_CPUS, min(settings.stage.cpus, left))
 
 
 def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy]) -> None:
@@ -316,7 +328,7 @@ def _no_room(nodes: Sequence[Node], settings: Settings, keeper_gib: float) -> st
     trial = settings.trial
     lines = [
         f"no node has room for a trial: it takes {trial.cpus} cores and {trial.memory_gib:g} GiB, "
-        f"and the weights {keeper_gib:.1f} GiB and {KEEPER_CPUS} core on each node"
+        f"and the weights {keeper_gib:.1f} GiB and {LEAST_KEEPER_CPUS} core on each node"
     ]
     lines += [
         f"  {n.name}: {n.free_gpus} GPUs, {n.cpus} cores, {n.memory_gib:.1f} GiB free"

@@ -32,6 +32,7 @@ class NodeCapacity(Record):
     gpus: int
     gpu_type: str
     trials: int = Field(gt=0)
+    keeper_cpus: int = Field(default=1, gt=0, description="cores that are left for the keeper")
 
 
 class Capacity(Record):

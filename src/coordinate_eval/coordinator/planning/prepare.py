@@ -242,7 +242,7 @@ def prepare(
         plan,
         capacity,
         run,
-        _first_round(plan, run),
+        _first_round(plan, run, capacity),
         {name: (made.requests, made.index) for name, made in built.items()},
         reviewed=inputs.reviewed is not None,
     )
@@ -338,14 +338,23 @@ def _run_record(
     )
 
 
-def _first_round(plan: Plan, run: Run) -> Round:
+def _first_round(plan: Plan, run: Run, capacity: Capacity) -> Round:
     """Return the round that starts the trials of the plan."""
     trials = Counter(t.node for t in plan.trials)
+    cpus = {node.name: node.keeper_cpus for node in capacity.nodes}
     return make_round(
         run,
         0,
         run.created,
-        [RoundNode(name=n.name, gpu_type=n.gpu_type, trials=trials[n.name]) for n in plan.nodes],
+        [
+            RoundNode(
+                name=n.name,
+                gpu_type=n.gpu_type,
+                trials=trials[n.name],
+                keeper_cpus=cpus[n.name],
+            )
+            for n in plan.nodes
+        ],
         run.shards,
         ready_seconds=plan.ready_seconds,
         floor_seconds=plan.floor_seconds,

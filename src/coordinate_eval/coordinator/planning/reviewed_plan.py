@@ -216,8 +216,9 @@ def check_nodes(
     chosen = []
     for node in plan.nodes:
         trials = sum(1 for trial in plan.trials if trial.node == node.name)
-        chosen.append(NodeCapacity(**node.model_dump(), trials=trials))
         now = live.get(node.name)
+        cpus = select.keeper_cpus(now, settings, trials) if now else 1
+        chosen.append(NodeCapacity(**node.model_dump(), trials=trials, keeper_cpus=cpus))
         if node.name == select.QUEUED_NODE and now is None:
             problems.append("it was made with --queue, before its nodes were known")
         elif now is None:
@@ -248,7 +249,7 @@ def _lacks(node: Node, trials: int, gpus: int, settings: Settings, gib: float) -
     return (
         f"{node.name}: {node.free_gpus} GPUs, {node.cpus} cores and {node.memory_gib:.1f} GiB are "
         f"free; {trials} trials and the weights take {trials * gpus} GPUs, "
-        f"{trials * trial.cpus + select.KEEPER_CPUS} cores and "
+        f"{trials * trial.cpus + select.LEAST_KEEPER_CPUS} cores and "
         f"{trials * trial.memory_gib + gib:.1f} GiB"
     )
 

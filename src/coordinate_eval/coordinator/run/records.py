@@ -149,6 +149,7 @@ class RoundNode(Record):
     name: str = Field(validation_alias=AliasChoices("name", "node"))
     gpu_type: str
     trials: int
+    keeper_cpus: int = Field(default=1, description="cores of the node's keeper")
 
 
 class Round(Record):

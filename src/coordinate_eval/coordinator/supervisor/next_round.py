@@ -46,10 +46,7 @@ def next_round(
         run,
         len(rounds),
         now,
-        [
-            RoundNode(name=node.name, gpu_type=node.gpu_type, trials=node.trials)
-            for node in chosen[: max(1, most)]
-        ],
+        [RoundNode(**node.model_dump(exclude={"gpus"})) for node in chosen[: max(1, most)]],
         left,
         ready_seconds=plan.ready_seconds if plan else _ready_seconds(run),
         floor_seconds=plan.floor_seconds if plan else {},

@@ -8,7 +8,7 @@ node leaves is removed by the user's next keeper there.
 """
 
 import contextlib
-import hashlib
+import errno
 import os
 import shutil
 import time
@@ -20,20 +20,22 @@ from pydantic import ConfigDict, Field
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs import checkpoint_files, clean_files
+from coordinate_eval.coordinator.inputs import clean_files
 from coordinate_eval.coordinator.workers import node_memory
+from coordinate_eval.coordinator.workers.copying import copy_files
 from coordinate_eval.coordinator.workers.signals import ignore_signals
 from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat, Record
-
-CHUNK_BYTES = 16 << 20
-"""Bytes read and written at once: large for a parallel file system, small for a core's memory."""
 
 _MANIFEST = "manifest.json"
 
 
 class Manifest(Record):
-    """`manifest.json`: the files of a whole copy, written after them."""
+    """`manifest.json`: the files of a whole copy, written after them.
+
+    It has no checksums: nobody has one of the checkpoint to compare with, and one that is made
+    while copying is of what was read, which is what was written.
+    """
 
     schema_: Literal["coordinate-eval/stage@1"] = Field(
         default="coordinate-eval/stage@1", alias="schema"
@@ -42,7 +44,6 @@ class Manifest(Record):
 
     identity: str = Field(description="of the checkpoint")
     sizes: dict[str, int] = Field(description="bytes by file name")
-    sha256: dict[str, str] = Field(description="by file name, made while copying; for people")
 
 
 class StagedWeights:
@@ -97,8 +98,10 @@ class StagedWeights:
             began = time.monotonic()
             try:
                 _copy_all(source, self.folder, report)
-            except OSError as error:
+            except BaseException as error:
                 shutil.rmtree(self.folder, ignore_errors=True)
+                if not isinstance(error, OSError):
+                    raise
                 raise UserError(
                     f"cannot stage {source.path} into {self.folder}: {error.strerror}; "
                     f"it needs {source.bytes / 2**30:.1f} GiB of the node's memory"
@@ -118,11 +121,9 @@ class StagedWeights:
             link.symlink_to(self.folder)
         return link
 
-    def copied_bytes(self) -> int:
-        """Return the bytes that are in the folder so far."""
-        with contextlib.suppress(OSError):
-            return sum(entry.stat().st_size for entry in self.folder.iterdir())
-        return 0
+    def begun(self) -> bool:
+        """Return whether a copy has begun, whole or not."""
+        return self.folder.exists()
 
     def remove_abandoned(self) -> list[Path]:
         """Remove weights of this user that no process holds. Return their folders."""
@@ -145,50 +146,36 @@ class StagedWeights:
 
 
 def _copy_all(source: Checkpoint, folder: Path, report: Callable[[int], None]) -> None:
-    sums: dict[str, str] = {}
-    done = 0
+    """Copy or convert a checkpoint into an empty folder, and write the manifest."""
     clean_files.copy(source.files, folder)
-    for file in folder.iterdir():
-        sums[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
     if source.format is CheckpointFormat.TORCH:
         from coordinate_eval.coordinator.workers.convert import torch_to_safetensors
 
         torch_to_safetensors(Path(source.weights[0]), folder, report)
     else:
-        for name in source.weights:
-            target = folder / Path(name).name
-            sums[target.name] = _copy(Path(name), target, _after(done, report))
-            done += target.stat().st_size
+        _check_room(source.bytes, folder)
+        copy_files([Path(name) for name in source.weights], folder, report)
     if not checkpoints.unchanged(source):
-        shutil.rmtree(folder)
         raise UserError(
             f"checkpoint {source.path} changed while it was copied; "
             "submit it again when it is completely saved"
         )
     sizes = {f.name: f.stat().st_size for f in folder.iterdir()}
-    _files.write_record(
-        folder / _MANIFEST, Manifest(identity=source.identity, sizes=sizes, sha256=sums)
-    )
+    _files.write_record(folder / _MANIFEST, Manifest(identity=source.identity, sizes=sizes))
 
 
-def _after(done: int, report: Callable[[int], None]) -> Callable[[int], None]:
-    """Return a callback that adds the bytes of earlier files to those of one file."""
-    return lambda count: report(done + count)
+def _check_room(size: int, folder: Path) -> None:
+    """Check that weights of `size` bytes fit now. Writing still finds out what others take later.
 
-
-def _copy(source: Path, target: Path, report: Callable[[int], None]) -> str:
-    """Copy one file. Return the sha256 of its content in hex."""
-    digest = hashlib.sha256()
-    done = 0
-    buffer = memoryview(bytearray(CHUNK_BYTES))
-    # The writer is buffered: it goes on after a short write, which a full memory causes.
-    with checkpoint_files.opened(source, weights=True) as reader, target.open("wb") as writer:
-        while count := reader.readinto(buffer):
-            writer.write(buffer[:count])
-            digest.update(buffer[:count])
-            done += count
-            report(done)
-    return digest.hexdigest()
+    Raises:
+        OSError: They don't.
+    """
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    # A memory file system without a limit says that it has no blocks.
+    if found.f_blocks and free < size:
+        room = f"{free / 2**30:.1f} GiB are free"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {room}")
 
 
 class Throttle:

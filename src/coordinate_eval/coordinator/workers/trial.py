@@ -165,7 +165,7 @@ class TrialRunner:
         give_up = time.monotonic() + KEEPER_PATIENCE_SECONDS
         while not weights.ready(self._run.checkpoint.identity):
             # `copy` does nothing while the keeper, or another trial, is copying.
-            late = weights.copied_bytes() > 0 or time.monotonic() > give_up
+            late = weights.begun() or time.monotonic() > give_up
             if late and weights.copy(self._run.checkpoint, lambda _: None):
                 copies = self._dir.copies(self._node)
                 measurements.append_copy(copies, weights.copy_seconds, self._run.checkpoint)
