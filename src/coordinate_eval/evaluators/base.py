@@ -104,13 +104,14 @@ def harness_evaluator(
     engine: str,
     max_length: int,
     pulse: Pulse | None = None,
+    kept_tasks: Path | None = None,
 ) -> Evaluator:
     """Return the evaluator over lm-evaluation-harness.
 
     Its tasks are the harness's own and those in the folders `include_path`; the last one wins.
     It reads the tokenizer from the folder `tokenizer`. It cuts prompts to `max_length` tokens in
     the way of the harness's own model class for `engine`. It notes calls of the tokenizer in
-    `pulse`.
+    `pulse`, and keeps the index of the harness's tasks in the file `kept_tasks`.
     """
     from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 
@@ -120,4 +121,5 @@ def harness_evaluator(
         include_path=include_path,
         backend="vllm" if engine == "vllm" else "hf",
         pulse=pulse,
+        kept_tasks=kept_tasks,
     )

@@ -25,6 +25,7 @@ from coordinate_eval.coordinator.inputs import checkpoint_files, clean_files
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.confined.messages import Command, Setup, Work
 from coordinate_eval.evaluators.confined.process import BuildingProcess, ProcessEnded
+from coordinate_eval.evaluators.harness.task_names import kept_file
 from coordinate_eval.evaluators.harness.watched_tokenizer import unusable
 from coordinate_eval.evaluators.pulse import EndlessCall
 from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Suite
@@ -49,6 +50,7 @@ class Builder:
     ) -> None:
         # Others may share the cache's folder. What they built is not taken for true.
         self._cache = cache / f"requests-{os.geteuid()}"
+        self._kept_tasks = kept_file(cache)
         self._files, self._suite = checkpoint.files, suite
         self._engine, self._max_length = engine, max_length
         self._common = [
@@ -147,6 +149,7 @@ class Builder:
             include_path=self._suite.include_path,
             engine=self._engine,
             max_length=self._max_length,
+            kept_tasks=str(self._kept_tasks or ""),
         )
         process = BuildingProcess(setup)
         weakref.finalize(self, process.close)

@@ -34,6 +34,7 @@ from coordinate_eval.evaluators.base import Scorer
 from coordinate_eval.evaluators.confined.evaluator import ConfinedEvaluator, Place
 from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles, Setup
 from coordinate_eval.evaluators.confined.process import ProcessEnded
+from coordinate_eval.evaluators.harness.task_names import kept_file
 from coordinate_eval.records import Dataset, DatasetRequests, Question, Span
 
 MAX_LOADED_REQUESTS = 10_000
@@ -68,6 +69,7 @@ def start_evaluator(run_dir: RunDir, run: Run) -> ConfinedEvaluator:
             include_path=run.suite.include_path,
             engine=settings.engine.name,
             max_length=run.max_length,
+            kept_tasks=str(kept_file(Path(settings.cache_dir).expanduser()) or ""),
             folder=run.folder if may_work else "",
             memory_bytes=int(MEMORY_PART * settings.supervisor.memory_gib * 2**30),
         ),

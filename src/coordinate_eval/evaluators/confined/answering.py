@@ -61,6 +61,7 @@ def main() -> None:
         setup.engine,
         setup.max_length,
         Pulse(note[0]) if note else None,
+        Path(setup.kept_tasks) if setup.kept_tasks else None,
     )
     mirroring.join()
     for line in commands:

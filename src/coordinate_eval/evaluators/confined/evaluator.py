@@ -208,6 +208,7 @@ class ConfinedEvaluator:
             *view.task_paths(self._setup.include_path, self._tasks, data),
             *(folder / only for folder in folders),
             place.tokenizer,
+            *([Path(self._setup.kept_tasks)] if self._setup.kept_tasks else []),
             self._caches.hub,
             *self._caches.written.values(),
         ]

@@ -52,6 +52,9 @@ class Setup(Record):
     include_path: list[str] = Field(description="the user's folders of tasks")
     engine: str
     max_length: int
+    kept_tasks: str = Field(
+        default="", description="file in which the index of the harness's tasks is kept"
+    )
     folder: str = Field(
         default="", description="where tasks' relative paths begin, if it is not where it starts"
     )

@@ -73,6 +73,7 @@ class HarnessEvaluator:
         seed: int = 1234,
         backend: Backend = "hf",
         pulse: Pulse | None = None,
+        kept_tasks: Path | None = None,
     ) -> None:
         """Prepare an evaluator. Reads nothing yet.
 
@@ -85,12 +86,15 @@ class HarnessEvaluator:
                 `language_models`. Use "vllm" with that engine, because prompts for "hf" may be two
                 tokens too long for it.
             pulse: where to note calls of the tokenizer, for whoever watches this process.
+            kept_tasks: where the index of the harness's tasks is kept; see `task_names.py`.
         """
         self._tokenizer_folder = tokenizer
         self._max_length = max_length
         self._backend: Backend = backend
         self._pulse = pulse
-        self._loader = TaskLoader(include_path=include_path, tokenizer=tokenizer, seed=seed)
+        self._loader = TaskLoader(
+            include_path=include_path, tokenizer=tokenizer, seed=seed, kept_tasks=kept_tasks
+        )
         self._kept: OrderedDict[str, BuiltDataset] = OrderedDict()
 
     @cached_property

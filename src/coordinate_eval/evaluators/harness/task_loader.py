@@ -1,10 +1,10 @@
 """Load tasks, groups and tags of the harness as its own command does, and explain failures.
 
-The harness takes about ten seconds to index its own fifteen thousand tasks. That index is not read
-if a task, with everything that it refers to, is defined in the user's folders.
+The harness takes about ten seconds to index its own fifteen thousand tasks. That index is kept for
+the next process, and not read if a task, with everything that it refers to, is defined in the
+user's folders.
 """
 
-import difflib
 import json
 import random
 import sys
@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.evaluators.harness.code_eval import asks_code_eval, stand_in
 from coordinate_eval.evaluators.harness.scripts import refuse_scripts
 from coordinate_eval.evaluators.harness.standard_errors import bootstrapped_here
+from coordinate_eval.evaluators.harness.task_index import own_tasks
+from coordinate_eval.evaluators.harness.task_names import no_such_task
 from coordinate_eval.evaluators.harness.template_cache import compiled_once
 from coordinate_eval.records import Dataset
 
@@ -61,8 +64,17 @@ class LoadedTasks:
 class TaskLoader:
     """A loader of tasks. The user's folders take precedence over the harness's own tasks."""
 
-    def __init__(self, *, include_path: Sequence[str], tokenizer: Path, seed: int) -> None:
+    def __init__(
+        self,
+        *,
+        include_path: Sequence[str],
+        tokenizer: Path,
+        seed: int,
+        kept_tasks: Path | None = None,
+    ) -> None:
+        """Prepare a loader. `kept_tasks` is where the index of the harness's tasks is kept."""
         self._include_path = list(include_path)
+        self._kept_tasks = kept_tasks
         self._tokenizer = tokenizer
         self._seed = seed
         self._managers: dict[tuple[bool, str], TaskManager] = {}
@@ -115,13 +127,20 @@ class TaskLoader:
     def _manager_of(self, defaults: bool, metadata: dict[str, Any]) -> TaskManager:
         key = defaults, json.dumps(metadata, sort_keys=True, default=str)
         if key not in self._managers:
-            self._managers[key] = TaskManager(
+            made = self._managers[key] = TaskManager(
                 include_path=self._include_path,
-                include_defaults=defaults,
+                include_defaults=False,
                 # The command passes the model's arguments to tasks. Some read its tokenizer.
                 metadata={"pretrained": str(self._tokenizer), **metadata},
             )
+            if defaults:
+                for name, entry in self._defaults.items():
+                    made.task_index.setdefault(name, entry)
         return self._managers[key]
+
+    @cached_property
+    def _defaults(self) -> dict[str, Entry]:
+        return own_tasks(self._kept_tasks)
 
     def _configure(self, task: Task, dataset: Dataset) -> None:
         """Apply the dataset's options in the way of the harness's `simple_evaluate`."""
@@ -138,11 +157,7 @@ class TaskLoader:
         task.set_fewshot_seed(seed=self._seed)
 
     def _unknown(self, dataset: Dataset, name: str, manager: TaskManager) -> str:
-        message = f"dataset {dataset.name!r}: there is no task, group or tag named {name!r}"
-        close = difflib.get_close_matches(name, manager.all_tasks, n=5, cutoff=0.7)
-        if close:
-            message += f"; did you mean {' or '.join(map(repr, close))}?"
-        message += "\nlooked in: " + ", ".join([*self._include_path, "the harness's own tasks"])
+        message = no_such_task(dataset.name, name, manager.task_index, self._include_path)
         for path, words in _unreadable(self._include_path):
             message += f"\ncould not be read: {path}: {words}"
         return message

@@ -1,0 +1,80 @@
+"""Names of tasks are checked against what the harness was found to have, without the harness."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from coordinate_eval.evaluators.harness import task_names
+from coordinate_eval.evaluators.harness.task_names import KeptTasks
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an installed harness's tasks."""
+    folder = tmp_path / "lm_eval" / "tasks"
+    folder.mkdir(parents=True)
+    (folder / "gsm8k.yaml").write_text("task: gsm8k\n")
+    monkeypatch.setattr(task_names, "_tasks_folder", lambda: folder)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "0.4.99")
+    return folder
+
+
+@pytest.fixture
+def cache(tasks: Path, tmp_path: Path) -> Path:
+    """A cache in which the index of that harness is kept."""
+    folder = tmp_path / "cache"
+    keep(folder, tasks)
+    return folder
+
+
+def keep(cache: Path, tasks: Path) -> Path:
+    file = task_names.kept_file(cache)
+    assert file is not None
+    entries = [("gsm8k", "TASK", "gsm8k.yaml", ["math"]), ("math", "TAG", "", ["gsm8k"])]
+    task_names.keep(file, KeptTasks(state=task_names.state_of(tasks), entries=entries))
+    return file
+
+
+def test_names_that_are_not_there(cache: Path) -> None:
+    missing, known = task_names.unknown(["gsm8k", "gms8k", "math", "gms8k"], cache)
+    assert missing == ["gms8k"]
+    assert known == ["gsm8k", "math"]
+    message = task_names.no_such_task("sums", "gms8k", known, ["/mine"])
+    assert message == (
+        "dataset 'sums': there is no task, group or tag named 'gms8k'; did you mean 'gsm8k'?\n"
+        "looked in: /mine, the harness's own tasks"
+    )
+
+
+def test_nothing_is_said_where_nothing_is_kept(tasks: Path, tmp_path: Path) -> None:
+    assert task_names.unknown(["nonsense"], tmp_path / "empty") == ([], [])
+
+
+def test_nothing_is_said_of_a_harness_that_has_changed(tasks: Path, cache: Path) -> None:
+    (tasks / "new.yaml").write_text("task: new\n")
+    assert task_names.unknown(["new"], cache) == ([], [])
+
+
+def test_another_version_has_another_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "0.5.0")
+    assert task_names.unknown(["nonsense"], cache) == ([], [])
+
+
+def test_no_harness(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_names, "_tasks_folder", lambda: None)
+    assert task_names.unknown(["nonsense"], cache) == ([], [])
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o602])
+def test_what_others_can_write_is_not_taken_for_true(
+    tasks: Path, tmp_path: Path, mode: int
+) -> None:
+    file = keep(tmp_path, tasks)
+    os.chmod(file, mode)  # noqa: PTH101
+    assert task_names.unknown(["nonsense"], tmp_path) == ([], [])
+    assert task_names.read(file, tasks) is None
+
+
+def test_only_the_user_can_enter_the_folder(tasks: Path, tmp_path: Path) -> None:
+    assert keep(tmp_path, tasks).parent.stat().st_mode & 0o777 == 0o700
