@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +111,25 @@ def test_takes_the_time_it_is_told_to() -> None:
     assert time.monotonic() - began >= 0.06
 
 
+def test_takes_the_times_of_a_file_for_the_datasets_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "times.json"
+    file.write_text('{"slow": {"seconds_per_request": 0.01, "floor_seconds": 0.1}}')
+    slow = [ask(n, dataset="slow") for n in (0, 1, 2)]
+    began = time.monotonic()
+    given = SimulatedEngine(args={"times": str(file)}).run(iter([*slow, ask(3), ask(4)]))
+    assert [(r.dataset, r.item) for r in given][2:] == [("slow", 1), ("slow", 2), ("slow", 0)]
+    assert time.monotonic() - began >= 0.1
+
+
+@pytest.mark.parametrize("content", [None, "[]", '{"d": {"seconds_per_request": -1}}', "{"])
+def test_says_what_is_wrong_with_a_file_of_times(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "times.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=r"times\.json"):
+        SimulatedEngine(args={"times": str(file)})
+
+
 def test_a_closed_engine_refuses() -> None:
     engine = SimulatedEngine(args={})
     engine.close()
@@ -130,6 +150,7 @@ def test_a_closed_engine_refuses() -> None:
         {"start_seconds": float("nan")},
         {"start_seconds": None},
         {"fail_after": -1},
+        {"times": 1},
     ],
 )
 def test_refuses_arguments_that_make_no_sense(args: dict[str, Any]) -> None:

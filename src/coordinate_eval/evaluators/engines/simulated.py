@@ -6,6 +6,7 @@ runs, or two ways of cutting one into shards, can be compared.
 """
 
 import hashlib
+import heapq
 import json
 import random
 import time
@@ -14,16 +15,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from coordinate_eval.errors import EngineError
+from pydantic import Field, TypeAdapter, ValidationError
+
+from coordinate_eval import _format
+from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators.engines import arguments
 from coordinate_eval.evaluators.engines.common import respond
-from coordinate_eval.records import Request, RequestKind, Response
+from coordinate_eval.records import Record, Request, RequestKind, Response
 
-_DEFAULTS: dict[str, float | None] = {
+_DEFAULTS: dict[str, float | str | None] = {
     "seconds_per_request": 0.0,
     "start_seconds": 0.0,
     "concurrency": 32,
     "fail_after": None,
+    "times": None,
 }
 
 _WORDS = ("the", "answer", "is", "yes", "no", "Paris", "42", "return", "def", "x", "=", "(A)", "\n")
@@ -39,7 +44,11 @@ def check_args(args: Mapping[str, Any]) -> None:
     for name, value in args.items():
         least = 1 if name == "concurrency" else 0
         whole = name in ("concurrency", "fail_after")
-        if value is None and name == "fail_after":
+        if value is None and _DEFAULTS[name] is None:
+            continue
+        if name == "times":
+            if not isinstance(value, str):
+                raise arguments.wrong(name, value, "the path of a JSON file")
             continue
         if type(value) not in ((int,) if whole else (int, float)) or not least <= value < 1e9:
             raise arguments.wrong(
@@ -58,18 +67,28 @@ def start(
     return SimulatedEngine(args=args)
 
 
+class Times(Record):
+    """The seconds that a dataset takes."""
+
+    seconds_per_request: float = Field(ge=0, le=1e9)
+    floor_seconds: float = Field(default=0.0, ge=0, le=1e9)
+    """Least seconds of the first of neighbouring items, as of the longest item of a shard."""
+
+
 class SimulatedEngine:
     """An engine that answers at once, or as slowly as its arguments say.
 
     Args:
         args: `seconds_per_request`, the time between two responses (default 0);
             `start_seconds`, the time that the constructor takes (default 0);
-            `concurrency`, the number of requests in flight, which are answered one at a time in a
-            shuffled but fixed order (default 32);
-            `fail_after`, the number of responses after which it fails (default never).
+            `concurrency`, the number of requests in flight, of which one after another is computed.
+            If that takes no time, their order is shuffled but fixed (default 32);
+            `fail_after`, the number of responses after which it fails (default never);
+            `times`, the path of a JSON file with `Times` by dataset, in place of
+            `seconds_per_request` for these datasets (default none).
 
     Raises:
-        UserError: an argument is unknown, or not a number in its range.
+        UserError: an argument is unknown, or not a number in its range, or `times` cannot be read.
     """
 
     computing: list[Request] | None = None
@@ -78,11 +97,14 @@ class SimulatedEngine:
     def __init__(self, *, args: dict[str, Any]) -> None:
         check_args(args)
         chosen = _DEFAULTS | args
-        self._seconds = chosen["seconds_per_request"]
+        self._times = _read_times(chosen["times"]) if chosen["times"] else {}
+        self._other = Times(seconds_per_request=chosen["seconds_per_request"])
         self._concurrency = int(chosen["concurrency"])
         self._fail_after = chosen["fail_after"]
         self._answered = 0
         self._closed = False
+        self._free = 0.0
+        self._last: Request | None = None
         time.sleep(chosen["start_seconds"])
 
     def run(self, requests: Iterator[Request]) -> Iterator[Response]:
@@ -92,23 +114,54 @@ class SimulatedEngine:
             EngineError: it has given `fail_after` responses, or is closed.
         """
         shuffle = random.Random(0)  # noqa: S311  # an order, not a secret
-        flight: list[Request] = []
+        flight: list[tuple[float, float, Request]] = []
         while True:
-            flight.extend(islice(requests, self._concurrency - len(flight)))
+            for request in islice(requests, self._concurrency - len(flight)):
+                heapq.heappush(flight, (self._due(request), shuffle.random(), request))
             if self._closed:
                 raise EngineError("this simulated engine is closed: start another")
             if not flight:
                 return
             if self._answered == self._fail_after:
                 raise EngineError(f"simulated failure after {self._answered} responses")
-            self.computing = [flight.pop(shuffle.randrange(len(flight)))]
-            time.sleep(self._seconds)
+            due, _, request = heapq.heappop(flight)
+            self.computing = [request]
+            time.sleep(max(0.0, due - time.monotonic()))
             self._answered += 1
-            yield answer(self.computing[0])
+            yield answer(request)
+
+    def _due(self, request: Request) -> float:
+        """Return when a request is answered that was pulled now, 0 for at once.
+
+        The engine computes on while its caller stores responses, as a GPU does.
+        """
+        times = self._times.get(request.dataset, self._other)
+        last, self._last = self._last, request
+        neighbours = (
+            last is not None
+            and last.dataset == request.dataset
+            and 0 <= request.item - last.item <= 1
+        )
+        seconds = times.seconds_per_request
+        least = 0.0 if neighbours else times.floor_seconds
+        if not max(seconds, least):
+            return 0.0
+        begin = max(self._free, time.monotonic())
+        self._free = begin + seconds
+        return begin + max(seconds, least)
 
     def close(self) -> None:
         """Refuse to answer from now on. A second call does nothing."""
         self._closed = True
+
+
+def _read_times(path: str) -> dict[str, Times]:
+    try:
+        return TypeAdapter(dict[str, Times]).validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"engine argument times: {path} cannot be read: {error}") from error
+    except ValidationError as error:
+        raise UserError(f"engine argument times: {path}: {_format.problem(error)}") from error
 
 
 def answer(request: Request) -> Response:
