@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from coordinate_eval.coordinator.inputs.known_tasks import check_known
+from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.harness import task_names
 from coordinate_eval.evaluators.harness.task_names import KeptTasks
+from coordinate_eval.records import Dataset, Suite
 
 
 @pytest.fixture
@@ -78,3 +81,45 @@ def test_what_others_can_write_is_not_taken_for_true(
 
 def test_only_the_user_can_enter_the_folder(tasks: Path, tmp_path: Path) -> None:
     assert keep(tmp_path, tasks).parent.stat().st_mode & 0o777 == 0o700
+
+
+USERS = {
+    "mine.yaml": "task: mine\ntag: [some, gsm8k_like]\nprocess_docs: !function utils.docs\n",
+    "deep/group.yaml": "include: ../shared\ngroup: ours\n",
+    "shared": "tag: taken_over\n",
+    "loop.yaml": "include: loop.yaml\ntask: never\n",
+    "broken.yaml": "task: [",
+    "list.yaml": "- task: never\n",
+}
+
+
+def suite_of(folder: Path, *names: str) -> Suite:
+    for name, text in USERS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    datasets = [Dataset(name=f"d{i}", task=name) for i, name in enumerate(names)]
+    datasets.append(Dataset(name="judged", items=3))  # planned only
+    return Suite(name="s", digest="d", include_path=[str(folder)], datasets=datasets)
+
+
+def test_a_suite_whose_tasks_are_there(cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "alone.yaml"
+    file.write_text("task: alone\n")
+    tasks = ["gsm8k", "math", "mine", "some", "gsm8k_like", "ours", "taken_over", str(file)]
+    check_known(suite_of(tmp_path / "users", *tasks), cache)
+
+
+def test_a_suite_with_tasks_of_other_names(cache: Path, tmp_path: Path) -> None:
+    suite = suite_of(tmp_path / "users", "gsm8k", "mein", "never", "ours")
+    with pytest.raises(UserError) as raised:
+        check_known(suite, cache)
+    lines = str(raised.value).splitlines()
+    assert lines[0] == (
+        "dataset 'd1': there is no task, group or tag named 'mein'; did you mean 'mine'?"
+    )
+    assert lines[2].startswith("dataset 'd2': there is no task, group or tag named 'never'")
+    assert len(lines) == 4
+
+
+def test_a_suite_is_not_judged_where_nothing_is_kept(tasks: Path, tmp_path: Path) -> None:
+    check_known(suite_of(tmp_path / "users", "mein"), tmp_path / "empty")

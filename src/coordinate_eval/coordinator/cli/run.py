@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.cli.resume import resume_run
 from coordinate_eval.coordinator.dry_run import show
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, suite
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable, working_in
+from coordinate_eval.coordinator.inputs.known_tasks import check_known
 from coordinate_eval.coordinator.inputs.settings import Settings, flatten
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.prepare import (
@@ -178,9 +179,10 @@ def _runnable(inputs: Inputs) -> Inputs:
     """Leave out the datasets that cannot be run, and say so on stderr with the reason.
 
     Raises:
-        UserError: No dataset can be run.
+        UserError: No dataset can be run, or there is no task of some name.
     """
     kept, left_out = suite.runnable(inputs.suite)
+    check_known(kept, Path(inputs.settings.cache_dir).expanduser())
     _say_by_reason(f"left out of suite {inputs.suite.name}", left_out)
     return replace(inputs, suite=kept, left_out=left_out)
 
