@@ -262,6 +262,28 @@ def test_inherited_settings_do_not_count(
     assert not {"SBATCH_PARTITION", "SLURM_PARTITION", "SLURM_CLUSTERS"} & set(environment)
 
 
+def test_jobs_do_not_belong_to_the_training_job_that_submits(
+    job: Callable[..., Job],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launchers = {
+        "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "GROUP_RANK": "0", "ROLE_NAME": "x",
+        "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "PMI_RANK": "1", "PMIX_RANK": "1", "OMPI_COMM_WORLD_RANK": "1", "MPI_LOCALRANKID": "1",
+        "NCCL_SOCKET_IFNAME": "ib9", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }  # fmt: skip
+    for name, value in launchers.items():
+        monkeypatch.setenv(name, value)
+    cluster = SlurmCluster(SlurmSettings(setup=("export NCCL_DEBUG=WARN",)))
+    job_id = cluster.submit(job("import json, os; print(json.dumps(dict(os.environ)))"))
+    await_end(cluster, job("").name)
+    environment = json.loads((tmp_path / f"log.{job_id}.log").read_text())
+    # A site says in its settings what its jobs need.
+    assert {n: environment[n] for n in launchers if n in environment} == {"NCCL_DEBUG": "WARN"}
+
+
 def test_setup_lines_run_before_the_program_and_a_failing_one_ends_the_job(
     slurm_cluster: DevCluster, job: Callable[..., Job], tmp_path: Path
 ) -> None:

@@ -45,7 +45,8 @@ def test_scores_on_two_nodes_are_the_command_s(
         "--engine", engine, "--engine-args", '{"dtype": "float32"}',
         "--nodes", "node[1-2]", "--max-gpus", 2,
         # So much that a node has room for one trial.
-        COORDINATE_EVAL_TRIAL_MEMORY_GIB="600", OMP_NUM_THREADS="1",
+        COORDINATE_EVAL_TRIAL_MEMORY_GIB="600",
+        COORDINATE_EVAL_SLURM_SETUP=json.dumps(["export OMP_NUM_THREADS=1"]),
     )  # fmt: skip
     run = Path(done.stdout.rstrip("\n"))
     found = reference.ended(run)

@@ -1,8 +1,10 @@
 """The only module that runs Slurm's commands.
 
-No command inherits a setting from the environment, such as SBATCH_PARTITION, or the SLURM_* of a
-job in which this program runs. Each has a time limit. An error is either "no answer" or a refusal,
-which mean opposite things for a job: after "no answer" it may exist.
+No command inherits a setting from the environment, such as SBATCH_PARTITION, or the variables of
+a job in which this program runs: Slurm's own, and those of a launcher (see `_launchers.py`). What
+jobs need of the latter is set in the lines of `[slurm] setup`. Each command has a time limit. An
+error is either "no answer" or a refusal, which mean opposite things for a job: after "no answer"
+it may exist.
 """
 
 import contextlib
@@ -14,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from coordinate_eval._launchers import is_for_training
 from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
 
 _OWN_VARIABLES = (
@@ -28,7 +31,9 @@ _OWN_VARIABLES = (
     # A job has these for its own GPUs. In the next job they would name GPUs that it lacks.
     "CUDA_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
     "GPU_DEVICE_ORDINAL",
+    "ZE_AFFINITY_MASK",
 )
 _KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")
 
@@ -139,7 +144,7 @@ def _environment(command: str) -> dict[str, str]:
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name in _KEPT_VARIABLES or not name.startswith(_OWN_VARIABLES)
+        if name in _KEPT_VARIABLES or not (name.startswith(_OWN_VARIABLES) or is_for_training(name))
     }
     # sbatch passes its environment to the job, whose programs keep the user's locale.
     if command != "sbatch":

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from coordinate_eval import __version__, _search_paths
+from coordinate_eval import __version__, _launchers, _search_paths
 from coordinate_eval._format import visible
 from coordinate_eval._no_telemetry import switch_off_telemetry
 from coordinate_eval.coordinator.cli import job_commands, options, priors
@@ -67,6 +67,8 @@ def main() -> None:
     _search_paths.make_absolute(os.environ, sys.path)
     _search_paths.keep_modules_private(os.environ)
     switch_off_telemetry()
+    if not sys.argv[1:2] or not sys.argv[1].startswith("_"):  # no job: these are told by their site
+        _launchers.leave_job(os.environ)
     for variable in QUIET_VARIABLES:
         os.environ.setdefault(variable, "1")
     try:
