@@ -1,3 +1,5 @@
 """Score every checkpoint of a pretraining run on the free GPUs of a cluster."""
 
+from coordinate_eval._after_save import after_save as after_save
+
 __version__ = "0.1.0"

@@ -146,6 +146,7 @@ def run(
     limit: options.Limit = None,
     engine: options.Engine = None,
     engine_args: options.EngineArgs = None,
+    step: options.Step = None,
     model_config: options.ModelConfig = None,
     tokenizer: options.Tokenizer = None,
     cluster: options.Cluster = None,
@@ -214,7 +215,13 @@ def run(
         limit=limit,
     )
     inputs = read_inputs(
-        settings, wanted, checkpoint, config=model_config, tokenizer=tokenizer, reviewed=reviewed
+        settings,
+        wanted,
+        checkpoint,
+        step=step,
+        config=model_config,
+        tokenizer=tokenizer,
+        reviewed=reviewed,
     )
     if not dry_run:
         raise typer.Exit(start_run(inputs, run_dir, wait=wait, as_json=as_json, verbose=verbose))

@@ -154,6 +154,13 @@ Limit = Annotated[
         rich_help_panel=_WHAT,
     ),
 ]  # fmt: skip
+Step = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=10**15, metavar="N", help="The training step, for tables of scores.",
+        show_default="what the checkpoint's name tells", rich_help_panel=_WHAT,
+    ),
+]  # fmt: skip
 ModelConfig = Annotated[
     Path | None,
     typer.Option("--config", help="The config.json of a .pt checkpoint.", rich_help_panel=_WHAT),

@@ -92,7 +92,7 @@ def _named(names: Sequence[str], settings: Settings) -> list[RunDir]:
 def _row(run_dir: RunDir, run: Run, metric: str | None) -> dict[str, Any]:
     scores = {d.name: dataset_score(run_dir, d.name, metric) for d in run.suite.datasets}
     return {
-        "step": step_of(run.checkpoint.path),
+        "step": step_of(run.checkpoint.path) if run.step is None else run.step,
         "run": run.id,
         "dir": str(run_dir.root),
         "checkpoint": run.checkpoint.path,

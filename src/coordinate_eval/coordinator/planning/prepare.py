@@ -60,6 +60,8 @@ class Inputs:
     """Datasets that were asked for and cannot be run, with the reason."""
     folder: str = ""
     """The folder of the command, if tasks may look there for data at relative paths."""
+    step: int | None = None
+    """The training step of the checkpoint, if the user tells it."""
 
     @property
     def max_length(self) -> int:
@@ -126,6 +128,7 @@ def read_inputs(
     suite: Suite,
     checkpoint: Path | None,
     *,
+    step: int | None = None,
     config: Path | None = None,
     tokenizer: Path | None = None,
     reviewed: PlanFile | None = None,
@@ -145,7 +148,7 @@ def read_inputs(
     inspected = checkpoints.inspect(path, config=config, tokenizer=tokenizer)
     here = Path.cwd()
     folder = "" if why_not_for_tasks(here, inspected) else str(here)
-    found = Inputs(inspected, suite, settings, reviewed, folder=folder)
+    found = Inputs(inspected, suite, settings, reviewed, folder=folder, step=step)
     if reviewed is not None:
         reviewed_plan.check_same(reviewed, inspected, suite, settings, found.max_length)
     engines.check_args(settings.engine.name, settings.engine.args)
@@ -323,6 +326,7 @@ def _run_record(
         python=sys.executable,
         folder=inputs.folder,
         checkpoint=inputs.checkpoint,
+        step=inputs.step,
         suite=inputs.suite,
         settings=inputs.settings,
         tensor_parallel=capacity.gpus_per_trial,

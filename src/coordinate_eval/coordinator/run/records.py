@@ -68,6 +68,7 @@ class Run(Planned):
         "where the checkpoint or other users could have put something there"
     )
     checkpoint: Checkpoint
+    step: int | None = Field(default=None, description="training step, if the user told it")
     suite: Suite
     settings: Settings
     max_length: int

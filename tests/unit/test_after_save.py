@@ -1,0 +1,206 @@
+"""Training code asks for an evaluation: it is never held up, and never harmed."""
+
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import coordinate_eval
+from coordinate_eval import _after_save
+
+LAUNCHERS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+class Command:
+    """What stands in for the interpreter: notes its arguments, and does as it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.calls = folder / "calls"
+        self._path = folder / "python"
+        self.does("echo run step-100 is supervised by job 7")
+
+    def does(self, script: str) -> None:
+        note = f'printf "%s\\n" "$@" >>{shlex.quote(str(self.calls))}'
+        self._path.write_text(f"#!/bin/sh\n{note}\n{script}\n")
+        self._path.chmod(0o755)
+
+    def arguments(self) -> list[str]:
+        return self.calls.read_text().splitlines() if self.calls.exists() else []
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    made = Command(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(made._path))
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+def ended() -> None:
+    """Wait until what was started has ended and was told."""
+    for thread in [t for t in threading.enumerate() if t.name == "after_save"]:
+        thread.join(60)
+
+
+def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == level]
+
+
+def test_what_is_asked_for(
+    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "coordinate_eval")
+    checkpoint = tmp_path / "step-100"
+    coordinate_eval.after_save(
+        f"{checkpoint}/", step=100, suite="suite.yaml", options=["--limit", "5"]
+    )
+    ended()
+    assert command.arguments() == [
+        "-P", "-m", "coordinate_eval", "run", str(checkpoint), "--queue", "--limit", "5",
+        "--step=100", "--suite=suite.yaml", "--cluster=slurm",
+    ]  # fmt: skip
+    said = "run step-100 is supervised by job 7"
+    assert messages(caplog, logging.INFO) == [f"evaluation of {checkpoint}: {said}"]
+    assert (tmp_path / "step-100.evaluation.log").read_text() == f"{said}\n"
+
+
+@pytest.mark.parametrize("options", [["--cluster", "ray"], ["--cluster=ray"]])
+def test_another_cluster(command: Command, tmp_path: Path, options: list[str]) -> None:
+    coordinate_eval.after_save(tmp_path / "x", options=options)
+    ended()
+    assert command.arguments()[-len(options) :] == options
+
+
+def test_training_does_not_wait(
+    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "coordinate_eval")
+    silent = tmp_path / "silent"
+    os.mkfifo(silent)
+    command.does(f"read answer <{shlex.quote(str(silent))}; echo $answer")
+    coordinate_eval.after_save(tmp_path / "x")
+    # It has returned, although nobody has answered yet.
+    assert messages(caplog, logging.INFO) == []
+    silent.write_text("submitted\n")
+    ended()
+    assert messages(caplog, logging.INFO) == [f"evaluation of {tmp_path / 'x'}: submitted"]
+
+
+def test_a_refusal_is_a_warning_with_its_words(
+    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    command.does("echo no such suite >&2; exit 2")
+    for _ in range(2):  # each message has the words of its own call
+        coordinate_eval.after_save(tmp_path / "x")
+        ended()
+    words = f"no evaluation of {tmp_path / 'x'} (exit status 2): no such suite"
+    assert messages(caplog, logging.WARNING) == [words] * 2
+
+
+def test_what_takes_too_long_is_ended(
+    command: Command,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_after_save, "_MOST_SECONDS", 1)
+    command.does("echo the scheduler does not answer; sleep 600")
+    coordinate_eval.after_save(tmp_path / "x")
+    ended()
+    (told,) = messages(caplog, logging.WARNING)
+    assert told.endswith("no answer in 1 s: the scheduler does not answer")
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_other_ranks_do_nothing(
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+) -> None:
+    caplog.set_level(logging.DEBUG, "coordinate_eval")
+    monkeypatch.setenv(name, "3")
+    coordinate_eval.after_save(tmp_path / "x")
+    assert messages(caplog, logging.DEBUG) == [
+        f"rank 3 leaves the evaluation of {tmp_path / 'x'} to rank 0"
+    ]
+    coordinate_eval.after_save(tmp_path / "x", rank=1)
+    ended()
+    assert command.arguments() == []
+    coordinate_eval.after_save(tmp_path / "x", rank=0)
+    ended()
+    assert command.arguments()
+
+
+@pytest.mark.parametrize(
+    ("path", "executable", "words"),
+    [
+        ("missing/step-100", None, "FileNotFoundError"),  # its log cannot be written
+        (None, None, "TypeError"),
+        ("with\0nul", None, "ValueError"),
+        ("x", "", "PermissionError|FileNotFoundError|exit status"),
+    ],
+)
+def test_it_never_raises(
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: str | None,
+    executable: str | None,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if executable is not None:
+        monkeypatch.setattr(sys, "executable", executable)
+    coordinate_eval.after_save(path)  # type: ignore[arg-type]  # as untyped code calls it
+    ended()
+    (told,) = messages(caplog, logging.WARNING)
+    assert told.startswith("no evaluation of")
+    assert any(word in told for word in words.split("|")), told
+
+
+def test_an_ending_job_waits_for_the_submission_of_its_last_checkpoint(
+    command: Command, tmp_path: Path
+) -> None:
+    command.does("sleep 1; echo submitted")
+    script = (
+        "import logging, sys, coordinate_eval\n"
+        "logging.basicConfig(level=logging.INFO)\n"
+        f"sys.executable = {sys.executable!r}\n"
+        f"coordinate_eval.after_save({str(tmp_path / 'last')!r})\n"
+    )
+    python = Path(sys.base_prefix) / "bin" / "python3"
+    done = subprocess.run(
+        [str(python), "-c", script],
+        env=os.environ | {"PYTHONPATH": str(Path(coordinate_eval.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    assert f"evaluation of {tmp_path / 'last'}: submitted" in done.stderr
+
+
+def test_its_import_costs_nothing() -> None:
+    script = (
+        "import sys; b = set(sys.modules); import coordinate_eval; print(*set(sys.modules) - b)"
+    )
+    python = Path(sys.base_prefix) / "bin" / "python3"
+    source = str(Path(coordinate_eval.__file__).parents[1])
+    done = subprocess.run(
+        [str(python), "-S", "-c", script],
+        env={"PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    light = {"__future__", "coordinate_eval", "coordinate_eval._after_save"}
+    assert set(done.stdout.split()) == light
