@@ -30,7 +30,7 @@ def replayed(plan: dict[str, Any], cluster: dict[str, Any]) -> dict[str, float]:
     every_item_once(plan, complete)
     cores = cluster.get("metric_cpus") or sum(n["cpus"] for n in cluster["nodes"])
     return {
-        "makespan_seconds": max(end, last_answer(plan, costs, complete, cores)),
+        "makespan_seconds": max(end, last_score(plan, costs, complete, cores)),
         "gpu_hours": held / 3600,
         "gpu_idle_fraction": idle / held,
     }
@@ -45,14 +45,18 @@ def every_item_once(plan: dict[str, Any], spans: list[tuple[str, int, int, float
         assert edges[-1] == dataset["items"], dataset["name"]
 
 
-def last_answer(
+def last_score(
     plan: dict[str, Any],
     costs: dict[str, Any],
     complete: list[tuple[str, int, int, float]],
     cores: int,
 ) -> float:
-    """Return the last metric job's end: at each moment, the first in the list that fits starts."""
-    waiting = []
+    """Return the end of the last job on CPUs, metric jobs and then score jobs as listed.
+
+    At each moment the first that can begin and fits starts. A score job can begin when nothing else
+    of its dataset is left.
+    """
+    waiting: list[tuple[str, float, int, float]] = []
     assert all(1 <= job["cpus"] <= cores for job in plan["metric_jobs"])
     for job in plan["metric_jobs"]:
         cost = costs[job["dataset"]]
@@ -62,17 +66,35 @@ def last_answer(
             for dataset, start, stop, done in complete
             if dataset == job["dataset"] and start < job["stop"] and job["start"] < stop
         )
-        waiting.append((release, job["cpus"], cost["metric_cpu_seconds"] * share / job["cpus"]))
-    running: list[tuple[float, int]] = []
+        seconds = cost["metric_cpu_seconds"] * share / job["cpus"]
+        waiting.append((job["dataset"], release, job["cpus"], seconds))
+    scored = {job["dataset"]: job for job in plan.get("score_jobs", [])}
+    assert set(scored) == {name for name, cost in costs.items() if cost.get("score_seconds")}
+    scores = []
+    for name, job in scored.items():
+        assert job["cpus"] == 1
+        assert job["seconds"] == costs[name]["score_seconds"]
+        scores.append((name, max(done for dataset, _, _, done in complete if dataset == name)))
+    running: list[tuple[str, float, int]] = []
     now = last = 0.0
-    while waiting:
-        running = [(ends, cpus) for ends, cpus in running if ends > now + EPSILON]
+    while waiting or scores:
+        before = len(waiting) + len(scores)
+        running = [each for each in running if each[1] > now + EPSILON]
         for entry in list(waiting):
-            release, cpus, seconds = entry
-            if release <= now + EPSILON and cpus + sum(c for _, c in running) <= cores:
+            name, release, cpus, seconds = entry
+            if release <= now + EPSILON and cpus + sum(c for *_, c in running) <= cores:
                 waiting.remove(entry)
-                running.append((now + seconds, cpus))
+                running.append((name, now + seconds, cpus))
                 last = max(last, now + seconds)
-        moments = [ends for ends, _ in running] + [release for release, _, _ in waiting]
+        for name, release in list(scores):
+            left = any(name == other for other, *_ in [*waiting, *running])
+            if release <= now + EPSILON and not left and sum(c for *_, c in running) < cores:
+                scores.remove((name, release))
+                running.append((name, now + scored[name]["seconds"], 1))
+                last = max(last, now + scored[name]["seconds"])
+        if len(waiting) + len(scores) < before:
+            continue  # what has just begun may have ended, if it takes no time
+        moments = [ends for _, ends, _ in running]
+        moments += [release for _, release, _, _ in waiting] + [release for _, release in scores]
         now = min((moment for moment in moments if moment > now + EPSILON), default=now)
     return last

@@ -27,6 +27,7 @@ class Dataset(NamedTuple):
     overhead: float = 0.0
     floor: float = 0.0
     splittable: bool = True
+    score: float = 0.0
 
 
 class Shard(NamedTuple):
@@ -35,6 +36,7 @@ class Shard(NamedTuple):
     seconds: float
     answered: float
     metric: float
+    dataset: int = 0
 
 
 class Answered(NamedTuple):
@@ -42,14 +44,17 @@ class Answered(NamedTuple):
 
     when: float
     metric: float
+    dataset: int = 0
 
 
 def least_makespan(datasets: Sequence[Dataset], ready: Sequence[float], cpus: int) -> float:
     """Of all schedules on trials that can begin at these moments, with so many metric cores."""
-    search = _Search(cpus)
+    search = _Search(cpus, [dataset.score for dataset in datasets])
     for cut in itertools.product(*(list(cuts(dataset)) for dataset in datasets)):
-        shards = sorted(itertools.chain.from_iterable(cut), reverse=True)
-        search.try_all(tuple(sorted(ready)), shards, [])
+        shards = [
+            shard._replace(dataset=number) for number, mine in enumerate(cut) for shard in mine
+        ]
+        search.try_all(tuple(sorted(ready)), sorted(shards, reverse=True), [])
     return search.best
 
 
@@ -86,6 +91,7 @@ class _Search:
     """The best so far."""
 
     cpus: int
+    scores: Sequence[float]
     best: float = math.inf
 
     def try_all(self, free: tuple[float, ...], left: list[Shard], done: list[Answered]) -> None:
@@ -95,7 +101,7 @@ class _Search:
         """
         end = max((each.when for each in done), default=0.0)
         if not left:
-            self.best = min(self.best, max(end, metrics_end(done, self.cpus)))
+            self.best = min(self.best, max(end, scores_end(done, self.scores, self.cpus)))
             return
         if not free or self._hopeless(free, left, done, end):
             return
@@ -103,7 +109,7 @@ class _Search:
         for shard in dict.fromkeys(left):
             rest = list(left)
             rest.remove(shard)
-            answered = Answered(now + shard.answered, shard.metric)
+            answered = Answered(now + shard.answered, shard.metric, shard.dataset)
             after = tuple(sorted((*others, now + shard.seconds)))
             self.try_all(after, rest, [*done, answered])
         self.try_all(others, left, done)
@@ -122,10 +128,50 @@ class _Search:
 def metrics_end(done: Sequence[Answered], cpus: int) -> float:
     """Return the end of all metrics, each on all cores once its responses are there."""
     now = 0.0
-    for when, metric in sorted(done):
+    for when, metric, _ in sorted(done):
         if metric:
             now = max(now, when) + metric / cpus
     return now
+
+
+def scores_end(done: Sequence[Answered], scores: Sequence[float], cpus: int) -> float:
+    """Return the end of all metrics and scorings: the best of many ways where there are scorings.
+
+    Datasets go first in any order, each dataset's metrics on all cores or on one, and its scoring
+    follows on one core.
+    """
+    if not any(scores):
+        return metrics_end(done, cpus)
+    return min(
+        _in_turn(done, order, scores, cpus, width)
+        for order in itertools.permutations(range(len(scores)))
+        for width in {1, cpus}
+    )
+
+
+def _in_turn(
+    done: Sequence[Answered], order: Sequence[int], scores: Sequence[float], cpus: int, width: int
+) -> float:
+    """Return the end of the last scoring where datasets take free cores in this order."""
+    free = [0.0] * cpus
+    last = 0.0
+    for dataset in order:
+        mine = sorted(each for each in done if each.dataset == dataset)
+        scored = max(each.when for each in mine)
+        for each in mine:
+            if each.metric:
+                free.sort()
+                ends = max(each.when, free[width - 1]) + each.metric / width
+                free[:width] = [ends] * width
+                scored = max(scored, ends)
+        if scores[dataset]:
+            # The core that is free last of those that are free in time.
+            free.sort()
+            core = max((n for n in range(cpus) if free[n] <= scored), default=0)
+            free[core] = max(scored, free[core]) + scores[dataset]
+            scored = free[core]
+        last = max(last, scored)
+    return last
 
 
 def every_metric_plan(done: Sequence[Answered], cpus: int) -> Iterator[float]:
@@ -147,7 +193,7 @@ def _listed(waiting: list[tuple[Answered, int]], cpus: int) -> float:
     while waiting:
         running = [(ends, cores) for ends, cores in running if ends > now]
         for job in list(waiting):
-            (when, metric), cores = job
+            (when, metric, _), cores = job
             if when <= now and cores + sum(c for _, c in running) <= cpus:
                 waiting.remove(job)
                 running.append((now + metric / cores, cores))

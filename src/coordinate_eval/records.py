@@ -56,6 +56,8 @@ class Prior(Record):
     cpu_seconds: float = Field(default=0.0, ge=0, le=1e12)
     chunk_overhead_seconds: float = Field(default=0.0, ge=0, le=1e6)
     floor_seconds: float = Field(default=0.0, ge=0, le=1e9)
+    # Left out where it is 0: suites without it keep their digest.
+    score_seconds: float = Field(default=0.0, ge=0, le=1e9, exclude_if=lambda s: s == 0)
 
 
 class Dataset(Record):

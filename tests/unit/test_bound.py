@@ -27,9 +27,25 @@ DATASETS = st.lists(
         overhead=st.sampled_from([0.0, 0.5, 3.0]),
         floor=st.sampled_from([0.0, 4.0, 12.0]),
         splittable=st.booleans(),
+        score=st.just(0.0),
     ),
     min_size=1,
     max_size=4,
+)
+
+SCORED = st.lists(
+    st.builds(
+        Dataset,
+        items=st.integers(1, 2),
+        gpu=st.floats(1, 10),
+        metric=st.sampled_from([0.0, 5.0]),
+        overhead=st.sampled_from([0.0, 0.5]),
+        floor=st.sampled_from([0.0, 12.0]),
+        splittable=st.booleans(),
+        score=st.one_of(st.just(0.0), st.floats(0.1, 20)),
+    ),
+    min_size=1,
+    max_size=3,
 )
 
 READY = st.lists(st.sampled_from([1.0, 1.5, 6.0]), min_size=1, max_size=3)
@@ -45,12 +61,13 @@ def costs_of(datasets: Sequence[Dataset]) -> list[Cost]:
             chunk_overhead_seconds=each.overhead,
             floor_seconds=each.floor,
             splittable=each.splittable,
+            score_seconds=each.score,
         )
         for number, each in enumerate(datasets)
     ]
 
 
-@given(DATASETS, READY, st.integers(1, 2))
+@given(st.one_of(DATASETS, SCORED), READY, st.integers(1, 2))
 @examples(150)
 def test_no_schedule_at_all_beats_the_bound(
     datasets: list[Dataset], ready: list[float], cpus: int
@@ -101,6 +118,18 @@ def test_what_no_trial_can_begin_with_is_in_the_bound() -> None:
     assert lower_bound(costs_of(long_items), 0.0, 1, 1) == pytest.approx(16)
     metrics = [Dataset(items=1, gpu=10, metric=4), Dataset(items=1, gpu=9, metric=3)]
     assert lower_bound(costs_of(metrics), 0.0, 1, 1) == pytest.approx(22)
+
+
+def test_scoring_follows_what_it_waits_for_in_the_bound() -> None:
+    # Either of two scorings is last: that of 3 s follows all 10 s of answers.
+    scored = [Dataset(items=1, gpu=6, score=5), Dataset(items=1, gpu=4, score=3)]
+    assert lower_bound(costs_of(scored), 0.0, 1, 1) == pytest.approx(13)
+    assert search.least_makespan(scored, [0.0], 1) == pytest.approx(14)
+    # On one core, all metrics and scorings follow the first response.
+    metrics = [Dataset(items=1, gpu=2, metric=6, score=4), Dataset(items=1, gpu=2, metric=6)]
+    assert lower_bound(costs_of(metrics), 0.0, 2, 1) == pytest.approx(18)
+    # On two cores, the metrics take 6 s; the scoring follows its own.
+    assert lower_bound(costs_of(metrics), 0.0, 2, 2) == pytest.approx(10)
 
 
 def test_small_plans_and_bounds_are_near_the_best_schedule() -> None:

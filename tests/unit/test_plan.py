@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import statistics
+from collections.abc import Iterable, Sequence
 
 import pytest
 from benchmarks._instances import random_instance
@@ -46,6 +47,13 @@ COSTS = st.lists(
     max_size=30,
 ).map(lambda costs: [c.model_copy(update={"name": f"d{i}"}) for i, c in enumerate(costs)])
 
+SCORED = COSTS.flatmap(
+    lambda costs: st.lists(
+        st.one_of(st.just(0.0), st.floats(0.001, 1_000)), min_size=len(costs), max_size=len(costs)
+    ).map(lambda seconds: with_scoring(costs, seconds))
+)
+"""Costs of which some have a scoring that takes time."""
+
 CAPACITIES = st.builds(
     Capacity,
     nodes=st.lists(st.integers(1, 8), min_size=1, max_size=6).map(
@@ -60,6 +68,10 @@ CAPACITIES = st.builds(
     storage_shared=st.one_of(st.just(0.0), st.floats(0, 1)),
     metric_cpus=st.integers(1, 512),
 )
+
+
+def with_scoring(costs: Sequence[Cost], seconds: Iterable[float]) -> list[Cost]:
+    return [c.model_copy(update={"score_seconds": s}) for c, s in zip(costs, seconds, strict=True)]
 
 
 def make(costs: list[Cost], capacity: Capacity) -> Plan:
@@ -97,8 +109,8 @@ def test_every_item_is_in_exactly_one_shard(costs: list[Cost], capacity: Capacit
         assert cost.splittable or len(spans) == 1
 
 
-@given(COSTS, CAPACITIES)
-@examples(150)
+@given(st.one_of(COSTS, SCORED), CAPACITIES)
+@examples(200)
 def test_bound_and_estimate(costs: list[Cost], capacity: Capacity) -> None:
     made = make(costs, capacity)
     estimate = made.estimate
@@ -129,7 +141,7 @@ def as_file(capacity: Capacity) -> dict[str, float]:
     }
 
 
-@given(COSTS, CAPACITIES)
+@given(st.one_of(COSTS, SCORED), CAPACITIES)
 @examples(150)
 def test_never_worse_than_dealing_sorted_datasets_round_robin(
     costs: list[Cost], capacity: Capacity
@@ -163,7 +175,8 @@ def round_robin(made: Plan, capacity: Capacity) -> float:
     jobs = planner.metric_jobs(
         ordered, trials, capacity.metric_cpus, made.estimate.lower_bound_seconds
     )
-    return simulate(ordered, trials, jobs, capacity.metric_cpus).end
+    scores = planner.score_jobs(ordered)
+    return simulate(ordered, trials, jobs, scores, capacity.metric_cpus).end
 
 
 @given(COSTS, CAPACITIES, st.integers(1, 8))
@@ -188,6 +201,36 @@ def test_random_suites_come_close_to_the_bound() -> None:
     assert max(ratios) <= 1.10
 
 
+def test_scoring_like_that_of_a_real_suite_hardly_delays_the_end() -> None:
+    ratios = []
+    for seed in range(80):
+        costs, capacity = random_instance(random.Random(seed), gpus=(1, 256))
+        scored = with_scoring(costs, [0.0008 * cost.items for cost in costs])
+        estimate = make(scored, capacity).estimate
+        ratios.append(estimate.makespan_seconds / estimate.lower_bound_seconds)
+    assert statistics.median(ratios) <= 1.03
+    assert max(ratios) <= 1.10
+
+
+def test_a_score_follows_all_responses_and_metrics_of_its_dataset() -> None:
+    costs = [
+        Cost(name="long", items=1, gpu_seconds=4, metric_cpu_seconds=6, score_seconds=9),
+        Cost(name="short", items=1, gpu_seconds=10, score_seconds=1),
+    ]
+    made = make(costs, capacity_of(1, cpus=2))
+    assert [s.dataset for s in made.trials[0].shards] == ["long", "short"]
+    assert [(job.dataset, job.seconds) for job in made.score_jobs] == [("long", 9), ("short", 1)]
+    # Staged at 1, answered at 5, its metric on two cores until 8.
+    drawn = simulate(costs, made.trials, made.metric_jobs, made.score_jobs, 2)
+    assert [(bar.begin, bar.end) for bar in drawn.scores] == [(8, 17), (15, 16)]
+    assert made.estimate.makespan_seconds == made.estimate.lower_bound_seconds == 17
+
+
+def test_a_plan_without_scoring_does_not_mention_it() -> None:
+    made = make([Cost(name="d", items=1, gpu_seconds=1)], capacity_of(1))
+    assert "score" not in made.model_dump_json(by_alias=True)
+
+
 def test_metrics_in_the_order_listed_the_first_that_fits() -> None:
     jobs = [
         MetricJob(dataset="d", start=0, stop=1, cpus=3, seconds=10),
@@ -201,7 +244,7 @@ def test_metrics_in_the_order_listed_the_first_that_fits() -> None:
             for i in range(3)
         ],
     )  # fmt: skip
-    made = simulate([Cost(name="d", items=3, gpu_seconds=2)], [trial], jobs, 4)
+    made = simulate([Cost(name="d", items=3, gpu_seconds=2)], [trial], jobs, [], 4)
     # The responses are there at 0, 1 and 2. The second job waits for the first until 10; the third
     # fits beside the first at 2.
     assert [bar.begin for bar in made.metrics] == [0, 10, 2]

@@ -61,7 +61,7 @@ def by_hand(metric_jobs: list[MetricJob]) -> Plan:
 
 
 def simulated(plan: Plan, metric_cpus: int) -> Timeline:
-    return simulate(plan.datasets, plan.trials, plan.metric_jobs, metric_cpus)
+    return simulate(plan.datasets, plan.trials, plan.metric_jobs, plan.score_jobs, metric_cpus)
 
 
 def test_shards_follow_one_another_and_a_long_item_ends_later() -> None:

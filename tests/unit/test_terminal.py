@@ -45,7 +45,7 @@ def _without_styles(line: str) -> str:
 
 
 def simulated(plan: Plan, metric_cpus: int) -> Timeline:
-    return simulate(plan.datasets, plan.trials, plan.metric_jobs, metric_cpus)
+    return simulate(plan.datasets, plan.trials, plan.metric_jobs, plan.score_jobs, metric_cpus)
 
 
 def drawn(nodes: int, trials: int, datasets: int = 30) -> Timeline:

@@ -1,7 +1,7 @@
 """The makespan of one job per dataset, which is what a plan is compared with.
 
 Jobs start in the order given as GPUs become free. Each loads the weights through its node's one
-storage link, starts an engine, answers a dataset, and holds the GPUs while the metric runs.
+storage link, starts an engine, answers a dataset, and holds the GPUs while it is scored.
 """
 
 import heapq
@@ -80,4 +80,5 @@ def longest_first(costs: Sequence[Cost], cores: int) -> list[Cost]:
 def held_seconds(cost: Cost, cores: int) -> float:
     """Return how many seconds a job of its own holds the GPUs, once the engine runs."""
     used = min(cores, cost.items)
-    return max(cost.gpu_seconds, cost.floor_seconds) + cost.metric_cpu_seconds / used
+    answered = max(cost.gpu_seconds, cost.floor_seconds)
+    return answered + cost.metric_cpu_seconds / used + cost.score_seconds

@@ -60,7 +60,9 @@ def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Revie
         plan=plan,
         run=prepared.run,
         offer=offer,
-        timeline=simulate(plan.datasets, plan.trials, plan.metric_jobs, offer.metric_cpus),
+        timeline=simulate(
+            plan.datasets, plan.trials, plan.metric_jobs, plan.score_jobs, offer.metric_cpus
+        ),
         one_job_each=one_job_each(plan.datasets, on),
         longest_first=one_job_each(longest_first(plan.datasets, on.cores), on),
         jobs=shown,

@@ -227,6 +227,7 @@ def _limited(dataset: Dataset, limit: int | None) -> Dataset:
         update={
             "gpu_seconds": dataset.prior.gpu_seconds * share,
             "cpu_seconds": dataset.prior.cpu_seconds * share,
+            "score_seconds": dataset.prior.score_seconds * share,
         }
     )
     return limited.model_copy(update={"prior": prior})

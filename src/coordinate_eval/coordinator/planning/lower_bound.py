@@ -16,14 +16,17 @@ seconds:
 - metrics: no metric begins before the first response of its dataset can exist. All metrics of the
   datasets that cannot begin before some moment follow that moment, on all cores together. A metric
   speeds up with cores without limit here, as in plan@1;
+- scores: a dataset's scoring takes one core, after all of its responses and metrics. It follows
+  all metrics of any datasets, of which the last belongs to one of them;
 - tails: take any datasets. Some trial works on their last shard until all of their GPU seconds,
   spread evenly, are over. The rest of the shard's floor follows, if the floor is longer than any
   shard of the dataset. Then follows the metric of at least one item, or of all items if the
-  dataset cannot be cut.
+  dataset cannot be cut, and then the dataset's scoring.
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from coordinate_eval.coordinator.planning.plan import Cost
 
@@ -77,21 +80,37 @@ def _times(cost: Cost, factor: float) -> Cost:
 
 
 def _simple(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: int) -> float:
-    """Return the tests that need no search: work spread evenly, floors, metrics, tails."""
+    """Return the tests that need no search: work spread evenly, floors, metrics, scores, tails."""
     bound = ready + sum(c.gpu_seconds for c in costs) / trials
-    firsts = []
+    firsts = []  # first response of each dataset, its metric, and its scoring
+    due = []  # the moment from which work on cores can begin, and its seconds on all of them
     for cost in costs:
         pieces = min(trials, cost.items) if cost.splittable else 1
         atoms = cost.items if cost.splittable else 1
         metric = cost.metric_cpu_seconds / metric_cpus
         least = math.ceil(atoms / pieces) * cost.gpu_seconds / atoms
-        bound = max(bound, ready + max(least, cost.floor_seconds) + metric / atoms)
-        firsts.append((ready + max(cost.gpu_seconds / atoms, cost.floor_seconds), metric))
+        scored = ready + max(least, cost.floor_seconds) + metric / atoms
+        bound = max(bound, scored + cost.score_seconds)
+        first = ready + max(cost.gpu_seconds / atoms, cost.floor_seconds)
+        firsts.append((first, metric, cost.score_seconds))
+        due += [(first, metric), (scored, cost.score_seconds / metric_cpus)]
     following = 0.0
-    for first, metric in sorted(firsts, reverse=True):
-        following += metric
-        bound = max(bound, first + following)
+    for when, seconds in sorted(due, reverse=True):
+        following += seconds
+        bound = max(bound, when + following)
+    bound = max(bound, _before_scores(firsts))
     return max(bound, ready + _before_tails(costs, trials, metric_cpus))
+
+
+def _before_scores(firsts: Sequence[tuple[float, float, float]]) -> float:
+    """Return the latest end of any datasets' metrics, on all cores, and their shortest scoring."""
+    least, work, latest = math.inf, 0.0, 0.0
+    for first, metric, scoring in sorted(firsts, key=itemgetter(2), reverse=True):
+        if not scoring:
+            break
+        least, work = min(least, first), work + metric
+        latest = max(latest, least + work + scoring, first + metric + scoring)
+    return latest
 
 
 def _before_tails(costs: Sequence[Cost], trials: int, metric_cpus: int) -> float:
@@ -111,7 +130,7 @@ def _tail(cost: Cost, metric_cpus: int) -> float:
     metric = cost.metric_cpu_seconds / metric_cpus / atoms
     later = cost.gpu_seconds * (1 - 1 / atoms) + cost.chunk_overhead_seconds
     longest = max(cost.gpu_seconds, later if atoms > 1 else 0.0)
-    return max(0.0, cost.floor_seconds - longest) + metric
+    return max(0.0, cost.floor_seconds - longest) + metric + cost.score_seconds
 
 
 def _possible(costs: Sequence[Cost], trials: int, window: float) -> bool:

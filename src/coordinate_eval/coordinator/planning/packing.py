@@ -9,7 +9,7 @@ and Loss Functions", 1959). A cut costs its overhead, so the overhead limits the
 There are several layers because a trial that runs dry takes over whole shards of other trials, and
 because metrics need their first responses early.
 
-Datasets with a long item or a long metric behind them come first.
+Datasets with a long item, a long metric or a long scoring behind them come first.
 """
 
 import heapq
@@ -27,6 +27,9 @@ FINE = 0.004
 
 LONG = 0.3
 """Longest item, as a share of a trial's time, above which `Way.APART` keeps a dataset apart."""
+
+LONG_SCORING = 0.1
+"""Scoring, as a share of a trial's time, above which `Way.EARLY` deals a dataset first."""
 
 OVERHEAD_SHARE = 0.01
 """Share of a trial's time that the cuts of poured work may cost if all predictions are sure."""
@@ -70,8 +73,8 @@ class Way(Enum):
     """Deal datasets with very long items first. A trial begins with one piece of one of these at
     most, and no piece ends before its longest item."""
     EARLY = auto()
-    """Deal datasets with more metric work than GPU work first, in small shards, so that metric
-    cores start early."""
+    """Deal datasets with more metric work than GPU work or with a long scoring first, in small
+    shards, so that cores start early."""
     WHOLE = auto()
     """Cut nothing: best where cutting has nothing to give, as on a single trial."""
 
@@ -93,8 +96,9 @@ class _Flow:
     feeds_metrics: bool
 
     def tail(self, cost: Cost) -> float:
-        """Return the seconds that follow a dataset's GPU work: longest item, then its metric."""
-        return cost.floor_seconds + cost.metric_cpu_seconds / self.metric_cpus
+        """Return the seconds after a dataset's GPU work: longest item, metric, then scoring."""
+        metric = cost.metric_cpu_seconds / self.metric_cpus
+        return cost.floor_seconds + metric + cost.score_seconds
 
     def rank(self, cost: Cost) -> tuple[float, float, float, float]:
         """Return a sort key that puts first what should begin first.
@@ -103,6 +107,11 @@ class _Flow:
         """
         density = self.density(cost.metric_cpu_seconds, cost.gpu_seconds)
         return (-density, -self.tail(cost), -cost.spread, -cost.gpu_seconds)
+
+    def hurries(self, cost: Cost, window: float) -> bool:
+        """Return whether a dataset comes before others for what follows it on cores."""
+        long_scoring = cost.score_seconds > LONG_SCORING * window
+        return self.feeds_metrics and (self.rank(cost)[0] < 0 or long_scoring)
 
     def order(self, cost: Cost, piece: Piece) -> tuple[float, float, float]:
         """Return a sort key for one trial's shards: longest tail first (Jackson's rule).
@@ -113,6 +122,7 @@ class _Flow:
         own = seconds(cost, piece.start, piece.stop)
         metric = cost.metric_cpu_seconds * (piece.stop - piece.start) / cost.items
         follows = max(0.0, cost.floor_seconds - own) + metric / self.metric_cpus
+        follows += cost.score_seconds
         return (-self.density(metric, own), -follows, -cost.spread * own)
 
     def density(self, metric: float, own: float) -> float:
@@ -169,7 +179,7 @@ def deal(
             apart.append(piece)
         elif way is Way.WHOLE or not _is_fine(cost, piece, window):
             coarse.append(piece)
-        elif flow.rank(cost)[0] < 0:
+        elif flow.hurries(cost, window):
             dense.append(piece)
         else:
             fine.append(piece)

@@ -8,7 +8,7 @@ from coordinate_eval.records import Record, Shard
 
 
 class Cost(Record):
-    """The cost of a whole dataset: GPU seconds on one trial, metric seconds on one core."""
+    """The cost of a whole dataset: GPU seconds on one trial, metric and score seconds on a core."""
 
     name: str
     items: int = Field(gt=0, le=10**12)
@@ -16,6 +16,14 @@ class Cost(Record):
     metric_cpu_seconds: float = Field(default=0.0, ge=0, le=1e12)
     chunk_overhead_seconds: float = Field(default=0.0, ge=0, le=1e6)
     floor_seconds: float = Field(default=0.0, ge=0, le=1e9)
+    # Left out of a plan where it is 0, like `Plan.score_jobs`.
+    score_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        le=1e9,
+        description="of scoring, after all responses and metrics; splitting does not shorten it",
+        exclude_if=lambda seconds: seconds == 0,
+    )
     splittable: bool = True
     spread: float = Field(
         default=0.0,
@@ -111,6 +119,14 @@ class MetricJob(Record):
     seconds: float
 
 
+class ScoreJob(Record):
+    """The scoring of a whole dataset, by one process."""
+
+    dataset: str
+    cpus: Literal[1] = 1
+    seconds: float
+
+
 class Estimate(Record):
     """The makespan and GPU use of a plan; see `simulate`."""
 
@@ -145,6 +161,11 @@ class Plan(Record):
     stages: list[Stage]
     trials: list[PlanTrial]
     metric_jobs: list[MetricJob]
+    score_jobs: list[ScoreJob] = Field(
+        default=[],
+        description="of datasets whose scoring takes time; absent where none does",
+        exclude_if=lambda jobs: not jobs,
+    )
     estimate: Estimate
     what_if: list[Size] = Field(default=[], description="other numbers of GPUs, when asked for")
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from coordinate_eval.coordinator.planning import packing, signal_slices
 from coordinate_eval.coordinator.planning.lower_bound import lower_bound
-from coordinate_eval.coordinator.planning.packing import LONG, Piece, Way
+from coordinate_eval.coordinator.planning.packing import LONG, LONG_SCORING, Piece, Way
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
@@ -24,6 +24,7 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanNode,
     PlanSuite,
     PlanTrial,
+    ScoreJob,
     Stage,
 )
 from coordinate_eval.coordinator.planning.simulate import simulate
@@ -40,6 +41,9 @@ METRICS_WORTH_HURRY = 0.2
 METRIC_SHARE = 0.002
 """Share of the lower bound that one metric job takes on all cores, where shards are that small."""
 
+SCORING_ROOM = 2.0
+"""Cores to keep for scoring, as a multiple of its seconds over those of the lower bound."""
+
 LONG_METRIC_SHARE = 0.01
 """Share of the lower bound above which the metric of one item gets more than one core."""
 
@@ -54,7 +58,8 @@ class _Dealt(NamedTuple):
     """The result of dealing in one way."""
 
     trials: list[PlanTrial]
-    jobs: list[MetricJob]
+    metric_jobs: list[MetricJob]
+    score_jobs: list[ScoreJob]
     outcome: Estimate
 
 
@@ -86,11 +91,11 @@ def make(
     best = _best(costs, capacity, slots, staged, bound, [])
     if first_signal:
         best = _with_signal(costs, capacity, slots, staged, bound, best)
-    trials, jobs, outcome = best
+    outcome = best.outcome
     # A plan may reach the bound exactly, and sums of floats differ with their order.
     least = min(bound, outcome.makespan_seconds)
     outcome = outcome.model_copy(update={"lower_bound_seconds": least})
-    used = {trial.node for trial in trials}
+    used = {trial.node for trial in best.trials}
     nodes = [n for n in capacity.nodes if n.name in used]
     return Plan(
         checkpoint=PlanCheckpoint.model_validate(checkpoint.model_dump()),
@@ -100,8 +105,9 @@ def make(
         datasets=list(costs),
         nodes=[PlanNode(name=n.name, gpus=n.gpus, gpu_type=n.gpu_type) for n in nodes],
         stages=[Stage(node=n.name, bytes=checkpoint.bytes, seconds=staged) for n in nodes],
-        trials=trials,
-        metric_jobs=jobs,
+        trials=best.trials,
+        metric_jobs=best.metric_jobs,
+        score_jobs=best.score_jobs,
         estimate=outcome,
     )
 
@@ -125,8 +131,9 @@ def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:
 def metric_jobs(
     costs: Sequence[Cost], trials: Sequence[PlanTrial], cpus: int, bound: float
 ) -> list[MetricJob]:
-    """Return the metric jobs, each over neighbouring shards of one dataset, longest first.
+    """Return the metric jobs, each over neighbouring shards of one dataset.
 
+    Those that a longer scoring follows come first, among equals the longest.
     A dataset gets the fewest jobs that each stay below `METRIC_SHARE` of the lower bound (`bound`,
     in seconds), and none if its metric costs nothing.
     """
@@ -144,7 +151,14 @@ def metric_jobs(
             _metric_job(cost, start, stop, cpus, bound)
             for start, stop in _ranges(mine, min(wanted, len(mine)))
         ]
-    return sorted(jobs, key=lambda j: -j.seconds * j.cpus)
+    scoring = {cost.name: cost.score_seconds for cost in costs}
+    return sorted(jobs, key=lambda j: (-scoring[j.dataset], -j.seconds * j.cpus))
+
+
+def score_jobs(costs: Sequence[Cost]) -> list[ScoreJob]:
+    """Return a score job for each dataset whose scoring takes time, longest first."""
+    ordered = sorted(costs, key=lambda c: -c.score_seconds)
+    return [ScoreJob(dataset=c.name, seconds=c.score_seconds) for c in ordered if c.score_seconds]
 
 
 def _metric_job(cost: Cost, start: int, stop: int, cpus: int, bound: float) -> MetricJob:
@@ -202,14 +216,21 @@ def _best(
         for queue in first
     ]
     pieces = signal_slices.rest(costs, slices)
+    scores = score_jobs(costs)
+    kept_for_scores = _cores_for_scores(costs, capacity.metric_cpus, bound)
     found: list[_Dealt] = []
 
     def consider(queues: list[list[Piece]]) -> float:
         trials = _trials(costs, capacity, slots, first, queues, staged)
-        jobs = metric_jobs(costs, trials, capacity.metric_cpus, bound)
-        outcome = simulate(costs, trials, jobs, capacity.metric_cpus).estimate(bound)
-        found.append(_Dealt(trials, jobs, outcome))
-        return outcome.makespan_seconds
+        least = math.inf
+        for kept in kept_for_scores:
+            jobs = metric_jobs(costs, trials, capacity.metric_cpus - kept, bound)
+            outcome = simulate(costs, trials, jobs, scores, capacity.metric_cpus).estimate(bound)
+            found.append(_Dealt(trials, jobs, scores, outcome))
+            least = min(least, outcome.makespan_seconds)
+            if least <= GOOD_ENOUGH * bound:
+                break
+        return least
 
     for way in _ways(costs, len(slots), capacity.metric_cpus):
         queues = packing.deal(costs, pieces, ready, capacity.metric_cpus, way)
@@ -243,13 +264,26 @@ def _with_signal(
     return without
 
 
+def _cores_for_scores(costs: Sequence[Cost], cpus: int, bound: float) -> list[int]:
+    """Return numbers of cores to try that no metric job takes, so that scores run beside them.
+
+    Metric jobs go first. Where they occupy all cores until the end, long scorings would follow.
+    """
+    seconds = sum(c.score_seconds for c in costs)
+    kept = math.ceil(SCORING_ROOM * seconds / bound)
+    metrics = any(c.metric_cpu_seconds for c in costs)
+    return [0, kept] if metrics and 0 < kept < cpus else [0]
+
+
 def _ways(costs: Sequence[Cost], trials: int, cpus: int) -> list[Way]:
     """Return the ways to try, in order; those after the first only if it is not good enough."""
     metrics = sum(c.metric_cpu_seconds for c in costs) / cpus
     gpus = sum(c.gpu_seconds for c in costs) / trials
     longest = max(c.floor_seconds for c in costs)
+    scoring = max(c.score_seconds for c in costs)
     apart = [Way.APART] if longest > LONG * gpus else []
-    early = [Way.EARLY] if metrics > METRICS_WORTH_HURRY * gpus else []
+    hurry = metrics > METRICS_WORTH_HURRY * gpus or scoring > LONG_SCORING * gpus
+    early = [Way.EARLY] if hurry else []
     return [Way.POUR, *apart, *early]
 
 

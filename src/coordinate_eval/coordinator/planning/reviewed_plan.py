@@ -110,6 +110,11 @@ def contradictions(plan: Plan) -> Iterator[str]:
             yield f"a metric job is of {job.dataset} {job.start}-{job.stop}, which does not exist"
         if job.cpus < 1:
             yield f"a metric job of {job.dataset} has no core"
+    for name, count in Counter(job.dataset for job in plan.score_jobs).items():
+        if name not in costs or count > 1:
+            yield f"score jobs are of dataset {name}, " + (
+                "which is scored once" if name in costs else "which the plan does not list"
+            )
 
 
 def check_same(

@@ -1,20 +1,29 @@
-"""The simulator of plans: when each shard and each metric job of a plan runs.
+"""The simulator of plans: when each shard, each metric job and each score job of a plan runs.
 
 Times are seconds from the submission. A trial starts when its node's weights are staged, is ready
 `setup_seconds` later, and runs its shards one after another. The responses of a shard are complete
 at its end or `floor_seconds` after its start, whichever is later; the trial already works on the
-next shard by then. A metric job can start when all shards over its range are complete. Metric jobs
-that run at once never use more than `metric_cpus` cores: at each moment the first job in the list
-that fits starts.
+next shard by then. A metric job can start when all shards over its range are complete, and a score
+job when all shards of its dataset are complete and its metric jobs have ended. Jobs that run at
+once never use more than `metric_cpus` cores: at each moment the first one that fits starts, metric
+jobs before score jobs, each in the order listed.
 """
 
 import heapq
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
-from coordinate_eval.coordinator.planning.plan import Cost, Estimate, MetricJob, PlanTrial
+from coordinate_eval.coordinator.planning.plan import (
+    Cost,
+    Estimate,
+    MetricJob,
+    PlanTrial,
+    ScoreJob,
+)
 from coordinate_eval.records import Shard
 
 EPSILON = 1e-9
@@ -52,18 +61,27 @@ class MetricBar(NamedTuple):
     end: float
 
 
+class ScoreBar(NamedTuple):
+    """A score job on its core."""
+
+    job: ScoreJob
+    begin: float
+    end: float
+
+
 class Step(NamedTuple):
-    """Metric jobs use `cores` cores from `begin` until the next step."""
+    """Metric jobs and score jobs use `cores` cores from `begin` until the next step."""
 
     begin: float
     cores: int
 
 
 class Timeline(NamedTuple):
-    """A simulated plan, with trials and metric jobs in the plan's order."""
+    """A simulated plan, with trials, metric jobs and score jobs in the plan's order."""
 
     trials: list[TrialBar]
     metrics: list[MetricBar]
+    scores: list[ScoreBar]
 
     @property
     def gpus_end(self) -> float:
@@ -73,12 +91,17 @@ class Timeline(NamedTuple):
     @property
     def end(self) -> float:
         """The makespan, in seconds."""
-        return max([self.gpus_end, *(bar.end for bar in self.metrics)])
+        return max([self.gpus_end, *(bar.end for bar in self.on_cores)])
+
+    @property
+    def on_cores(self) -> list[MetricBar | ScoreBar]:
+        """The metric jobs and the score jobs."""
+        return [*self.metrics, *self.scores]
 
     def cores(self) -> list[Step]:
-        """Return how many cores metric jobs use at once, in the order of time."""
+        """Return how many cores these jobs use at once, in the order of time."""
         changes: dict[float, int] = {0.0: 0}
-        for bar in self.metrics:
+        for bar in self.on_cores:
             changes[bar.begin] = changes.get(bar.begin, 0) + bar.job.cpus
             changes[bar.end] = changes.get(bar.end, 0) - bar.job.cpus
         used = 0
@@ -107,17 +130,24 @@ def simulate(
     costs: Sequence[Cost],
     trials: Sequence[PlanTrial],
     metric_jobs: Sequence[MetricJob],
+    score_jobs: Sequence[ScoreJob],
     metric_cpus: int,
 ) -> Timeline:
-    """Run the trials and metric jobs of a plan against its costs.
+    """Run the trials, metric jobs and score jobs of a plan against its costs.
 
     Raises:
-        ValueError: A metric job needs more than `metric_cpus` cores, or covers items that are in
-            no shard.
+        ValueError: A job needs more than `metric_cpus` cores, or covers items that are in no shard.
     """
     floors = {cost.name: cost.floor_seconds for cost in costs}
     bars = [_run_trial(trial, floors) for trial in trials]
-    return Timeline(bars, _run_metrics(metric_jobs, bars, metric_cpus))
+    begins = _run_jobs(metric_jobs, score_jobs, bars, metric_cpus)
+    metrics = zip(metric_jobs, begins[: len(metric_jobs)], strict=True)
+    scores = zip(score_jobs, begins[len(metric_jobs) :], strict=True)
+    return Timeline(
+        bars,
+        [MetricBar(job, begin, begin + job.seconds) for job, begin in metrics],
+        [ScoreBar(job, begin, begin + job.seconds) for job, begin in scores],
+    )
 
 
 def _run_trial(trial: PlanTrial, floors: dict[str, float]) -> TrialBar:
@@ -134,34 +164,74 @@ def _run_trial(trial: PlanTrial, floors: dict[str, float]) -> TrialBar:
     return TrialBar(trial, ready, tuple(bars), last)
 
 
-def _run_metrics(
-    jobs: Sequence[MetricJob], trials: Sequence[TrialBar], cores: int
-) -> list[MetricBar]:
+@dataclass
+class _Scoring:
+    """A score job that waits: for metric jobs not begun, and until a moment."""
+
+    position: int
+    metrics: int
+    ready: float
+
+
+def _run_jobs(
+    metric_jobs: Sequence[MetricJob],
+    score_jobs: Sequence[ScoreJob],
+    trials: Sequence[TrialBar],
+    cores: int,
+) -> list[float]:
+    """Return the moment at which each job begins, metric jobs first."""
+    jobs: list[MetricJob | ScoreJob] = [*metric_jobs, *score_jobs]
     if any(job.cpus > cores for job in jobs):
-        raise ValueError(f"a metric job needs more than {cores} cores")
-    releases = sorted(_releases(jobs, trials))
+        raise ValueError(f"a job on CPUs needs more than {cores} cores")
+    scoring = _scorings(metric_jobs, score_jobs, trials)
+    releases = list(_releases(metric_jobs, trials))
+    releases += [(each.ready, each.position) for each in scoring.values() if not each.metrics]
+    heapq.heapify(releases)
     waiting: dict[int, list[int]] = {}  # by width, positions of jobs in the list
     running: list[tuple[float, int]] = []
     begins = [0.0] * len(jobs)
-    left, coming, now = len(jobs), 0, 0.0
+    left, now = len(jobs), 0.0
     while left:
-        moments = [when for when, _ in (*releases[coming : coming + 1], *running[:1])]
+        moments = [when for when, _ in (*releases[:1], *running[:1])]
         now = max(now, min(moments))
         while running and running[0][0] <= now + EPSILON:
             cores += heapq.heappop(running)[1]
-        while coming < len(releases) and releases[coming][0] <= now + EPSILON:
-            index = releases[coming][1]
+        while releases and releases[0][0] <= now + EPSILON:
+            index = heapq.heappop(releases)[1]
             heapq.heappush(waiting.setdefault(jobs[index].cpus, []), index)
-            coming += 1
         while fitting := [queue for cpus, queue in waiting.items() if queue and cpus <= cores]:
             index = heapq.heappop(min(fitting, key=itemgetter(0)))
-            begins[index] = now
+            job, begins[index] = jobs[index], now
             left -= 1
-            cores -= jobs[index].cpus
-            heapq.heappush(running, (now + jobs[index].seconds, jobs[index].cpus))
-    return [
-        MetricBar(job, begin, begin + job.seconds) for job, begin in zip(jobs, begins, strict=True)
-    ]
+            cores -= job.cpus
+            heapq.heappush(running, (now + job.seconds, job.cpus))
+            following = scoring.get(job.dataset)
+            if following is not None and index < len(metric_jobs):
+                following.metrics -= 1
+                following.ready = max(following.ready, now + job.seconds)
+                if not following.metrics:
+                    heapq.heappush(releases, (following.ready, following.position))
+    return begins
+
+
+def _scorings(
+    metric_jobs: Sequence[MetricJob],
+    score_jobs: Sequence[ScoreJob],
+    trials: Sequence[TrialBar],
+) -> dict[str, _Scoring]:
+    """Return what each dataset's score job waits for: metric jobs, and the last response."""
+    found = {
+        job.dataset: _Scoring(position, 0, 0.0)
+        for position, job in enumerate(score_jobs, start=len(metric_jobs))
+    }
+    for job in metric_jobs:
+        if job.dataset in found:
+            found[job.dataset].metrics += 1
+    for bar in itertools.chain.from_iterable(trial.shards for trial in trials if found):
+        scoring = found.get(bar.shard.dataset)
+        if scoring is not None and bar.complete > scoring.ready:
+            scoring.ready = bar.complete
+    return found
 
 
 def _releases(jobs: Sequence[MetricJob], trials: Sequence[TrialBar]) -> Iterator[tuple[float, int]]:
