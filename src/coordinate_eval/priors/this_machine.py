@@ -30,3 +30,14 @@ def processor() -> str:
         models = (line.partition(":")[2] for line in lines if line.startswith("model name"))
         name = next(models, name).strip()
     return f"{name}, {os.cpu_count()} cores"
+
+
+def gpus() -> list[str]:
+    """Return the model names of this machine's NVIDIA GPUs, each once, from their driver."""
+    names: set[str] = set()
+    for file in Path("/proc/driver/nvidia/gpus").glob("*/information"):
+        lines: list[str] = []
+        with contextlib.suppress(OSError):
+            lines = file.read_text().splitlines()
+        names |= {line.partition(":")[2].strip() for line in lines if line.startswith("Model:")}
+    return sorted(names)

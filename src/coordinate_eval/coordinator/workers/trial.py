@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import INDEX_VARIABLE
@@ -21,6 +22,8 @@ from coordinate_eval.coordinator.run.claims import Ledger, own_task
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress, read_run
+from coordinate_eval.coordinator.workers import engine_cache
+from coordinate_eval.coordinator.workers.engine_cache import EngineCache
 from coordinate_eval.coordinator.workers.open_shards import OpenShards
 from coordinate_eval.coordinator.workers.pace import Pace
 from coordinate_eval.coordinator.workers.signals import (
@@ -97,8 +100,9 @@ class TrialRunner:
             return
         began = time.monotonic()
         weights = StagedWeights(self._run.settings.stage.root, self._run.id, self._node)
-        with weights.hold():
+        with weights.hold(), self._compiled_files():
             self.write_progress("staging")
+            os.environ.setdefault("OMP_NUM_THREADS", str(self._threads()))
             engines.prepare(self._run.settings.engine.name, self._run.tensor_parallel)
             waiting = time.monotonic()
             self._wait_for_weights(weights)
@@ -172,11 +176,41 @@ class TrialRunner:
                 return
             time.sleep(0.2)
 
+    def _threads(self) -> int:
+        """Return the cores of this trial for each of its GPUs."""
+        cores = min(self._run.settings.trial.cpus, len(os.sched_getaffinity(0)))
+        return max(1, cores // self._run.tensor_parallel)
+
+    @contextlib.contextmanager
+    def _compiled_files(self) -> Iterator[None]:
+        """Keep in the node's memory what the engine compiles while the block runs."""
+        settings = self._run.settings
+        config = self._dir.model / "config.json"
+        key = engine_cache.key_of(settings, self._run.tensor_parallel, self._run.max_length, config)
+        cache = EngineCache(settings.stage.root, Path(settings.cache_dir).expanduser(), key)
+        variables = engines.cache_variables(settings.engine.name, cache.folder)
+        if not variables:
+            yield
+            return
+        with cache.hold() as usable:
+            if not usable:
+                yield
+                return
+            for name, value in variables.items():
+                os.environ.setdefault(name, value)
+            try:
+                yield
+            except EngineError:
+                if not self._engine_started:
+                    cache.forget()
+                raise
+            cache.save()
+
     def _start_engine(self, weights: StagedWeights) -> engines.Engine:
         settings = self._run.settings.engine
         engine = engines.start(
             settings.name,
-            weights.folder,
+            weights.link(),
             tensor_parallel=self._run.tensor_parallel,
             max_length=self._run.max_length,
             args=settings.args,

@@ -55,6 +55,13 @@ class EngineModule(Protocol):
         """
         ...
 
+    def cache_variables(self, folder: Path) -> Mapping[str, str]:
+        """Return variables with which the engine keeps what it compiles in a folder.
+
+        There are none if it compiles nothing. They are to be set before `prepare`.
+        """
+        ...
+
     def prepare(self, tensor_parallel: int) -> None:
         """Do the part of the start that needs no weights. They may still be being copied.
 
@@ -105,6 +112,11 @@ def by_name(name: str) -> EngineModule:
 def check_args(name: str, args: Mapping[str, Any]) -> None:
     """Check engine arguments before anything is submitted. See `EngineModule.check_args`."""
     by_name(name).check_args(args)
+
+
+def cache_variables(name: str, folder: Path) -> Mapping[str, str]:
+    """Return where an engine keeps what it compiles. See `EngineModule.cache_variables`."""
+    return by_name(name).cache_variables(folder)
 
 
 def prepare(name: str, tensor_parallel: int) -> None:

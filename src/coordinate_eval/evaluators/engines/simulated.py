@@ -56,6 +56,11 @@ def check_args(args: Mapping[str, Any]) -> None:
             )
 
 
+def cache_variables(folder: Path) -> Mapping[str, str]:
+    """Return nothing: this engine compiles nothing."""
+    return {}
+
+
 def prepare(tensor_parallel: int) -> None:
     """Do nothing: this engine needs no packages."""
 

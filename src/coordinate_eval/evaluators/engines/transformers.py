@@ -52,6 +52,11 @@ def check_args(args: Mapping[str, Any]) -> None:
         raise arguments.wrong("device", device, "auto, cpu, cuda, cuda:0 or the like")
 
 
+def cache_variables(folder: Path) -> Mapping[str, str]:
+    """Return nothing: this engine compiles nothing."""
+    return {}
+
+
 def prepare(tensor_parallel: int) -> None:
     """Do nothing: transformers imports fast next to loading a model."""
 

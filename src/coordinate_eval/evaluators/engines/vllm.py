@@ -19,7 +19,7 @@ import gc
 import importlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from coordinate_eval.evaluators.engines import common
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.records import Request, RequestKind, Response
 
-__all__ = ["VllmEngine", "check_args", "prepare", "start"]
+__all__ = ["VllmEngine", "cache_variables", "check_args", "prepare", "start"]
 
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -38,6 +38,19 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
+
+
+def cache_variables(folder: Path) -> Mapping[str, str]:
+    """Return variables for vLLM and the libraries that compile for it."""
+    flashinfer = os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()
+    return {
+        "VLLM_CACHE_ROOT": f"{folder}/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "FLASHINFER_WORKSPACE_BASE": f"{folder}/flashinfer",
+        # These are not compiled but downloaded, perhaps where there is a network.
+        "FLASHINFER_CUBIN_DIR": f"{flashinfer}/.cache/flashinfer/cubins",
+    }
 
 
 def prepare(tensor_parallel: int) -> None:
@@ -93,10 +106,13 @@ class VllmEngine:
             importlib.import_module("torch").compiler.set_stance("force_eager")
         usage = importlib.import_module("vllm.usage.usage_lib").UsageContext
         try:
-            # The defaults for offline use are larger, for throughput.
-            self._engine: Any | None = vllm.LLMEngine.from_engine_args(
-                vllm.EngineArgs(**arguments), usage_context=usage.LLM_CLASS
-            )
+            # The path of the model is part of the key of what vLLM compiles: a short one, relative
+            # to the working directory, is the same in all runs.
+            with contextlib.chdir(model.parent):
+                # The defaults for offline use are larger, for throughput.
+                self._engine: Any | None = vllm.LLMEngine.from_engine_args(
+                    vllm.EngineArgs(**arguments), usage_context=usage.LLM_CLASS
+                )
         except Exception as error:
             raise EngineError(
                 f"vLLM did not start on {str(model)!r} with arguments {args}: "
@@ -221,7 +237,7 @@ def _arguments(
         **args,
     }
     return chosen | {
-        "model": str(model),
+        "model": f"./{model.name}",
         "tensor_parallel_size": tensor_parallel,
         "trust_remote_code": False,
     }

@@ -1,0 +1,140 @@
+"""What engines compiled is used again: by the same user, for the same model, if it is whole."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.workers import engine_cache
+from coordinate_eval.coordinator.workers.engine_cache import EngineCache
+from coordinate_eval.coordinator.workers.staging import StagedWeights
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def cache(node: Path, tmp_path: Path) -> EngineCache:
+    return EngineCache(str(node), tmp_path / "cache", "key")
+
+
+def settled(folder: Path, name: str, content: bytes) -> None:
+    """A file that was written a while ago."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+    os.utime(folder / name, (time.time() - 60,) * 2)
+
+
+def kept(cache: EngineCache, **files: bytes) -> Path:
+    """The archive of these files."""
+    with cache.hold():
+        for name, content in files.items():
+            settled(cache.folder, f"a folder/{name}", content)
+        cache.save()
+    return cache._archive
+
+
+def found(cache: EngineCache) -> dict[str, bytes]:
+    """The files with which the next engine starts."""
+    with cache.hold() as usable:
+        assert usable
+        files = [path for path in cache.folder.rglob("*") if path.is_file()]
+        return {str(path.relative_to(cache.folder)): path.read_bytes() for path in files}
+
+
+def test_the_next_run_has_the_files_at_the_same_place(cache: EngineCache, node: Path) -> None:
+    kept(cache, one=b"1", two=b"2")
+    assert list(node.iterdir()) == []  # the last process to leave has removed them
+    assert found(cache) == {"a folder/one": b"1", "a folder/two": b"2"}
+
+
+def test_the_first_to_keep_files_wins(cache: EngineCache, tmp_path: Path) -> None:
+    archive = kept(cache, one=b"1")
+    kept(cache, two=b"2")
+    assert found(cache) == {"a folder/one": b"1"}
+    assert list(archive.parent.iterdir()) == [archive]
+
+
+def test_files_are_shared_and_removed_by_the_last(cache: EngineCache, tmp_path: Path) -> None:
+    kept(cache, one=b"1")
+    with cache.hold():
+        settled(cache.folder, "compiled meanwhile", b"2")
+        assert "compiled meanwhile" in found(cache)
+        assert cache.folder.exists()
+    assert not cache.folder.exists()
+
+
+def test_files_that_are_being_written_are_not_kept(cache: EngineCache) -> None:
+    with cache.hold():
+        settled(cache.folder, "old", b"1")
+        (cache.folder / "new").write_bytes(b"to")
+        cache.save()
+    assert not cache._archive.exists()
+
+
+def test_too_many_bytes_are_not_kept(
+    cache: EngineCache, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine_cache, "MOST_BYTES", 3)
+    assert not kept(cache, one=b"1234").exists()
+    assert "not kept" in capsys.readouterr().out
+
+
+def test_only_the_keys_used_last_stay(
+    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_cache, "MOST_KEPT", 2)
+    caches = [EngineCache(str(node), tmp_path / "cache", name) for name in "abc"]
+    for age, each in zip((50, 99, 0), caches, strict=True):
+        archive = kept(each, one=b"1")
+        os.utime(archive, (time.time() - age,) * 2)
+    assert [each._archive.exists() for each in caches] == [True, False, True]
+
+
+@pytest.mark.parametrize("how", ["writable", "torn", "link"])
+def test_what_cannot_be_trusted_is_not_used(cache: EngineCache, how: str) -> None:
+    archive = kept(cache, one=b"1")
+    if how == "writable":
+        archive.chmod(0o666)
+    elif how == "torn":
+        archive.write_bytes(archive.read_bytes()[:1000])
+    else:
+        archive.rename(archive.with_name("elsewhere"))
+        archive.symlink_to("elsewhere")
+    assert found(cache) == {}
+
+
+def test_files_with_which_no_engine_starts_are_forgotten(cache: EngineCache) -> None:
+    kept(cache, one=b"1")
+    cache.forget()
+    assert found(cache) == {}
+    cache.forget()
+
+
+def test_what_killed_trials_leave_is_removed_by_the_next_keeper(
+    cache: EngineCache, node: Path
+) -> None:
+    user = cache.folder.parent.parent
+    with StagedWeights(str(node), "run", "node").hold():
+        cache.folder.mkdir(parents=True)
+        cache.folder.with_name("key.lock").touch()
+        weights = StagedWeights(str(node), "another", "node")
+        with weights.hold():
+            assert weights.remove_abandoned() == [cache.folder]
+        assert not (user / "engines").exists()
+
+
+def test_a_key_is_that_of_the_model_and_not_of_the_checkpoint(tmp_path: Path) -> None:
+    def key(gpus: int = 1, **entries: object) -> str:
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps({"hidden_size": 64} | entries))
+        return engine_cache.key_of(Settings(), gpus, 4096, config)
+
+    assert key(_name_or_path="step-1") == key(_name_or_path="step-2")
+    assert len({key(), key(gpus=8), key(hidden_size=128)}) == 3
