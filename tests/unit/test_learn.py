@@ -27,6 +27,7 @@ from coordinate_eval.priors.observations import (
     BuildSeen,
     DatasetSeen,
     MetricSeen,
+    ScoreSeen,
     StageSeen,
     TrialSeen,
 )
@@ -212,6 +213,30 @@ def test_starts_and_metrics_are_learned() -> None:
     work = work_of("short-text").model_copy(update={"metric_cpu_seconds": 10.0})
     predicted = priors.predict(subject("short-text"), work, on())
     assert predicted.metric_cpu_seconds == pytest.approx(3000, rel=0.05)
+
+
+def test_scoring_is_learned_from_any_number_of_items() -> None:
+    work = model.Work(
+        items=1000, requests=4000, prompt_tokens=1, output_tokens=0, longest_output_tokens=0
+    )
+
+    def predicted(*seen: ScoreSeen) -> float:
+        return Priors(seen, NOW).predict(subject("mmlu"), work, on()).score_seconds
+
+    def scored(items: int, seconds: float, settings: str = "as is") -> ScoreSeen:
+        return ScoreSeen(
+            run="r", time=NOW, conditions=on(), dataset="d", subject=subject("mmlu", settings),
+            items=items, requests=4 * items, seconds=seconds,
+        )  # fmt: skip
+
+    shipped = predicted()
+    assert shipped == pytest.approx(model.score_seconds(1000, 4000))
+    # A tenth of the items took twice what was thought of them, loading included.
+    tenth = scored(100, 2 * model.score_seconds(100, 400))
+    assert predicted(tenth) == pytest.approx(2 * shipped, rel=0.02)
+    # Other settings, such as the number of examples in the prompt, count less.
+    other = scored(1000, 5 * shipped, settings="other")
+    assert 2 * shipped < predicted(tenth, other) < 2.5 * shipped
 
 
 def copied(seconds: float, *, days_ago: float = 0.0, **values: object) -> StageSeen:

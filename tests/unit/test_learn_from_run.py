@@ -30,6 +30,7 @@ from coordinate_eval.priors.observations import (
     BuildSeen,
     DatasetSeen,
     MetricSeen,
+    ScoreSeen,
     StageSeen,
     TrialSeen,
 )
@@ -224,6 +225,20 @@ def test_seconds_of_a_metric_come_from_its_answers(
     assert metrics() == [(2, 1.5 * portions)]
     answered(asked[-1])
     assert metrics() == [(4, 3.0 * portions)]
+
+
+def test_what_scoring_took_is_summed_up(run_dir: RunDir) -> None:
+    index = _files.read_record(run_dir.requests_index("choice"), DatasetRequests)
+    measurements.append_scoring(run_dir.scorings("choice"), 1.5, index)
+    # It was killed before the results were written, and scored again.
+    measurements.append_scoring(run_dir.scorings("choice"), 2.5, index)
+    with run_dir.scorings("choice").open("a") as file:
+        file.write('{"time": 1, "items"')
+    found = learn_from_run.collect_observations(run_dir, record(run_dir))
+    scored = [seen for seen in found if isinstance(seen, ScoreSeen)]
+    assert [(s.dataset, s.items, s.requests, s.seconds) for s in scored] == [
+        ("choice", 2 * ITEMS, 4 * ITEMS, 4.0)
+    ]
 
 
 @pytest.fixture

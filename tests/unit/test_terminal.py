@@ -14,7 +14,7 @@ from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.dry_run import gantt, terminal
 from coordinate_eval.coordinator.dry_run.gantt import Phase
 from coordinate_eval.coordinator.dry_run.risks import risks
-from coordinate_eval.coordinator.dry_run.summary import review, summary
+from coordinate_eval.coordinator.dry_run.summary import dataset_table, review, summary
 from coordinate_eval.coordinator.inputs.settings import Settings, TrialSettings
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.plan import Cost, Plan, PlanEngine, PlanSuite
@@ -257,6 +257,23 @@ def test_metrics_that_end_last() -> None:
     text = found([code, *EVEN], NODES, metric_cpus=4)
     assert "metrics: those of code end" in text
     assert "at most 4 of 4 cores; [metrics] cpus allows more" in text
+
+
+def test_scoring_that_ends_last() -> None:
+    long = Cost(name="long", items=100, gpu_seconds=10, score_seconds=400)
+    assert "scoring: that of long ends" in found([long, *EVEN], NODES)
+    assert "it takes 6 min 40 s on one core" in found([long, *EVEN], NODES)
+    made = review(prepared(plan_of([long, *EVEN], 64), capacity(1, 8)), offer(NODES), [])
+    assert "with the last response after" in dict(summary(made))["makespan"]
+    # The cores are drawn where only scoring uses them.
+    lines = shown(made.timeline, 100)
+    assert any(line.startswith("metric CPUs") and "▁" in line for line in lines)
+    table = dataset_table(made)
+    assert table.header[-1] == "scoring"
+    assert {row[0]: row[-1] for row in table.rows} == {
+        "long": "6 min 40 s",
+        **{f"d{i}": "" for i in range(8)},
+    }
 
 
 def test_a_time_limit_that_is_cut() -> None:

@@ -91,6 +91,17 @@ class MetricSeen(_Seen):
     cpu_seconds: float = Field(ge=0, lt=_MANY)
 
 
+class ScoreSeen(_Seen):
+    """The seconds of scoring a dataset, or parts of it, on one core."""
+
+    kind: Literal["score"] = "score"
+    dataset: str
+    subject: Subject
+    items: int = Field(gt=0, lt=_MANY)
+    requests: int = Field(gt=0, lt=_MANY)
+    seconds: float = Field(ge=0, lt=_MANY)
+
+
 class StageSeen(_Seen):
     """The seconds that a copy of the weights into a node's memory took."""
 
@@ -115,7 +126,7 @@ class BuildSeen(_Seen):
     cpu_seconds: float = Field(ge=0, lt=_MANY, description="see `DatasetRequests`")
 
 
-Seen = DatasetSeen | TrialSeen | MetricSeen | StageSeen | BuildSeen
+Seen = DatasetSeen | TrialSeen | MetricSeen | ScoreSeen | StageSeen | BuildSeen
 
 _ANY: TypeAdapter[Seen] = TypeAdapter(Annotated[Seen, Field(discriminator="kind")])
 

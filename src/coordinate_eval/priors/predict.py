@@ -25,6 +25,7 @@ from coordinate_eval.priors.observations import (
     BuildSeen,
     DatasetSeen,
     MetricSeen,
+    ScoreSeen,
     Seen,
     StageSeen,
     Subject,
@@ -80,6 +81,8 @@ class Prediction(NamedTuple):
     """Standard deviation of the logarithm of `gpu_seconds`."""
     floor_seconds: float
     metric_cpu_seconds: float
+    score_seconds: float
+    """Seconds of scoring all items on one core."""
     observations: int
     """Observations of this dataset, under any conditions."""
 
@@ -104,6 +107,7 @@ class Priors:
         self._now = now
         datasets: list[DatasetSeen] = []
         self._metrics: defaultdict[str, list[MetricSeen]] = defaultdict(list)
+        self._scores: defaultdict[str, list[ScoreSeen]] = defaultdict(list)
         self._starts: list[TrialSeen] = []
         self._copies: list[StageSeen] = []
         self._builds: dict[tuple[Subject, float], BuildSeen] = {}
@@ -112,6 +116,8 @@ class Priors:
                 datasets.append(one)
             elif isinstance(one, MetricSeen):
                 self._metrics[one.subject.task].append(one)
+            elif isinstance(one, ScoreSeen):
+                self._scores[one.subject.task].append(one)
             elif isinstance(one, StageSeen):
                 self._copies.append(one)
             elif isinstance(one, BuildSeen):
@@ -147,6 +153,7 @@ class Priors:
             spread=spread,
             floor_seconds=roofline.floor_seconds(work, on.model, gpu, found.coefficients),
             metric_cpu_seconds=self._metric_seconds(subject, work, on),
+            score_seconds=self._score_seconds(subject, work),
             observations=len(self._of(subject)),
         )
 
@@ -289,6 +296,15 @@ class Priors:
             like *= self._age(seen)
             weight, total = weight + like, total + like * seen.cpu_seconds / seen.items
         return work.items * total / weight
+
+    def _score_seconds(self, subject: Subject, work: Work) -> float:
+        """Return the shipped seconds of scoring, times what scoring took of them before."""
+        weight, total = NOTHING_LEARNED, NOTHING_LEARNED
+        for seen in self._scores.get(subject.task, ()):
+            counts = self._age(seen) * _settings_alike(seen.subject, subject)
+            ratio = seen.seconds / roofline.score_seconds(seen.items, seen.requests)
+            weight, total = weight + counts, total + counts * ratio
+        return roofline.score_seconds(work.items, work.requests) * total / weight
 
 
 def _variance(pairs: Sequence[tuple[float, float]], mean: float) -> float:

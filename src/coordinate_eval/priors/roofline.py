@@ -30,6 +30,11 @@ CHUNK_OVERHEAD_SECONDS = 0.2
 """Seconds that each further shard of a dataset costs: file work, and a less full engine."""
 
 
+SCORE_SECONDS_PER_DATASET, SCORE_SECONDS_PER_ITEM, SCORE_SECONDS_PER_REQUEST = 0.5, 4e-4, 1e-4
+"""Seconds on one core that the harness takes to score: to load a task's items, and to apply its
+filters and metrics; see `benchmarks/full_shape`."""
+
+
 class Work(Record):
     """The tokens and metric seconds of a dataset, over all of its items."""
 
@@ -117,6 +122,12 @@ def gpu_seconds(
 ) -> float:
     """Return the seconds of one trial for all of the work, without the engine's start."""
     return max(1e-3, features(work, model, gpu, most).seconds(coefficients))
+
+
+def score_seconds(items: float, requests: float) -> float:
+    """Return the seconds of scoring a dataset on one core, before any run has measured them."""
+    each = SCORE_SECONDS_PER_ITEM * items + SCORE_SECONDS_PER_REQUEST * requests
+    return SCORE_SECONDS_PER_DATASET + each
 
 
 def floor_seconds(work: Work, model: Model, gpu: Gpu, coefficients: Features = SHIPPED) -> float:

@@ -92,10 +92,10 @@ def segments(bar: TrialBar) -> Iterator[Stretch]:
 
 
 def cores(timeline: Timeline, columns: int, end: float) -> list[float]:
-    """Return the mean number of cores that metric jobs use in each column."""
+    """Return the mean number of cores that metric and score jobs use in each column."""
     width = end / columns if end > 0 else 1.0
     used = [0.0] * columns
-    for bar in timeline.metrics:
+    for bar in timeline.on_cores:
         for column, inside in _spread(bar.begin, bar.end, width, columns):
             used[column] += inside * bar.job.cpus / width
     return used

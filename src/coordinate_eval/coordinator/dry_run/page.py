@@ -120,7 +120,7 @@ def _draw(review: Review, colors: dict[str, str]) -> Drawing:
         labels.append((y, label if len(label) <= 20 else f"{label[:19]}…", label))
         bars += _bars(row, y, scale, colors, end)
     step = gantt.tick_seconds(end, 12)
-    used = gantt.cores(drawn, COLUMNS, end) if drawn.metrics else []
+    used = gantt.cores(drawn, COLUMNS, end) if drawn.on_cores else []
     return Drawing(
         height=len(rows) * height,
         row_height=height,

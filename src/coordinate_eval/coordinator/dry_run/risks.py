@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from coordinate_eval._format import duration
 from coordinate_eval.coordinator.dry_run.summary import Review
 from coordinate_eval.coordinator.planning.costs import without_prior
+from coordinate_eval.coordinator.planning.simulate import ScoreBar
 from coordinate_eval.coordinator.run.jobs import keeper_gib
 
 HEADROOM = 0.1
@@ -115,14 +116,22 @@ def _runs_text(found: Review) -> Iterator[str]:
 def _metric_tail(found: Review) -> Iterator[str]:
     drawn, cores = found.timeline, found.offer.metric_cpus
     tail = drawn.end - drawn.gpus_end
-    if drawn.metrics and tail > TAIL * drawn.end:
-        last = max(drawn.metrics, key=lambda bar: bar.end).job
-        most = max(step.cores for step in drawn.cores())
+    if tail <= TAIL * drawn.end:
+        return
+    last = max(drawn.on_cores, key=lambda bar: bar.end)
+    most = max(step.cores for step in drawn.cores())
+    more = "; [metrics] cpus allows more" if most == cores else ""
+    if isinstance(last, ScoreBar) and most < cores:
+        seconds = duration(last.job.seconds)
         yield (
-            f"metrics: those of {last.dataset} end {duration(tail)} after the last response, "
-            f"using at most {most} of {cores} cores"
-            + ("; [metrics] cpus allows more" if most == cores else "")
+            f"scoring: that of {last.job.dataset} ends {duration(tail)} after the last response; "
+            f"it takes {seconds} on one core"
         )
+        return
+    yield (
+        f"metrics: those of {last.job.dataset} end {duration(tail)} after the last response, "
+        f"using at most {most} of {cores} cores{more}"
+    )
 
 
 def _deciding_dataset(found: Review) -> Iterator[str]:

@@ -17,6 +17,9 @@ from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
 from coordinate_eval.coordinator.run.records import Run
 
+WORTH_TELLING = 0.01
+"""Part of the makespan after the last response from which on it is told."""
+
 
 @dataclass(frozen=True)
 class Review:
@@ -93,7 +96,7 @@ def summary(found: Review) -> list[tuple[str, str]]:
             f"{plural(len(plan.trials), f'{plan.engine.name} engine')} on "
             f"{plural(gpus, f'{kind}GPU')} of {plural(len(plan.nodes), 'node')}",
         ),
-        ("makespan", duration(makespan)),
+        ("makespan", duration(makespan) + _after_responses(found)),
         (
             "lower bound",
             f"{duration(estimate.lower_bound_seconds)}  "
@@ -108,6 +111,14 @@ def summary(found: Review) -> list[tuple[str, str]]:
         ("GPU time", f"{estimate.gpu_hours:.2f} h, {estimate.gpu_idle_fraction:.0%} idle"),
         *_first_signal(found),
     ]
+
+
+def _after_responses(found: Review) -> str:
+    """Tell where metrics and scoring make a part of the makespan that counts."""
+    answered, end = found.timeline.gpus_end, found.timeline.end
+    if end - answered < WORTH_TELLING * end:
+        return ""
+    return f", with the last response after {duration(answered)}"
 
 
 def _first_signal(found: Review) -> list[tuple[str, str]]:
@@ -153,9 +164,10 @@ def node_table(found: Review) -> Table:
 def dataset_table(found: Review) -> Table:
     """Return the datasets, longest first."""
     shards = Counter(shard.dataset for trial in found.plan.trials for shard in trial.shards)
+    scored = ("scoring",) if found.plan.score_jobs else ()
     return Table(
         "datasets, longest first",
-        ("dataset", "items", "shards", "GPU time", "metric CPU"),
+        ("dataset", "items", "shards", "GPU time", "metric CPU", *scored),
         [
             (
                 plain(cost.name),
@@ -163,6 +175,7 @@ def dataset_table(found: Review) -> Table:
                 str(shards[cost.name]),
                 duration(cost.gpu_seconds),
                 duration(cost.metric_cpu_seconds) if cost.metric_cpu_seconds else "",
+                *(duration(cost.score_seconds) if cost.score_seconds else "" for _ in scored),
             )
             for cost in sorted(found.plan.datasets, key=lambda cost: -cost.gpu_seconds)
         ],

@@ -96,7 +96,7 @@ def _table(table: Table) -> RichTable:
 
 
 class Chart:
-    """Renders a timeline; its last row shows the part of `metric_cpus` that metric jobs use."""
+    """Renders a timeline; its last row shows the part of `metric_cpus` that is in use."""
 
     def __init__(self, timeline: Timeline, metric_cpus: int) -> None:
         self._timeline, self._metric_cpus = timeline, metric_cpus
@@ -106,7 +106,7 @@ class Chart:
         """Yield lines that fit the window."""
         width = options.max_width
         letters, legend = _legend(gantt.longest(self._timeline), width)
-        metrics = bool(self._timeline.metrics)
+        metrics = bool(self._timeline.on_cores)
         legend += _phases(self._metric_cpus if metrics else 0, width)
         # The axis, the metrics and the prompt stand on the screen with the rows.
         window = console.height - len(legend) - 3 if console.is_terminal else MOST_ROWS

@@ -93,6 +93,7 @@ def dataset_cost(
             metric_cpu_seconds=given.cpu_seconds,
             chunk_overhead_seconds=given.chunk_overhead_seconds,
             floor_seconds=given.floor_seconds,
+            score_seconds=given.score_seconds,
             splittable=dataset.splittable,
         )
     expected = priors.predict(subject(dataset), work, on, built=built)
@@ -103,6 +104,8 @@ def dataset_cost(
         metric_cpu_seconds=expected.metric_cpu_seconds,
         chunk_overhead_seconds=roofline.CHUNK_OVERHEAD_SECONDS,
         floor_seconds=expected.floor_seconds,
+        # Without a task, it is planned and never scored.
+        score_seconds=expected.score_seconds if dataset.task else 0.0,
         splittable=dataset.splittable,
         spread=expected.spread,
     )

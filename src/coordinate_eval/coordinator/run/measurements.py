@@ -1,8 +1,9 @@
-"""Measurements that trials and keepers make while a run goes on.
+"""Measurements that trials, keepers and scoring jobs make while a run goes on.
 
 A trial appends the seconds of its engine's start, and the cost of each shard, to
-`observations/<trial>.jsonl`. A process that copies the weights to a node appends the seconds to
-`stage/<node>.jsonl`. An error while writing is ignored: later plans then know less.
+`observations/<trial>.jsonl`. A scoring job appends the seconds of scoring a dataset to
+`observations/score-<dataset>.jsonl`. A process that copies the weights to a node appends the
+seconds to `stage/<node>.jsonl`. An error while writing is ignored: later plans then know less.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from pydantic import Field, TypeAdapter
 
 from coordinate_eval import _files
 from coordinate_eval.priors.this_machine import storage_of
-from coordinate_eval.records import Checkpoint, Record, Response, Span
+from coordinate_eval.records import Checkpoint, DatasetRequests, Record, Response, Span
 
 
 class EngineStarted(Record):
@@ -52,6 +53,15 @@ class WeightsCopied(Record):
     time: float = Field(ge=0, lt=1e11, description="of its end")
     seconds: float = Field(ge=1e-3, lt=1e9, description="no less, to be told from its end")
     storage: str = Field(description="see `storage_of`")
+
+
+class Scored(Record):
+    """The scoring of a dataset, or of a part of it, on one core."""
+
+    time: float = Field(ge=0, lt=1e11, description="of its end")
+    items: int = Field(gt=0)
+    requests: int = Field(gt=0)
+    seconds: float = Field(ge=0, lt=1e9)
 
 
 _LINE: TypeAdapter[EngineStarted | ShardDone] = TypeAdapter(
@@ -98,7 +108,7 @@ class Tally:
         )
 
 
-def append_line(path: Path, line: EngineStarted | ShardDone | WeightsCopied) -> None:
+def append_line(path: Path, line: EngineStarted | ShardDone | WeightsCopied | Scored) -> None:
     """Append a line to a file. Ignore an error."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
@@ -129,3 +139,17 @@ def read_copies(path: Path) -> Iterator[WeightsCopied]:
         for line in _files.whole_lines(path):
             with contextlib.suppress(ValueError):
                 yield WeightsCopied.model_validate_json(line)
+
+
+def append_scoring(path: Path, seconds: float, index: DatasetRequests) -> None:
+    """Append the scoring of a whole dataset that ended just now."""
+    counts = {"items": index.items, "requests": index.requests}
+    append_line(path, Scored(time=time.time(), seconds=seconds, **counts))
+
+
+def read_scorings(path: Path) -> Iterator[Scored]:
+    """Yield the scorings of a dataset, without torn lines; none if it was never scored."""
+    with contextlib.suppress(OSError):
+        for line in _files.whole_lines(path):
+            with contextlib.suppress(ValueError):
+                yield Scored.model_validate_json(line)

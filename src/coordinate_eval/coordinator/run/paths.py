@@ -108,6 +108,10 @@ class RunDir:
         """`TrialProgress`."""
         return self.trials_folder / f"{trial}.json"
 
+    def scorings(self, dataset: str) -> Path:
+        """JSON lines of `Scored`: the seconds of scoring a dataset, or parts of it."""
+        return self.root / "observations" / f"score-{dataset}.jsonl"
+
     def observations(self, trial: str) -> Path:
         """JSON lines that a trial measured: `EngineStarted`, then one `ShardDone` each."""
         return self.root / "observations" / f"{trial}.jsonl"

@@ -16,6 +16,7 @@ from coordinate_eval.coordinator.run.measurements import (
     ShardDone,
     read_copies,
     read_lines,
+    read_scorings,
 )
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
@@ -26,6 +27,7 @@ from coordinate_eval.priors.observations import (
     BuildSeen,
     DatasetSeen,
     MetricSeen,
+    ScoreSeen,
     Seen,
     StageSeen,
     TrialSeen,
@@ -61,6 +63,7 @@ def collect_observations(run_dir: RunDir, run: Run) -> list[Seen]:
         *starts,
         *datasets,
         *(metric for seen in with_questions.values() for metric in _metric(run_dir, run, seen)),
+        *_scores(run_dir, run, name, model),
         *_stages(run_dir, run, name, model),
         *_builds(run_dir, run, name, model),
     ]
@@ -155,6 +158,22 @@ def _metric(run_dir: RunDir, run: Run, seen: DatasetSeen) -> Iterator[MetricSeen
             items=items,
             cpu_seconds=seconds,
         )
+
+
+def _scores(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iterator[ScoreSeen]:
+    """Yield the seconds of scoring each dataset; one that was scored again counts as a larger."""
+    for dataset in run.suite.datasets:
+        if done := list(read_scorings(run_dir.scorings(dataset.name))):
+            yield ScoreSeen(
+                run=name,
+                time=max(each.time for each in done),
+                conditions=conditions(run.settings.engine, "", run.gpu_type, model),
+                dataset=dataset.name,
+                subject=subject(dataset),
+                items=sum(each.items for each in done),
+                requests=sum(each.requests for each in done),
+                seconds=sum(each.seconds for each in done),
+            )
 
 
 def _stages(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iterator[StageSeen]:
