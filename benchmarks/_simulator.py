@@ -10,11 +10,13 @@ Both are judged by it. Its rules, with time 0 at the submission:
   whichever is later; the engine is at the next span by then.
 - Metrics run on `metric_cpus` cores. The first metric in the order given that is due and fits
   starts. It uses at most one core per item, and holds all cores that it was given.
+- The scoring of a dataset follows its last response and its last metric, on one of these cores.
+  Scorings start after the metrics that are due, the longest first.
 """
 
 import heapq
 import itertools
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -65,8 +67,8 @@ def bound(costs: Iterable[Cost], where: Cluster) -> float:
 
     It is the largest of three: all GPU time spread evenly over all engines; each dataset alone, cut
     into as many pieces as there are engines and items, followed by the metric of one item (or of
-    all, if the dataset cannot be cut); and the metrics, of each dataset and of all on all cores,
-    from the first possible answer on.
+    all, if the dataset cannot be cut) and by its scoring; and the metrics, of each dataset with its
+    scoring and of all on all cores, from the first possible answer on.
     """
     costs = list(costs)
     ready = where.load_seconds + where.start_seconds
@@ -80,9 +82,9 @@ def bound(costs: Iterable[Cost], where: Cluster) -> float:
         least = max(cost.gpu_seconds / grain, cost.floor_seconds)
         scoring = cost.metric_cpu_seconds / min(cost.items, where.metric_cpus)
         last = cost.metric_cpu_seconds / cost.items if cost.splittable else scoring
-        alone = max(alone, whole + last)
+        alone = max(alone, whole + last + cost.score_seconds)
         if scoring:
-            answered = max(answered, least + scoring)
+            answered = max(answered, least + scoring + cost.score_seconds)
             first.append(least)
     if first:
         metrics = sum(cost.metric_cpu_seconds for cost in costs) / where.metric_cpus
@@ -143,9 +145,9 @@ def play_jobs(
 
     Each job loads the weights on the node with the fewest loads among those with room, and starts
     an engine. With `held`, a job keeps its GPUs while it scores its datasets one after another, on
-    its share of the metric cores. Otherwise whole datasets are scored on `CORES_PER_METRIC` cores
-    each, the costliest first: `overlapped` as soon as a dataset is complete, `after` when the last
-    job has ended.
+    its share of the metric cores. Otherwise the metrics of whole datasets run on `CORES_PER_METRIC`
+    cores each, the costliest first: `overlapped` as soon as a dataset is complete, `after` when the
+    last job has ended.
     """
     complete, last = _Jobs(truth, where, held=metrics == "held").play(jobs)
     if metrics == "held":
@@ -169,44 +171,69 @@ def scored(
     truth: Mapping[str, Cost],
     cores: int,
 ) -> float:
-    """Return the second at which the last metric ends, or 0 without metrics.
+    """Return the second at which the last metric or scoring ends, or 0 without any.
 
-    A metric is due when all spans that it overlaps are complete.
+    A metric is due when all spans that it overlaps are complete, a scoring when all spans and
+    metrics of its dataset are.
     """
     landed: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
     for when, span in complete:
         landed[span.dataset].append((span.start, span.stop, when))
     for spans in landed.values():
         spans.sort()
-    due = []
-    for order, metric in enumerate(metrics):
-        span = metric.span
-        when = max(w for a, b, w in _overlapping(landed[span.dataset], span))
-        due.append((when, order))
-    due.sort()
-    coming = deque(due)
-    # The due metrics by width: the next to start is the first of one of these queues.
+    longest = sorted((c for c in truth.values() if c.score_seconds), key=lambda c: -c.score_seconds)
+    scorings = {cost.name: len(metrics) + n for n, cost in enumerate(longest)}
+    widths = [*(metric.cores for metric in metrics), *(1 for _ in longest)]
+    unfinished = Counter(metric.span.dataset for metric in metrics)
+    coming = [
+        (max(w for a, b, w in _overlapping(landed[metric.span.dataset], metric.span)), order)
+        for order, metric in enumerate(metrics)
+    ]
+    coming += [
+        (max(when for _, _, when in landed[name]), order)
+        for name, order in scorings.items()
+        if not unfinished[name]
+    ]
+    heapq.heapify(coming)
+    # What is due, by width: the next to start is the first of one of these queues.
     waiting: dict[int, list[int]] = defaultdict(list)
-    running: list[tuple[float, int]] = []
+    running: list[tuple[float, int, str]] = []
     last = 0.0
     while coming or running:
         now = min(queue[0][0] for queue in (coming, running) if queue)
         while running and running[0][0] <= now:
-            cores += heapq.heappop(running)[1]
+            _, width, dataset = heapq.heappop(running)
+            cores += width
+            unfinished[dataset] -= 1
+            if unfinished[dataset] == 0 and dataset in scorings:
+                complete_at = max(when for _, _, when in landed[dataset])
+                heapq.heappush(coming, (max(now, complete_at), scorings[dataset]))
         while coming and coming[0][0] <= now:
-            order = coming.popleft()[1]
-            heapq.heappush(waiting[metrics[order].cores], order)
+            order = heapq.heappop(coming)[1]
+            heapq.heappush(waiting[widths[order]], order)
         while fitting := [queue for width, queue in waiting.items() if queue and width <= cores]:
-            span, width = metrics[heapq.heappop(min(fitting))]
-            cost = truth[span.dataset]
-            share = (span.stop - span.start) / cost.items
-            used = min(width, span.stop - span.start)
-            ends = now + cost.metric_cpu_seconds * share / used
-            cores -= width
-            heapq.heappush(running, (ends, width))
-            last = max(last, ends)
+            order = heapq.heappop(min(fitting))
+            dataset, seconds = (
+                _metric_seconds(metrics[order], truth)
+                if order < len(metrics)
+                else (
+                    longest[order - len(metrics)].name,
+                    longest[order - len(metrics)].score_seconds,
+                )
+            )
+            cores -= widths[order]
+            heapq.heappush(running, (now + seconds, widths[order], dataset))
+            last = max(last, now + seconds)
     assert not any(waiting.values()), "a metric asks for more cores than there are"
     return last
+
+
+def _metric_seconds(metric: Metric, truth: Mapping[str, Cost]) -> tuple[str, float]:
+    """Return the dataset of a metric, and its seconds on its cores."""
+    span, cost = metric.span, truth[metric.span.dataset]
+    share = (span.stop - span.start) / cost.items
+    used = min(metric.cores, span.stop - span.start)
+    return span.dataset, cost.metric_cpu_seconds * share / used
 
 
 def _overlapping(
@@ -317,4 +344,5 @@ class _Jobs:
             items = span.stop - span.start
             cores = min(self._cores, items)
             scoring += cost.metric_cpu_seconds * items / cost.items / cores
+            scoring += cost.score_seconds * items / cost.items
         return last + scoring if self._held else last

@@ -9,6 +9,7 @@ Numbers are medians over draws, and over suites if there are several.
 
 - *plan, pulling*: trials claim shards as in a real run, first their own and then the longest that
   no trial has begun. Metrics run as shards are complete, on the cores that the plan gives them.
+  The scoring of a dataset follows its metrics on one core.
 - *plan, as dealt*: each trial runs its planned queue to the end.
 - *one job per dataset*: jobs in the suite's order; the metric holds the GPU.
 - *OpenCompass, size* and *workers* (8 workers, or n for n GPUs): its partitioners with their

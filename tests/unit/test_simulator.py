@@ -274,3 +274,14 @@ def test_instances_are_the_same_from_the_same_seed() -> None:
     assert len(_instances.random_costs(random.Random(1), 7)) == 7
     drawn = _instances.drawn(random.Random(1), _instances.told(one.costs, 0.0))
     assert [c.gpu_seconds for c in drawn] == [c.gpu_seconds for c in one.costs]
+
+
+def test_a_scoring_follows_the_last_response_and_metric_of_its_dataset() -> None:
+    slow = Cost(name="slow", items=2, gpu_seconds=2, metric_cpu_seconds=4, score_seconds=3)
+    other = Cost(name="other", items=1, gpu_seconds=1, score_seconds=2)
+    truth = {"slow": slow, "other": other}
+    complete = [(1.0, Span("slow", 0, 1)), (5.0, Span("slow", 1, 2)), (6.0, Span("other", 0, 1))]
+    metrics = [Metric(Span("slow", 0, 1), 1), Metric(Span("slow", 1, 2), 1)]
+    # The second metric ends at 7, its dataset's scoring at 10; on one core the other waits for it.
+    assert scored(metrics, complete, truth, 2) == 10
+    assert scored(metrics, complete, truth, 1) == 12
