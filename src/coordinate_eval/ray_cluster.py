@@ -88,7 +88,9 @@ class RayCluster:
             ClusterError: Ray does not start, or not as privately as it should.
         """
         self._gpus, self._gpu_type, self._gpu_memory_gib = _gpus(self._settings)
-        self._ray: Any = start(self._settings.cpus or os.cpu_count() or 1, self._gpus)
+        # One more for a scoring job, which mostly waits: metric jobs must not wait for its core.
+        cores = 1 + (self._settings.cpus or os.cpu_count() or 1)
+        self._ray: Any = start(cores, self._gpus)
         self._start: Any = self._ray.remote(max_retries=0)(_run)
         return self
 

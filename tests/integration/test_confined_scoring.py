@@ -57,7 +57,7 @@ class User:
         write_task(self.tasks, "evil", EVALUATES, len(texts))
         write_task(self.tasks, "after", KEEPS, 2)
         responses = {"before": ["1", "2"], "evil": texts, "after": ["1", "1"]}
-        return make_scorable(self.root, self.tasks, responses, supervisor={"memory_gib": gib})
+        return make_scorable(self.root, self.tasks, responses, scoring={"memory_gib": gib})
 
     def scored(self, texts: list[str], gib: float = 2) -> Scored:
         run_dir = self.run(texts, gib)
@@ -164,12 +164,12 @@ ENDING_ATTACKS = {
 def test_what_ends_its_process_costs_its_dataset(user: User, what: str) -> None:
     scored = user.scored([ENDING_ATTACKS[what], "1"])
     assert scored.results["before"].results["before"]["acc,none"] == 0.5
-    if scored.status == 0:  # an error in its evaluation is a wrong answer
-        assert scored.results["evil"].results["evil"]["acc,none"] == 0.5, scored.errors
+    assert scored.results["after"].results["after"]["acc,none"] == 1.0
+    assert scored.status == 0, scored.said
+    if "evil" in scored.results:  # an error in its evaluation is a wrong answer
+        assert scored.results["evil"].results["evil"]["acc,none"] == 0.5
     else:
-        assert "scor" in scored.said.splitlines()[-1]
-        assert "evil" not in scored.results
-        assert (user.root / "results" / "scoring").read_text() == "evil"
+        assert scored.errors["evil"].startswith("3 times, "), scored.said
 
 
 def test_a_forged_reply_concerns_its_own_dataset(user: User) -> None:
@@ -222,7 +222,7 @@ def test_nothing_outlives_the_scorer(user: User, does: str) -> None:
     scorer = start_scorer(run_dir, user.environ, ordinary=user.ordinary)
     if does == "while_true":
         until(lambda: _named(name), "the program")
-        scorer.send_signal(signal.SIGKILL)  # as the supervisor does after the time limit
+        scorer.send_signal(signal.SIGKILL)
     scorer.communicate(timeout=280)
     until(lambda: not _named(name), "all of its processes ended")
 

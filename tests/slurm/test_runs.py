@@ -56,9 +56,9 @@ def test_four_nodes_share_a_suite(workspace: Workspace, expected: dict[str, Any]
     assert found["items"] == {"tiny_choice": 12, "tiny_cloze": 10, "tiny_code": 5, "tiny_sums": 11}
     nodes = {json.loads(p.read_text())["node"] for p in (run / "trials").glob("*.json")}
     assert len(nodes) == 4
-    # A keeper and an array of trials a node, and arrays of metric jobs; its own was submitted
-    # by the command.
-    assert found["scheduler_calls"]["sbatch"] <= 2 * len(nodes) + 2
+    # A keeper and an array of trials a node, and arrays of metric and of scoring jobs; its own was
+    # submitted by the command.
+    assert found["scheduler_calls"]["sbatch"] <= 2 * len(nodes) + 4
     all_gone(workspace)
 
 
@@ -99,7 +99,7 @@ def test_a_killed_trial_loses_nothing(workspace: Workspace, expected: dict[str, 
         ("_trial", "rounds/1.json"),  # all of them: another round begins
         ("_keep", "stage/0-*.json"),  # its weights are the trials' to remove
         ("_supervise", "supervisor/2.json"),
-        ("_score", "results.json"),
+        ("_score", "jobs/*-score1.json"),
     ],
 )
 def test_whatever_is_killed_the_scores_are_the_same(

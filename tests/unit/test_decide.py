@@ -10,9 +10,9 @@ from tests.plans import CHECKPOINT
 from coordinate_eval.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claims import Claim, LedgerName, OpenClaim
+from coordinate_eval.coordinator.run.claims import LEDGERS, Claim, LedgerName, OpenClaim, whole
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
+from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name, useful_pullers
 from coordinate_eval.coordinator.run.records import (
     Round,
     RoundNode,
@@ -61,7 +61,7 @@ def make_run(**changes: Any) -> Run:
 
 
 RUN = make_run()
-NOTHING: dict[LedgerName, list[Span]] = {"outputs": [], "answers": []}
+NOTHING: dict[LedgerName, list[Span]] = {name: [] for name in LEDGERS}
 ROUND = Round(
     number=0,
     created=0,
@@ -80,10 +80,9 @@ def facts(**changes: Any) -> d.Facts:
         stages={},
         released=frozenset(),
         unpublished=list(SPANS),
-        claimable={"outputs": list(SPANS), "answers": []},
+        claimable=waiting_for(),
         open_claims=[],
         unscored=2,
-        scorable=0,
         idle_rounds=0,
         idle_arrays=Counter(),
         recurring=False,
@@ -103,8 +102,9 @@ def submitted(*names: str, when: float = 90, count: int = 2, refusal: str = "") 
     }
 
 
-def asking(portions: list[Span]) -> dict[LedgerName, list[Span]]:
-    return {"outputs": list(SPANS), "answers": portions}
+def waiting_for(**spans: list[Span]) -> dict[LedgerName, list[Span]]:
+    """Spans that can be claimed: all shards, and these."""
+    return {**NOTHING, "outputs": list(SPANS), **{n: spans[n] for n in LEDGERS if n in spans}}
 
 
 def tasks(name: str, *states: State) -> list[TaskStatus]:
@@ -118,7 +118,12 @@ def stage(done: int, total: int, seconds: float, state: str = "copying") -> Stag
 
 
 def submits(actions: list[d.Action]) -> list[str]:
-    return [a.job.name for a in actions if isinstance(a, d.Submit)]
+    """Jobs that are submitted, without those that score: they come beside all others."""
+    return [job.name for job in all_submits(actions) if "score" not in job.name]
+
+
+def all_submits(actions: list[d.Action]) -> list[Job]:
+    return [a.job for a in actions if isinstance(a, d.Submit)]
 
 
 KEEP = [jobs.keeper_name(RUN, 0, n) for n in NODES]
@@ -139,7 +144,7 @@ def test_trials_follow_when_the_rest_of_the_copy_is_shorter_than_an_engine_start
     stages = {"n1": stage(10, 1000, 10), "n2": stage(900, 1000, 10)}
     actions = d.decide(RUN, DIR, facts(submitted=submitted(*KEEP), tasks=running, stages=stages))
     assert submits(actions) == [TRIAL[1]]
-    (job,) = (a.job for a in actions if isinstance(a, d.Submit))
+    (job,) = (job for job in all_submits(actions) if job.gpus)
     assert (job.node, job.count, job.gpus) == ("n2", 2, 1)
 
 
@@ -258,7 +263,7 @@ def test_metric_pullers_while_there_are_questions_and_none_before() -> None:
     run = make_run(asks=["b"])
     asked = facts(submitted=submitted(*KEEP, *TRIAL), tasks=tasks(TRIAL[0], State.RUNNING))
     assert submits(d.decide(run, DIR, asked)) == []
-    asked = replace(asked, claimable=asking([SPANS[2]]))
+    asked = replace(asked, claimable=waiting_for(answers=[SPANS[2]]))
     assert submits(d.decide(run, DIR, asked)) == [pullers_name(run, Pullers.METRIC, 0)]
     first = pullers_name(run, Pullers.METRIC, 0)
     alive = replace(
@@ -269,17 +274,81 @@ def test_metric_pullers_while_there_are_questions_and_none_before() -> None:
     assert submits(d.decide(run, DIR, alive)) == []
     gone = replace(alive, tasks=asked.tasks)
     assert submits(d.decide(run, DIR, gone)) == [pullers_name(run, Pullers.METRIC, 1)]
-    hopeless = replace(gone, idle_arrays={Pullers.METRIC: d.MAX_IDLE_ARRAYS})
+    hopeless = replace(gone, idle_arrays=Counter({Pullers.METRIC: d.MAX_IDLE_ARRAYS}))
     assert submits(d.decide(run, DIR, hopeless)) == []
 
 
-def test_all_responses_there_the_scorer_is_waited_for() -> None:
-    done = facts(submitted=submitted(*KEEP, *TRIAL), unpublished=[], claimable=NOTHING, scorable=1)
+def test_all_responses_there_scores_are_waited_for() -> None:
+    scorable: dict[LedgerName, list[Span]] = {**NOTHING, "results": [whole("a")]}
+    done = facts(submitted=submitted(*KEEP, *TRIAL), unpublished=[], claimable=scorable)
     assert not any(isinstance(a, d.Finish | d.NewRound) for a in d.decide(RUN, DIR, done))
-    stuck = replace(done, scorable=0)
+    claim = Claim(owner="o", task="7_0.0", host="h", pid=1, time=0, token="t")
+    held = replace(
+        done, claimable=NOTHING, open_claims=[("results", OpenClaim(whole("a"), 1, claim))]
+    )
+    assert not any(isinstance(a, d.Finish | d.NewRound) for a in d.decide(RUN, DIR, held))
+    stuck = replace(done, claimable=NOTHING)
     assert any(isinstance(a, d.Finish) for a in d.decide(RUN, DIR, stuck))
-    scored = replace(done, unscored=0, scorable=0)
+    hopeless = replace(done, idle_arrays=Counter({Pullers.SCORE: d.MAX_IDLE_ARRAYS}))
+    (finish,) = (a for a in d.decide(RUN, DIR, hopeless) if isinstance(a, d.Finish))
+    assert finish.why == "3 arrays of score jobs in a row did nothing"
+    scored = replace(done, unscored=0, claimable=NOTHING)
     assert d.Finish() in d.decide(RUN, DIR, scored)
+
+
+def scoring_jobs(found: d.Facts) -> list[tuple[str, int]]:
+    """Names and counts of the arrays of scoring jobs that are submitted."""
+    jobs_ = all_submits(d.decide(RUN, DIR, found))
+    return [(job.name, job.count) for job in jobs_ if "score" in job.name]
+
+
+FIRST, SECOND = (pullers_name(RUN, Pullers.SCORE, n) for n in range(2))
+
+
+def test_a_scoring_job_starts_while_weights_are_copied_and_not_in_the_queue() -> None:
+    waiting = facts(submitted=submitted(*KEEP), tasks=tasks(KEEP[0], State.PENDING))
+    assert scoring_jobs(waiting) == []
+    copying = replace(waiting, tasks=tasks(KEEP[0], State.RUNNING))
+    assert scoring_jobs(copying) == [(FIRST, 1)]
+    assert scoring_jobs(replace(copying, unscored=0)) == []
+    crashed = replace(copying, submitted={**copying.submitted, **submitted(FIRST, when=90)})
+    assert scoring_jobs(crashed) == []
+    assert scoring_jobs(replace(crashed, now=90 + d.ARRAY_PAUSE_SECONDS)) == [(SECOND, 1)]
+
+
+def test_more_scoring_jobs_come_when_datasets_wait_for_one() -> None:
+    claim = Claim(owner="o", task=f"{FIRST}.0", host="h", pid=1, time=0, token="t")
+    busy = facts(
+        submitted={**submitted(*KEEP, *TRIAL), **submitted(FIRST, when=0, count=1)},
+        tasks=[*tasks(TRIAL[0], State.RUNNING), *tasks(FIRST, State.RUNNING)],
+        open_claims=[("results", OpenClaim(whole("a"), 1, claim))],
+    )
+    assert scoring_jobs(busy) == []
+    one_waits = replace(busy, claimable=waiting_for(results=[whole("b")]))
+    assert scoring_jobs(one_waits) == [(SECOND, 1)]
+    assert scoring_jobs(replace(one_waits, cores=2)) == []
+    free = replace(one_waits, open_claims=[])
+    assert scoring_jobs(free) == []
+    many = replace(one_waits, claimable=waiting_for(results=[whole(str(n)) for n in range(99)]))
+    assert scoring_jobs(many) == [(SECOND, RUN.settings.scoring.jobs - 1)]
+
+
+def test_as_many_scoring_jobs_as_pay_come_at_once() -> None:
+    def count(items: int, cores: int | None = None) -> int:
+        names = [f"d{n}" for n in range(63)]
+        shards = [
+            Shard(dataset=n, start=0, stop=items // 63, gpu_seconds=1, metric_cpu_seconds=0)
+            for n in names
+        ]
+        datasets = [Dataset(name=n, task=n) for n in names]
+        run = make_run(suite=Suite(name="s", digest="d", datasets=datasets), shards=shards)
+        return useful_pullers(run, Pullers.SCORE, cores)
+
+    assert count(630) == 1
+    assert count(8_739) == 2
+    assert count(346_937) == RUN.settings.scoring.jobs
+    assert count(346_937, cores=2) == 1
+    assert count(346_937, cores=8) == 4
 
 
 def test_a_cancelled_run_starts_nothing() -> None:
@@ -304,7 +373,7 @@ def test_a_metrics_questions_are_answered_by_as_many_cores_as_there_are() -> Non
     many = [long.model_copy(update={"metric_cpu_seconds": 1e6, "stop": 100_000})] * 3
     huge = make_run(asks=["b"], shards=many, portion_seconds=portion_seconds(3e6))
     assert sum(len(huge.portions(shard)) for shard in many) <= 2_003
-    actions = d.decide(run, DIR, facts(claimable=asking(portions)))
+    actions = d.decide(run, DIR, facts(claimable=waiting_for(answers=portions)))
     jobs_asked = [a.job for a in actions if isinstance(a, d.Submit) and "metric" in a.job.name]
     assert [job.count for job in jobs_asked] == [run.settings.metrics.cpus]
 
@@ -318,7 +387,7 @@ def test_pullers_that_have_left_are_replaced_while_others_still_work() -> None:
         submitted={**submitted(*KEEP, *TRIAL), **submitted(first, when=0)},
         tasks=tasks(first, State.RUNNING),
         open_claims=[("answers", OpenClaim(Span("b", 9, 10), 1, claim))],
-        claimable=asking(some),
+        claimable=waiting_for(answers=some),
     )
     (another,) = [
         a.job
@@ -327,7 +396,7 @@ def test_pullers_that_have_left_are_replaced_while_others_still_work() -> None:
     ]
     assert (another.name, another.count) == (pullers_name(run, Pullers.METRIC, 1), 6)
     for quiet in (
-        replace(known, open_claims=[], claimable=asking(some[:2])),
+        replace(known, open_claims=[], claimable=waiting_for(answers=some[:2])),
         replace(known, submitted={**known.submitted, **submitted(first, when=99)}),
     ):
         assert submits(d.decide(run, DIR, quiet)) == []

@@ -94,7 +94,7 @@ def test_scripts_go_where_a_link_leads(place: Path) -> None:
     (place / "link").symlink_to("empty")
     dry("--scripts", "link")
     assert (place / "link").readlink() == Path("empty")
-    assert len(list((place / "empty").glob("*.sh"))) == 4
+    assert len(list((place / "empty").glob("*.sh"))) == 5
 
 
 def test_a_page_goes_where_a_link_leads(place: Path) -> None:

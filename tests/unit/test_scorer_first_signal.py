@@ -1,6 +1,5 @@
-"""The scorer and the first signal: rough scores come first, and whatever they do is no harm."""
+"""Scoring jobs and the first signal: rough scores come first, and whatever they do is no harm."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -33,10 +32,6 @@ class FakeEvaluator:
     def __init__(self, part: Callable[[], None] = lambda: None) -> None:
         self._part = part
         self.parts = 0
-        self.loaded: list[str] = []
-
-    def load(self, dataset: Dataset) -> None:
-        self.loaded.append(dataset.name)
 
     def finish_part(
         self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
@@ -92,7 +87,8 @@ def scored(
     monkeypatch.setattr(scorer, "start_evaluator", lambda *_: nullcontext(evaluator))
     assert scorer.run_scorer(run_dir) == 0
     assert _files.read_record(run_dir.dataset_results("a"), DatasetResults).items == 9
-    found: dict[str, Any] = json.loads(run_dir.first_signal.read_text())
+    signal = first_signal.collect(run_dir, read_run(run_dir))
+    found: dict[str, Any] = signal.model_dump(mode="json", by_alias=True)
     assert found["complete"] is False
     return found
 
@@ -130,53 +126,12 @@ def test_what_cannot_be_scored_in_part_is_named_and_scored_whole(
     assert evaluator.parts == 1
 
 
-def test_a_scorer_that_a_part_ends_does_not_try_it_again(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def crashes() -> None:
-        raise SystemExit(9)
-
-    evaluator = FakeEvaluator(crashes)
-    with pytest.raises(SystemExit):
-        scored(run_dir, evaluator, monkeypatch)
-    found = scored(run_dir, evaluator, monkeypatch)
-    assert found["without"]["a"] == first_signal.UNFINISHED
-    assert evaluator.parts == 1
-
-
 def test_a_run_without_slices_has_no_first_signal(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = read_run(run_dir)
     plain = [shard.model_copy(update={"signal": False}) for shard in run.shards]
     _files.write_record(run_dir.run, run.model_copy(update={"shards": plain}))
-    with pytest.raises(FileNotFoundError):
-        scored(run_dir, FakeEvaluator(), monkeypatch)
-    assert run_dir.dataset_results("a").exists()
-
-
-def test_small_datasets_are_loaded_while_engines_start(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Engine(FakeEvaluator):
-        """Is loaded before any response is there; then all are."""
-
-        def load(self, dataset: Dataset) -> None:
-            super().load(dataset)
-            for shard in shards:
-                publish(run_dir, shard)
-
-    shards = read_run(run_dir).shards
-    for shard in shards:
-        run_dir.published("outputs", shard.span).unlink()
-    evaluator = Engine()
-    scored(run_dir, evaluator, monkeypatch)
-    assert evaluator.loaded == ["a"]
-
-
-def test_nothing_is_loaded_in_advance_where_responses_wait(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluator = FakeEvaluator()
-    scored(run_dir, evaluator, monkeypatch)
-    assert evaluator.loaded == []
+    found = scored(run_dir, FakeEvaluator(), monkeypatch)
+    assert (found["datasets"], found["pending"]) == ({}, [])
+    assert not run_dir.estimates_folder.exists()

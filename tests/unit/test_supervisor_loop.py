@@ -14,9 +14,8 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress
-from coordinate_eval.coordinator.supervisor import decide, facts
+from coordinate_eval.coordinator.supervisor import decide
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
-from coordinate_eval.coordinator.supervisor.scorer_process import ScorerProcess
 from coordinate_eval.errors import ClusterError, ClusterSilent
 from coordinate_eval.records import Question, QuestionKind, Shard, Span
 
@@ -88,6 +87,8 @@ class Failing(FakeCluster):
         self.trials = 0
 
     def submit(self, job: Job) -> str:
+        if "_score" in job.argv:
+            return super().submit(job)
         round_number = job.argv[job.argv.index("--round") + 1]
         node = str(job.node)
         common = {"started": 0, "updated": time.time(), "message": self._message}
@@ -126,7 +127,6 @@ def test_bad_input_takes_one_round_to_be_found(
         folder=str(tmp_path), settings=settings | {"priors_dir": str(tmp_path / "priors")}
     )
     _files.write_record(run_dir.run, run)
-    monkeypatch.setattr(ScorerProcess, "check", lambda *_: "")
     monkeypatch.setattr(decide, "ROUND_PAUSE_SECONDS", 0.0)
     cluster = Failing(run_dir, cause, "vLLM has no argument 'x'")
     results = Supervisor(run_dir, cluster).run()
@@ -138,7 +138,10 @@ def test_bad_input_takes_one_round_to_be_found(
 
 
 class Dying(FakeCluster):
-    """A scheduler whose metric jobs die one after the other, while they run these programs."""
+    """A scheduler whose metric jobs die one after the other, while they run these programs.
+
+    Its scoring jobs do nothing.
+    """
 
     def __init__(self, run_dir: RunDir, portion: Span, programs: list[str]) -> None:
         super().__init__()
@@ -146,6 +149,8 @@ class Dying(FakeCluster):
         self.left = list(programs)
 
     def submit(self, job: Job) -> str:
+        if "_score" in job.argv:
+            return super().submit(job)
         attempt = self._ledger.claim(self._portion, job.name, "9.0")
         assert attempt is not None
         writer = AttemptWriter(self._ledger, self._portion, attempt)
@@ -162,7 +167,8 @@ class Dying(FakeCluster):
 @pytest.mark.parametrize(
     ("programs", "why"),
     [
-        (["p"] * 3 + ["q"] * 3 + ["r"] * 3, "cannot be scored"),  # all is answered
+        # All is answered, and nobody scores.
+        (["p"] * 3 + ["q"] * 3 + ["r"] * 3, "3 arrays of score jobs in a row did nothing"),
         ([""] * 9, "3 arrays of metric jobs in a row did nothing"),
     ],
 )
@@ -181,9 +187,7 @@ def test_metric_jobs_that_die_at_programs_do_not_count_as_idle(
     _files.write(run_dir.published("outputs", shard.span), "")
     question = Question(id="p", kind=QuestionKind.PROGRAM, content="", timeout_seconds=1)
     _files.write(run_dir.questions(shard.span), question.line())
-    monkeypatch.setattr(ScorerProcess, "check", lambda *_: "")
     monkeypatch.setattr(decide, "ROUND_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(facts, "count_scorable", lambda *_: 0)
     results = Supervisor(run_dir, Dying(run_dir, shard.span, programs)).run()
     assert results is not None
     assert why in results["reason"]

@@ -110,6 +110,9 @@ def summary(run: Run, facts: Facts) -> str:
         f"{datasets - facts.unscored} of {plural(datasets, 'dataset')} scored",
         plural(running, "trial"),
     ]
+    scoring = sum(ledger == "results" for ledger, _ in facts.open_claims)
+    if scoring:
+        words[1] += f", {scoring} being scored"
     if pending:
         words.append(f"{pending} waiting")
     if portions := len(facts.claimable["answers"]):

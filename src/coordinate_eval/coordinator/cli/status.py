@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.report import failures, results, state
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claims import Ledger, whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
@@ -159,11 +159,15 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
     undone = outputs.unpublished(s.span for s in run.shards)
     begun = {each.span.dataset for each in outputs.open_claims(undone)}
     left = {d.name for d in results.unscored_datasets(run_dir, run)}
+    held = Ledger(run_dir, "results").open_claims(map(whole, left))
+    being_scored = {each.span.dataset for each in held}
     datasets = {}
     for dataset in run.suite.datasets:
         shards = sum(1 for s in run.shards if s.dataset == dataset.name)
         missing = sum(1 for s in undone if s.dataset == dataset.name)
-        word = "running" if missing else "scoring"
+        word = "running" if missing else "to be scored"
+        if dataset.name in being_scored:
+            word = "scoring"
         if missing == shards and dataset.name not in begun:
             word = "waiting"
         if dataset.name not in left:

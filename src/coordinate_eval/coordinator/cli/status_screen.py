@@ -66,11 +66,10 @@ class Following:
 
 def one_line(shown: dict[str, Any]) -> str:
     """Return how far a run is, in one line."""
-    scored = sum(1 for row in shown["datasets"].values() if row["state"] == "scored")
     parts = [
         shown["phase"] + (f" ({shown['detail']})" if shown["detail"] else ""),
         f"{shown['responses']:,} of {plural(shown['requests'], 'response')}",
-        f"{scored} of {plural(len(shown['datasets']), 'dataset')} scored",
+        _scored(shown),
         _times(shown),
     ]
     return ", ".join(parts)
@@ -107,6 +106,7 @@ def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
         rows["phase"] = shown["phase"] + (f": {shown['detail']}" if shown["detail"] else "")
     if phase is not Phase.COMPLETE:
         rows["responses"] = _responses(shown)
+        rows["scores"] = _scored(shown)
         if shown["portions"]:
             rows["metrics"] = (
                 f"{shown['portions_done']} of {plural(shown['portions'], 'portion')} of questions "
@@ -120,6 +120,14 @@ def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
     width = max(map(len, rows)) + 2
     lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
     return ["\n".join(lines)]
+
+
+def _scored(shown: dict[str, Any]) -> str:
+    """Return how many datasets are scored, and how many are being scored."""
+    states = [row["state"] for row in shown["datasets"].values()]
+    words = f"{states.count('scored')} of {plural(len(states), 'dataset')} scored"
+    scoring = states.count("scoring")
+    return f"{words}, {scoring} being scored" if scoring else words
 
 
 def _responses(shown: dict[str, Any]) -> str:

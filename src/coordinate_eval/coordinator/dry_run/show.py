@@ -16,6 +16,7 @@ from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
 from coordinate_eval.coordinator.run import jobs, pullers
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers
+from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import UserError
 
 
@@ -74,8 +75,13 @@ def planned_jobs(prepared: Prepared, cluster: Cluster, run_dir: RunDir) -> Itera
             yield jobs.keeper_job(run, run_dir, round_, node)
             yield jobs.trials_job(run, run_dir, round_, node)
     if run.asks:
-        count = pullers.useful_pullers(run, Pullers.METRIC)
-        yield pullers.pullers_job(run, run_dir, Pullers.METRIC, 0, count)
+        yield _pullers(run, run_dir, Pullers.METRIC)
+    yield _pullers(run, run_dir, Pullers.SCORE)
+
+
+def _pullers(run: Run, run_dir: RunDir, kind: Pullers) -> Job:
+    """Return the first array of pullers."""
+    return pullers.pullers_job(run, run_dir, kind, 0, pullers.useful_pullers(run, kind))
 
 
 def check_outputs(html: Path | None, scripts: Path | None) -> None:

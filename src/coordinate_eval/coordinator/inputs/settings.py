@@ -40,6 +40,9 @@ _OWN_VARIABLES = {
 }
 """Variables with the prefix that are not settings."""
 
+_RENAMED = {"metrics.scoring_minutes": "scoring.dataset_minutes"}
+"""Settings of earlier versions, and what they are called now."""
+
 _FOLDERS = ("runs_dir", "cache_dir", "priors_dir")
 
 
@@ -113,7 +116,7 @@ class TrialSettings(_Section):
 
 
 class MetricSettings(_Section):
-    """The jobs that answer questions of metrics, and the scorer."""
+    """The jobs that answer questions of metrics."""
 
     cpus: int = Field(
         default=8, ge=1, le=MOST_CPUS, description="cores of all metric jobs together"
@@ -129,7 +132,20 @@ class MetricSettings(_Section):
         default=False,
         description="run programs that a model wrote without isolation, if no sandbox works",
     )
-    scoring_minutes: float = Field(
+
+
+class ScoringSettings(_Section):
+    """The jobs that score datasets."""
+
+    jobs: int = Field(default=8, ge=1, le=MOST_CPUS, description="scoring jobs at the same time")
+    memory_gib: float = Field(
+        default=8.0,
+        gt=0,
+        le=MOST_GIB,
+        description="memory of a scoring job, which has one core; a process of the harness may use "
+        "9/10 of it",
+    )
+    dataset_minutes: float = Field(
         default=20.0,
         gt=0,
         le=MOST_MINUTES,
@@ -153,9 +169,9 @@ class SupervisorSettings(_Section):
         description="time limit of one supervisor job, which then resubmits itself",
     )
     memory_gib: float = Field(
-        default=8.0, gt=0, le=MOST_GIB, description="memory of the supervisor"
+        default=2.0, gt=0, le=MOST_GIB, description="memory of the supervisor"
     )
-    cpus: int = Field(default=2, ge=1, le=MOST_CPUS, description="cores of the supervisor")
+    cpus: int = Field(default=1, ge=1, le=MOST_CPUS, description="cores of the supervisor")
 
 
 def _in_home(folder: str) -> str:
@@ -213,6 +229,7 @@ class Settings(Record):
     stage: StageSettings = StageSettings()
     trial: TrialSettings = TrialSettings()
     metrics: MetricSettings = MetricSettings()
+    scoring: ScoringSettings = ScoringSettings()
     supervisor: SupervisorSettings = SupervisorSettings()
     slurm: SlurmSettings = SlurmSettings()
     ray: RaySettings = RaySettings()
@@ -276,7 +293,8 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
     Raises:
         UserError: A variable with this program's prefix is not a setting.
     """
-    settings = {PREFIX + name.replace(".", "_").upper(): name for name in names()}
+    settings = {_variable(name): name for name in names()}
+    renamed = {_variable(old): _variable(new) for old, new in _RENAMED.items()}
     values: dict[str, Any] = {}
     for variable in sorted(v for v in environ if v.startswith(PREFIX)):
         if variable in settings:
@@ -284,8 +302,14 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
         elif variable not in _OWN_VARIABLES:
             near = difflib.get_close_matches(variable, settings, n=1)
             hint = f"did you mean {near[0]}?" if near else "unset it"
+            if variable in renamed:
+                hint = f"it is called {renamed[variable]} now"
             raise UserError(f"environment variable {variable} is not a setting: {hint}")
     return Layer(source="environment", values=values)
+
+
+def _variable(name: str) -> str:
+    return PREFIX + name.replace(".", "_").upper()
 
 
 def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
@@ -300,10 +324,10 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
     for layer in layers:
         for name, value in layer.values.items():
             if name not in known:
-                raise UserError(
-                    f"unknown setting {name!r} {_in(layer.source)}; "
-                    "`coordinate-eval config` lists all settings"
-                )
+                hint = "`coordinate-eval config` lists all settings"
+                if name in _RENAMED:
+                    hint = f"it is called {_RENAMED[name]} now"
+                raise UserError(f"unknown setting {name!r} {_in(layer.source)}; {hint}")
             merged[name] = value
             sources[name] = layer.source
     try:

@@ -71,14 +71,6 @@ def read_trials_of(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:
             yield found
 
 
-def log_tail(run_dir: RunDir, job: str, lines: int = LAST_LOG_LINES) -> str:
-    """Return the last lines of a job's newest log."""
-    logs = sorted(run_dir.logs.glob(f"{job}*.log"), key=lambda p: p.stat().st_mtime)
-    if not logs:
-        return ""
-    return "\n".join(_files.read(logs[-1]).decode(errors="replace").splitlines()[-lines:])
-
-
 def own_log() -> str:
     """Return the path of the file that this process's errors go to; empty where it is no file."""
     try:
@@ -86,6 +78,12 @@ def own_log() -> str:
     except OSError:
         return ""
     return str(path) if path.is_file() else ""
+
+
+def tail(log: str) -> list[str]:
+    """Return the last lines of a log; none if it has no path."""
+    lines = _files.read(Path(log)).decode(errors="replace").splitlines() if log else []
+    return lines[-LAST_LOG_LINES:]
 
 
 def _failures(run_dir: RunDir) -> Iterator[Failure]:

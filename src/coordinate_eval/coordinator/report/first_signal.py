@@ -1,13 +1,16 @@
 """`first-signal.json`: rough scores while a run goes on, from a slice of each dataset.
 
-They have another shape than results, so that neither people nor programs confuse the two.
+Scoring jobs write an estimate a dataset, and the supervisor puts them together. They have another
+shape than results, so that neither people nor programs confuse the two.
 """
 
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from coordinate_eval import _files
 from coordinate_eval.coordinator.report.main_metric import metrics
+from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import DatasetRequests, DatasetResults, Record, Span
 
@@ -17,8 +20,6 @@ Z_95 = 1.96
 E. Miller, "Adding Error Bars to Evals", 2024, arXiv:2411.00640, applies it to scores of language
 models.
 """
-
-UNFINISHED = "its scoring began and has not ended"
 
 NO_SLICE = "it has no slice: its items take too long, or it cannot be split"
 
@@ -60,37 +61,31 @@ class FirstSignal(Record):
     pending: list[str] = Field(default=[], description="datasets whose slices are not complete")
     without: dict[str, str] = Field(default={}, description="dataset → why it has no estimate")
 
-    def is_settled(self, dataset: str) -> bool:
-        """Return whether a dataset has its estimates, or will have none."""
-        return dataset in self.datasets or dataset in self.without
 
-    def with_dataset(self, dataset: str, found: Signal | str, seconds: float) -> "FirstSignal":
-        """Return a copy with a dataset's estimates, or with the reason why it has none."""
-        datasets = {k: v for k, v in self.datasets.items() if k != dataset}
-        without = {k: v for k, v in self.without.items() if k != dataset}
-        if isinstance(found, Signal):
-            datasets[dataset] = found
-        else:
-            without[dataset] = found
-        return self.model_copy(
-            update={
-                "datasets": datasets,
-                "without": without,
-                "pending": [name for name in self.pending if name != dataset],
-                "seconds": round(seconds, 3),
-            }
-        )
+class Estimate(Record):
+    """`estimates/<dataset>.json`: what a scoring job found out from one dataset's slice."""
+
+    seconds: float = Field(description="from the run's creation")
+    signal: Signal | None = None
+    why_not: str = Field(default="", description="the error, if there is no signal")
 
 
-def empty(run: Run) -> FirstSignal:
-    """Return the record before any dataset is estimated."""
+def collect(run_dir: RunDir, run: Run) -> FirstSignal:
+    """Return the record of all estimates that are there."""
     planned = slices(run)
-    names = [d.name for d in run.suite.datasets]
+    found = {}
+    for name in planned:
+        estimate = _files.read_record_if_there(run_dir.estimate(name), Estimate)
+        if estimate is not None:
+            found[name] = estimate
+    unplanned = [d.name for d in run.suite.datasets if d.name not in planned]
+    failed = {name: each.why_not for name, each in found.items() if each.signal is None}
     return FirstSignal(
         run=run.id,
-        seconds=0.0,
-        pending=[name for name in names if name in planned],
-        without={name: NO_SLICE for name in names if name not in planned},
+        seconds=max((round(each.seconds, 3) for each in found.values()), default=0.0),
+        datasets={name: each.signal for name, each in found.items() if each.signal},
+        pending=[d.name for d in run.suite.datasets if d.name in planned and d.name not in found],
+        without=dict.fromkeys(unplanned, NO_SLICE) | failed,
     )
 
 

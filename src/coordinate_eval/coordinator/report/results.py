@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.report.failures import LAST_LOG_LINES, report_failures
-from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger
+from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.records import Run
@@ -114,14 +114,17 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
     ]
     if Ledger(run_dir, "answers").unpublished(asked):
         why = "the questions of its metric are not all answered"
-        said = _last_words_of_metrics(run_dir, run)
+        said = _last_words(run_dir, run, Pullers.METRIC)
         return "\n".join([f"{why}; the last metric job said:", *said]) if said else why
-    return "not scored"
+    if Ledger(run_dir, "results").count_deaths(whole(dataset)) >= MAX_DEATHS:
+        return f"{MAX_DEATHS} scoring jobs died on it; logs: {run_dir.logs}"
+    said = _last_words(run_dir, run, Pullers.SCORE)
+    return "\n".join(["not scored; the last scoring job said:", *said]) if said else "not scored"
 
 
-def _last_words_of_metrics(run_dir: RunDir, run: Run) -> list[str]:
-    """Return the last lines of the newest metric job that said anything, such as why it cannot."""
-    pattern = pullers_name(run, Pullers.METRIC, 0).removesuffix("0") + "*.log"
+def _last_words(run_dir: RunDir, run: Run, kind: Pullers) -> list[str]:
+    """Return the last lines of the newest puller that said anything, such as why it cannot."""
+    pattern = pullers_name(run, kind, 0).removesuffix("0") + "*.log"
     for log in sorted(run_dir.logs.glob(pattern), key=_files.modified, reverse=True):
         with contextlib.suppress(OSError, ForeignError):
             lines = _files.read(log).decode(errors="replace").splitlines()
@@ -174,10 +177,10 @@ def unscored_datasets(run_dir: RunDir, run: Run) -> list[Dataset]:
     ]
 
 
-def unscored_indexes(run_dir: RunDir, run: Run) -> dict[str, DatasetRequests]:
-    """Return the indexes of the unscored datasets' requests, without any that cannot be read."""
+def request_indexes(run_dir: RunDir, run: Run) -> dict[str, DatasetRequests]:
+    """Return the indexes of the datasets' requests, without any that cannot be read."""
     found = {}
-    for dataset in unscored_datasets(run_dir, run):
+    for dataset in run.suite.datasets:
         with contextlib.suppress(RecordError):
             path = run_dir.requests_index(dataset.name)
             found[dataset.name] = _files.read_record(path, DatasetRequests)

@@ -183,6 +183,10 @@ class RunDir:
         return self.results_folder / f"{dataset}.error"
 
     @property
-    def scoring(self) -> Path:
-        """Text: the dataset that the scorer works on; empty while it works on none."""
-        return self.results_folder / "scoring"
+    def estimates_folder(self) -> Path:
+        """Folder of `estimate`."""
+        return self.root / "estimates"
+
+    def estimate(self, dataset: str) -> Path:
+        """`Estimate`: rough scores of a dataset, of which `first_signal` is made."""
+        return self.estimates_folder / f"{dataset}.json"

@@ -15,10 +15,20 @@ class Pullers(StrEnum):
     """The kinds of pullers. The value is in the names of their jobs and of their command."""
 
     METRIC = "metric"
+    SCORE = "score"
 
 
-LEDGERS_OF: Mapping[Pullers, tuple[LedgerName, ...]] = {Pullers.METRIC: ("answers",)}
-"""The ledgers with the work of each kind."""
+LEDGERS_OF: Mapping[Pullers, tuple[LedgerName, ...]] = {
+    Pullers.METRIC: ("answers",),
+    Pullers.SCORE: ("questions", "estimates", "results"),
+}
+"""The ledgers with the work of each kind: what others wait for comes first."""
+
+SCORING_SECONDS_PER_ITEM = 0.001
+"""Scoring of an item on one core, roughly: 300 s for the 346,937 items of the base suite."""
+
+SCORING_SECONDS_PER_JOB = 5.0
+"""A further scoring job pays when it scores for longer than the harness takes to start."""
 
 
 def pullers_name(run: Run, kind: Pullers, number: int) -> str:
@@ -36,37 +46,55 @@ def kind_of(run: Run, name: str) -> Pullers | None:
     return next((kind for kind in Pullers if is_pullers(run, name, kind)), None)
 
 
-def most_pullers(run: Run, kind: Pullers) -> int:
-    """Return how many pullers may be there at the same time."""
-    return {Pullers.METRIC: run.settings.metrics.cpus}[kind]
+def most_pullers(run: Run, kind: Pullers, cores: int | None = None) -> int:
+    """Return how many pullers may be there at the same time.
+
+    Args:
+        cores: of this machine, if all jobs of the run share it.
+    """
+    match kind:
+        case Pullers.METRIC:
+            return run.settings.metrics.cpus
+        case Pullers.SCORE:
+            most = run.settings.scoring.jobs
+            return most if cores is None else max(1, min(most, cores // 2))
 
 
-def useful_pullers(run: Run, kind: Pullers) -> int:
+def useful_pullers(run: Run, kind: Pullers, cores: int | None = None) -> int:
     """Return how many pullers the whole work of a run can occupy at the same time."""
-    useful = {
-        Pullers.METRIC: sum(run.portion_count(shard) for shard in run.shards_with_questions())
-    }[kind]
-    return max(1, min(most_pullers(run, kind), useful))
+    match kind:
+        case Pullers.METRIC:
+            useful = sum(run.portion_count(shard) for shard in run.shards_with_questions())
+        case Pullers.SCORE:
+            items = sum(shard.stop - shard.start for shard in run.shards)
+            seconds = items * SCORING_SECONDS_PER_ITEM
+            useful = min(len(run.suite.datasets), math.ceil(seconds / SCORING_SECONDS_PER_JOB))
+    return max(1, min(most_pullers(run, kind, cores), useful))
 
 
 def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: int) -> Job:
     """Return an array of pullers."""
     name = pullers_name(run, kind, number)
-    memory_gib = {Pullers.METRIC: run.settings.metrics.memory_gib}[kind]
+    match kind:
+        case Pullers.METRIC:
+            memory_gib, minutes = run.settings.metrics.memory_gib, _metric_minutes(run, count)
+        case Pullers.SCORE:
+            # They wait for responses, as long as there is a supervisor.
+            memory_gib, minutes = run.settings.scoring.memory_gib, run.settings.supervisor.minutes
     return Job(
         name=name,
         argv=(*program(run.python), f"_{kind}", str(run_dir.root)),
         count=count,
         cpus=1,
         memory_mib=math.ceil(memory_gib * 1024),
-        minutes=_minutes(run, kind, count),
+        minutes=minutes,
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
 
 
-def _minutes(run: Run, kind: Pullers, count: int) -> int:
-    """Return the time limit of an array."""
+def _metric_minutes(run: Run, count: int) -> int:
+    """Return the time limit of an array of metric jobs."""
     seconds = sum(s.metric_cpu_seconds for s in run.shards_with_questions()) / count
     trial = run.settings.trial
     return time_limit_minutes(

@@ -1,11 +1,13 @@
 """The work of each ledger of a run: its spans, and those that can be claimed."""
 
+from itertools import chain
+
 from coordinate_eval.coordinator.run.claims import Ledger, LedgerName, whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import all_portions, portions_with_questions
 from coordinate_eval.coordinator.run.pullers import LEDGERS_OF, Pullers
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.records import Span
+from coordinate_eval.records import Shard, Span
 
 
 def all_spans(run: Run, ledger: LedgerName) -> list[Span]:
@@ -23,10 +25,44 @@ def all_spans(run: Run, ledger: LedgerName) -> list[Span]:
             return [whole(name) for name in {s.dataset: 0 for s in run.shards if s.signal}]
 
 
-def claimable(run_dir: RunDir, run: Run, ledger: LedgerName) -> list[Span]:
-    """Return the spans that a puller can claim now: what they are made of is there."""
-    ready = portions_with_questions(run_dir, run) if ledger == "answers" else all_spans(run, ledger)
-    return Ledger(run_dir, ledger).claimable(ready)
+def claimable(run_dir: RunDir, run: Run, kind: Pullers) -> dict[LedgerName, list[Span]]:
+    """Return the spans that a puller can claim now, by ledger: what they are made of is there."""
+    ready: dict[LedgerName, list[Span]]
+    match kind:
+        case Pullers.METRIC:
+            ready = {"answers": portions_with_questions(run_dir, run)}
+        case Pullers.SCORE:
+            ready = _scorable(run_dir, run)
+    return {name: Ledger(run_dir, name).claimable(spans) for name, spans in ready.items()}
+
+
+def _scorable(run_dir: RunDir, run: Run) -> dict[LedgerName, list[Span]]:
+    """Return the questions, estimates and results whose responses and answers are all there.
+
+    Questions of the first signal come first, then those of the longest metrics.
+    """
+    left = Ledger(run_dir, "results").unpublished(all_spans(run, "results"))
+    unscored = {span.dataset for span in left}
+    shards = [shard for shard in run.shards if shard.dataset in unscored]
+    undone = set(Ledger(run_dir, "outputs").unpublished(shard.span for shard in shards))
+    asking = [s for s in run.shards_with_questions() if s.dataset in unscored]
+    portions = {shard.span: run.portions(shard) for shard in asking}
+    unanswered = set(Ledger(run_dir, "answers").unpublished(chain(*portions.values())))
+
+    def complete(shards: list[Shard]) -> list[Span]:
+        waiting = {
+            s.dataset
+            for s in shards
+            if s.span in undone or not unanswered.isdisjoint(portions.get(s.span, ()))
+        }
+        return [whole(name) for name in {s.dataset: 0 for s in shards} if name not in waiting]
+
+    asking.sort(key=lambda shard: (not shard.signal, -shard.metric_cpu_seconds))
+    return {
+        "questions": [portions[shard.span][-1] for shard in asking if shard.span not in undone],
+        "estimates": complete([shard for shard in shards if shard.signal]),
+        "results": complete(shards),
+    }
 
 
 def work_left(run_dir: RunDir, run: Run, kind: Pullers) -> tuple[int, int]:

@@ -3,11 +3,12 @@
 import time
 from collections import Counter
 
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers, is_pullers
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.work import work_left
+from coordinate_eval.coordinator.supervisor.decide import Facts
 
 
 class Arrays:
@@ -20,9 +21,13 @@ class Arrays:
         self.idle: Counter[Pullers] = Counter()
         """Arrays in a row that ended with nothing done though there was work, by kind."""
 
-    def count(self, run: Run, kind: Pullers, tasks: list[TaskStatus]) -> None:
-        """Note that an array is submitted now. It counts if none of an earlier one is alive."""
-        if any(is_pullers(run, t.name, kind) and t.state is not State.ENDED for t in tasks):
+    def count(self, run: Run, kind: Pullers, facts: Facts) -> None:
+        """Note that an array is submitted now.
+
+        The one before it counts if none of it is alive, and if it had work.
+        """
+        alive = [task.name for task in facts.tasks if task.state is not State.ENDED]
+        if any(is_pullers(run, name, kind) for name in alive) or not facts.waiting_for(kind):
             return
         left = work_left(self._dir, run, kind)
         self.idle[kind] = self.idle[kind] + 1 if left == self._left.get(kind) else 0

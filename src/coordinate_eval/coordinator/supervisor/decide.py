@@ -31,7 +31,7 @@ MAX_IDLE_ARRAYS = 3
 """Arrays of pullers in a row that did nothing, after which their work is given up."""
 
 ARRAY_PAUSE_SECONDS = 30.0
-"""Wait before some of an array's jobs are replaced: those before them may have failed at once."""
+"""Wait after an array before one that is not the only hope: what is wrong may pass."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Facts:
         claimable: spans that a job can claim now, by ledger; in "outputs" by a trial.
         open_claims: on spans of all ledgers.
         unscored: datasets with neither results nor an error.
-        scorable: datasets that wait for nothing but the scorer.
         idle_rounds: last rounds in a row without any response.
         idle_arrays: last arrays of pullers in a row that did nothing, by kind.
         recurring: all trials of the last round failed, and others would fail in the same way.
+        cores: of this machine, if all jobs of the run share it.
     """
 
     now: float
@@ -67,10 +67,10 @@ class Facts:
     claimable: Mapping[LedgerName, list[Span]]
     open_claims: list[tuple[LedgerName, OpenClaim]]
     unscored: int
-    scorable: int
     idle_rounds: int
     idle_arrays: Mapping[Pullers, int]
     recurring: bool
+    cores: int | None = None
 
     def alive(self, name: str) -> list[TaskStatus]:
         """Return the tasks of a job that have not ended."""
@@ -259,7 +259,7 @@ def _waiting_for_scores(facts: Facts) -> list[Action]:
     """Wait for answers and scores, which are all that is missing, or give up."""
     stuck = [kind for kind in Pullers if facts.waiting_for(kind)]
     hopeful = any(facts.idle_arrays[kind] < MAX_IDLE_ARRAYS for kind in stuck)
-    if facts.open_claims or hopeful or facts.scorable:
+    if facts.open_claims or hopeful:
         return []
     for kind in stuck:
         return [Finish(f"{facts.idle_arrays[kind]} arrays of {kind} jobs in a row did nothing")]
@@ -277,11 +277,22 @@ def _pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: int) 
     alive = sum(len(facts.alive(name)) for name in arrays)
     last = max((facts.submitted[name].time for name in arrays), default=0.0)
     free = alive - busy
-    wanted = min(most_pullers(run, kind) - busy, facts.waiting_for(kind))
-    if wanted <= 0 or free >= wanted / 2 or (alive and facts.now - last < ARRAY_PAUSE_SECONDS):
+    waiting = facts.waiting_for(kind)
+    # The harness starts while weights are copied and engines start.
+    early = kind is Pullers.SCORE and not alive and facts.unscored > 0 and _has_nodes(run, facts)
+    wanted = min(most_pullers(run, kind, facts.cores) - busy, max(waiting, early))
+    if wanted <= 0 or free >= wanted / 2:
         return []
-    count = wanted - free if alive else useful_pullers(run, kind)
+    if (alive or not waiting) and facts.now - last < ARRAY_PAUSE_SECONDS:
+        return []
+    count = wanted - free if alive else useful_pullers(run, kind, facts.cores)
     return [Submit(pullers_job(run, run_dir, kind, len(arrays), count))]
+
+
+def _has_nodes(run: Run, facts: Facts) -> bool:
+    """Return whether a keeper or a trial runs."""
+    running = [task.name for task in facts.tasks if task.state is State.RUNNING]
+    return any(jobs.is_keeper(run, name) or jobs.is_trials(run, name) for name in running)
 
 
 def _release(facts: Facts, node: str) -> list[Action]:

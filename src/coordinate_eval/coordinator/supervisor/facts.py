@@ -9,8 +9,7 @@ from coordinate_eval.coordinator.report.results import given_up, unscored_datase
 from coordinate_eval.coordinator.run.claims import LEDGERS, Ledger
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import all_portions
-from coordinate_eval.coordinator.run.pullers import LEDGERS_OF, Pullers
+from coordinate_eval.coordinator.run.pullers import Pullers
 from coordinate_eval.coordinator.run.records import Round, Run, StageProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.work import all_spans, claimable
@@ -24,6 +23,7 @@ def gather_facts(
     tasks: list[TaskStatus],
     now: float,
     idle_arrays: Mapping[Pullers, int],
+    cores: int | None = None,
 ) -> Facts:
     """Return the facts after a poll that was made just before.
 
@@ -55,7 +55,7 @@ def gather_facts(
         unpublished=unpublished,
         claimable={
             "outputs": outputs.claimable(unpublished),
-            **{n: claimable(run_dir, run, n) for kind in Pullers for n in LEDGERS_OF[kind]},
+            **{n: s for kind in Pullers for n, s in claimable(run_dir, run, kind).items()},
         },
         open_claims=[
             (name, claim)
@@ -64,27 +64,10 @@ def gather_facts(
             if claim.span.dataset not in lost
         ],
         unscored=len(unscored_datasets(run_dir, run)),
-        scorable=count_scorable(run_dir, run, unpublished),
         idle_rounds=count_idle_rounds(run_dir, run, rounds, now),
         idle_arrays=idle_arrays,
+        cores=cores,
         recurring=recurring_failure(run_dir, rounds),
-    )
-
-
-def count_scorable(run_dir: RunDir, run: Run, unpublished: list[Span]) -> int:
-    """Return how many datasets wait for nothing but the scorer."""
-    waiting = {span.dataset for span in unpublished}
-    unanswered = {s.dataset for s in Ledger(run_dir, "answers").unpublished(all_portions(run))}
-    unasked = {
-        shard.dataset
-        for shard in run.shards_with_questions()
-        if not run_dir.questions(run.portions(shard)[-1]).exists()
-    }
-    return sum(
-        1
-        for dataset in unscored_datasets(run_dir, run)
-        if dataset.name not in waiting
-        and (dataset.name not in unanswered or dataset.name in unasked)
     )
 
 

@@ -6,16 +6,18 @@ with the lower epoch leaves.
 """
 
 import contextlib
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster, Job, State, TaskStatus
 from coordinate_eval.coordinator.planning.plan import Plan
+from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claims import OF_DATASETS, Ledger, LedgerName
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.own import work_folder
@@ -42,7 +44,7 @@ from coordinate_eval.coordinator.supervisor.facts import (
 )
 from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
 from coordinate_eval.coordinator.supervisor.next_round import next_round
-from coordinate_eval.coordinator.supervisor.scorer_process import ScorerProcess, refuse_unconfined
+from coordinate_eval.coordinator.supervisor.unconfined import refuse_unconfined
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
@@ -68,6 +70,17 @@ POLLS_PER_SEARCH = 6
 
 MAX_FAULTS = 20
 """Errors in a row, of files or in the scheduler's answers, after which the supervisor gives up."""
+
+
+_LEFT: Mapping[LedgerName, str] = {
+    "outputs": "responses of",
+    "answers": "answers to questions of",
+    "questions": "questions of",
+    "requests": "the prompts of",
+    "results": "the scores of",
+    "estimates": "the first signal of",
+}
+"""What a job that dies leaves undone, by ledger."""
 
 
 class Superseded(Exception):
@@ -101,7 +114,8 @@ class Supervisor:
         self._strict = strict
         self._tell = tell
         self._handover = time.time() + minutes * 60 - HANDOVER_SECONDS
-        self._scorer = ScorerProcess(run_dir, self._run)
+        self._cores = (os.cpu_count() or 1) if cluster.local else None
+        self._estimated: set[str] = set()
         self._round_after = 0.0
         self._arrays = Arrays(run_dir)
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
@@ -122,8 +136,6 @@ class Supervisor:
             return self._loop()
         except Superseded:
             return None
-        finally:
-            self._scorer.kill()
 
     def leave_soon(self) -> None:
         """Hand over to a successor as soon as possible. A signal handler may call this."""
@@ -142,10 +154,8 @@ class Supervisor:
                 for action in actions:
                     if isinstance(action, Finish):
                         return self._finish(action, facts)
-                    self._act(action, tasks)
-                event = self._scorer.check({span.dataset for span in facts.unpublished})
-                if event:
-                    self._tell(None, event)
+                    self._act(action, facts)
+                self._show_first_signal()
                 faults = silences = 0
             except (ClusterError, OSError, RecordError) as error:
                 if isinstance(error, SubmitRefused) and self._strict:
@@ -162,37 +172,40 @@ class Supervisor:
 
     def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
         """Gather facts and decide. Look again before an action that follows from missing files."""
-        facts = gather_facts(self._dir, self._run, tasks, time.time(), self._arrays.idle)
+        facts = gather_facts(
+            self._dir, self._run, tasks, time.time(), self._arrays.idle, self._cores
+        )
         actions = decide(self._run, self._dir, facts)
         if any(
             isinstance(a, Revoke | NewRound) or (isinstance(a, Finish) and a.why) for a in actions
         ):
             refresh_listings(self._dir, [shard.span for shard in self._run.shards])
-            facts = gather_facts(self._dir, self._run, tasks, time.time(), self._arrays.idle)
+            facts = gather_facts(
+                self._dir, self._run, tasks, time.time(), self._arrays.idle, self._cores
+            )
             actions = decide(self._run, self._dir, facts)
         self._tell(facts, "")
         return facts, actions
 
-    def _act(self, action: Action, tasks: list[TaskStatus]) -> None:
+    def _act(self, action: Action, facts: Facts) -> None:
         if isinstance(action, Submit):
-            self._submit(action, tasks)
+            self._submit(action, facts)
         elif isinstance(action, Cancel):
             self._tell(None, f"cancelling {', '.join(action.job_ids)}: {action.why}")
             self._cluster.cancel(list(action.job_ids))
         elif isinstance(action, Revoke):
             span, attempt, claim = action.claim
-            self._tell(
-                None,
-                f"{claim.owner} ended without finishing items {span.stem} of {span.dataset}; "
-                "they can be claimed again",
-            )
+            what = f"{_LEFT[action.ledger]} {span.dataset}"
+            if action.ledger not in OF_DATASETS:
+                what += f" (items {span.stem})"
+            self._tell(None, f"{claim.owner} ended without finishing {what}; another one will")
             Ledger(self._dir, action.ledger).revoke(span, attempt, "died")
         elif isinstance(action, Release):
             _files.write(self._dir.released(action.round, action.node), "")
         elif isinstance(action, NewRound):
             self._new_round()
 
-    def _submit(self, action: Submit, tasks: list[TaskStatus]) -> None:
+    def _submit(self, action: Submit, facts: Facts) -> None:
         """Submit a job once. One whose answer was lost is found by its name."""
         job = action.job
         kind = kind_of(self._run, job.name)
@@ -201,7 +214,7 @@ class Supervisor:
         self._check_epoch()
         job_id, refusal = None, ""
         try:
-            job_id = self._find_or_submit(job, tasks)
+            job_id = self._find_or_submit(job, facts.tasks)
         except SubmitRefused as error:
             if self._strict and not any(s.job_id for s in read_submitted(self._dir)):
                 raise
@@ -212,7 +225,7 @@ class Supervisor:
             self._arrays.pause(kind, MAX_BACKOFF_SECONDS)
             return
         if kind is not None:
-            self._arrays.count(self._run, kind, tasks)
+            self._arrays.count(self._run, kind, facts)
         submitted = Submitted(job=job, job_id=job_id, refusal=refusal, time=time.time())
         _files.write_record(self._dir.job(job.name), submitted)
 
@@ -220,6 +233,14 @@ class Supervisor:
         """Return the id of a job: of the one with its name if there is one, else of a new one."""
         found = next((t.job_id for t in tasks if t.name == job.name), None)
         return found or self._cluster.submit(job)
+
+    def _show_first_signal(self) -> None:
+        """Write the first signal again when there are new estimates."""
+        estimated = _files.names(self._dir.estimates_folder)
+        if estimated - self._estimated:
+            found = first_signal.collect(self._dir, self._run)
+            _files.write_record(self._dir.first_signal, found)
+            self._estimated = estimated
 
     def _new_round(self) -> None:
         """Create the next round on the nodes that are free now; create none while no GPU is."""
@@ -244,7 +265,7 @@ class Supervisor:
 
     def _finish(self, action: Finish, facts: Facts) -> dict[str, Any]:
         """Release all nodes, write the results, and wait until every job has ended."""
-        self._scorer.kill()
+        self._show_first_signal()
         for round_ in read_rounds(self._dir):
             for node in round_.nodes:
                 released = self._dir.released(round_.number, node.name)
@@ -293,10 +314,11 @@ class Supervisor:
             time.sleep(min(1.0, self._poll_seconds))
 
     def _wait(self, seconds: float, *, watch: bool) -> None:
-        """Sleep until it is time to hand over or, with `watch`, the scorer has ended."""
+        """Sleep until it is time to hand over or, with `watch`, everything is scored."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if (watch and self._scorer.ended) or self._handover == 0.0:
+            scored = watch and not report.unscored_datasets(self._dir, self._run)
+            if scored or self._handover == 0.0:
                 return
             time.sleep(min(0.2, self._poll_seconds))
 

@@ -1,1 +1,1 @@
-"""The processes that jobs run: keeper, trial, metric job, scorer."""
+"""The processes that jobs run: keeper, trial, metric job, scoring job."""

@@ -1,47 +1,74 @@
-"""The scorer: it decides what to score next, and writes what comes of it.
+"""Scoring jobs: turn responses and answers into results on CPUs, while trials still run.
 
-`coordinate-eval _score RUN`, a child of the supervisor. While engines start, it loads small
-datasets. As responses and answers are published, it writes
+`coordinate-eval _score RUN`. As responses and answers are published, a job claims and writes
 
 - the questions of a shard's metric, portion by portion, for metric jobs to answer;
 - rough scores of a dataset's slice, when the slice of the first signal is complete;
-- the results of a dataset, when all of its responses and answers are there.
+- the results of a dataset, when all of its responses and answers are there, the longest first.
 
 The code of tasks, which reads what the model wrote, runs in processes below this one, confined
 where the node can (see `evaluators/confined/`). This one asks them, checks what they say, and
-writes every file. Tasks may crash or hang them without harm to the supervisor (see
-`supervisor/scorer_process.py`). It ends with its parent, and they end with it.
+writes every file. A process that crashes, hangs or takes too much memory is ended and asked again;
+a dataset that ends several is given up.
+
+The first job of an array stays until everything is scored, so that the last dataset waits for no
+queue. The others leave when they have found nothing to claim for a while.
 """
 
 import contextlib
 import itertools
+import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from coordinate_eval import _files, _owner
+from coordinate_eval.cluster import INDEX_VARIABLE
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.suite import check_tasks
 from coordinate_eval.coordinator.report import first_signal
-from coordinate_eval.coordinator.report.first_signal import FirstSignal
-from coordinate_eval.coordinator.report.results import unscored_datasets, unscored_indexes
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.report.failures import own_log, tail
+from coordinate_eval.coordinator.report.first_signal import Estimate
+from coordinate_eval.coordinator.report.results import request_indexes, unscored_datasets
+from coordinate_eval.coordinator.run.claims import Ledger, LedgerName, own_task
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.pullers import Pullers
 from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.coordinator.run.work import claimable
+from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.base import Scorer
 from coordinate_eval.evaluators.confined.evaluator import ConfinedEvaluator, Place
 from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles, Setup
 from coordinate_eval.evaluators.confined.process import ProcessEnded
 from coordinate_eval.evaluators.harness.task_names import kept_file
-from coordinate_eval.records import Dataset, DatasetRequests, Question, Span
+from coordinate_eval.records import (
+    Dataset,
+    DatasetRequests,
+    Question,
+    Shard,
+    Span,
+)
 
-MAX_LOADED_REQUESTS = 10_000
-"""Requests of the datasets that are loaded before any response is there: about a minute's work."""
+T = TypeVar("T")
+
+IDLE_SECONDS = 120.0
+"""Time after which a job that finds nothing to claim leaves; the supervisor starts others.
+
+It is longer than a network file system may hide a new file.
+"""
+
+POLL_SECONDS = 0.5
+"""Time between two looks at what can be claimed."""
+
+TRIES = 3
+"""A dataset is given up when this many processes in a row did not score it."""
 
 MEMORY_PART = 0.9
-"""Part of the supervisor's memory that scoring may use: the rest is for supervisor and scorer."""
+"""Part of a job's memory that its processes may use: the rest is for the job itself."""
 
 
 def run_scorer(run_dir: RunDir) -> int:
@@ -49,18 +76,21 @@ def run_scorer(run_dir: RunDir) -> int:
     run = read_run(run_dir)
     _owner.trust(run.settings.trusted_users)
     check_tasks(run.suite)
-    try:
-        with start_evaluator(run_dir, run) as evaluator:
-            _score_all(run_dir, run, _Scorer(run_dir, run, evaluator))
-    except ProcessEnded as error:
-        # The supervisor starts the scorer again, and counts this against the dataset.
-        sys.stderr.write(f"scoring stopped: {error}\n")
-        return 1
+    index = int(os.environ.get(INDEX_VARIABLE, "0"))
+    indexes = request_indexes(run_dir, run)
+    stop_on_signals()
+    with (
+        contextlib.suppress(StopRequested),
+        start_evaluator(run_dir, run, indexes) as evaluator,
+    ):
+        _Scorer(run_dir, run, evaluator, index, indexes).work()
     return 0
 
 
-def start_evaluator(run_dir: RunDir, run: Run) -> ConfinedEvaluator:
-    """Return the evaluator of the datasets that are still unscored."""
+def start_evaluator(
+    run_dir: RunDir, run: Run, indexes: dict[str, DatasetRequests]
+) -> ConfinedEvaluator:
+    """Return the evaluator of the run's datasets."""
     settings = run.settings
     may_work = run.folder and not why_not_for_tasks(Path(run.folder), run.checkpoint)
     return ConfinedEvaluator(
@@ -71,7 +101,7 @@ def start_evaluator(run_dir: RunDir, run: Run) -> ConfinedEvaluator:
             max_length=run.max_length,
             kept_tasks=str(kept_file(Path(settings.cache_dir).expanduser()) or ""),
             folder=run.folder if may_work else "",
-            memory_bytes=int(MEMORY_PART * settings.supervisor.memory_gib * 2**30),
+            memory_bytes=int(MEMORY_PART * settings.scoring.memory_gib * 2**30),
         ),
         Place(
             run_dir.model,
@@ -79,165 +109,138 @@ def start_evaluator(run_dir: RunDir, run: Run) -> ConfinedEvaluator:
             run_dir.published_folder("answers", ""),
         ),
         [dataset.task for dataset in run.suite.datasets if dataset.task],
-        unscored_indexes(run_dir, run),
+        indexes,
+        most_seconds=60 * settings.scoring.dataset_minutes,
         allow_unsafe=settings.metrics.allow_unsafe_code,
     )
 
 
-def _score_all(run_dir: RunDir, run: Run, scorer: "_Scorer") -> None:
-    scorer.load_small_datasets()
-    idle = False
-    while unscored_datasets(run_dir, run):
-        wrote = scorer.write_questions_of_a_shard()
-        wrote = scorer.estimate_a_dataset() or scorer.score_a_dataset() or wrote
-        if not wrote:
-            if not idle:
-                _files.write(run_dir.scoring, "")
-            time.sleep(0.5)
-        idle = not wrote
-
-
 class _Scorer:
-    """The steps of scoring. Each of the last three does one piece of work, or returns False."""
+    """One scoring job."""
 
-    def __init__(self, run_dir: RunDir, run: Run, evaluator: Scorer) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        run: Run,
+        evaluator: Scorer,
+        index: int,
+        indexes: dict[str, DatasetRequests],
+    ) -> None:
         self._dir, self._run, self._evaluator = run_dir, run, evaluator
-        self._outputs = Ledger(run_dir, "outputs")
-        self._answers = Ledger(run_dir, "answers")
+        self._index, self._indexes = index, indexes
+        self._datasets = {dataset.name: dataset for dataset in run.suite.datasets}
+        asking = run.shards_with_questions()
+        self._shards = {run.portions(shard)[-1]: shard for shard in asking}
+        self._steps: dict[LedgerName, Callable[[Dataset, Span], None]] = {
+            "questions": self._write_questions,
+            "estimates": self._write_estimate,
+            "results": self._write_results,
+        }
 
-    def load_small_datasets(self) -> None:
-        """Load datasets until the first responses are published, while engines start.
-
-        Large datasets are loaded when they are scored: loading one here would delay the scores of
-        others.
-        """
-        room = MAX_LOADED_REQUESTS
-        spans = [shard.span for shard in self._run.shards]
-        for dataset in unscored_datasets(self._dir, self._run):
-            if len(self._outputs.unpublished(spans)) < len(spans):
+    def work(self) -> None:
+        """Score what others have not claimed, until nothing is left or this job may leave."""
+        idle_since = time.monotonic()
+        while unscored_datasets(self._dir, self._run):
+            if self._work_on_one():
+                idle_since = time.monotonic()
+            elif self._index and time.monotonic() - idle_since > IDLE_SECONDS:
                 return
-            # An error comes again when the dataset is scored, and is reported then.
-            with contextlib.suppress(Exception):
-                path = self._dir.requests_index(dataset.name)
-                index = _files.read_record(path, DatasetRequests)
-                if index.requests > room:
-                    continue
-                room -= index.requests
-                _files.write(self._dir.scoring, dataset.name)
-                self._evaluator.load(dataset)
+            else:
+                time.sleep(POLL_SECONDS)
 
-    def write_questions_of_a_shard(self) -> bool:
-        """Write the questions of one published shard."""
-        unscored = {dataset.name: dataset for dataset in unscored_datasets(self._dir, self._run)}
-        for shard in self._run.shards_with_questions():
-            if shard.dataset not in unscored:
-                continue
-            portions = self._run.portions(shard)
-            # The last portion is written last: where it is, all are.
-            written = self._dir.questions(portions[-1]).exists()
-            if written or not self._outputs.is_published(shard.span):
-                continue
-            dataset = unscored[shard.dataset]
-            _files.write(self._dir.scoring, dataset.name)
+    def _work_on_one(self) -> bool:
+        """Claim and do one piece of work. Return False if there was none."""
+        for name, spans in claimable(self._dir, self._run, Pullers.SCORE).items():
+            ledger = Ledger(self._dir, name)
+            if name == "results":
+                spans.sort(key=self._requests, reverse=True)
+            for span in spans:
+                attempt = ledger.claim(span, f"score-{self._index}", own_task())
+                if attempt is not None:
+                    self._do(ledger, span, attempt)
+                    return True
+        return False
+
+    def _do(self, ledger: Ledger, span: Span, attempt: int) -> None:
+        """Do what is claimed. A task's own code may raise anything, at the dataset's cost."""
+        dataset = self._datasets[span.dataset]
+        with ledger.held(span, attempt):
             try:
-                questions = self._evaluator.questions(dataset, self._responses([shard.span]))
-                write_questions(self._dir, portions, questions)
-            except ProcessEnded:
-                raise
+                self._steps[ledger.name](dataset, span)
             except Exception as error:
-                self._write_error(dataset, error)
-            return True
-        return False
+                if not self._dir.dataset_results(dataset.name).exists():
+                    path = self._dir.dataset_error(dataset.name)
+                    _files.write(path, _describe(error) + "\n")
+                # The next supervisor removes the error, and the dataset is tried again.
+                ledger.revoke(span, attempt, "released")
 
-    def estimate_a_dataset(self) -> bool:
-        """Write rough scores of one dataset whose slice has all responses and answers."""
-        slices = first_signal.slices(self._run)
-        if not slices:
-            return False
-        path = self._dir.first_signal
-        known = _files.read_record_if_there(path, FirstSignal) or first_signal.empty(self._run)
-        for dataset in unscored_datasets(self._dir, self._run):
-            spans = slices.get(dataset.name, [])
-            portions = self._portions(spans)
-            if known.is_settled(dataset.name) or not self._is_complete(spans, portions):
-                continue
-            _files.write(self._dir.scoring, dataset.name)
-            # Written first, so that a scorer that this kills does not try it again.
-            tried = known.with_dataset(dataset.name, first_signal.UNFINISHED, self._age())
-            _files.write_record(path, tried)
-            found = self._estimate(dataset, spans, portions)
-            _files.write_record(path, tried.with_dataset(dataset.name, found, self._age()))
-            return True
-        return False
+    def _write_questions(self, dataset: Dataset, last: Span) -> None:
+        """Write the questions of the shard with this last portion."""
+        shard = self._shards[last]
+        responses = self._responses([shard])
+        questions = _ask(lambda: self._evaluator.questions(dataset, responses))
+        write_questions(self._dir, self._run.portions(shard), questions)
 
-    def score_a_dataset(self) -> bool:
-        """Write the results of one dataset that has all responses and answers."""
-        spans: dict[str, list[Span]] = {}
-        for shard in self._run.shards:
-            spans.setdefault(shard.dataset, []).append(shard.span)
-        for dataset in unscored_datasets(self._dir, self._run):
-            mine = spans[dataset.name]
-            portions = self._portions(mine)
-            if not self._is_complete(mine, portions):
-                continue
-            _files.write(self._dir.scoring, dataset.name)
-            try:
-                answers = self._given_answers(portions)
-                results = self._evaluator.finish(dataset, self._responses(mine), answers)
-                _files.write_record(self._dir.dataset_results(dataset.name), results)
-            except ProcessEnded:
-                raise
-            except Exception as error:
-                self._write_error(dataset, error)
-            return True
-        return False
-
-    def _estimate(
-        self, dataset: Dataset, spans: list[Span], portions: list[Span]
-    ) -> first_signal.Signal | str:
-        """Return the scores of a slice, or the error."""
+    def _write_estimate(self, dataset: Dataset, _: Span) -> None:
+        """Write rough scores of a slice, or why there are none: it is tried once."""
+        shards = [s for s in self._run.shards if s.signal and s.dataset == dataset.name]
+        shards.sort(key=lambda shard: shard.start)
+        signal, why_not = None, ""
         try:
-            answers = self._given_answers(portions)
-            results = self._evaluator.finish_part(dataset, self._responses(spans), answers)
-            index = _files.read_record(self._dir.requests_index(dataset.name), DatasetRequests)
-            return first_signal.estimate(results, index)
-        except ProcessEnded:
-            raise
+            results = self._evaluator.finish_part(
+                dataset, self._responses(shards), self._answers(shards)
+            )
+            signal = first_signal.estimate(results, self._indexes[dataset.name])
         except Exception as error:
-            return _describe(error)
+            why_not = _describe(error)
+        age = time.time() - self._run.created
+        estimate = Estimate(seconds=age, signal=signal, why_not=why_not)
+        _files.write_record(self._dir.estimate(dataset.name), estimate)
 
-    def _portions(self, spans: list[Span]) -> list[Span]:
-        """Return the portions of questions of these shards."""
-        wanted = set(spans)
-        return [
-            portion
-            for shard in self._run.shards_with_questions()
-            if shard.span in wanted
-            for portion in self._run.portions(shard)
-        ]
+    def _write_results(self, dataset: Dataset, _: Span) -> None:
+        shards = [shard for shard in self._run.shards if shard.dataset == dataset.name]
+        responses, answers = self._responses(shards), self._answers(shards)
+        results = _ask(lambda: self._evaluator.finish(dataset, responses, answers))
+        # Another job that was taken for dead may have been first.
+        _files.create(self._dir.dataset_results(dataset.name), results.model_dump_json(indent=1))
 
-    def _is_complete(self, spans: list[Span], portions: list[Span]) -> bool:
-        return not self._outputs.unpublished(spans) and not self._answers.unpublished(portions)
+    def _requests(self, span: Span) -> int:
+        """Return a dataset's requests, of which the time of its scoring is made."""
+        index = self._indexes.get(span.dataset)
+        return index.requests if index is not None else 0
 
-    def _responses(self, spans: list[Span]) -> ResponseFiles:
-        return ResponseFiles(tuple(self._dir.published("outputs", span) for span in spans))
+    def _responses(self, shards: list[Shard]) -> ResponseFiles:
+        return ResponseFiles(tuple(self._dir.published("outputs", s.span) for s in shards))
 
-    def _given_answers(self, portions: list[Span]) -> AnswerFiles:
-        return AnswerFiles(tuple(self._dir.published("answers", portion) for portion in portions))
+    def _answers(self, shards: list[Shard]) -> AnswerFiles:
+        asking = [shard for shard in shards if shard.dataset in self._run.asks]
+        portions = itertools.chain.from_iterable(map(self._run.portions, asking))
+        return AnswerFiles(tuple(self._dir.published("answers", p) for p in portions))
 
-    def _write_error(self, dataset: Dataset, error: Exception) -> None:
-        """Record that a dataset cannot be scored. A task's own code may raise anything."""
-        _files.write(self._dir.dataset_error(dataset.name), _describe(error) + "\n")
 
-    def _age(self) -> float:
-        """Return the seconds since the run was created."""
-        return time.time() - self._run.created
+def _ask(question: Callable[[], T]) -> T:
+    """Return what a process of the harness replies; ask a new one if it has ended.
+
+    Raises:
+        ProcessEnded: several have.
+    """
+    for _ in range(TRIES - 1):
+        try:
+            return question()
+        except ProcessEnded as error:
+            sys.stderr.write(f"scoring stopped: {error}; trying again\n")
+    try:
+        return question()
+    except ProcessEnded as error:
+        # What they said last is in this job's log.
+        said = [f"{TRIES} times, {error}", *tail(own_log())]
+        raise ProcessEnded("\n".join(said)) from error
 
 
 def write_questions(run_dir: RunDir, portions: list[Span], questions: list[Question]) -> None:
     """Write the questions of one shard, dealt to its portions.
 
-    A portion that an earlier scorer has written may be answered already, and stays. Questions of
+    A portion that an earlier job has written may be answered already, and stays. Questions of
     this call that it lacks are added to the last portion.
     """
     ordered = sorted(questions, key=lambda question: question.id)

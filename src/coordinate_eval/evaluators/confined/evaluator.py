@@ -64,6 +64,7 @@ class ConfinedEvaluator:
         tasks: Sequence[str],
         indexes: Mapping[str, DatasetRequests],
         *,
+        most_seconds: float,
         allow_unsafe: bool,
     ) -> None:
         """Find out how processes can be confined here, and start the first one.
@@ -73,10 +74,12 @@ class ConfinedEvaluator:
             place: the folders that they read.
             tasks: names of the datasets' tasks, or paths of task files.
             indexes: of the requests of every dataset that may be scored.
+            most_seconds: for one reply of a process, which is ended afterwards.
             allow_unsafe: text of the model may run unconfined where nothing confines it.
         """
         self._setup, self._place = setup, place
         self._tasks, self._indexes = tasks, indexes
+        self._most_seconds = most_seconds
         self._caches = view.Caches.of(os.environ)
         self._level, self._why_not = find_level(allow_unsafe)
         how = self._level
@@ -193,7 +196,8 @@ class ConfinedEvaluator:
             setup = setup.model_copy(update={"mirrors": self._caches.mirrors})
             seen = self._view(only)
         environment = view.environment(os.environ, self._caches, confined=confined)
-        process = ScoringProcess(setup, self._level or Level.LIMITS, seen, environment)
+        level = self._level or Level.LIMITS
+        process = ScoringProcess(setup, level, seen, environment, self._most_seconds)
         return _Holder(process)
 
     def _view(self, only: str) -> View:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import os
 import select
 import signal
@@ -182,9 +183,14 @@ class ScoringProcess(_Process):
     """A process that scores, confined at a `level` to a `view`; not at all at `limits`."""
 
     def __init__(
-        self, setup: Setup, level: Level, view: View, environment: Mapping[str, str]
+        self,
+        setup: Setup,
+        level: Level,
+        view: View,
+        environment: Mapping[str, str],
+        most_seconds: float,
     ) -> None:
-        """Start the process.
+        """Start the process, which gets `most_seconds` for each reply.
 
         Raises:
             OSError, ValueError: the confinement cannot be set up.
@@ -197,9 +203,17 @@ class ScoringProcess(_Process):
             look=self._check_use,
         )
         self._watch = Watch(self._process.pid, setup.memory_bytes)
+        self._most_seconds, self._end = most_seconds, math.inf
+
+    def ask(self, command: Command) -> Reply:
+        """Return the reply to a command; raises as that of any process does."""
+        self._end = time.monotonic() + self._most_seconds
+        return super().ask(command)
 
     def _check_use(self, process: int) -> None:
-        """Check the number and the memory of all processes together."""
+        """Check the time, and the number and the memory of all processes together."""
+        if time.monotonic() > self._end:
+            raise ProcessEnded(f"scoring did not end within {self._most_seconds / 60:g} minutes")
         below = itertools.islice(members(process), 1, MOST_PROCESSES + 2)
         if len(list(below)) > MOST_PROCESSES:
             raise ProcessEnded(f"scoring had more than {MOST_PROCESSES} processes")
@@ -208,6 +222,5 @@ class ScoringProcess(_Process):
         except OverMemory:
             gib = self._watch.limit_bytes / (1 << 30)
             raise ProcessEnded(
-                f"scoring used more than {gib:.1f} GiB of memory; [supervisor] memory_gib allows "
-                "more"
+                f"scoring used more than {gib:.1f} GiB of memory; [scoring] memory_gib allows more"
             ) from None

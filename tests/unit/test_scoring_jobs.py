@@ -1,0 +1,275 @@
+"""Scoring jobs: several share the work, and what fails costs one dataset at most."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.runs import until
+from tests.unit.test_decide import make_run
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import INDEX_VARIABLE
+from coordinate_eval.coordinator.report.results import given_up
+from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, whole
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.workers import scorer
+from coordinate_eval.coordinator.workers.signals import StopRequested
+from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles
+from coordinate_eval.evaluators.confined.process import ProcessEnded
+from coordinate_eval.records import (
+    Answer,
+    Dataset,
+    DatasetRequests,
+    DatasetResults,
+    Question,
+    QuestionKind,
+    Shard,
+    Suite,
+)
+
+REQUESTS = {"short": 10, "long": 1000, "asks": 100}
+
+
+class FakeEvaluator:
+    """Scores at once. `does` is called first, with the dataset's name."""
+
+    def __init__(self, does: Callable[[str], None] = lambda _: None) -> None:
+        self._does = does
+        self.finished: list[str] = []
+        self.asked: list[str] = []
+
+    def load(self, dataset: Dataset) -> list[str]:
+        return []
+
+    def questions(self, dataset: Dataset, responses: ResponseFiles) -> list[Question]:
+        self.asked += [path.stem for path in responses.paths]
+        return [
+            Question(id="q", kind=QuestionKind.PROGRAM, content="", timeout_seconds=1),
+        ]
+
+    def finish(
+        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
+    ) -> DatasetResults:
+        self.finished.append(dataset.name)
+        self._does(dataset.name)
+        return DatasetResults(dataset=dataset.name, items=len(answers), results={})
+
+    finish_part = finish
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A run of three datasets with all responses; the questions of one are to be answered."""
+    made = RunDir(tmp_path)
+    run = make_run(
+        folder=str(tmp_path),
+        suite=Suite(name="s", digest="d", datasets=[Dataset(name=n, task=n) for n in REQUESTS]),
+        shards=[
+            Shard(dataset=n, start=a, stop=a + 2, gpu_seconds=1, metric_cpu_seconds=1)
+            for n in REQUESTS
+            for a in (0, 2)
+        ],
+        asks=["asks"],
+    )
+    _files.write_record(made.run, run)
+    for name, requests in REQUESTS.items():
+        index = DatasetRequests(
+            dataset=name, key="", items=4, requests=requests, prompt_tokens=0,
+            generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=False,
+            offsets=[],
+        )  # fmt: skip
+        _files.write_record(made.requests_index(name), index)
+    for shard in run.shards:
+        _files.write(made.published("outputs", shard.span), "")
+    monkeypatch.setattr(scorer, "POLL_SECONDS", 0.01)
+    return made
+
+
+def answer(run_dir: RunDir) -> None:
+    """Answer the questions that are there, as metric jobs do."""
+    for path in run_dir.questions_folder("asks").glob("*.jsonl"):
+        answers = run_dir.published_folder("answers", "asks") / path.name
+        line = Answer(id=path.stem, passed=True, result="passed", seconds=0).line()
+        _files.create(answers, line)
+
+
+def work(
+    run_dir: RunDir, evaluator: FakeEvaluator, monkeypatch: pytest.MonkeyPatch, index: int = 0
+) -> int:
+    """Run a scoring job to its end."""
+
+    @contextmanager
+    def started(*_: object) -> Iterator[FakeEvaluator]:
+        yield evaluator
+
+    monkeypatch.setattr(scorer, "start_evaluator", started)
+    monkeypatch.setattr(scorer, "stop_on_signals", lambda: None)
+    monkeypatch.setenv(INDEX_VARIABLE, str(index))
+    return scorer.run_scorer(run_dir)
+
+
+@contextmanager
+def answering(run_dir: RunDir) -> Iterator[None]:
+    """Answer questions all the time."""
+    over = threading.Event()
+
+    def go() -> None:
+        while not over.wait(0.01):
+            answer(run_dir)
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def results(run_dir: RunDir) -> dict[str, int]:
+    """Datasets with results, and the answers that each was scored from."""
+    return {
+        path.stem: _files.read_record(path, DatasetResults).items
+        for path in run_dir.results_folder.glob("*.json")
+    }
+
+
+ALL = {"short": 0, "long": 0, "asks": 2}
+
+
+def test_the_longest_dataset_first_and_each_once(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator = FakeEvaluator()
+    with answering(run_dir):
+        assert work(run_dir, evaluator, monkeypatch) == 0
+    assert results(run_dir) == ALL
+    assert sorted(evaluator.asked) == ["0-2", "2-4"]
+    assert [name for name in evaluator.finished if name != "asks"] == ["long", "short"]
+
+
+def test_two_jobs_share_the_work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def wait_for_the_other(name: str) -> None:
+        if name != "asks":
+            both.wait()
+
+    evaluator = FakeEvaluator(wait_for_the_other)
+    with answering(run_dir):
+        jobs = [
+            threading.Thread(target=work, args=(run_dir, evaluator, monkeypatch, n))
+            for n in range(2)
+        ]
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+    assert results(run_dir) == ALL
+    assert sorted(evaluator.finished) == sorted(ALL)
+    assert sorted(evaluator.asked) == ["0-2", "2-4"]
+
+
+@pytest.mark.parametrize(("failures", "lost"), [(scorer.TRIES - 1, False), (scorer.TRIES, True)])
+def test_a_dataset_that_ends_three_processes_is_given_up(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, failures: int, lost: bool
+) -> None:
+    ended: list[str] = []
+
+    def ends(name: str) -> None:
+        if name == "long" and len(ended) < failures:
+            ended.append(name)
+            raise ProcessEnded("scoring did not end within 20 minutes")
+
+    with answering(run_dir):
+        assert work(run_dir, FakeEvaluator(ends), monkeypatch) == 0
+    assert len(ended) == failures
+    assert given_up(run_dir) == ({"long"} if lost else set())
+    assert results(run_dir).keys() == ALL.keys() - given_up(run_dir)
+    if lost:
+        error = run_dir.dataset_error("long").read_text()
+        assert error == "3 times, scoring did not end within 20 minutes\n"
+
+
+def test_what_cannot_be_scored_is_tried_again_by_the_next_supervisor(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = True
+
+    def fails(name: str) -> None:
+        if name == "long" and full:
+            raise UserError("the disk is full")
+
+    with answering(run_dir):
+        assert work(run_dir, FakeEvaluator(fails), monkeypatch) == 0
+        assert run_dir.dataset_error("long").read_text() == "the disk is full\n"
+        run_dir.dataset_error("long").unlink()
+        full = False
+        assert work(run_dir, FakeEvaluator(fails), monkeypatch) == 0
+    assert results(run_dir) == ALL
+
+
+def test_one_that_is_stopped_gives_its_dataset_back(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops(name: str) -> None:
+        raise StopRequested("signal 15")
+
+    ledger = Ledger(run_dir, "results")
+    for _ in range(MAX_DEATHS + 1):
+        assert work(run_dir, FakeEvaluator(stops), monkeypatch) == 0
+    assert ledger.open_claims([whole("long")]) == []
+    assert ledger.claimable([whole("long")]) == [whole("long")]
+
+
+def test_what_another_job_holds_is_left_to_it(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scorer, "IDLE_SECONDS", 0.0)
+    assert Ledger(run_dir, "results").claim(whole("long"), "score-0", "7_0.0") == 1
+    evaluator = FakeEvaluator()
+    answer(run_dir)
+    assert work(run_dir, evaluator, monkeypatch, index=1) == 0
+    assert "long" not in evaluator.finished
+    assert "short" in evaluator.finished
+
+
+def test_the_first_job_stays_until_the_last_score(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scorer, "IDLE_SECONDS", 0.0)
+    evaluator = FakeEvaluator()
+    job = threading.Thread(target=work, args=(run_dir, evaluator, monkeypatch))
+    job.start()
+    until(lambda: "short" in results(run_dir), "all that waits for no answer")
+    assert job.is_alive()
+    with answering(run_dir):
+        job.join()
+    assert results(run_dir) == ALL
+
+
+def test_results_never_change(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that was taken for dead may be late."""
+    first = DatasetResults(dataset="long", items=77, results={})
+
+    def another_is_first(name: str) -> None:
+        if name == "long":
+            _files.write_record(run_dir.dataset_results("long"), first)
+
+    def fails_too_late(name: str) -> None:
+        another_is_first(name)
+        raise UserError("too late")
+
+    with answering(run_dir):
+        work(run_dir, FakeEvaluator(another_is_first), monkeypatch)
+    assert results(run_dir)["long"] == 77
+    for name in REQUESTS:
+        run_dir.dataset_results(name).unlink()
+    for name in REQUESTS:
+        for n, claim in enumerate(Ledger(run_dir, "results").open_claims([whole(name)]), 1):
+            Ledger(run_dir, "results").revoke(claim.span, n, "died")
+    work(run_dir, FakeEvaluator(fails_too_late), monkeypatch)
+    assert given_up(run_dir) == {"short", "asks"}
