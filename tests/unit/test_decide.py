@@ -218,6 +218,43 @@ def test_a_new_round_when_all_trials_are_gone_and_work_is_left() -> None:
     assert d.NewRound() not in d.decide(RUN, DIR, again)
 
 
+def test_trials_wait_in_the_queue_with_their_keeper_if_a_short_copy_is_predicted() -> None:
+    run = make_run(copy_seconds=30, engine_start_seconds=40)
+    actions = d.decide(run, DIR, facts())
+    assert submits(actions) == [KEEP[0], TRIAL[0], KEEP[1], TRIAL[1]]
+    assert [a.beside for a in actions if isinstance(a, d.Submit)] == ["", KEEP[0], "", KEEP[1]]
+    long = make_run(copy_seconds=41, engine_start_seconds=40)
+    assert submits(d.decide(long, DIR, facts())) == KEEP
+    # What a copy shows of its speed counts more than what was predicted.
+    known = facts(
+        submitted=submitted(*KEEP),
+        tasks=[*tasks(KEEP[0], State.RUNNING), *tasks(KEEP[1], State.PENDING)],
+        stages={"n1": stage(10, 1000, 10)},
+    )
+    assert submits(d.decide(run, DIR, known)) == [TRIAL[1]]
+    assert submits(d.decide(long, DIR, known)) == []
+    failed = replace(known, stages={n: stage(0, 1000, 0, "failed") for n in NODES})
+    assert submits(d.decide(run, DIR, failed)) == []
+
+
+def test_a_refused_keepers_node_is_left_whatever_is_predicted() -> None:
+    refused = facts(submitted=submitted(*KEEP, refusal="no"))
+    run = make_run(copy_seconds=1)
+    assert d.decide(run, DIR, refused) == [d.Release(0, n) for n in NODES]
+
+
+def test_a_keeper_that_does_not_start_is_cancelled_though_its_trials_run() -> None:
+    alive = [*tasks(KEEP[0], State.PENDING), *tasks(TRIAL[0], State.RUNNING)]
+    waiting = facts(submitted=submitted(*KEEP, *TRIAL), tasks=alive)
+    assert not any(isinstance(a, d.Cancel) for a in d.decide(RUN, DIR, waiting))
+    late = replace(waiting, now=100 + RUN.settings.supervisor.patience_seconds)
+    (cancel,) = (a for a in d.decide(RUN, DIR, late) if isinstance(a, d.Cancel))
+    assert KEEP[0] in cancel.job_ids[0]
+    over = replace(waiting, tasks=tasks(KEEP[0], State.PENDING))
+    assert d.Cancel((f"{KEEP[0]}_0",), "its trials have ended") in d.decide(RUN, DIR, over)
+    assert d.Release(0, "n1") in d.decide(RUN, DIR, over)
+
+
 def test_a_killed_keepers_node_still_gets_its_trials() -> None:
     stages = {"n1": stage(10, 1000, 10), "n2": stage(0, 1000, 10, "failed")}
     actions = d.decide(RUN, DIR, facts(submitted=submitted(*KEEP), stages=stages))

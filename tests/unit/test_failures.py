@@ -114,7 +114,7 @@ def raised(error: Exception, cause: Exception | None) -> Exception:
     ],
 )  # fmt: skip
 def test_what_may_pass_is_no_bad_input(failing: RunDir, error: Exception, cause: str) -> None:
-    TrialRunner(failing, "n1-0", "n1", time.time() + 60).write_failure(error)
+    TrialRunner(failing, "n1-0", "n1", 0, time.time() + 60).write_failure(error)
     assert _files.read_record(failing.trial("n1-0"), TrialProgress).cause == cause
 
 

@@ -332,6 +332,7 @@ def _run_record(
         tensor_parallel=capacity.gpus_per_trial,
         gpu_type=capacity.nodes[0].gpu_type,
         engine_start_seconds=capacity.engine_start_seconds,
+        copy_seconds=max((stage.seconds for stage in plan.stages), default=None),
         max_length=inputs.max_length,
         staged_bytes=checkpoints.staged_bytes(inputs.checkpoint),
         exclusive=offer.exclusive,

@@ -38,6 +38,9 @@ class Planned(Record):
             "engine_start_seconds", AliasPath("settings", "trial", "engine_start_seconds")
         ),
     )
+    copy_seconds: float | None = Field(
+        default=None, description="expected of a copy of the weights to a node"
+    )
     asks: list[str] = Field(default=[], description="datasets whose metric asks questions")
     shards: list[Shard] = Field(
         default=[], description="all work, in the order in which trials claim it"

@@ -87,9 +87,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Submit:
-    """Submit a job, unless the scheduler has one of its name."""
+    """Submit a job, unless the scheduler has one of its name or refused the one it is `beside`."""
 
     job: Job
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -173,13 +174,16 @@ def _node(run: Run, run_dir: RunDir, facts: Facts, round_: Round, node: RoundNod
     keeper = jobs.keeper_name(run, round_.number, node.name)
     trials = jobs.trials_name(run, round_.number, node.name)
     if trials in facts.submitted:
-        return _trials(run, facts, node.name, trials)
+        return [*_late_keeper(run, facts, keeper, trials), *_trials(run, facts, node.name, trials)]
     if not facts.unpublished:
         return _release(facts, node.name)
     if run.exclusive:
         return [Submit(jobs.node_job(run, run_dir, round_, node))]
     if keeper not in facts.submitted:
-        return [Submit(jobs.keeper_job(run, run_dir, round_, node))]
+        both: list[Action] = [Submit(jobs.keeper_job(run, run_dir, round_, node))]
+        if _nearly_staged(run, facts, node.name):
+            both.append(Submit(jobs.trials_job(run, run_dir, round_, node), beside=keeper))
+        return both
     if facts.ended(keeper):
         stage = facts.stages.get(node.name)
         if stage is None or stage.state not in ("copying", "ready"):
@@ -188,6 +192,16 @@ def _node(run: Run, run_dir: RunDir, facts: Facts, round_: Round, node: RoundNod
         return [Submit(jobs.trials_job(run, run_dir, round_, node))]
     if _nearly_staged(run, facts, node.name):
         return [Submit(jobs.trials_job(run, run_dir, round_, node))]
+    return _cancel_late(run, facts, keeper)
+
+
+def _late_keeper(run: Run, facts: Facts, keeper: str, trials: str) -> list[Action]:
+    """Cancel a keeper that does not start in time, or whose trials have ended before it began."""
+    if keeper not in facts.submitted:  # it is in the job of its trials
+        return []
+    pending = [t for t in facts.alive(keeper) if t.state is State.PENDING]
+    if facts.ended(trials):
+        return _cancel(facts, pending, "its trials have ended")
     return _cancel_late(run, facts, keeper)
 
 
@@ -201,17 +215,18 @@ def _trials(run: Run, facts: Facts, node: str, trials: str) -> list[Action]:
 
 
 def _nearly_staged(run: Run, facts: Facts, node: str) -> bool:
-    """Return whether the rest of the copy takes no longer than an engine's start."""
+    """Return whether the rest of the copy takes no longer than an engine's start.
+
+    Where nothing is copied yet, this is as predicted: trials wait in the queue with the keeper.
+    """
     stage = facts.stages.get(node)
-    if stage is None or stage.state in ("removed", "failed"):
-        return False
-    if stage.state == "ready":
-        return True
-    elapsed = stage.updated - stage.started
-    if elapsed <= 0 or stage.done_bytes <= 0:
-        return False
-    left = (stage.total_bytes - stage.done_bytes) * elapsed / stage.done_bytes
-    return left <= run.engine_start_seconds
+    if stage is not None and stage.state != "copying":
+        return stage.state == "ready"
+    left = run.copy_seconds
+    if stage is not None and stage.done_bytes > 0 and stage.updated > stage.started:
+        seconds_per_byte = (stage.updated - stage.started) / stage.done_bytes
+        left = (stage.total_bytes - stage.done_bytes) * seconds_per_byte
+    return left is not None and left <= run.engine_start_seconds
 
 
 def _cancel_late(run: Run, facts: Facts, name: str) -> list[Action]:

@@ -211,6 +211,8 @@ class Supervisor:
         kind = kind_of(self._run, job.name)
         if kind is not None and self._arrays.are_refused(kind):
             return
+        if action.beside and not _files.read_record(self._dir.job(action.beside), Submitted).job_id:
+            return
         self._check_epoch()
         job_id, refusal = None, ""
         try:

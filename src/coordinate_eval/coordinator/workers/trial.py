@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claims import Ledger, own_task
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import TrialProgress, read_run
+from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress, read_run
 from coordinate_eval.coordinator.workers import engine_cache
 from coordinate_eval.coordinator.workers.engine_cache import EngineCache
 from coordinate_eval.coordinator.workers.open_shards import OpenShards
@@ -55,7 +55,8 @@ def run_trial(run_dir: RunDir, node: str, round_number: int, minutes: int) -> in
     """
     trial = trial_id(node, int(os.environ.get(INDEX_VARIABLE, "0")), round_number)
     stop_on_signals()
-    runner = TrialRunner(run_dir, trial, node, time.time() + minutes * 60 - MARGIN_SECONDS)
+    deadline = time.time() + minutes * 60 - MARGIN_SECONDS
+    runner = TrialRunner(run_dir, trial, node, round_number, deadline)
     try:
         runner.run()
     except StopRequested:
@@ -75,13 +76,17 @@ class TrialRunner:
         run_dir: the run.
         trial: its name.
         node: where it runs.
+        round_number: of its round, which has a keeper on this node.
         deadline: seconds since the epoch at which it must have given back its shards.
     """
 
-    def __init__(self, run_dir: RunDir, trial: str, node: str, deadline: float) -> None:
+    def __init__(
+        self, run_dir: RunDir, trial: str, node: str, round_number: int, deadline: float
+    ) -> None:
         self._dir = run_dir
         self._run = read_run(run_dir)
         self._trial, self._node = trial, node
+        self._keeper = run_dir.stage(round_number, node)
         self._task = own_task()
         self._log = own_log()
         self._ledger = Ledger(run_dir, "outputs")
@@ -169,12 +174,16 @@ class TrialRunner:
         give_up = time.monotonic() + KEEPER_PATIENCE_SECONDS
         while not weights.ready(self._run.checkpoint.identity):
             # `copy` does nothing while the keeper, or another trial, is copying.
-            late = weights.begun() or time.monotonic() > give_up
+            late = weights.begun() or self._keeper_failed() or time.monotonic() > give_up
             if late and weights.copy(self._run.checkpoint, lambda _: None):
                 copies = self._dir.copies(self._node)
                 measurements.append_copy(copies, weights.copy_seconds, self._run.checkpoint)
                 return
-            time.sleep(0.2)
+            time.sleep(0.1)
+
+    def _keeper_failed(self) -> bool:
+        keeper = _files.read_record_if_there(self._keeper, StageProgress)
+        return keeper is not None and keeper.state == "failed"
 
     def _threads(self) -> int:
         """Return the cores of this trial for each of its GPUs."""
