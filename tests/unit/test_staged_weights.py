@@ -20,15 +20,18 @@ from coordinate_eval.coordinator.workers.staging import StagedWeights
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
-WEIGHTS = 3 * copying.RANGE_BYTES + 17
+RANGE = 1 << 20
+WEIGHTS = 3 * RANGE + 17
 """Several ranges, so that a copy can be met half way."""
 
 WORKER = '''
 import sys
+from coordinate_eval.coordinator.workers import copying
 from coordinate_eval.coordinator.workers.staging import StagedWeights
 from coordinate_eval.records import Checkpoint
 
-root, run, node, what, checkpoint = sys.argv[1:]
+root, run, node, what, checkpoint = sys.argv[1:6]
+copying.RANGE_BYTES = int(sys.argv[6])
 source = Checkpoint.model_validate_json(checkpoint)
 
 def say(word):
@@ -59,7 +62,7 @@ class Worker:
     def __init__(self, root: Path, node: str, what: str, source: Checkpoint) -> None:
         argv = [sys.executable, "-c", WORKER, str(root), "run", node, what]
         self.process = subprocess.Popen(
-            [*argv, source.model_dump_json()],
+            [*argv, source.model_dump_json(), str(RANGE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -83,6 +86,11 @@ class Worker:
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(PATIENCE_SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def _small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "RANGE_BYTES", RANGE)
 
 
 @pytest.fixture
@@ -404,7 +412,7 @@ def test_a_file_that_is_cut_short_meanwhile_is_never_taken_for_whole(
 
 def test_many_files_of_all_sizes_are_copied(root: Path, tmp_path: Path) -> None:
     place = StagedWeights(str(root), "run", "node")
-    edges = [0, 1, copying.RANGE_BYTES, copying.RANGE_BYTES + 1]
+    edges = [0, 1, RANGE, RANGE + 1]
     sizes = edges + [n * 997 for n in range(2 * copying.THREADS)]
     source = checkpoint(tmp_path / "step", size=sizes[0])
     folder = Path(source.path)
@@ -426,7 +434,7 @@ def test_many_files_of_all_sizes_are_copied(root: Path, tmp_path: Path) -> None:
 def test_what_was_read_leaves_the_page_cache(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     target.mkdir()
-    source.write_bytes(os.urandom(2 * copying.RANGE_BYTES))
+    source.write_bytes(os.urandom(2 * RANGE))
     with source.open("rb") as file:
         os.fsync(file.fileno())  # only what is on disk can be dropped
     cached = pages_in_memory(source)

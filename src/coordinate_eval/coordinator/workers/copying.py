@@ -20,8 +20,9 @@ from typing import NamedTuple
 from coordinate_eval.coordinator.inputs import checkpoint_files
 from coordinate_eval.errors import UserError
 
-RANGE_BYTES = 16 << 20
-"""Bytes that a thread copies at a time: several stripes of a parallel file system."""
+RANGE_BYTES = 64 << 20
+"""Bytes that a thread copies at a time: many times what the kernel reads ahead. What it reads
+beyond a range, another thread may have copied and dropped already."""
 
 THREADS = 8
 """Threads that copy, and files that are open at once."""
@@ -70,10 +71,12 @@ def copy_files(paths: Sequence[Path], folder: Path, report: Callable[[int], None
 def _open(stack: contextlib.ExitStack, path: Path, folder: Path) -> _File:
     """Open a file and its new copy, until the stack is closed."""
     reader = stack.enter_context(checkpoint_files.opened(path, weights=True))
+    size = os.fstat(reader.fileno()).st_size
+    stack.callback(_drop, reader.fileno(), 0, size)  # what was read ahead
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     target = os.open(folder / path.name, flags, 0o600)
     stack.callback(os.close, target)
-    return _File(path, os.fstat(reader.fileno()).st_size, reader.fileno(), target)
+    return _File(path, size, reader.fileno(), target)
 
 
 def _copy_range(file: _File, start: int) -> int:
@@ -92,6 +95,11 @@ def _copy_range(file: _File, start: int) -> int:
         while part:  # a write is short where memory is nearly full
             written = os.pwrite(file.target, part, at)
             part, at = part[written:], at + written
-    with contextlib.suppress(OSError):  # it is advice
-        os.posix_fadvise(file.source, start, stop - start, os.POSIX_FADV_DONTNEED)
+    _drop(file.source, start, stop - start)
     return stop - start
+
+
+def _drop(descriptor: int, start: int, length: int) -> None:
+    """Drop a part of a file from the page cache, if the file system can."""
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)
