@@ -13,6 +13,7 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import INDEX_VARIABLE
 from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, whole
+from coordinate_eval.coordinator.run.measurements import read_scorings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers import scorer
 from coordinate_eval.coordinator.workers.signals import StopRequested
@@ -149,6 +150,10 @@ def test_the_longest_dataset_first_and_each_once(
     assert results(run_dir) == ALL
     assert sorted(evaluator.asked) == ["0-2", "2-4"]
     assert [name for name in evaluator.finished if name != "asks"] == ["long", "short"]
+    # Later plans learn from what each took.
+    assert {
+        name: len(list(read_scorings(run_dir.scorings(name)))) for name in ALL
+    } == dict.fromkeys(ALL, 1)
 
 
 def test_two_jobs_share_the_work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

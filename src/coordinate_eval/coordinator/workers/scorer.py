@@ -34,6 +34,7 @@ from coordinate_eval.coordinator.report.failures import own_log, tail
 from coordinate_eval.coordinator.report.first_signal import Estimate
 from coordinate_eval.coordinator.report.results import request_indexes, unscored_datasets
 from coordinate_eval.coordinator.run.claims import Ledger, LedgerName, own_task
+from coordinate_eval.coordinator.run.measurements import append_scoring
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -200,7 +201,11 @@ class _Scorer:
     def _write_results(self, dataset: Dataset, _: Span) -> None:
         shards = [shard for shard in self._run.shards if shard.dataset == dataset.name]
         responses, answers = self._responses(shards), self._answers(shards)
+        began = time.monotonic()
         results = _ask(lambda: self._evaluator.finish(dataset, responses, answers))
+        seconds = time.monotonic() - began
+        if (index := self._indexes.get(dataset.name)) is not None:
+            append_scoring(self._dir.scorings(dataset.name), seconds, index)
         # Another job that was taken for dead may have been first.
         _files.create(self._dir.dataset_results(dataset.name), results.model_dump_json(indent=1))
 
