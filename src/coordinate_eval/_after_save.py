@@ -12,13 +12,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
     import subprocess
+    import threading
     from collections.abc import Sequence
     from pathlib import Path
 
 _MOST_SECONDS = 900
 """Time for the submission, which usually takes a second: a scheduler may be silent for long."""
 
-_SECONDS_AT_EXIT = 10
+_SECONDS_AT_EXIT = 60
 """Time that a training job which ends gives to the submission of its last checkpoint."""
 
 _MOST_WORDS = 4000
@@ -112,7 +113,14 @@ def _submit(
         target=_tell, args=(child, path, output, began, log), name="after_save", daemon=True
     )
     thread.start()
-    atexit.register(thread.join, _SECONDS_AT_EXIT)
+    atexit.register(_await, thread, path, log)
+
+
+def _await(thread: threading.Thread, path: str, log: logging.Logger) -> None:
+    """Wait for a submission when the training ends: a scheduler ends what a job leaves behind."""
+    thread.join(_SECONDS_AT_EXIT)
+    if thread.is_alive():
+        log.warning("training ends while the evaluation of %s is still being submitted", path)
 
 
 def _tell(

@@ -2,7 +2,8 @@
 
 CoordinateError
 ├── UserError            wrong input or setting; nothing was started
-│   └── ForeignError     a file or folder that another user owns or can write
+│   ├── ForeignError     a file or folder that another user owns or can write
+│   └── RunExists        another process has made the run meanwhile
 ├── ClusterError         the scheduler answered with an error
 │   ├── ClusterSilent    the scheduler did not answer; try again later
 │   └── SubmitRefused    the scheduler refused a job, and would refuse it again
@@ -30,6 +31,10 @@ class UserError(CoordinateError):
 
 class ForeignError(UserError):
     """A file or folder is not the user's alone, and is not used."""
+
+
+class RunExists(UserError):
+    """Another process has made the same run at the same time."""
 
 
 class ClusterError(CoordinateError):

@@ -196,11 +196,11 @@ def test_its_import_costs_nothing() -> None:
     python = Path(sys.base_prefix) / "bin" / "python3"
     source = str(Path(coordinate_eval.__file__).parents[1])
     done = subprocess.run(
-        [str(python), "-S", "-c", script],
+        [str(python), "-c", script],
         env={"PYTHONPATH": source},
         capture_output=True,
         text=True,
         check=True,
     )
     light = {"__future__", "coordinate_eval", "coordinate_eval._after_save"}
-    assert set(done.stdout.split()) == light
+    assert set(done.stdout.split()) <= light

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from coordinate_eval import __version__, _launchers, _search_paths
 from coordinate_eval._format import visible
 from coordinate_eval._no_telemetry import switch_off_telemetry
-from coordinate_eval.coordinator.cli import job_commands, options, priors
+from coordinate_eval.coordinator.cli import job_commands, options, priors, save_commands
 from coordinate_eval.coordinator.cli.output import complaint, whole_output
 from coordinate_eval.coordinator.inputs.settings import load as load_settings
 from coordinate_eval.errors import CoordinateError, UserError
@@ -173,9 +173,8 @@ def run(
     settings_file: options.SettingsFile = None,
 ) -> None:
     """Evaluate the checkpoint CKPT: submit the run to Slurm and return, or run here with Ray."""
+    from coordinate_eval.coordinator.cli.asked import asked
     from coordinate_eval.coordinator.cli.run import show_plan, start_run
-    from coordinate_eval.coordinator.inputs.suite import load as load_suite
-    from coordinate_eval.coordinator.inputs.suite import narrow
     from coordinate_eval.coordinator.planning.prepare import read_inputs
     from coordinate_eval.coordinator.planning.reviewed_plan import read as read_plan
 
@@ -189,30 +188,27 @@ def run(
         if engine_args is None and engine in (None, reviewed.engine.name):
             engine_args = reviewed.engine.args
         engine = engine or reviewed.engine.name
-    flags: dict[str, Any] = {
-        "suite": suite,
-        "cluster": cluster,
-        "nodes": nodes,
-        "max_nodes": max_nodes,
-        "max_gpus": max_gpus,
-        "objective": objective,
-        "deadline_seconds": deadline,
-        "queue": queue,
-        "first_signal": first_signal,
-        "engine.name": engine,
-        "engine.args": engine_args,
-        "slurm.partition": partition,
-        "slurm.account": account,
-        "slurm.qos": qos,
-        "slurm.constraint": constraint,
-    }
-    settings, _ = load_settings(flags, settings_file)
-    wanted = narrow(
-        load_suite(settings.suite),
-        only=only or (),
-        skip=skip or (),
-        groups=group or (),
+    settings, wanted = asked(
+        settings_file,
+        suite=suite,
+        only=only,
+        skip=skip,
+        group=group,
         limit=limit,
+        cluster=cluster,
+        nodes=nodes,
+        max_nodes=max_nodes,
+        max_gpus=max_gpus,
+        objective=objective,
+        deadline=deadline,
+        queue=queue,
+        first_signal=first_signal,
+        engine=engine,
+        engine_args=engine_args,
+        partition=partition,
+        account=account,
+        qos=qos,
+        constraint=constraint,
     )
     inputs = read_inputs(
         settings,
@@ -348,4 +344,5 @@ def config(as_json: options.Json = False, settings_file: options.SettingsFile = 
     show_config(settings_file, as_json=as_json)
 
 
+save_commands.register(app)
 job_commands.register(app)

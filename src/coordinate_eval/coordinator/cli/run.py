@@ -33,7 +33,7 @@ from coordinate_eval.coordinator.report.state import is_complete
 from coordinate_eval.coordinator.run.create import create, existing, submit_supervisor
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.errors import SubmitRefused, UserError
+from coordinate_eval.errors import RunExists, SubmitRefused, UserError
 
 _OF_JOBS = ("stage", "trial", "metrics", "supervisor", "slurm")
 """Sections of the settings that decide how a run's jobs are submitted and what they do."""
@@ -70,13 +70,17 @@ def start_run(
     with working_in(inputs.folder), chosen as cluster:
         _, prepared = _prepare(inputs, cluster, output.console(stderr=as_json), verbose=verbose)
         made, found = prepared.run, RunDir(root)
-        create(
-            root,
-            made,
-            prepared.requests,
-            plan=None if prepared.queued else prepared.plan,
-            round_=None if prepared.waits else prepared.round,
-        )
+        try:
+            create(
+                root,
+                made,
+                prepared.requests,
+                plan=None if prepared.queued else prepared.plan,
+                round_=None if prepared.waits else prepared.round,
+            )
+        except RunExists as error:
+            say(str(error))
+            return 0
         _remember(settings, made.id, root)
         try:
             if cluster.local or wait:

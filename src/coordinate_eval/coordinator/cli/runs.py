@@ -100,7 +100,7 @@ def list_runs(settings: Settings, dataset: str | None, limit: int, *, as_json: b
     found, problems = find_all(settings)
     if dataset is not None and not any(_has(run, dataset) for _, run in found):
         raise UserError(f"no run under {settings.runs_dir} has dataset {dataset!r}")
-    tasks, note = _poll(found[:limit], settings)
+    tasks, note = poll(found[:limit], settings)
     rows = readable_rows(
         found[:limit], lambda run_dir, run: _row(run_dir, run, dataset, tasks), problems
     )
@@ -140,24 +140,7 @@ def dataset_score(run_dir: RunDir, dataset: str, metric: str | None = None) -> S
     return main_score(found, metric) if found is not None else None
 
 
-def _roots(home: Path) -> list[Path]:
-    """Return the user's own run directories under a folder, the newest first.
-
-    What others put there is passed over, links to runs included.
-    """
-    try:
-        paths = [p for p in home.glob("*/run.json") if is_own(p) and is_own(p.parent)]
-        mine = [p for p in paths if is_own(p.parent.resolve())]
-        return [p.parent for p in sorted(mine, key=lambda p: -p.stat().st_mtime)]
-    except OSError as error:
-        raise UserError(f"runs_dir {home} cannot be read: {error.strerror}") from error
-
-
-def _has(run: Run, dataset: str) -> bool:
-    return any(each.name == dataset for each in run.suite.datasets)
-
-
-def _poll(
+def poll(
     found: Sequence[Found], settings: Settings
 ) -> tuple[dict[str, list[TaskStatus] | None], str]:
     """Return the jobs of each run, and why they are not known. Asks once for each scheduler, and
@@ -181,6 +164,23 @@ def _poll(
                 None if known is None else [t for t in known if t.name.startswith(mine)]
             )
     return tasks, note
+
+
+def _roots(home: Path) -> list[Path]:
+    """Return the user's own run directories under a folder, the newest first.
+
+    What others put there is passed over, links to runs included.
+    """
+    try:
+        paths = [p for p in home.glob("*/run.json") if is_own(p) and is_own(p.parent)]
+        mine = [p for p in paths if is_own(p.parent.resolve())]
+        return [p.parent for p in sorted(mine, key=lambda p: -p.stat().st_mtime)]
+    except OSError as error:
+        raise UserError(f"runs_dir {home} cannot be read: {error.strerror}") from error
+
+
+def _has(run: Run, dataset: str) -> bool:
+    return any(each.name == dataset for each in run.suite.datasets)
 
 
 def _surely_ended(run_dir: RunDir) -> bool:

@@ -5,10 +5,8 @@ See `report/main_metric.py` for the choice of the main metric.
 
 import csv
 import io
-import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
@@ -18,6 +16,7 @@ from coordinate_eval import _owner
 from coordinate_eval._format import visible
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.cli.runs import dataset_score, find, find_all, readable_rows
+from coordinate_eval.coordinator.inputs.saved import step_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -26,9 +25,6 @@ from coordinate_eval.errors import UserError
 
 INCOMPLETE = "*"
 """Marks a run without all of its results."""
-
-_NAMED_STEP = re.compile(r"(?:step|iter(?:ation)?|ckpt|checkpoint)[-_=.]?(\d+)", re.IGNORECASE)
-_LONE_NUMBER = re.compile(r"(?<![A-Za-z0-9.])(\d+)(?![A-Za-z0-9])")
 
 
 def show_scores(names: Sequence[str], settings: Settings, metric: str | None, form: str) -> None:
@@ -67,21 +63,6 @@ def show_scores(names: Sequence[str], settings: Settings, metric: str | None, fo
         _print(rows, scored, settings)
     for problem in problems:
         say(problem)
-
-
-def step_of(checkpoint: str) -> int | None:
-    """Return the training step that a checkpoint's name tells, or None.
-
-    The number after `step`, `iter`, `ckpt` or `checkpoint`, else the last number that stands
-    alone: 1000 for `step-1000`, `step1000-bf16` and `llama-7b-1000`. Without one, the folder's
-    name counts if it names a step or is a number: 1000 for `step-1000/hf` and `1000/model.pt`.
-    """
-    path = Path(checkpoint)
-    found = _NAMED_STEP.findall(path.name) or _LONE_NUMBER.findall(path.name)
-    found = found or _NAMED_STEP.findall(path.parent.name)
-    if not found and path.parent.name.isdecimal():
-        found = [path.parent.name]
-    return int(found[-1]) if found else None
 
 
 def _named(names: Sequence[str], settings: Settings) -> list[RunDir]:

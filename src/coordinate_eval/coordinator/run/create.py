@@ -1,5 +1,6 @@
 """Run directories: found, created whole in one rename or not at all, and given a supervisor."""
 
+import errno
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from coordinate_eval.coordinator.run.records import (
     write_planned,
     write_run,
 )
-from coordinate_eval.errors import ForeignError, RecordError, UserError
+from coordinate_eval.errors import ForeignError, RecordError, RunExists, UserError
 from coordinate_eval.records import Checkpoint, DatasetRequests, Record, Suite
 
 
@@ -105,7 +106,8 @@ def create(
 
     Raises:
         ForeignError: Others could change what is in it.
-        UserError: Another run has appeared at `root`, or it cannot be written.
+        RunExists: Another process has made it.
+        UserError: It cannot be written.
     """
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -131,12 +133,26 @@ def create(
             _files.write_record(made.plan, plan)
         if round_ is not None:
             _files.write_record(made.round(0), round_)
-        made.root.rename(root)
+        _appear(made.root, root)
     except OSError as error:
         raise UserError(f"run directory {root} cannot be written: {error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return RunDir(root)
+
+
+def _appear(made: Path, root: Path) -> None:
+    """Give a run directory its name.
+
+    Raises:
+        RunExists: another run has it.
+    """
+    try:
+        made.rename(root)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            raise RunExists(f"another process has just made this run: {root}") from error
+        raise
 
 
 def submit_supervisor(run_dir: RunDir, run: Run, cluster: Cluster) -> Submitted:

@@ -1,0 +1,156 @@
+"""Commands around saving: `watch` evaluates what a training job saves."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinate_eval.coordinator.cli import options
+from coordinate_eval.errors import CoordinateError, UserError
+
+_WATCH = "What to watch"
+
+_Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The folder into which checkpoints are saved.")
+]
+_Pattern = Annotated[
+    str | None,
+    typer.Option(
+        help="Names of checkpoints below DIR: 'step-{step}', 'run-*/iter_{step}/hf'.",
+        show_default="every folder whose name tells a step",
+        rich_help_panel=_WATCH,
+    ),
+]
+_Once = Annotated[
+    bool, typer.Option("--once", help="Look once and return.", rich_help_panel=_WATCH)
+]
+_Every = Annotated[
+    float,
+    typer.Option(
+        parser=options.seconds, metavar="TIME", help="Time between two looks.",
+        rich_help_panel=_WATCH,
+    ),
+]  # fmt: skip
+_Quiet = Annotated[
+    float,
+    typer.Option(
+        parser=options.seconds, metavar="TIME",
+        help="A checkpoint is finished if it is whole and unchanged for this time.",
+        rich_help_panel=_WATCH,
+    ),
+]  # fmt: skip
+_Most = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Have at most N runs at once.",
+        show_default="4; 1 without a cluster", rich_help_panel=_WATCH,
+    ),
+]  # fmt: skip
+_Cron = Annotated[
+    bool,
+    typer.Option(
+        "--cron", help="Print the line for `crontab -e`, and do nothing.", rich_help_panel=_WATCH
+    ),
+]
+_DryWatch = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="With --once: say what would be evaluated.", rich_help_panel=_WATCH
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(watch)
+
+
+def watch(
+    folder: _Folder,
+    pattern: _Pattern = None,
+    once: _Once = False,
+    every: _Every = "10m",  # type: ignore[assignment]  # the parser reads it
+    quiet: _Quiet = "60s",  # type: ignore[assignment]
+    most: _Most = None,
+    cron: _Cron = False,
+    suite: options.Suite = None,
+    only: options.Only = None,
+    skip: options.Skip = None,
+    group: options.Group = None,
+    limit: options.Limit = None,
+    engine: options.Engine = None,
+    engine_args: options.EngineArgs = None,
+    model_config: options.ModelConfig = None,
+    tokenizer: options.Tokenizer = None,
+    cluster: options.Cluster = None,
+    nodes: options.Nodes = None,
+    max_nodes: options.MaxNodes = None,
+    max_gpus: options.MaxGpus = None,
+    queue: options.Queue = None,
+    partition: options.Partition = None,
+    account: options.Account = None,
+    qos: options.Qos = None,
+    constraint: options.Constraint = None,
+    objective: options.Objective = None,
+    deadline: options.Deadline = None,
+    first_signal: options.FirstSignal = None,
+    dry_run: _DryWatch = False,
+    as_json: options.Json = False,
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Evaluate the checkpoints that appear in DIR: finished ones, each once, the latest first.
+
+    Runs wait for GPUs, as with --queue. Several may watch the same folder. Exit status with
+    --once: 0; 2 some checkpoint was refused; 3 the scheduler did not answer.
+    """
+    from coordinate_eval.coordinator.cli.asked import asked
+    from coordinate_eval.coordinator.cli.output import say
+    from coordinate_eval.coordinator.cli.watch import Watch, cron_line
+    from coordinate_eval.coordinator.inputs.saved import Pattern, Saved
+    from coordinate_eval.coordinator.planning.prepare import Inputs, read_inputs
+
+    if (as_json or dry_run) and not once:
+        raise UserError("--json and --dry-run tell of one look: add --once")
+    settings, wanted = asked(
+        settings_file,
+        suite=suite,
+        only=only,
+        skip=skip,
+        group=group,
+        limit=limit,
+        cluster=cluster,
+        nodes=nodes,
+        max_nodes=max_nodes,
+        max_gpus=max_gpus,
+        objective=objective,
+        deadline=deadline,
+        queue=True,
+        first_signal=first_signal,
+        engine=engine,
+        engine_args=engine_args,
+        partition=partition,
+        account=account,
+        qos=qos,
+        constraint=constraint,
+    )
+
+    def ask(saved: Saved) -> Inputs:
+        return read_inputs(
+            settings, wanted, saved.path, step=saved.step, config=model_config, tokenizer=tokenizer
+        )
+
+    watched = Watch(folder, Pattern(pattern), settings, wanted, ask, quiet, most, dry_run)
+    if cron:
+        line = cron_line(folder, sys.argv[2:], every, settings)
+        sys.stdout.write(f"{line}\n")
+        return
+    if once:
+        raise typer.Exit(watched.once(as_json=as_json))
+    while True:
+        try:
+            watched.once()
+        except CoordinateError as error:  # it may be over by the next look
+            say(str(error))
+        time.sleep(every)

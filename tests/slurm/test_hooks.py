@@ -1,0 +1,168 @@
+"""Evaluations asked for by a training job and by cron, on a real controller."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.dev_cluster import DevCluster
+from tests.runs import TASKS, Workspace, results, until
+from tests.tiny import need, tiny_model
+
+TRAINING = """
+import logging, os, sys
+import coordinate_eval
+rank = os.environ["RANK"]
+logging.basicConfig(level=logging.DEBUG, format=f"rank {rank}: %(message)s", stream=sys.stdout)
+coordinate_eval.after_save(sys.argv[1], step=100, suite=sys.argv[2])
+"""
+
+
+@pytest.fixture(scope="module")
+def workspace(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """One user for all tests of this file."""
+    return Workspace(tmp_path_factory.mktemp("user"))
+
+
+def saved(folder: Path, *steps: int) -> Path:
+    for step in steps:
+        shutil.copytree(tiny_model(), folder / f"step-{step}")
+    return folder
+
+
+def runs(workspace: Workspace) -> list[str]:
+    folder = workspace.folder / "runs"
+    return sorted(path.parent.name.rpartition("-")[0] for path in folder.glob("*/run.json"))
+
+
+def queue() -> list[str]:
+    answer = subprocess.run(
+        ["squeue", "-h", "-o", "%j"], capture_output=True, text=True, check=True
+    )
+    return answer.stdout.split()
+
+
+def test_a_training_job_under_torchrun(workspace: Workspace) -> None:
+    """Two ranks of one allocation ask; one run comes of it, and knows nothing of the job."""
+    need("torch", "transformers")
+    checkpoint = saved(workspace.folder / "training", 100) / "step-100"
+    script = workspace.folder / "train.py"
+    script.write_text(TRAINING)
+    suite = workspace.suite("tiny_cloze")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        ["srun", "--mem=1000", *torchrun, str(script), str(checkpoint), str(suite)],
+        env=workspace.environ
+        | {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
+        # The jobs of the run show what reaches them.
+        | {"COORDINATE_EVAL_SLURM_SETUP": json.dumps(["env >environment.$SLURM_JOB_NAME"])},
+        cwd=TASKS,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"rank 1: rank 1 leaves the evaluation of {checkpoint} to rank 0" in done.stdout
+    assert f"rank 0: evaluation of {checkpoint}: " in done.stdout
+    (run,) = (workspace.folder / "runs").glob("step-100-*")
+    assert str(run) in done.stdout
+    assert results(run)["complete"]
+    assert json.loads((run / "run.json").read_text())["step"] == 100
+    environments = [path.read_text() for path in (run / "work").glob("environment.*")]
+    assert environments
+    for environment in environments:
+        names = {line.partition("=")[0] for line in environment.splitlines()}
+        assert "HOME" in names
+        assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "NCCL_DEBUG", "OMP_NUM_THREADS"} & names
+        assert not [name for name in names if name.startswith(("TORCHELASTIC", "PMI"))]
+    until(lambda: not queue(), "an empty queue")
+
+
+def test_two_watch_the_same_folder(workspace: Workspace) -> None:
+    folder = saved(workspace.folder / "watched", 1, 2)
+    (folder / "step-2" / "model.safetensors").unlink()  # never finished
+    (folder / ".step-3").mkdir()
+    args = ("watch", folder, "--once", "--quiet", "0", "--suite", workspace.suite("tiny_cloze"))
+    both = [workspace.start(*args, "--json") for _ in range(2)]
+    said = [each.communicate(timeout=280) for each in both]
+    assert [each.returncode for each in both] == [2, 2], said  # step-2 is refused
+    for out, err in said:
+        states = {Path(c["checkpoint"]).name: c["state"] for c in json.loads(out)["checkpoints"]}
+        assert set(states) == {"step-1", "step-2"}
+        assert states["step-2"] == "refused"
+        assert "step-2: checkpoint" in err
+        assert "step-1: " not in err  # no error
+    assert runs(workspace).count("step-1") == 1
+    assert len([name for name in queue() if "super" in name]) <= 1
+    (run,) = (workspace.folder / "runs").glob("step-1-*")
+    assert results(run)["complete"]
+    until(lambda: not queue(), "an empty queue")
+    # Done is done. What was refused is tried three times in all, and not said again after that.
+    workspace.call(*args, status=None)
+    last = workspace.call(*args)
+    assert (last.stdout, last.stderr) == ("", "")
+    assert runs(workspace).count("step-1") == 1
+
+
+def test_the_latest_come_first_and_only_so_many(workspace: Workspace) -> None:
+    folder = saved(workspace.folder / "many", 70, 90, 800)
+    suite = workspace.suite("tiny_cloze")
+    args = ("watch", folder, "--once", "--quiet", "0", "--suite", suite, "--most", 2)
+    planned = json.loads(workspace.call(*args, "--dry-run", "--json").stdout)
+    assert [c["state"] for c in planned["checkpoints"]] == [
+        "to be evaluated", "to be evaluated", "waiting until fewer runs are alive",
+    ]  # fmt: skip
+    assert not {"step-70", "step-90", "step-800"} & set(runs(workspace))
+    workspace.call(*args)
+    assert {"step-800", "step-90"} <= set(runs(workspace))
+    assert "step-70" not in runs(workspace)
+    for name in ("step-800", "step-90"):
+        (run,) = (workspace.folder / "runs").glob(f"{name}-*")
+        assert results(run)["complete"]
+    workspace.call(*args)
+    assert "step-70" in runs(workspace)
+    (run,) = (workspace.folder / "runs").glob("step-70-*")
+    assert results(run)["complete"]
+    until(lambda: not queue(), "an empty queue")
+
+
+def test_the_line_for_cron_runs_as_it_is(workspace: Workspace) -> None:
+    folder = saved(workspace.folder / "it's 100%", 5)
+    suite = workspace.suite("tiny_cloze")
+    args = ("watch", folder, "--quiet", "0", "--suite", suite, "--every", "20m", "--cron")
+    line = workspace.call(*args).stdout.strip()
+    when, _, rest = line.partition(" cd ")
+    assert when == "*/20 * * * *"
+    assert r"100\%" in rest
+    # As cron does it: % is escaped, the shell is sh, and next to nothing is in the environment.
+    subprocess.run(
+        ["sh", "-c", "cd " + rest.replace(r"\%", "%")],
+        env={"HOME": str(workspace.folder), "PATH": "/usr/bin:/bin"},
+        cwd="/",
+        check=True,
+        timeout=280,
+    )
+    log = workspace.folder / "runs" / "watch.log"
+    assert "is supervised by" in log.read_text()
+    (run,) = (workspace.folder / "runs").glob("step-5-*")
+    assert results(run)["complete"]
+    until(lambda: not queue(), "an empty queue")
+
+
+def test_a_silent_scheduler(slurm_cluster: DevCluster, workspace: Workspace) -> None:
+    folder = saved(workspace.folder / "silent", 6)
+    environ = {"SLURM_CONF": str(workspace.folder / "slurm.conf")}
+    text = Path(os.environ["SLURM_CONF"]).read_text()
+    port = next(line for line in text.splitlines() if line.startswith("SlurmctldPort="))
+    Path(environ["SLURM_CONF"]).write_text(text.replace(port, "SlurmctldPort=1"))
+    done = workspace.call(
+        "watch", folder, "--once", "--quiet", "0", "--suite", workspace.suite("tiny_cloze"),
+        status=3, COORDINATE_EVAL_SLURM_TIMEOUT_SECONDS="2", **environ,
+    )  # fmt: skip
+    assert "step-6" not in runs(workspace)
+    assert done.stdout == ""

@@ -1,0 +1,288 @@
+"""What is a checkpoint, when it is finished, and what is done about it."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coordinate_eval.coordinator.cli import watch
+from coordinate_eval.coordinator.cli.watch import Watch, cron_line
+from coordinate_eval.coordinator.inputs.saved import Pattern, Saved, look
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.prepare import Inputs
+from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.state import Phase
+from coordinate_eval.coordinator.run import resumes
+from coordinate_eval.errors import ClusterSilent, UserError
+from coordinate_eval.records import Suite
+
+
+def names(folder: Path, pattern: str | None = None) -> list[str]:
+    return [str(s.path.relative_to(folder)) for s in look(folder, Pattern(pattern))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "ckpts"
+    for name in (
+        "step-9", "step-100", "step-20", ".step-30", "tmp-step-40", "step-50.tmp", "latest",
+        "logs", "deep/iter_7/hf", "deep/iter_70/hf", "deep/.iter_8/hf", "global_step60-partial",
+    ):  # fmt: skip
+        (made / name).mkdir(parents=True)
+    (made / "step-70.pt").touch()
+    (made / "step-80.evaluation.log").touch()
+    return made
+
+
+def test_folders_whose_names_tell_a_step(folder: Path) -> None:
+    assert names(folder) == ["step-100", "step-20", "step-9"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("step-{step}", ["step-100", "step-20", "step-9"]),
+        ("step-{step}.pt", ["step-70.pt"]),
+        ("step-{step}*", ["step-100", "step-50.tmp", "step-20", "step-9"]),
+        ("deep/iter_{step}/hf", ["deep/iter_70/hf", "deep/iter_7/hf"]),
+        ("*/iter_{step}/*", ["deep/iter_70/hf", "deep/iter_7/hf"]),
+        ("latest", ["latest"]),
+        ("none-{step}", []),
+    ],
+)
+def test_patterns(folder: Path, pattern: str, found: list[str]) -> None:
+    assert names(folder, pattern) == found
+
+
+@pytest.mark.parametrize("pattern", ["", "/step", "../{step}", "a//b", "{step}-{step}", "a/"])
+def test_what_is_no_pattern(pattern: str) -> None:
+    with pytest.raises(UserError, match="give names below the folder"):
+        Pattern(pattern)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        look(tmp_path / "nowhere", Pattern(None))
+
+
+def test_a_folder_is_as_young_as_what_was_done_in_it_last(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step-1"
+    checkpoint.mkdir()
+    file = checkpoint / "model.safetensors"
+    file.touch()
+    os.utime(file, (1, 1))  # a copy with the original's times
+    (saved,) = look(tmp_path, Pattern(None))
+    assert saved.changed > time.time() - 100
+    assert not saved.quiet(100)
+    assert saved.quiet(0)
+
+
+@pytest.mark.parametrize(("age", "quiet"), [(59, False), (61, True), (-300, False), (-1e6, True)])
+def test_times_of_another_clock(age: float, quiet: bool) -> None:
+    assert Saved(Path("x"), 1, time.time() - age, "").quiet(60) is quiet
+
+
+class Site:
+    """A folder that is watched, with made-up runs and a made-up scheduler."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder / "ckpts"
+        self.folder.mkdir()
+        self.settings = Settings(cluster="slurm", runs_dir=str(folder / "runs"))
+        self.phases: dict[str, Phase] = {}
+        self.created: dict[str, float] = {}
+        self.tries: dict[str, int] = {}
+        self.asked: list[str] = []
+        self.wrong: dict[str, Exception] = {}
+        self.starting: Callable[[str], int] = lambda name: 0
+        for name, stand_in in {
+            "find_all": lambda settings: ([self._run(n) for n in self.phases], []),
+            "poll": lambda found, settings: ({}, ""),
+            "start_run": self._start,
+        }.items():
+            monkeypatch.setattr(watch, name, stand_in)
+        monkeypatch.setattr(watch, "unchanged", lambda checkpoint: False)
+        monkeypatch.setattr(state, "phase_of", lambda run_dir, run, *_, **__: self.phases[run.id])
+        monkeypatch.setattr(
+            resumes, "tries_without_progress", lambda run_dir: self.tries.get(run_dir.root.name, 0)
+        )
+
+    def saves(self, *steps: int) -> "Site":
+        for step in steps:
+            (self.folder / f"step-{step}").mkdir()
+        return self
+
+    def has_run(self, step: int, phase: Phase, *, age: float = -60, tries: int = 0) -> "Site":
+        name = f"step-{step}"
+        self.phases[name], self.created[name] = phase, time.time() - age
+        self.tries[name] = tries
+        return self
+
+    def once(self, **options: Any) -> dict[str, str]:
+        """Look; the state of each checkpoint as `--json` tells it."""
+        made = Watch(
+            self.folder,
+            Pattern(None),
+            self.settings,
+            Suite(name="s", digest="d", include_path=[], datasets=[]),
+            self._ask,
+            **{"quiet_seconds": 0.0, **options},
+        )
+        self.status = made.once()
+        self.seen = made
+        return {Path(s.saved.path).name: s.state for s in made._seen()}
+
+    def _ask(self, saved: Saved) -> Inputs:
+        if saved.path.name in self.wrong:
+            raise self.wrong[saved.path.name]
+        made: Any = SimpleNamespace(run_id=saved.path.name)
+        return made  # type: ignore[no-any-return]
+
+    def _start(self, inputs: Any) -> int:
+        self.asked.append(inputs.run_id)
+        status = self.starting(inputs.run_id)
+        self.has_run(int(inputs.run_id.partition("-")[2]), Phase.QUEUED)
+        return status
+
+    def _run(self, name: str) -> Any:
+        run_dir = SimpleNamespace(root=Path(self.settings.runs_dir) / name)
+        run = SimpleNamespace(
+            id=name,
+            nonce=name,
+            created=self.created[name],
+            checkpoint=SimpleNamespace(path=str((self.folder / name).resolve())),
+            suite=SimpleNamespace(digest="d"),
+            settings=self.settings,
+        )
+        return run_dir, run
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    return Site(tmp_path, monkeypatch)
+
+
+def test_the_latest_first_and_four_at_most(site: Site) -> None:
+    site.saves(1, 2, 3, 10, 20).once()
+    assert site.asked == ["step-20", "step-10", "step-3", "step-2"]
+
+
+def test_runs_that_are_alive_count(site: Site) -> None:
+    site.saves(1, 2, 3, 4).has_run(1, Phase.RUNNING).has_run(2, Phase.COMPLETE)
+    site.once(most=2)
+    assert site.asked == ["step-4"]
+    site.once(most=2)
+    assert site.asked == ["step-4"]
+
+
+def test_each_once(site: Site) -> None:
+    site.saves(1, 2)
+    site.once()
+    site.once()
+    assert site.asked == ["step-2", "step-1"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "age", "tries", "again"),
+    [
+        (Phase.COMPLETE, -60, 0, False),
+        (Phase.CANCELLED, -60, 0, False),
+        (Phase.SCORING, -60, 0, False),
+        (Phase.UNKNOWN, -60, 0, False),
+        # Another process has made it, and is about to submit its supervisor.
+        (Phase.UNSUPERVISED, -1, 0, False),
+    ],
+)
+def test_runs_that_are_left_alone(
+    site: Site, phase: Phase, age: float, tries: int, again: bool
+) -> None:
+    site.saves(1).has_run(1, phase, age=age, tries=tries).once()
+    assert bool(site.asked) is again
+
+
+def test_a_run_that_stopped_is_continued_three_times(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time() + 1000
+    monkeypatch.setattr(time, "time", lambda: now)
+    for phase in (Phase.INCOMPLETE, Phase.UNSUPERVISED):
+        for tries in (0, 2, 3):
+            site.asked.clear()
+            if not (site.folder / "step-1").exists():
+                site.saves(1)
+            site.has_run(1, phase, age=500, tries=tries)
+            site.created["step-1"] = now - 500
+            site.once()
+            assert site.asked == (["step-1"] if tries < 3 else [])
+
+
+def test_what_is_still_written(site: Site) -> None:
+    assert site.saves(1).once(quiet_seconds=60.0) == {"step-1": "being written"}
+    assert site.asked == []
+    assert site.status == 0
+
+
+def test_one_that_is_refused_stops_no_other_and_is_tried_three_times(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.saves(1, 2).wrong["step-2"] = UserError("a shard is missing")
+    for look_ in range(5):
+        states = site.once()
+        assert site.status == (2 if look_ < 3 else 0)
+        told = capsys.readouterr().err
+        assert told.count("a shard is missing") == (1 if look_ < 3 else 0)
+    assert site.asked == ["step-1"]
+    assert states["step-2"] == "refused 3 times: a shard is missing"
+    # Once it has changed it is another one.
+    del site.wrong["step-2"]
+    (site.folder / "step-2" / "model.safetensors").touch()
+    site.once()
+    assert site.asked == ["step-1", "step-2"]
+
+
+def test_one_that_vanishes_is_no_error(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    def gone(name: str) -> int:
+        (site.folder / name).rmdir()
+        raise UserError("it does not exist")
+
+    site.saves(1).starting = gone
+    site.once()
+    assert (site.status, capsys.readouterr().err) == (0, "")
+
+
+def test_a_silent_scheduler_ends_the_look(site: Site) -> None:
+    def silent(name: str) -> int:
+        raise ClusterSilent("no answer")
+
+    site.saves(1, 2).starting = silent
+    with pytest.raises(ClusterSilent):
+        site.once()
+    assert site.asked == ["step-2"]
+    site.starting = lambda name: 0
+    site.once()
+    assert site.asked == ["step-2", "step-2", "step-1"]
+
+
+def test_the_line_for_cron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [n for n in os.environ if n.startswith(("COORDINATE_EVAL_", "HF_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm it/slurm.conf")
+    monkeypatch.setenv("COORDINATE_EVAL_CONFIG", "/100%/config.toml")
+    monkeypatch.setattr("shutil.which", lambda name: f"/opt/slurm/bin/{name}")
+    monkeypatch.setattr("sys.executable", "/venv/bin/python")
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(runs_dir="/shared/runs")
+    line = cron_line(Path("ckpts"), ["ckpts", "--cron", "--most", "2"], 600, settings)
+    assert line == (
+        f"*/10 * * * * cd {tmp_path} && env PATH=/opt/slurm/bin:/usr/local/bin:/usr/bin:/bin "
+        r"COORDINATE_EVAL_CONFIG=/100\%/config.toml 'SLURM_CONF=/etc/slurm it/slurm.conf' "
+        f"/venv/bin/python -P -m coordinate_eval watch {tmp_path}/ckpts --most 2 --once "
+        ">>/shared/runs/watch.log 2>&1"
+    )
+    assert cron_line(Path("c"), ["c"], 7200, settings).startswith("0 */2 * * * cd ")
+    with pytest.raises(UserError, match="newline"):
+        cron_line(Path("c"), ["c", "--suite", "a\nb"], 60, settings)
