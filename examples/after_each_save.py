@@ -1,6 +1,7 @@
-"""A training loop that submits the evaluation of each checkpoint it saves.
+"""A training loop that asks for the evaluation of each checkpoint it saves.
 
-`evaluate` is what you need. The rest is a loop so small that this file runs anywhere:
+`coordinate_eval.after_save` is all that you need. The rest is a loop so small that this file runs
+anywhere:
 
     python after_each_save.py --checkpoints FOLDER [OPTIONS OF coordinate-eval]
 
@@ -9,34 +10,13 @@ With `--dry-run --cluster cluster.yaml` among the options nothing is submitted.
 
 import argparse
 import json
-import os
-import subprocess
+import logging
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
-# torchrun sets these for its ranks. An engine that inherited them would look for the others.
-TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def evaluate(checkpoint: Path, options: list[str]) -> subprocess.Popen[bytes]:
-    """Start the submission of a checkpoint's evaluation and return without waiting for it.
-
-    Call it on one rank, when all files of the checkpoint are in place. The first submission builds
-    the prompts, which takes minutes; training goes on meanwhile. A refusal is in the log beside the
-    checkpoint. It must not end the training.
-    """
-    environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN}
-    with checkpoint.with_suffix(".evaluation.log").open("wb") as log:
-        return subprocess.Popen(
-            # With --queue a run waits for GPUs: a full cluster loses no checkpoint.
-            ["coordinate-eval", str(checkpoint), "--queue", *options],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the training's terminal does not end it
-        )
+import coordinate_eval
 
 
 def save(weights: dict[str, np.ndarray], folder: Path) -> None:
@@ -56,16 +36,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--checkpoints", type=Path, required=True)
     arguments, options = parser.parse_known_args()
+    logging.basicConfig(level=logging.INFO)  # `after_save` logs what came of it
     weights = {"model.embed_tokens.weight": np.zeros((256, 64), dtype=np.float32)}
-    started = []
     for step in range(1, 201):
         weights["model.embed_tokens.weight"] += 0.01  # your training step
         if step % 100 == 0:
             folder = arguments.checkpoints / f"step-{step}"
             save(weights, folder)
-            started.append(evaluate(folder, options))
-    for submission in started:  # at the end only, so that none is left half done
-        submission.wait()
+            # When all ranks have saved. It acts on rank 0, returns at once, and never raises.
+            coordinate_eval.after_save(folder, step=step, options=options)
 
 
 if __name__ == "__main__":
