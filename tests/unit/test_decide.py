@@ -371,21 +371,21 @@ def test_more_scoring_jobs_come_when_datasets_wait_for_one() -> None:
 
 
 def test_as_many_scoring_jobs_as_pay_come_at_once() -> None:
-    def count(items: int, cores: int | None = None) -> int:
-        names = [f"d{n}" for n in range(63)]
-        shards = [
-            Shard(dataset=n, start=0, stop=items // 63, gpu_seconds=1, metric_cpu_seconds=0)
-            for n in names
-        ]
-        datasets = [Dataset(name=n, task=n) for n in names]
-        run = make_run(suite=Suite(name="s", digest="d", datasets=datasets), shards=shards)
+    def count(seconds: list[float], cores: int | None = None) -> int:
+        names = [f"d{n}" for n in range(len(seconds))]
+        run = make_run(
+            suite=Suite(name="s", digest="d", datasets=[Dataset(name=n, task=n) for n in names]),
+            shards=[],
+            score_seconds=dict(zip(names, seconds, strict=True)),
+        )
         return useful_pullers(run, Pullers.SCORE, cores)
 
-    assert count(630) == 1
-    assert count(8_739) == 2
-    assert count(346_937) == RUN.settings.scoring.jobs
-    assert count(346_937, cores=2) == 1
-    assert count(346_937, cores=8) == 4
+    assert count([0.1] * 63) == 2
+    assert count([0.01] * 63) == 1
+    assert count([100.0, 0.1]) == 2
+    assert count([5.0] * 63) == RUN.settings.scoring.jobs
+    assert count([5.0] * 63, cores=2) == 1
+    assert count([5.0] * 63, cores=8) == 4
 
 
 def test_a_cancelled_run_starts_nothing() -> None:

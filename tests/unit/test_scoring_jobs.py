@@ -31,7 +31,7 @@ from coordinate_eval.records import (
     Suite,
 )
 
-REQUESTS = {"short": 10, "long": 1000, "asks": 100}
+SECONDS = {"short": 1.0, "long": 100.0, "asks": 10.0}
 
 
 class FakeEvaluator:
@@ -67,18 +67,19 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     made = RunDir(tmp_path)
     run = make_run(
         folder=str(tmp_path),
-        suite=Suite(name="s", digest="d", datasets=[Dataset(name=n, task=n) for n in REQUESTS]),
+        suite=Suite(name="s", digest="d", datasets=[Dataset(name=n, task=n) for n in SECONDS]),
         shards=[
             Shard(dataset=n, start=a, stop=a + 2, gpu_seconds=1, metric_cpu_seconds=1)
-            for n in REQUESTS
+            for n in SECONDS
             for a in (0, 2)
         ],
         asks=["asks"],
+        score_seconds=SECONDS,
     )
     _files.write_record(made.run, run)
-    for name, requests in REQUESTS.items():
+    for name in SECONDS:
         index = DatasetRequests(
-            dataset=name, key="", items=4, requests=requests, prompt_tokens=0,
+            dataset=name, key="", items=4, requests=4, prompt_tokens=0,
             generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=False,
             offsets=[],
         )  # fmt: skip
@@ -271,9 +272,9 @@ def test_results_never_change(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) 
     with answering(run_dir):
         work(run_dir, FakeEvaluator(another_is_first), monkeypatch)
     assert results(run_dir)["long"] == 77
-    for name in REQUESTS:
+    for name in SECONDS:
         run_dir.dataset_results(name).unlink()
-    for name in REQUESTS:
+    for name in SECONDS:
         for n, claim in enumerate(Ledger(run_dir, "results").open_claims([whole(name)]), 1):
             Ledger(run_dir, "results").revoke(claim.span, n, "died")
     work(run_dir, FakeEvaluator(fails_too_late), monkeypatch)

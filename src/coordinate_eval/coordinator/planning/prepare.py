@@ -338,6 +338,7 @@ def _run_record(
         exclusive=offer.exclusive,
         asks=asks,
         portion_seconds=portion_seconds(metric_seconds),
+        score_seconds={cost.name: cost.score_seconds for cost in plan.datasets},
         left_out=dict(inputs.left_out),
         shards=shards,
     )

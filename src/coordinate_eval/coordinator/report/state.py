@@ -14,7 +14,7 @@ from pydantic import Field
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.cluster import State, TaskStatus
-from coordinate_eval.coordinator.report.results import read_results
+from coordinate_eval.coordinator.report.results import read_results, unscored_datasets
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.epochs import Epoch, latest_epoch
@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import portions_with_questions
 from coordinate_eval.coordinator.run.records import Round, Run, StageProgress, TrialProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.records import DatasetRequests, Record, Span
+from coordinate_eval.records import Dataset, DatasetRequests, Record, Span
 
 LEAST_SHARE = 0.03
 """Share of the work that must be done before its pace tells more than the prediction."""
@@ -168,7 +168,8 @@ def progress(
     if phase in (Phase.STAGING, Phase.STARTING, Phase.RUNNING, Phase.SCORING):
         spent = sum(t.updated - t.ready for t in trials.values() if t.ready is not None)
         share = responses / max(1, requests)
-        left = _seconds_left(run, now, undone, unanswered, share, planned, spent)
+        unscored = unscored_datasets(run_dir, run)
+        left = _seconds_left(run, now, undone, unanswered, unscored, share, planned, spent)
     return Progress(
         phase=phase,
         detail=detail,
@@ -289,15 +290,16 @@ def _seconds_left(
     trials: dict[str, TrialProgress],
     undone: list[Span],
     unanswered: list[Span],
+    unscored: list[Dataset],
     responded: float,
     planned: int,
     spent: float,
 ) -> float | None:
-    """Return an estimate of the seconds until all responses and answers are there.
+    """Return an estimate of the seconds until all scores are there.
 
     The predicted seconds of the work that is left, corrected by how long the work that is done
-    took, over the trials at work; metrics take at least their predicted seconds over their cores.
-    None for less than a second, and while only scoring is left, which is not predicted.
+    took, over the trials at work; metrics and scoring take at least their predicted seconds over
+    their cores, and scoring at least those of its longest dataset. None for less than a second.
 
     Args:
         trials: those of the current round.
@@ -323,6 +325,8 @@ def _seconds_left(
     asking = sum(value for span, value in metric.items() if span in spans)
     asking += len(unanswered) * run.portion_seconds
     seconds = max(seconds, asking / max(1, run.settings.metrics.cpus))
+    scoring = [run.score_seconds.get(dataset.name, 0.0) for dataset in unscored]
+    seconds = max(seconds, sum(scoring) / run.settings.scoring.jobs, *scoring)
     return seconds if seconds >= 1 else None
 
 

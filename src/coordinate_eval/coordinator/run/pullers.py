@@ -24,9 +24,6 @@ LEDGERS_OF: Mapping[Pullers, tuple[LedgerName, ...]] = {
 }
 """The ledgers with the work of each kind: what others wait for comes first."""
 
-SCORING_SECONDS_PER_ITEM = 0.001
-"""Scoring of an item on one core, roughly: 300 s for the 346,937 items of the base suite."""
-
 SCORING_SECONDS_PER_JOB = 5.0
 """A further scoring job pays when it scores for longer than the harness takes to start."""
 
@@ -66,8 +63,7 @@ def useful_pullers(run: Run, kind: Pullers, cores: int | None = None) -> int:
         case Pullers.METRIC:
             useful = sum(run.portion_count(shard) for shard in run.shards_with_questions())
         case Pullers.SCORE:
-            items = sum(shard.stop - shard.start for shard in run.shards)
-            seconds = items * SCORING_SECONDS_PER_ITEM
+            seconds = sum(run.score_seconds.values())
             useful = min(len(run.suite.datasets), math.ceil(seconds / SCORING_SECONDS_PER_JOB))
     return max(1, min(most_pullers(run, kind, cores), useful))
 

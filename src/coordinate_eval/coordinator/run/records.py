@@ -48,6 +48,9 @@ class Planned(Record):
     portion_seconds: float = Field(
         default=PORTION_SECONDS, description="of a metric, in one portion of its questions"
     )
+    score_seconds: dict[str, float] = Field(
+        default={}, description="expected of scoring, on one core, by dataset"
+    )
 
 
 class Run(Planned):

@@ -39,7 +39,8 @@ def claimable(run_dir: RunDir, run: Run, kind: Pullers) -> dict[LedgerName, list
 def _scorable(run_dir: RunDir, run: Run) -> dict[LedgerName, list[Span]]:
     """Return the questions, estimates and results whose responses and answers are all there.
 
-    Questions of the first signal come first, then those of the longest metrics.
+    Questions of the first signal come first, then those of the longest metrics; of datasets those
+    come first whose scoring takes longest.
     """
     left = Ledger(run_dir, "results").unpublished(all_spans(run, "results"))
     unscored = {span.dataset for span in left}
@@ -61,7 +62,7 @@ def _scorable(run_dir: RunDir, run: Run) -> dict[LedgerName, list[Span]]:
     return {
         "questions": [portions[shard.span][-1] for shard in asking if shard.span not in undone],
         "estimates": complete([shard for shard in shards if shard.signal]),
-        "results": complete(shards),
+        "results": sorted(complete(shards), key=lambda s: -run.score_seconds.get(s.dataset, 0.0)),
     }
 
 

@@ -153,8 +153,6 @@ class _Scorer:
         """Claim and do one piece of work. Return False if there was none."""
         for name, spans in claimable(self._dir, self._run, Pullers.SCORE).items():
             ledger = Ledger(self._dir, name)
-            if name == "results":
-                spans.sort(key=self._requests, reverse=True)
             for span in spans:
                 attempt = ledger.claim(span, f"score-{self._index}", own_task())
                 if attempt is not None:
@@ -208,11 +206,6 @@ class _Scorer:
             append_scoring(self._dir.scorings(dataset.name), seconds, index)
         # Another job that was taken for dead may have been first.
         _files.create(self._dir.dataset_results(dataset.name), results.model_dump_json(indent=1))
-
-    def _requests(self, span: Span) -> int:
-        """Return a dataset's requests, of which the time of its scoring is made."""
-        index = self._indexes.get(span.dataset)
-        return index.requests if index is not None else 0
 
     def _responses(self, shards: list[Shard]) -> ResponseFiles:
         return ResponseFiles(tuple(self._dir.published("outputs", s.span) for s in shards))
