@@ -12,15 +12,23 @@ from typing import NamedTuple
 
 from tests.plans import CHECKPOINT
 
-from benchmarks import one_job_per_dataset as seven_billion
 from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.planning import plan, planner
+from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost
 from coordinate_eval.coordinator.planning.plan import Capacity, Cost, NodeCapacity, Plan
 from coordinate_eval.priors import catalogue
+from coordinate_eval.priors.predict import Priors
+from coordinate_eval.records import EngineSettings
 
 GPU = "h200"
 GPUS_PER_NODE = 8
 CPUS_PER_GPU = 16
+
+STORAGE_GIGABITS = 25.0
+"""The storage link of one node in 10⁹ bits per second; all loads of the node share it."""
+
+ENGINE_START_SECONDS = 20.0
+"""Seconds from loaded weights to the first request: a cluster file's default for vLLM."""
 
 
 class Instance(NamedTuple):
@@ -39,11 +47,22 @@ def base(nodes: int) -> Instance:
             for name in names
         ],
         gpus_per_trial=1,
-        engine_start_seconds=seven_billion.ENGINE_START_SECONDS,
-        storage_gigabits_per_node=seven_billion.STORAGE_GIGABITS,
+        engine_start_seconds=ENGINE_START_SECONDS,
+        storage_gigabits_per_node=STORAGE_GIGABITS,
         metric_cpus=nodes * GPUS_PER_NODE * CPUS_PER_GPU,
     )
-    return Instance(seven_billion.predicted(), capacity)
+    return Instance(predicted(), capacity)
+
+
+def predicted() -> list[Cost]:
+    """Return the costs of the base suite on one GPU per trial, by the shipped priors."""
+    found = []
+    on = conditions(CHECKPOINT, EngineSettings(), GPU, 1)
+    for dataset in suite.load("base").datasets:
+        work = catalogue.predicted_work(dataset)
+        assert work is not None, f"{dataset.name} is not in the catalogue"
+        found.append(dataset_cost(dataset, work, on, Priors(), built=False))
+    return found
 
 
 def answers_per_item() -> dict[str, int]:

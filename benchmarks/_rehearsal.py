@@ -1,245 +1,215 @@
-"""The measured part of `one_job_per_dataset`: a suite at many times its speed on a real Slurm.
+"""Runs of coordinate-eval on a real Slurm on this machine, with engines that sleep.
 
-Each dataset becomes made-up items whose requests take their predicted time divided by the speed.
-Programs that sleep stand in for expensive metrics. `python -m benchmarks._rehearsal ORDER` runs one
-dataset as a job of its own; ORDER is JSON.
+A `Rehearsal` holds a suite of the base suite's full shape, whose seconds are those of a 7B model,
+divided by the time scale. All seconds that it returns are multiplied by the scale again.
 """
 
-import fcntl
 import json
 import math
-import os
-import shlex
-import shutil
-import statistics
-import subprocess
-import sys
-import tempfile
+import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
-from tests.dev_cluster import slurm_dev
-from tests.reference import ended
 from tests.runs import Workspace
-from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator.planning.plan import Cost
-from coordinate_eval.evaluators.engines import base as engines
-from coordinate_eval.evaluators.sandbox.sandbox import Sandbox
-from coordinate_eval.records import Question, Request
+from benchmarks._one_job_each import CPUS_PER_JOB, Arm
+from benchmarks._phases import Phases, phases
+from benchmarks._slurm import Watch, await_empty_queue
+from benchmarks.full_shape.make import Amount, Made, make
+from coordinate_eval import _files
+from coordinate_eval.coordinator.planning.lower_bound import lower_bound
+from coordinate_eval.coordinator.planning.plan import Cost, Plan
+from coordinate_eval.priors import catalogue
 
-SECONDS_PER_REQUEST = 0.2
-"""Long enough that sixteen engines on two cores mostly wait."""
+METRIC_CPUS = 64
+"""Cores of all metric jobs together: half of one node."""
 
-PROGRAM_SECONDS = 1.0
-"""Seconds of one program of a metric; the harness's limit is 3 s."""
+ITEM_SECONDS = 1.0
+"""GPU seconds of an item, at least: fewer items than the real suite has, and as easy to cut."""
 
-GPUS_PER_NODE = 4
-CPUS_PER_JOB = 4
+LEAST_ITEMS = 30
+PROGRAM_SECONDS = 2.0
+"""Longest that a program sleeps here; the harness's limit is 3 s."""
 
-_ROOT = Path(__file__).resolve().parents[1]
-_ITEMS = """
-import evaluate
-from datasets import Dataset, DatasetDict
+PROMPT_LENGTH = 0.05
+"""Share of the real tokens of a prompt, since reading them takes as long whatever the scale."""
 
-_judge = evaluate.load("code_eval")
-
-
-def load(*, items, seconds=0.0, **_):
-    program = "import time; time.sleep({seconds})  # {item}"
-    rows = [
-        {"question": f"Item {i}", "program": program.format(seconds=seconds, item=i)}
-        for i in range(items)
-    ]
-    return DatasetDict({"test": Dataset.from_list(rows)})
+POLL_SECONDS = 5.0
+"""Time between two looks of the supervisor at the queue: the default."""
 
 
-def programs(responses, docs):
-    return [[doc["program"]] for doc in docs]
+class Conditions(NamedTuple):
+    """What both ways meet; seconds are not divided by the scale."""
 
-
-def passed(references, predictions):
-    return _judge.compute(references=references, predictions=predictions, k=[1])[0]["pass@1"]
-"""
-_TASK = """
-task: {name}
-custom_dataset: !function items.load
-dataset_kwargs: {{items: {items}, seconds: {seconds}}}
-output_type: generate_until
-test_split: test
-doc_to_text: "{{{{question}}}}"
-doc_to_target: "pass"
-generation_kwargs: {{until: ["\\n"], max_gen_toks: 8, do_sample: false}}
-metric_list:
-"""
-_PLAIN = "- {metric: exact_match, aggregation: mean, higher_is_better: true}\n"
-_CODE = """- {metric: !function items.passed, aggregation: mean, higher_is_better: true}
-unsafe_code: true
-filter_list:
-- name: programs
-  filter: [{function: custom, filter_fn: !function items.programs}]
-"""
-
-
-class Shape(NamedTuple):
-    """The rehearsal: numbers of nodes, seconds of one load and of one engine start, speed."""
-
-    nodes: Sequence[int]
+    nodes: int
     load_seconds: float
+    """Of one copy of the weights that has the link of its node for itself."""
     start_seconds: float
-    speed: float
+    sigma: float
+    """Standard deviation of the logarithm of true seconds over predicted ones, of each dataset."""
+    seed: int
 
 
-class Order(NamedTuple):
-    """The order for a job of one dataset; seconds are those of the rehearsal."""
+class Coordinated(NamedTuple):
+    """A run of coordinate-eval; all seconds but `cpu_seconds` are multiplied by the scale."""
 
-    requests: str
-    questions: str
-    done: str
-    links: str
-    load_seconds: float
-    start_seconds: float
-
-
-def impossible() -> str:
-    """Return why this machine cannot measure, or an empty string if it can."""
-    if os.geteuid() != 0 or shutil.which("slurmctld") is None:
-        return f"it needs Slurm, as root: {slurm_dev().INSTALL}"
-    return ""
+    seconds: float
+    estimate: float
+    bound: float
+    """With the true times of all datasets."""
+    phases: Phases
+    cpu_seconds: float
+    busy: float
+    """Share of this machine's cores that were in use, by anybody."""
 
 
-def measure(costs: Sequence[Cost], shape: Shape, repeat: int) -> dict[int, tuple[float, float]]:
-    """Return median seconds of one job per dataset and of coordinate-eval, by number of nodes."""
-    found: dict[int, tuple[float, float]] = {}
-    with tempfile.TemporaryDirectory() as name, _cluster(Path(name) / "slurm"):
-        user = Workspace(Path(name))
-        suite = write_suite(Path(name), costs, shape.speed)
-        for nodes in shape.nodes:
-            ours, theirs = [], []
-            for attempt in range(repeat):
-                run = Path(name) / f"{nodes}-nodes-{attempt}"
-                ours.append(coordinated(user, suite, run, nodes, shape))
-                theirs.append(one_job_each(run, [c.name for c in costs], nodes, shape))
-            found[nodes] = statistics.median(theirs), statistics.median(ours)
-    return found
+class Rehearsal:
+    """A suite whose time runs `scale` times as fast as it would, and a user who runs it."""
 
+    def __init__(self, folder: Path, costs: Sequence[Cost], scale: float) -> None:
+        self._folder, self._scale = folder, scale
+        self._costs = [_scaled(cost, scale) for cost in costs]
+        folder.mkdir()
+        self._user = Workspace(folder)
+        self._made = _make(folder / "suite", self._costs)
+        self._runs = 0
 
-def write_suite(folder: Path, costs: Sequence[Cost], speed: float) -> Path:
-    """Write tasks and a suite that take these costs divided by `speed`; return the suite."""
-    tasks = folder / "tasks"
-    tasks.mkdir()
-    (tasks / "items.py").write_text(_ITEMS)
-    datasets = []
-    for cost in costs:
-        gpu, cpu = cost.gpu_seconds / speed, cost.metric_cpu_seconds / speed
-        asks = cost.metric_cpu_seconds >= cost.items  # one program per item, of a second or more
-        programs = math.ceil(cpu / PROGRAM_SECONDS) if asks else 0
-        items = max(1, round(gpu / SECONDS_PER_REQUEST), programs)
-        task = _TASK.format(name=cost.name, items=items, seconds=cpu / items if asks else 0.0)
-        (tasks / f"{cost.name}.yaml").write_text(task + (_CODE if asks else _PLAIN))
-        prior = {"gpu_seconds": items * SECONDS_PER_REQUEST, "cpu_seconds": cpu if asks else 0.0}
-        datasets.append({"name": cost.name, "task": cost.name, "prior": prior})
-    path = folder / "suite.yaml"
-    path.write_text(yaml.safe_dump({"include_path": [str(tasks)], "datasets": datasets}))
-    return path
+    def coordinated(self, conf: Path, on: Conditions) -> Coordinated:
+        """Run coordinate-eval on the Slurm of this SLURM_CONF. Prompts are built before.
 
-
-def coordinated(user: Workspace, suite: Path, run: Path, nodes: int, shape: Shape) -> float:
-    """Return the seconds of a run of coordinate-eval, from its submission to its results."""
-    start = (shape.load_seconds + shape.start_seconds) / shape.speed
-    # With two requests in flight, a trial claims little more than it works on.
-    args = {"seconds_per_request": SECONDS_PER_REQUEST, "start_seconds": start, "concurrency": 2}
-    command = user.start(
-        "run", tiny_model(), "--suite", suite, "--nodes", f"node[1-{nodes}]", "--run-dir", run,
-        "--engine-args", json.dumps(args), COORDINATE_EVAL_TRIAL_ENGINE_START_SECONDS=str(start),
-    )  # fmt: skip
-    _, said = command.communicate()
-    if command.returncode:
-        raise SystemExit(said)
-    found = ended(run)
-    if not found["complete"]:
-        raise SystemExit(f"the rehearsal did not end well: {found['missing']}")
-    _await_empty_queue()
-    return float(found["seconds"])
-
-
-def one_job_each(run: Path, datasets: Sequence[str], nodes: int, shape: Shape) -> float:
-    """Return the seconds from the submission of the first of these jobs to the end of the last.
-
-    The jobs answer the requests and questions of a finished run of coordinate-eval.
-    """
-    done = run.with_name(f"{run.name}-each")
-    done.mkdir()
-    began = time.time()
-    for dataset in datasets:
-        order = Order(
-            requests=str(run / "requests" / f"{dataset}.jsonl"),
-            questions=str(run / "questions" / dataset),
-            done=str(done / f"{dataset}.json"),
-            links=str(done),
-            load_seconds=shape.load_seconds / shape.speed,
-            start_seconds=shape.start_seconds / shape.speed,
-        )
-        argv = [sys.executable, "-m", "benchmarks._rehearsal", json.dumps(order._asdict())]
-        subprocess.run(
-            [
-                "sbatch", "--parsable", "--gres=gpu:1", f"--cpus-per-task={CPUS_PER_JOB}",
-                "--mem=1000M", "--time=60", f"--chdir={_ROOT}", f"--output={done}/{dataset}.log",
-                *(["--nodelist=node1"] if nodes == 1 else []), "--wrap", shlex.join(argv),
-            ],
-            capture_output=True, check=True,
+        Each engine takes the time of the copy as well, since the weights are small here.
+        """
+        self._user.environ["SLURM_CONF"] = str(conf)
+        self._call("--dry-run")
+        self._runs += 1
+        run = self._folder / f"run-{self._runs}"
+        truth = self._truth(on)
+        times = self._folder / f"times-{self._runs}.json"
+        times.write_text(json.dumps({cost.name: _time_of(cost) for cost in truth}))
+        ready = (on.load_seconds + on.start_seconds) / self._scale
+        args = {"start_seconds": ready, "times": str(times), "concurrency": 8}
+        watch = Watch()
+        began = time.time()
+        self._call(
+            "--nodes", f"node[1-{on.nodes}]", "--run-dir", run,
+            "--engine-args", json.dumps(args),
+            COORDINATE_EVAL_STAGE_GIGABITS_PER_NODE=str(self._gigabits(on)),
+            COORDINATE_EVAL_TRIAL_ENGINE_START_SECONDS=str(on.start_seconds / self._scale),
+            COORDINATE_EVAL_SUPERVISOR_POLL_SECONDS=str(max(0.5, POLL_SECONDS / self._scale)),
+            COORDINATE_EVAL_METRICS_CPUS=str(METRIC_CPUS),
         )  # fmt: skip
-    _await_empty_queue()
-    return max(float((done / f"{dataset}.json").read_text()) for dataset in datasets) - began
+        returned = time.time()
+        while not (run / "results.json").exists():
+            time.sleep(0.5)
+        busy = watch.busy()
+        found = json.loads((run / "results.json").read_text())
+        if not found["complete"]:
+            raise SystemExit(f"the run did not end well: {found['missing']}")
+        await_empty_queue(conf)
+        plan = _files.read_record(run / "plan.json", Plan)
+        bound = lower_bound(truth, plan.ready_seconds, len(plan.trials), METRIC_CPUS)
+        parts = phases(run, began, returned).times(self._scale)
+        return Coordinated(
+            parts.last_score,
+            plan.estimate.makespan_seconds * self._scale,
+            bound * self._scale,
+            parts,
+            watch.cpu_seconds(),
+            busy,
+        )
+
+    def one_job_each(self, on: Conditions, harness: Mapping[str, float]) -> Arm:
+        """Return what one job per dataset takes; `harness` are seconds of prompts and scores.
+
+        Programs run on all cores of a job.
+        """
+        held = {}
+        for cost in self._truth(on):
+            metric = cost.metric_cpu_seconds / min(CPUS_PER_JOB, cost.items)
+            answering = max(cost.gpu_seconds, cost.floor_seconds)
+            around = (on.start_seconds + harness.get(cost.name, 0.0)) / self._scale
+            held[cost.name] = around + answering + metric
+        return Arm(on.nodes, on.load_seconds / self._scale, held)
+
+    def _call(self, *options: object, **environ: str) -> None:
+        """Call the command, however long it takes."""
+        made = self._made
+        call = self._user.start("run", made.checkpoint, "--suite", made.suite, *options, **environ)
+        _, said = call.communicate()
+        if call.returncode:
+            raise SystemExit(said)
+
+    def _truth(self, on: Conditions) -> list[Cost]:
+        """Return what the datasets really take, which nothing but the engines reads."""
+        dice = random.Random(on.seed)  # noqa: S311  # times, not secrets
+        return [_times(cost, math.exp(dice.gauss(0, on.sigma))) for cost in self._costs]
+
+    def _gigabits(self, on: Conditions) -> float:
+        """Return the bandwidth at which the small checkpoint takes the seconds of a copy."""
+        size = (self._made.checkpoint / "model.safetensors").stat().st_size
+        return size * 8e-9 * self._scale / on.load_seconds
 
 
-def job(order: Order) -> None:
-    """Run one dataset from the load to its last metric, and write down the time of its end."""
-    node = os.environ["SLURMD_NODENAME"]
-    with (Path(order.links) / f".link-{node}").open("w") as link:
-        # Loads one after another take the link as long as all at once, and the first ends sooner.
-        fcntl.flock(link, fcntl.LOCK_EX)
-        time.sleep(order.load_seconds)
-    args: dict[str, Any] = {
-        "seconds_per_request": SECONDS_PER_REQUEST,
-        "start_seconds": order.start_seconds,
+def _make(folder: Path, costs: Sequence[Cost]) -> Made:
+    """Write a suite that says what its datasets take here."""
+    amount = Amount(
+        {cost.name: cost.items for cost in costs},
+        PROMPT_LENGTH,
+        {c.name: c.metric_cpu_seconds / c.items for c in costs if c.metric_cpu_seconds},
+    )
+    made = make(folder, amount)
+    content = yaml.safe_load(made.suite.read_text())
+    by_name = {cost.name: cost for cost in costs}
+    for dataset in content["datasets"]:
+        cost = by_name[dataset["name"]]
+        dataset["prior"] = {
+            "gpu_seconds": cost.gpu_seconds,
+            "floor_seconds": cost.floor_seconds,
+            "chunk_overhead_seconds": cost.chunk_overhead_seconds,
+            "cpu_seconds": cost.metric_cpu_seconds,
+        }
+    made.suite.write_text(yaml.safe_dump(content))
+    return made
+
+
+def _scaled(cost: Cost, scale: float) -> Cost:
+    """Return a cost in the seconds of this rehearsal, with fewer items.
+
+    Metrics other than programs are computed by the harness, which takes the time that it takes.
+    """
+    programs = cost.metric_cpu_seconds if cost.metric_cpu_seconds >= cost.items else 0.0
+    least = max(
+        LEAST_ITEMS,
+        2 * catalogue.TASKS.get(cost.name, 1),
+        math.ceil(cost.gpu_seconds / ITEM_SECONDS),
+        math.ceil(programs / scale / PROGRAM_SECONDS),
+    )
+    return cost.model_copy(
+        update={
+            "items": min(cost.items, least),
+            "gpu_seconds": cost.gpu_seconds / scale,
+            "floor_seconds": cost.floor_seconds / scale,
+            "chunk_overhead_seconds": cost.chunk_overhead_seconds / scale,
+            "metric_cpu_seconds": programs / scale,
+            "spread": 0.0,
+        }
+    )
+
+
+def _time_of(cost: Cost) -> Mapping[str, float]:
+    requests = cost.items * catalogue.entries()[cost.name].requests_per_item
+    return {
+        "seconds_per_request": cost.gpu_seconds / requests,
+        "floor_seconds": cost.floor_seconds,
     }
-    engine = engines.start("simulated", Path(), tensor_parallel=1, max_length=1, args=args)
-    lines = Path(order.requests).read_text().splitlines()
-    for _ in engine.run(Request.model_validate_json(line) for line in lines):
-        pass
-    asked = [
-        Question.model_validate_json(line)
-        for path in Path(order.questions).glob("*.jsonl")
-        for line in path.read_text().splitlines()
-    ]
-    if asked:
-        for _ in Sandbox.probe().run_many(asked, workers=CPUS_PER_JOB):
-            pass
-    Path(order.done).write_text(str(time.time()))
 
 
-@contextmanager
-def _cluster(folder: Path) -> Iterator[None]:
-    """Run a Slurm of four nodes in `folder`, with SLURM_CONF set while it is up."""
-    script = slurm_dev()
-    cluster = script.DevCluster(folder, script.Shape(gpus=GPUS_PER_NODE))
-    try:
-        cluster.up()
-        os.environ["SLURM_CONF"] = str(cluster.conf)
-        yield
-    finally:
-        cluster.down()
-
-
-def _await_empty_queue() -> None:
-    while subprocess.run(["squeue", "-h"], capture_output=True, check=True).stdout.strip():
-        time.sleep(0.2)
-
-
-if __name__ == "__main__":
-    job(Order(**json.loads(sys.argv[1])))
+def _times(cost: Cost, factor: float) -> Cost:
+    longer = {
+        "gpu_seconds": cost.gpu_seconds * factor,
+        "floor_seconds": cost.floor_seconds * factor,
+    }
+    return cost.model_copy(update=longer)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.full_shape import __doc__ as about
-from benchmarks.full_shape.make import make
+from benchmarks.full_shape.make import make, scaled
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the items (default 1)")
     given = parser.parse_args()
-    made = make(given.folder.absolute(), given.scale)
+    made = make(given.folder.absolute(), scaled(given.scale))
     sys.stdout.write(f"{made.suite}\n{made.checkpoint}\n")
 
 

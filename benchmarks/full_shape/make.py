@@ -3,17 +3,18 @@
 import json
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]  # untyped there
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # as above
 import yaml
 
-from benchmarks.full_shape.forms import SCORED, Call, Config, Form, Row
+from benchmarks.full_shape.forms import SCORED, Call, Config, Row
 from benchmarks.full_shape.text import VOCABULARY, Text, tokenizer
-from benchmarks.full_shape.written import WRITTEN
+from benchmarks.full_shape.written import PROGRAM, WRITTEN
 from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.catalogue import Entry
@@ -54,6 +55,17 @@ _FORM = {
 }
 
 
+class Amount(NamedTuple):
+    """How much of the full shape there is."""
+
+    items: Mapping[str, int]
+    """Items by dataset; a dataset that is not named is left out."""
+    length: float = 1.0
+    """Tokens of a prompt, as a share of the catalogue's."""
+    program_seconds: Mapping[str, float] = MappingProxyType({})
+    """By dataset whose answers are programs: seconds that each sleeps, whatever was answered."""
+
+
 class Made(NamedTuple):
     """What was written."""
 
@@ -68,10 +80,19 @@ class _Leaf(NamedTuple):
     items: range
 
 
-def make(folder: Path, scale: float) -> Made:
-    """Write a suite with `scale` times the items of the full shape, and a checkpoint for it.
+def scaled(scale: float) -> Amount:
+    """Return the full shape with `scale` times the items, at least two in each leaf task."""
+    least = {name: _LEAST_ITEMS * catalogue.TASKS.get(name, 1) for name in catalogue.entries()}
+    return Amount(
+        {
+            name: min(entry.items, max(least[name], round(entry.items * scale)))
+            for name, entry in catalogue.entries().items()
+        }
+    )
 
-    Each leaf task keeps at least two items.
+
+def make(folder: Path, amount: Amount) -> Made:
+    """Write a suite of this much of the full shape, and a checkpoint for it.
 
     Raises:
         FileExistsError: `folder` exists.
@@ -81,9 +102,11 @@ def make(folder: Path, scale: float) -> Made:
     shutil.copytree(Path(__file__).parent / "tasks", tasks)
     datasets = []
     for number, dataset in enumerate(suite.load("base").datasets):
+        if dataset.name not in amount.items:
+            continue
         entry = catalogue.entries()[dataset.name]
         if dataset.task is not None:
-            _write_dataset(folder, Text(number), dataset, entry, scale)
+            _write_dataset(folder, Text(number), dataset, entry, amount)
         given = dataset.model_dump(exclude_defaults=True)
         datasets.append(given | ({"task": dataset.name} if dataset.task else {}))
     path = folder / "suite.yaml"
@@ -144,12 +167,13 @@ def _tensors() -> Iterator[tuple[str, list[int]]]:
             yield f"{at}.{name}.weight", [_HIDDEN]
 
 
-def _write_dataset(folder: Path, text: Text, dataset: Dataset, entry: Entry, scale: float) -> None:
+def _write_dataset(
+    folder: Path, text: Text, dataset: Dataset, entry: Entry, amount: Amount
+) -> None:
     """Write the tasks of a dataset and their data."""
-    leaves = list(_leaves(entry, scale))
-    form = {**SCORED, **WRITTEN}[_FORM[entry.dataset]]
+    leaves = list(_leaves(entry.dataset, amount.items[entry.dataset]))
     for leaf in leaves:
-        config = _task(folder / "data", text, dataset, entry, form, leaf)
+        config = _task(folder / "data", text, dataset, entry, amount, leaf)
         (folder / "tasks" / f"{leaf.name}.yaml").write_text(_yaml(config))
     if len(leaves) > 1:
         filters = [each["name"] for each in config.get("filter_list", [])]
@@ -165,43 +189,43 @@ def _write_dataset(folder: Path, text: Text, dataset: Dataset, entry: Entry, sca
         (folder / "tasks" / f"{entry.dataset}.yaml").write_text(_yaml(group))
 
 
-def _leaves(entry: Entry, scale: float) -> Iterator[_Leaf]:
+def _leaves(dataset: str, items: int) -> Iterator[_Leaf]:
     """Yield the leaf tasks of a dataset; their numbers of items differ by one at most."""
-    count = catalogue.TASKS.get(entry.dataset, 1)
-    items = min(entry.items, max(_LEAST_ITEMS * count, round(entry.items * scale)))
+    count = catalogue.TASKS.get(dataset, 1)
     for number in range(count):
-        name = entry.dataset if count == 1 else f"{entry.dataset}_{number + 1:02}"
+        name = dataset if count == 1 else f"{dataset}_{number + 1:02}"
         begin, end = items * number // count, items * (number + 1) // count
         yield _Leaf(name, range(begin, end))
 
 
 def _task(
-    data: Path, text: Text, dataset: Dataset, entry: Entry, form: Form, leaf: _Leaf
+    data: Path, text: Text, dataset: Dataset, entry: Entry, amount: Amount, leaf: _Leaf
 ) -> Config:
     """Return the configuration of a leaf task whose data were written."""
-    shots = entry.num_fewshot
-    scored = entry.kind == "loglikelihood"
-    tokens = entry.prompt_tokens / (shots + (1 if scored else 1 - form.answer))
+    name, shots = entry.dataset, entry.num_fewshot
+    form = (SCORED if entry.kind == "loglikelihood" else WRITTEN)[_FORM[name]]
+    answer = 0 if entry.kind == "loglikelihood" else form.answer
+    tokens = amount.length * entry.prompt_tokens / (shots + 1 - answer)
+    extra = {"seconds": amount.program_seconds.get(name, 0.0)} if form is PROGRAM else {}
 
     def row(item: int) -> Row:
         # Numbers of choices that differ by one at most and have the catalogue's mean.
         each = entry.requests_per_item
-        return form.row(text, tokens, int((item + 1) * each) - int(item * each))
+        return form.row(text, tokens, int((item + 1) * each) - int(item * each)) | extra
 
     files = {"test": _parquet(data / leaf.name / "test.parquet", [row(i) for i in leaf.items])}
-    drawn = dataset.num_fewshot is not None and shots > 0
-    if drawn:
-        first = _FORM[entry.dataset] == "letters"
+    shown: Config = {}
+    if shots and dataset.num_fewshot is not None:
+        first = _FORM[name] == "letters"
         examples = [row(i) for i in range(shots if first else _DRAWN_FROM)]
         files["train"] = _parquet(data / leaf.name / "train.parquet", examples)
-        shown: Config = {"fewshot_split": "train", "training_split": "train"}
+        shown = {"fewshot_split": "train", "training_split": "train"}
         shown |= {"fewshot_config": {"sampler": "first_n"}} if first else {}
     elif shots:
         samples = [row(i) | {"few_shot": "1"} for i in range(shots)]
         shown = {"fewshot_config": {"sampler": "first_n", "samples": samples}}
-    else:
-        shown = {}
     choices = round(entry.requests_per_item)
+    scored = entry.kind == "loglikelihood"
     return {
         "task": leaf.name,
         "dataset_path": "parquet",

@@ -21,7 +21,7 @@ _ONSETS = ("b", "br", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "pl", "r
 _NUCLEI = ("a", "e", "i", "o", "u", "ai", "ea", "ou")
 _CODAS = ("", "", "", "l", "n", "r", "s", "nd")
 _NUMBERS = 0.03
-"""Share of the words that are numbers."""
+"""Share of the words that are ordinal numbers."""
 
 _PHRASES = """
 Question: What is it?\nAnswer: The answer is so.\n\nQ: A: B. C. D. E.\nArticle:\n\nProblem:\n
@@ -85,7 +85,8 @@ def _pool() -> list[str]:
     left = 0
     for place, word in enumerate(drawn):
         if dice.random() < _NUMBERS:
-            drawn[place] = str(dice.randrange(1000))
+            # Never a bare number, which the harness takes for one where it is all of a text.
+            drawn[place] = f"{dice.randrange(1000)}th"
         if left == 0:
             drawn[place] = word.capitalize()
             left = dice.randrange(_SENTENCE_WORDS // 2, 2 * _SENTENCE_WORDS)

@@ -204,9 +204,12 @@ def _program_row(text: Text, tokens: float, choices: int) -> Row:
     left = max(2.0, text.about(tokens) - 30)
     return {
         "prompt": f'def {name}(x):\n    """{text.passage(left)}"""\n',
-        "test": f"    return x + {number}\n\nassert {name}(1) == {number + 1}",
+        "test": f"assert {name}(1) == {number}",
     }
 
+
+PROGRAM = Form(_program, _program_row, 0.2)
+"""Programs, which are run. A row also has the seconds that a program sleeps instead, or 0."""
 
 WRITTEN: Mapping[str, Form] = {
     "short": Form(_short, _short_row, 0.15),
@@ -217,6 +220,6 @@ WRITTEN: Mapping[str, Form] = {
     "translated": Form(_translated, _translated_row, 0.5),
     "found": Form(_found, _found_row, 0),
     "instructed": Form(_instructed, _instructed_row, 0),
-    "program": Form(_program, _program_row, 0.2),
+    "program": PROGRAM,
 }
 """Forms that ask for texts."""

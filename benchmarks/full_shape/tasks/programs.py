@@ -19,7 +19,13 @@ def pass_at_k(
 
 
 def complete(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Return whole programs."""
+    """Return whole programs, or such that sleep."""
     return [
-        [doc["prompt"] + text for text in texts] for texts, doc in zip(responses, docs, strict=True)
+        [_program(doc, text) for text in texts] for texts, doc in zip(responses, docs, strict=True)
     ]
+
+
+def _program(doc: dict[str, Any], text: str) -> str:
+    if doc["seconds"]:
+        return f"import time; time.sleep({doc['seconds']})  # {doc['test']!r}"
+    return str(doc["prompt"]) + text

@@ -1,0 +1,261 @@
+"""One job per dataset against coordinate-eval, computed, and measured to the last score
+
+    python benchmarks/makespan.py --scale 4 --check 2
+
+The base suite of a 7B model, on one and on four nodes of eight H200. Scripts around a scheduler
+submit one job per dataset. The jobs start in the suite's order. Each takes a GPU, loads the weights
+through its node's one storage link, starts an engine, answers its dataset, and holds the GPU while
+its metric runs.
+
+*Computed*: both ways in an event simulator, with the same costs, a link of 25 Gb/s, and an engine
+that starts in 20 s; one job per dataset in the suite's order, and with the longest dataset first.
+The rows change one thing at a time: the storage link, the start of an engine, and by how much
+predictions are wrong (σ of a lognormal factor of each dataset; medians of 9 draws).
+
+*Measured*, on a real Slurm on this machine whose engines sleep. Supervisor, keepers, trials, metric
+jobs, scoring by the harness, files, queues and claims are real. What the rows mean:
+
+- *Time* runs as many times as fast as the first column says, for both ways, for copies, engine
+  starts, requests and programs. All seconds are shown as if it had not. Real processes are not
+  faster, so coordinate-eval's own overhead weighs more here than it would. The last row has half
+  the speed of the row above it, which shows what that comes to.
+- *True times* of datasets are the predicted ones times lognormal factors. They are in a file that
+  only engines read. Both ways have the same. Metrics that run programs take what was predicted.
+- *One job per dataset* is one process that sleeps, submitted to a Slurm of its own. With "prompts,
+  scores free" nothing but the engine and programs takes time. Otherwise a job also holds its GPU
+  while the harness makes its prompts and scores, by CPU seconds measured here on 2 % of the items.
+- *coordinate-eval* counts from the call of the command to the last score. Prompts were built
+  before, as they are from the second checkpoint of a model on. Weights are read once a node, over
+  a link of its own.
+- The suite has the base suite's 59 datasets that have a task, and their leaf tasks, with at most
+  one item per predicted GPU second, at least 30 of each, and prompts of 5 % of their length: what
+  bytes cost the CPU does not get faster with the time scale.
+- *Cores* are the CPU seconds of all processes of the run per second and core; *busy* is what all
+  processes of this machine used, of which some are not ours. The run has priority over them.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.plans import CHECKPOINT
+
+from benchmarks import _simulator
+from benchmarks._instances import (
+    ENGINE_START_SECONDS,
+    STORAGE_GIGABITS,
+    base,
+    drawn,
+    planned,
+    predicted,
+    told,
+)
+from benchmarks._partitioners import one_job_per_dataset
+from benchmarks._rehearsal import Conditions, Coordinated, Rehearsal
+from benchmarks._slurm import cluster, impossible
+from benchmarks.full_shape.make import make, scaled
+from coordinate_eval.priors import catalogue
+
+NODES = (1, 4)
+SIGMAS = (0.0, 0.5)
+LOAD_SECONDS = CHECKPOINT.bytes * 8 / (STORAGE_GIGABITS * 1e9)
+DRAWS = 9
+HARNESS_SCALE = 0.02
+"""Share of the items on which the harness is timed."""
+
+PRIORITY = -10
+"""Of the processes of a measurement, since they stand for several machines (nice(2))."""
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+class Computed(NamedTuple):
+    """Makespans of one case, in seconds."""
+
+    suite_order: float
+    longest_first: float
+    ours: float
+    bound: float
+
+
+def main() -> None:
+    """Compute, measure, and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--scale", type=float, help="measure, with time this many times as fast")
+    parser.add_argument("--check", type=float, help="measure four nodes at this time scale, too")
+    parser.add_argument("--seed", type=int, default=0, help="of true times (default 0)")
+    given = parser.parse_args()
+    console = Console()
+    console.print(computed())
+    if given.scale is None:
+        return
+    if why := impossible():
+        console.print(f"Not measured: {why}", soft_wrap=True)
+        return
+    os.nice(PRIORITY)
+    console.print(*measured(given.scale, given.check, given.seed))
+
+
+def computed() -> Table:
+    """Return the table of makespans by predicted costs, and of what they depend on."""
+    table = Table(title="Computed, 8 H200 per node", title_justify="left")
+    table.add_column("")
+    for heading in ("nodes", "one job each", "longest first", "coordinate-eval", "bound", "ratio"):
+        table.add_column(heading, justify="right")
+    link, start = STORAGE_GIGABITS, ENGINE_START_SECONDS
+    cases = {
+        "as above": (link, start, 0.0),
+        "link 5 Gb/s": (5.0, start, 0.0),
+        "link 100 Gb/s": (100.0, start, 0.0),
+        "engine start 5 s": (link, 5.0, 0.0),
+        "engine start 90 s": (link, 90.0, 0.0),
+        "σ = 0.25": (link, start, 0.25),
+        "σ = 0.5": (link, start, 0.5),
+        "σ = 1": (link, start, 1.0),
+    }
+    for name, case in cases.items():
+        for nodes in NODES:
+            found = _case(nodes, *case)
+            seconds = (f"{each:,.0f} s" for each in found)
+            table.add_row(name, str(nodes), *seconds, f"{found.suite_order / found.ours:.2f}")
+        table.add_section()
+    return table
+
+
+def _case(nodes: int, gigabits: float, start_seconds: float, sigma: float) -> Computed:
+    """Return medians over draws of the true costs."""
+    instance = base(nodes)
+    changed = {"storage_gigabits_per_node": gigabits, "engine_start_seconds": start_seconds}
+    capacity = instance.capacity.model_copy(update=changed)
+    costs = told(instance.costs, sigma)
+    where = _simulator.cluster(capacity, CHECKPOINT.bytes)
+    plan = planned(costs, capacity)
+    dice = random.Random(f"{nodes} {sigma}")  # noqa: S311  # times, not secrets
+    ordered = sorted(costs, key=lambda c: -(c.gpu_seconds + c.metric_cpu_seconds / 16))
+    found = []
+    for _ in range(DRAWS if sigma else 1):
+        truth = {cost.name: cost for cost in drawn(dice, costs)}
+        found.append(
+            Computed(
+                _simulator.play_jobs(one_job_per_dataset(costs), truth, where, "held"),
+                _simulator.play_jobs(one_job_per_dataset(ordered), truth, where, "held"),
+                _simulator.play_plan(plan, truth, where, pulling=True),
+                _simulator.bound(truth.values(), where),
+            )
+        )
+    return Computed(*(statistics.median(each) for each in zip(*found, strict=True)))
+
+
+def measured(scale: float, check: float | None, seed: int) -> list[Table]:
+    """Return the tables of measured makespans, and of the phases of the runs."""
+    entries = catalogue.entries()
+    costs = [cost for cost in predicted() if entries[cost.name].task]
+    cases = [
+        Conditions(nodes, LOAD_SECONDS, ENGINE_START_SECONDS, sigma, seed)
+        for nodes in NODES
+        for sigma in SIGMAS
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        harness = _harness_seconds(folder / "harness")
+        place = Rehearsal(folder / "user", costs, scale)
+        waits = [{}, harness]
+        arms = [place.one_job_each(case, wait) for case in cases for wait in waits]
+        theirs = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks._one_job_each"],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert theirs.stdin is not None
+        with theirs.stdin as order:
+            json.dump(arms, order)
+        ours = [(scale, case, _run(folder, place, case)) for case in cases]
+        if check is not None:
+            slower = Rehearsal(folder / "slower", costs, check)
+            ours.append((check, cases[-1], _run(folder, slower, cases[-1])))
+        assert theirs.stdout is not None
+        seconds = [each * scale for each in json.loads(theirs.stdout.read())]
+    pairs = list(zip(seconds[::2], seconds[1::2], strict=True))
+    return [_table(ours, [*pairs, pairs[-1]]), _phases(ours)]
+
+
+def _run(folder: Path, place: Rehearsal, case: Conditions) -> Coordinated:
+    """Run coordinate-eval on a Slurm that has done nothing else."""
+    with cluster(folder / "slurm", case.nodes) as conf:
+        found = place.coordinated(conf, case)
+    sys.stderr.write(f"{case}: {found}\n")
+    return found
+
+
+def _harness_seconds(folder: Path) -> Mapping[str, float]:
+    """Return the CPU seconds in which the harness makes prompts and scores, by dataset."""
+    make(folder, scaled(HARNESS_SCALE))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks._harness_seconds", str(folder)],
+        cwd=_ROOT,
+        env=os.environ | {"HF_DATASETS_CACHE": str(folder / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+    entries = catalogue.entries()
+    return {name: each * entries[name].items for name, each in json.loads(done.stdout).items()}
+
+
+def _table(
+    ours: Sequence[tuple[float, Conditions, Coordinated]],
+    theirs: Sequence[tuple[float, float]],
+) -> Table:
+    table = Table(title="Measured, to the last score", title_justify="left")
+    for heading in ("time", "nodes", "σ", "one job each", "prompts, scores free"):
+        table.add_column(heading, justify="right")
+    for heading in ("coordinate-eval", "ratio", "to free", "to estimate", "to bound", "cores"):
+        table.add_column(heading, justify="right")
+    table.add_column("busy", justify="right")
+    for (scale, case, run), (free, whole) in zip(ours, theirs, strict=True):
+        table.add_row(
+            f"{scale:g} ×",
+            str(case.nodes),
+            f"{case.sigma:g}",
+            f"{whole:,.0f} s",
+            f"{free:,.0f} s",
+            f"{run.seconds:,.0f} s",
+            *(f"{each / run.seconds:.2f}" for each in (whole, free)),
+            *(f"{run.seconds / each:.2f}" for each in (run.estimate, run.bound)),
+            f"{run.cpu_seconds * scale / run.seconds / (os.cpu_count() or 1):.0%}",
+            f"{run.busy:.0%}",
+        )
+    return table
+
+
+def _phases(ours: Sequence[tuple[float, Conditions, Coordinated]]) -> Table:
+    table = Table(title="Seconds of these runs until", title_justify="left")
+    for heading in ("time", "nodes", "σ", "call returns", "plan", "first trial"):
+        table.add_column(heading, justify="right")
+    for heading in ("first response", "last response", "last score"):
+        table.add_column(heading, justify="right")
+    for scale, case, run in ours:
+        times = run.phases
+        shown = (times.call_returned, *times[2:])
+        seconds = (f"{each:,.0f} s" for each in shown)
+        table.add_row(f"{scale:g} ×", str(case.nodes), f"{case.sigma:g}", *seconds)
+    return table
+
+
+if __name__ == "__main__":
+    main()
