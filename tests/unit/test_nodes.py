@@ -36,6 +36,20 @@ def test_the_least_of_gpus_cores_and_memory_counts() -> None:
     assert chosen(nodes) == {"memory": 5, "gpus": 3, "cores": 2}
 
 
+def test_a_trial_on_several_gpus_takes_cores_and_memory_for_each() -> None:
+    nodes = [
+        node("gpus", free_gpus=7),
+        node("cores", cpus=17),
+        node("memory", memory_gib=20 + 3 * 16),
+        node("keeper", cpus=34),
+    ]
+    found = {n.name: n for n in select.choose(nodes, [], Settings(), 2, 20)}
+    assert {name: n.trials for name, n in found.items()} == {
+        "keeper": 4, "gpus": 3, "cores": 2, "memory": 1
+    }  # fmt: skip
+    assert found["keeper"].keeper_cpus == 2
+
+
 @pytest.mark.parametrize(("cores", "keeper"), [(128, 4), (35, 3), (33, 1), (32, 4), (9, 1)])
 def test_a_keeper_gets_the_cores_of_the_settings_unless_trials_need_them(
     cores: int, keeper: int

@@ -87,7 +87,8 @@ def _no_signal(found: Review) -> Iterator[str]:
 def _memory(found: Review) -> Iterator[str]:
     live = {node.name: node for node in found.offer.nodes}
     running = Counter(trial.node for trial in found.plan.trials)
-    weights, trial = keeper_gib(found.run), found.run.settings.trial.memory_gib
+    weights = keeper_gib(found.run)
+    trial = found.run.settings.trial.memory_gib * found.plan.gpus_per_trial
     tight = []
     for name, trials in running.items():
         node = live.get(name)

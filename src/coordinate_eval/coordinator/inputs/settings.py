@@ -76,9 +76,14 @@ class StageSettings(_Section):
 class TrialSettings(_Section):
     """The resources of one trial besides GPUs, and its time limit."""
 
-    cpus: int = Field(default=4, ge=1, le=MOST_CPUS, description="cores of one trial")
+    cpus: int = Field(
+        default=4, ge=1, le=MOST_CPUS, description="cores of one trial, for each of its GPUs"
+    )
     memory_gib: float = Field(
-        default=16.0, gt=0, le=MOST_GIB, description="host memory of one trial, without the weights"
+        default=16.0,
+        gt=0,
+        le=MOST_GIB,
+        description="host memory of one trial for each of its GPUs, without the weights",
     )
     engine_start_seconds: float = Field(
         default=40.0,

@@ -139,11 +139,11 @@ def choose(
                     gpus=node.gpus,
                     gpu_type=node.gpu_type,
                     trials=trials,
-                    keeper_cpus=keeper_cpus(node, settings, trials),
+                    keeper_cpus=keeper_cpus(node, settings, trials * gpus_per_trial),
                 )
             )
     if not fitting:
-        raise UserError(_no_room(named, settings, keeper_gib))
+        raise UserError(_no_room(named, settings, gpus_per_trial, keeper_gib))
     of_type = max(fitting.values(), key=lambda group: sum(n.trials for n in group))
     most = min((n for n in (count, settings.max_nodes) if n is not None), default=None)
     return _limit(of_type, most, settings.max_gpus, gpus_per_trial)
@@ -152,14 +152,17 @@ def choose(
 def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: float) -> int:
     """Return the trials that a node has GPUs, cores and memory for, beside its keeper."""
     by_gpus = node.free_gpus // gpus_per_trial
-    by_cpus = (node.cpus - LEAST_KEEPER_CPUS) // settings.trial.cpus
-    by_memory = int((node.memory_gib - keeper_gib) // settings.trial.memory_gib)
+    by_cpus = (node.cpus - LEAST_KEEPER_CPUS) // (settings.trial.cpus * gpus_per_trial)
+    each_gib = settings.trial.memory_gib * gpus_per_trial
+    by_memory = int((node.memory_gib - keeper_gib) // each_gib)
     return max(0, min(by_gpus, by_cpus, by_memory))
 
 
-def keeper_cpus(node: Node, settings: Settings, trials: int) -> int:
-    """Return the cores of a node's keeper: those of the settings, if so many trials leave them."""
-    left = node.cpus - trials * settings.trial.cpus
+def keeper_cpus(node: Node, settings: Settings, gpus: int) -> int:
+    """Return the cores of a node's keeper: those of the settings, if trials on so many GPUs leave
+    them.
+    """
+    left = node.cpus - gpus * settings.trial.cpus
     return max(LEAST_KEEPER_CPUS, min(settings.stage.cpus, left))
 
 
@@ -324,10 +327,13 @@ def _reasons(busy: Sequence[Busy]) -> list[str]:
     return lines
 
 
-def _no_room(nodes: Sequence[Node], settings: Settings, keeper_gib: float) -> str:
-    trial = settings.trial
+def _no_room(
+    nodes: Sequence[Node], settings: Settings, gpus_per_trial: int, keeper_gib: float
+) -> str:
+    cpus = settings.trial.cpus * gpus_per_trial
+    gib = settings.trial.memory_gib * gpus_per_trial
     lines = [
-        f"no node has room for a trial: it takes {trial.cpus} cores and {trial.memory_gib:g} GiB, "
+        f"no node has room for a trial: it takes {cpus} cores and {gib:g} GiB, "
         f"and the weights {keeper_gib:.1f} GiB and {LEAST_KEEPER_CPUS} core on each node"
     ]
     lines += [

@@ -91,8 +91,8 @@ def trials_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
         count=node.trials,
         gpus=run.tensor_parallel,
         gpu_type=node.gpu_type,
-        cpus=trial.cpus,
-        memory_mib=math.ceil(trial.memory_gib * 1024),
+        cpus=trial.cpus * run.tensor_parallel,
+        memory_mib=math.ceil(trial.memory_gib * run.tensor_parallel * 1024),
         minutes=round_.minutes,
         gpu_work=True,
         folder=str(run_dir.work),
@@ -104,15 +104,16 @@ def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
     """Return one job for a node's keeper and trials, for partitions of whole nodes."""
     name = trials_name(run, round_.number, node.name)
     trial = run.settings.trial
+    gpus = run.tensor_parallel * node.trials
     argv = _argv(run, run_dir, "_node", node.name, round_.number, round_.minutes)
     return Job(
         name=name,
         argv=(*argv, "--trials", str(node.trials)),
         node=node.name,
-        gpus=run.tensor_parallel * node.trials,
+        gpus=gpus,
         gpu_type=node.gpu_type,
-        cpus=trial.cpus * node.trials + node.keeper_cpus,
-        memory_mib=math.ceil((trial.memory_gib * node.trials + keeper_gib(run)) * 1024),
+        cpus=trial.cpus * gpus + node.keeper_cpus,
+        memory_mib=math.ceil((trial.memory_gib * gpus + keeper_gib(run)) * 1024),
         minutes=round_.minutes,
         gpu_work=True,
         folder=str(run_dir.work),

@@ -187,8 +187,8 @@ class TrialRunner:
 
     def _threads(self) -> int:
         """Return the cores of this trial for each of its GPUs."""
-        cores = min(self._run.settings.trial.cpus, len(os.sched_getaffinity(0)))
-        return max(1, cores // self._run.tensor_parallel)
+        there = len(os.sched_getaffinity(0)) // self._run.tensor_parallel
+        return max(1, min(self._run.settings.trial.cpus, there))
 
     @contextlib.contextmanager
     def _compiled_files(self) -> Iterator[None]:
