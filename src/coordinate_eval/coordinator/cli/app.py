@@ -236,6 +236,7 @@ def run(
 def status(
     run: options.RunName = None,
     follow: options.Follow = False,
+    ledger: options.Ledger = False,
     as_json: options.Json = False,
     settings_file: options.SettingsFile = None,
 ) -> None:
@@ -244,9 +245,13 @@ def status(
     Exit status: 0 the run is complete or goes on; 1 it ended without all results, was cancelled,
     or has lost its supervisor; 3 the scheduler did not answer and nothing else tells.
     """
+    from coordinate_eval.coordinator.cli.ledger import show_ledger
     from coordinate_eval.coordinator.cli.status import show_status
 
     settings, _ = load_settings({}, settings_file)
+    if ledger:
+        show_ledger(run, settings, as_json=as_json, follow=follow)
+        return
     raise typer.Exit(show_status(run, settings, as_json=as_json, follow=follow))
 
 

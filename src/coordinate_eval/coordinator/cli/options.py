@@ -85,6 +85,14 @@ RunNames = Annotated[
     list[str] | None,
     typer.Argument(metavar="RUN", help="Directories or ids of runs.", show_default="all runs"),
 ]
+Ledger = Annotated[
+    bool,
+    typer.Option(
+        "--ledger",
+        help="Show where the GPU time went, and what to change next.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 Follow = Annotated[
     bool,
     typer.Option(

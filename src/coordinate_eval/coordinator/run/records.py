@@ -184,6 +184,7 @@ class StageProgress(Record):
     done_bytes: int
     total_bytes: int
     started: float
+    ready: float | None = Field(default=None, description="the weights were there")
     updated: float
     message: str = Field(default="", description="the error, where it failed")
     log: str = Field(default="", description="absolute path of the job's log, if it has one")
@@ -197,7 +198,11 @@ class TrialProgress(Record):
     node: str
     state: Literal["staging", "starting", "running", "ended", "failed"]
     started: float
+    prepared: float | None = Field(default=None, description="the engine's packages were loaded")
+    staged: float | None = Field(default=None, description="the weights were there")
+    running: float | None = Field(default=None, description="the engine had started")
     ready: float | None = Field(default=None, description="engine answered for the first time")
+    last: float | None = Field(default=None, description="engine answered, so far the last time")
     updated: float
     shards: int = Field(default=0, description="published by this trial")
     responses: int = 0

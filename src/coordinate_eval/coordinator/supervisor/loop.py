@@ -16,6 +16,7 @@ from coordinate_eval.cluster import Cluster, Job, State, TaskStatus
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report import results as report
+from coordinate_eval.coordinator.report.history import read_ledger
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import OF_DATASETS, Ledger, LedgerName
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
@@ -275,11 +276,20 @@ class Supervisor:
                     _files.write(released, "")
         results = report.collect_results(self._dir, self._run, action.why)
         results["scheduler_calls"] = dict(self._cluster.calls)
+        results["ledger"] = self._ledger()
         _files.write(self._dir.results, _files.pretty(results))
         self._learn()
         self._tell(facts, "drain")
         self._drain()
         return results
+
+    def _ledger(self) -> dict[str, Any] | None:
+        """Return where the GPU time went; None where an error is in the way, which ends no run."""
+        try:
+            return read_ledger(self._dir, self._run, ended=True).model_dump(mode="json")
+        except Exception as error:
+            self._tell(None, f"cannot sum up the GPU time of this run: {error}")
+        return None
 
     def _learn(self) -> None:
         """Store the run's measurements for later plans. An error here does not end the run."""

@@ -34,11 +34,12 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
     released = run_dir.released(round_number, node)
     path = run_dir.stage(round_number, node)
     started = time.time()
+    ready: float | None = None
     throttle = Throttle(1.0)
 
     def write_progress(state: str, done_bytes: int, message: str = "") -> None:
         values = {"state": state, "done_bytes": done_bytes, "total_bytes": run.staged_bytes}
-        values |= {"started": started, "updated": time.time()}
+        values |= {"started": started, "ready": ready, "updated": time.time()}
         values |= {"message": message, "log": own_log()}
         _files.write_record(path, StageProgress.model_validate(values))
 
@@ -55,6 +56,7 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
             with weights.hold():
                 while not weights.copy(run.checkpoint, report):
                     time.sleep(WATCH_SECONDS)
+                ready = time.time()
                 write_progress("ready", run.staged_bytes)
                 copies = run_dir.copies(node)
                 measurements.append_copy(copies, weights.copy_seconds, run.checkpoint)

@@ -95,7 +95,8 @@ class TrialRunner:
         self._shares = Shares()
         self._throttle = Throttle(PROGRESS_SECONDS)
         self._started = time.time()
-        self._first_response: float | None = None
+        self._times: dict[str, float] = {}
+        """When the states that `TrialProgress` has times of were reached."""
         self._responses = 0
         self._engine_started = False
 
@@ -109,12 +110,15 @@ class TrialRunner:
             self.write_progress("staging")
             os.environ.setdefault("OMP_NUM_THREADS", str(self._threads()))
             engines.prepare(self._run.settings.engine.name, self._run.tensor_parallel)
+            self._reached("prepared")
             waiting = time.monotonic()
             self._wait_for_weights(weights)
             began += time.monotonic() - waiting
+            self._reached("staged")
             self.write_progress("starting")
             engine = self._start_engine(weights)
             try:
+                self._reached("running")
                 self.write_progress("running")
                 self._record_start(time.monotonic() - began)
                 self._answer(engine)
@@ -150,7 +154,7 @@ class TrialRunner:
                 "node": self._node,
                 "state": state,
                 "started": self._started,
-                "ready": self._first_response,
+                **self._times,
                 "updated": time.time(),
                 "shards": self._open.published,
                 "responses": self._responses,
@@ -160,6 +164,9 @@ class TrialRunner:
             }
         )
         _files.write_record(self._dir.trial(self._trial), record)
+
+    def _reached(self, state: str) -> None:
+        self._times[state] = time.time()
 
     def _finds_work(self) -> bool:
         """Return whether a shard is free that this trial can finish in time."""
@@ -240,8 +247,8 @@ class TrialRunner:
         """Feed the engine and store its responses."""
         with _closing(engine.run(self._requests())) as responses:
             for response in responses:
-                if self._first_response is None:
-                    self._first_response = time.time()
+                self._reached("last")
+                self._times.setdefault("ready", self._times["last"])
                 self._responses += 1
                 self._open.store(response, self._shares.answered(response, engine.computing))
                 if self._throttle():

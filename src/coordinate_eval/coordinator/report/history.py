@@ -1,0 +1,99 @@
+"""Reading the times of a run from its directory, for the ledger."""
+
+import time
+from collections.abc import Iterator
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.report.ledger import Asked, Ledger, Life, sum_up
+from coordinate_eval.coordinator.run import measurements
+from coordinate_eval.coordinator.run.jobs import trials_of
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.portions import portions_with_questions
+from coordinate_eval.coordinator.run.records import Round, Run, StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.records import Answer, DatasetRequests
+
+
+def read_ledger(run_dir: RunDir, run: Run, *, ended: bool) -> Ledger:
+    """Return the ledger of a run that has ended just now, or goes on.
+
+    A run that was resumed counts from then on: nobody waited for it before.
+    """
+    begin = _begin(run_dir, run)
+    cpu_seconds = {
+        "building": _building(run_dir, run, begin),
+        "metrics": _metrics(run_dir, run),
+        "scoring": _scoring(run_dir, run, begin),
+    }
+    return sum_up(begin, read_asked(run_dir, run, ended=ended), time.time(), cpu_seconds)
+
+
+def read_asked(run_dir: RunDir, run: Run, *, ended: bool) -> list[Asked]:
+    """Return the rounds since the run was created or last resumed, with the times of all trials."""
+    begin = _begin(run_dir, run)
+    every = list(read_rounds(run_dir))
+    rounds = [found for found in every if found.created >= begin] or every[-1:]
+    return [
+        Asked(
+            round_.created, list(_lives(run_dir, run, round_, over=ended or round_ != rounds[-1]))
+        )
+        for round_ in rounds
+    ]
+
+
+def _begin(run_dir: RunDir, run: Run) -> float:
+    return max(run.created, _files.modified(run_dir.resumed))
+
+
+def _lives(run_dir: RunDir, run: Run, round_: Round, *, over: bool) -> Iterator[Life]:
+    """Yield the times of a round's trials. If the round is `over`, so is each of them."""
+    stages: dict[str, StageProgress | None] = {}
+    for trial, node in trials_of(round_):
+        if node.name not in stages:
+            path = run_dir.stage(round_.number, node.name)
+            stages[node.name] = _files.read_record_if_there(path, StageProgress)
+        stage = stages[node.name]
+        life = Life(trial, run.tensor_parallel)
+        if stage is not None:
+            copied_to = stage.ready if stage.ready is not None else stage.updated
+            life = life._replace(copied_from=stage.started, copied_to=copied_to)
+        found = _files.read_record_if_there(run_dir.trial(trial), TrialProgress)
+        if found is not None:
+            done, failed = found.state == "ended", found.state == "failed"
+            life = life._replace(
+                started=found.started,
+                prepared=found.prepared,
+                staged=found.staged,
+                running=found.running,
+                last=found.last,
+                ended=found.updated if over or done or failed else None,
+                # A message says why it ended early. One that is over without an end was killed.
+                lost=bool(found.message) if done else over or failed,
+            )
+        yield life
+
+
+def _building(run_dir: RunDir, run: Run, begin: float) -> float:
+    seconds = 0.0
+    for dataset in run.suite.datasets:
+        found = _files.read_record_if_there(run_dir.requests_index(dataset.name), DatasetRequests)
+        if found is not None and found.built is not None and found.built >= begin:
+            seconds += found.build_cpu_seconds or 0.0
+    return seconds
+
+
+def _metrics(run_dir: RunDir, run: Run) -> float:
+    seconds = 0.0
+    for portion in portions_with_questions(run_dir, run):
+        for line in _files.whole_lines(run_dir.published("answers", portion)):
+            seconds += Answer.model_validate_json(line).seconds
+    return seconds
+
+
+def _scoring(run_dir: RunDir, run: Run, begin: float) -> float:
+    return sum(
+        scored.seconds
+        for dataset in run.suite.datasets
+        for scored in measurements.read_scorings(run_dir.scorings(dataset.name))
+        if scored.time >= begin
+    )

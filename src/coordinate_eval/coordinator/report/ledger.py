@@ -1,0 +1,199 @@
+"""The ledger of a run: where each second of each GPU went, from the submission to the last score.
+
+A round asks for GPUs, and those of its trials are the run's until the next round, or to the end.
+Each of their seconds is in exactly one `Use`. Reading a run is in `history.py`; here are values.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from pydantic import Field
+
+from coordinate_eval.records import Record
+
+WORTH_A_WORD = 0.1
+"""Least share of the GPU time that is worth changing something for."""
+
+
+class Use(StrEnum):
+    """What a GPU of the run did, or was waited for."""
+
+    QUEUE = "queue"
+    """Asked for, and not given yet."""
+    STAGING = "staging"
+    """Waited for the weights in the node's memory, with or without a trial."""
+    START = "engine start"
+    """Loaded the engine's packages and the weights."""
+    REQUESTS = "requests"
+    """Answered, from the engine's start to the trial's last response."""
+    DRAINING = "draining"
+    """Had no more to answer, while other trials answered."""
+    WAITING = "waiting"
+    """Nobody could answer anything: prompts were not built, or only scores were missing."""
+    LOST = "lost to faults"
+    """Its trial had failed, was killed, or was told to go."""
+
+
+class Life(NamedTuple):
+    """A trial's times in seconds since the epoch; None for what has not happened."""
+
+    trial: str
+    gpus: int
+    copied_from: float | None = None
+    copied_to: float | None = None
+    """The keeper's copy of the weights on its node."""
+    started: float | None = None
+    """Its process began."""
+    prepared: float | None = None
+    staged: float | None = None
+    running: float | None = None
+    last: float | None = None
+    """Its last response."""
+    ended: float | None = None
+    """It does nothing more, or did nothing more that is known."""
+    lost: bool = False
+    """It ended before it had no more to do."""
+
+
+class Asked(NamedTuple):
+    """A round: when it began, and the trials that it asked for."""
+
+    time: float
+    lives: Sequence[Life]
+
+
+class Stretch(NamedTuple):
+    """A time from `begin` to `end`, in seconds since the epoch, of one use."""
+
+    begin: float
+    end: float
+    use: Use
+
+
+class Row(NamedTuple):
+    """All of a trial's time within its round."""
+
+    life: Life
+    stretches: Sequence[Stretch]
+
+
+class Ledger(Record):
+    """The sums of a run, as `results.json` and `status --ledger` have them."""
+
+    seconds: float = Field(description="from the submission to the last score, or until now")
+    gpu_seconds: dict[Use, float] = Field(description="by use; their sum is all of the GPU time")
+    total_gpu_seconds: float
+    cpu_seconds: dict[str, float] = Field(description="of building, metrics and scoring")
+    advice: str = Field(description="what to change next, in a line")
+
+
+def rows(begin: float, rounds: Sequence[Asked], end: float) -> Iterator[Row]:
+    """Yield the time of each trial of each round.
+
+    Args:
+        begin: the submission, in seconds since the epoch.
+        rounds: in order; there is none before the prompts are built.
+        end: of the last score, or now.
+    """
+    for number, round_ in enumerate(rounds):
+        final = number == len(rounds) - 1
+        since = round_.time if number else begin
+        until = end if final else rounds[number + 1].time
+        answered = _answered(round_.lives, until)
+        for life in round_.lives:
+            found = _stretches(life, round_.time, answered, final=final)
+            yield Row(life, list(_fitted(found, since, max(since, until))))
+
+
+def sum_up(
+    begin: float, rounds: Sequence[Asked], end: float, cpu_seconds: dict[str, float]
+) -> Ledger:
+    """Return the ledger of a run; for the arguments see `rows`."""
+    found = list(rows(begin, rounds, end))
+    seconds = dict.fromkeys(Use, 0.0)
+    for row in found:
+        for stretch in row.stretches:
+            seconds[stretch.use] += row.life.gpus * (stretch.end - stretch.begin)
+    asked = rounds[0].time if rounds else end
+    unasked = sum(
+        row.life.gpus * (min(stretch.end, asked) - stretch.begin)
+        for row in found
+        for stretch in row.stretches
+        if stretch.begin < asked
+    )
+    return Ledger(
+        seconds=round(max(0.0, end - begin), 3),
+        gpu_seconds={use: round(value, 3) for use, value in seconds.items()},
+        total_gpu_seconds=round(sum(seconds.values()), 3),
+        cpu_seconds={what: round(value, 3) for what, value in cpu_seconds.items()},
+        advice=_advice(seconds, unasked),
+    )
+
+
+def _answered(lives: Sequence[Life], until: float) -> float:
+    """Return when the last trial of a round had answered; `until` if one goes on, or none began."""
+    begun = [life for life in lives if life.started is not None]
+    if not begun or any(life.ended is None for life in begun):
+        return until
+    return max(life.last or life.started or 0.0 for life in begun)
+
+
+def _stretches(
+    life: Life, asked: float, answered: float, *, final: bool
+) -> Iterator[tuple[float, Use]]:
+    """Yield until when a trial's GPUs were used in which way, in order."""
+    yield asked, Use.WAITING
+    started = answered if life.started is None else life.started
+    for time, use in ((life.copied_from, Use.QUEUE), (life.copied_to, Use.STAGING)):
+        if time is not None:
+            yield min(time, started), use
+    yield started, Use.QUEUE
+    if life.started is not None:
+        marks = (life.prepared, Use.START), (life.staged, Use.STAGING), (life.running, Use.START)
+        brought = life.last is not None or not life.lost
+        over = life.ended is not None
+        for time, use in (*marks, (life.last if over else None, Use.REQUESTS)):
+            if time is not None and brought:
+                yield time, use
+            elif not over:  # it is at this, and goes on
+                yield answered, use
+        if life.lost:
+            yield max(answered, life.ended or 0.0), Use.LOST
+        yield answered, Use.DRAINING
+    yield float("inf"), Use.WAITING if final else Use.QUEUE
+
+
+def _fitted(found: Iterator[tuple[float, Use]], begin: float, end: float) -> Iterator[Stretch]:
+    """Yield stretches that cover the time from `begin` to `end`, whatever clocks said."""
+    for until, use in found:
+        stop = min(max(until, begin), end)
+        if stop > begin:
+            yield Stretch(begin, stop, use)
+            begin = stop
+
+
+def _advice(seconds: dict[Use, float], unasked: float) -> str:
+    """Return what to change next: about the largest part of the time that is no answering."""
+    total = sum(seconds.values())
+    if not total:
+        return "no GPU was asked for"
+    use = max(set(Use) - {Use.REQUESTS}, key=lambda each: seconds[each])
+    if seconds[use] < WORTH_A_WORD * total:
+        use = Use.REQUESTS
+    hint = _HINTS[use]
+    if use is Use.WAITING and unasked > seconds[use] / 2:
+        hint = "prompts were being built: prefetch the suite before the next checkpoint is saved"
+    return f"{seconds[use] / total:.0%} of GPU time was {use}: {hint}"
+
+
+_HINTS = {
+    Use.QUEUE: "ask for less with --max-gpus or [trial] cpus and memory_gib, or in another "
+    "partition",
+    Use.STAGING: "keep checkpoints on faster storage, or raise [stage] cpus",
+    Use.START: "take fewer GPUs, with --max-gpus or --objective gpu-hours",
+    Use.REQUESTS: "only more or faster GPUs, or fewer items, make it shorter",
+    Use.DRAINING: "some trials ended early; the next plan knows what this run has measured",
+    Use.WAITING: "answers and scores came after the last response: raise [metrics] cpus",
+    Use.LOST: "`coordinate-eval status` and the logs have the errors",
+}

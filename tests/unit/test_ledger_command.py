@@ -1,0 +1,86 @@
+"""`status --ledger`: read from the records of a run that goes on, or from its results."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tests.unit.test_decide import ROUND, RUN, make_run
+from typer.testing import CliRunner, Result
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.report.history import read_ledger
+from coordinate_eval.coordinator.report.ledger import Use
+from coordinate_eval.coordinator.report.results import collect_results
+from coordinate_eval.coordinator.run.measurements import Scored, append_line
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress
+
+SECONDS = 100.0
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    """A run of four trials on two nodes, submitted 100 s ago: one answers, one has failed."""
+    made, began = RunDir(tmp_path / "runs" / "r"), time.time() - SECONDS
+    settings = RUN.settings.model_copy(update={"runs_dir": str(tmp_path / "runs")})
+    _files.write_record(made.run, make_run(created=began, settings=settings))
+    _files.write_record(made.round(0), ROUND.model_copy(update={"created": began + 10}))
+    stage: dict[str, object] = {"state": "ready", "done_bytes": 1, "total_bytes": 1}
+    stage |= {"started": began + 20, "ready": began + 30, "updated": began + 30}
+    _files.write_record(made.stage(0, "n1"), StageProgress.model_validate(stage))
+    trial: dict[str, object] = {"trial": "n1-0", "task": "8_0.0", "node": "n1", "state": "running"}
+    trial |= {"started": began + 25, "prepared": began + 27, "staged": began + 30}
+    trial |= {"running": began + 40, "ready": began + 41, "last": began + 90}
+    _files.write_record(
+        made.trial("n1-0"), TrialProgress.model_validate(trial | {"updated": began + 90})
+    )
+    failed = trial | {"trial": "n1-1", "state": "failed", "running": None, "last": None}
+    _files.write_record(
+        made.trial("n1-1"), TrialProgress.model_validate(failed | {"updated": began + 35})
+    )
+    append_line(made.scorings("a"), Scored(time=began + 95, items=5, requests=5, seconds=7))
+    return made
+
+
+def ask(run_dir: RunDir, *args: str) -> Result:
+    env = {"COORDINATE_EVAL_RUNS_DIR": str(run_dir.root.parent), "COLUMNS": "80"}
+    return CliRunner().invoke(app, ["status", "--ledger", *args], env=env)
+
+
+def test_a_run_that_goes_on(run_dir: RunDir) -> None:
+    found = json.loads(ask(run_dir, "--json").stdout)
+    spent = found["gpu_seconds"]
+    assert found["seconds"] == pytest.approx(SECONDS, abs=5)
+    assert found["total_gpu_seconds"] == pytest.approx(4 * found["seconds"], abs=0.1)
+    assert sum(spent.values()) == pytest.approx(found["total_gpu_seconds"], abs=0.1)
+    assert spent["waiting"] == pytest.approx(4 * 10, abs=0.1)
+    assert spent["engine start"] == pytest.approx(2 + 10, abs=0.1)
+    # Both trials of n1 waited for the copy before they began, one of them also afterwards.
+    assert spent["staging"] == pytest.approx(5 + 5 + 3, abs=0.1)
+    assert spent["requests"] == pytest.approx(60, abs=5)
+    assert spent["lost to faults"] == pytest.approx(75, abs=5)
+    assert found["cpu_seconds"] == {"building": 0.0, "metrics": 0.0, "scoring": 7.0}
+    assert found["advice"].startswith("5")
+    assert "of GPU time was queue: ask for less" in found["advice"]
+
+
+def test_a_table_and_what_to_change_next(run_dir: RunDir) -> None:
+    done = ask(run_dir)
+    assert done.exit_code == 0
+    for word in ("run r:", "engine start", "lost to faults", "scoring 7.0 s", "ask for less"):
+        assert word in done.output
+    assert "leave out --follow" in str(ask(run_dir, "--follow").exception)
+
+
+def test_an_ended_run_keeps_its_ledger(run_dir: RunDir) -> None:
+    run = make_run()
+    ended = read_ledger(run_dir, run, ended=True)
+    # The trial that answered did not say that it ended: it was killed.
+    assert ended.gpu_seconds[Use.REQUESTS] == pytest.approx(50, abs=0.1)
+    results = collect_results(run_dir, run) | {"ledger": ended.model_dump(mode="json")}
+    _files.write(run_dir.results, _files.pretty(results))
+    assert (
+        json.loads(ask(run_dir, "--json").stdout)["gpu_seconds"] == results["ledger"]["gpu_seconds"]
+    )
