@@ -19,7 +19,7 @@ context free for the output.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 from typing import Any, Literal
 
 from lm_eval.api.instance import Instance
@@ -33,6 +33,7 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from coordinate_eval.evaluators.engines.common import SAMPLING
+from coordinate_eval.evaluators.harness.word_tokens import WordTokens
 
 Backend = Literal["hf", "vllm"]
 """The harness's model class whose truncation is used."""
@@ -82,8 +83,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self._backend = backend
         self._thinks = bool(think_end)
         self._think_end = think_end
-        # The choices of a question have the same context.
-        self._encode_cached = lru_cache(maxsize=8)(self._encode)
+        self._tokens = WordTokens(tokenizer)
 
     @property
     def eot_token_id(self) -> int | None:
@@ -129,19 +129,23 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self, string: str, add_special_tokens: bool | None = None, **_: object
     ) -> list[int]:
         """Return the tokens of a text, with a BOS token unless the text already begins with it."""
-        if add_special_tokens is None and self._begins_with_prefix(string):
-            add_special_tokens = False
-        return list(self._encode_cached(string, add_special_tokens))
-
-    def _encode(self, string: str, add_special_tokens: bool | None) -> tuple[int, ...]:
         if add_special_tokens is None:
-            return tuple(self.tokenizer.encode(string))
-        return tuple(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
+            prefix = self._prefix
+            add_special_tokens = prefix is None or not has_bos_prefix(string, prefix)
+        return self._tokens.encode(string, add_special_tokens)
 
-    def _begins_with_prefix(self, string: str) -> bool:
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        self._tokens.share(context.rstrip())  # as the choices of a question do
+        pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
+        return pair
+
+    @cached_property
+    def _prefix(self) -> str | None:
+        """The text of the token of an empty context, None if there is no such token."""
         if self.tokenizer.bos_token_id is None and self.eot_token_id is None:
-            return False
-        return bool(has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)))
+            return None
+        text: str = self.tokenizer.decode(self.prefix_token_id)
+        return text
 
     def prompts(self, instance: Instance) -> list[Prompt]:
         """Return the prompts of one instance: one, or one for each rolling window.

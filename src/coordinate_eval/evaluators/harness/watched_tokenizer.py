@@ -60,22 +60,27 @@ class WatchedTokenizer:
         Raises:
             UserError: there is none, or transformers does not know its class.
         """
-        self._tokenizer: Any = pulse.call(_LOADING, load_tokenizer, folder)
-        _Limits(pulse).put_on(type(self._tokenizer))
+        self.watched: Any = pulse.call(_LOADING, load_tokenizer, folder)
+        _Limits(pulse).put_on(type(self.watched))
         self.name_or_path = str(folder)
-        self.bos_token_id: int | None = self._tokenizer.bos_token_id
-        self.eos_token_id: int | None = self._tokenizer.eos_token_id
-        self.bos_token: str | None = self._tokenizer.bos_token
-        self.eos_token: str | None = self._tokenizer.eos_token
+        self.bos_token_id: int | None = self.watched.bos_token_id
+        self.eos_token_id: int | None = self.watched.eos_token_id
+        self.bos_token: str | None = self.watched.bos_token
+        self.eos_token: str | None = self.watched.eos_token
+
+    def __call__(self, texts: list[str], **options: bool) -> Mapping[str, list[list[int]]]:
+        """Return the tokens of several texts, as `input_ids`."""
+        made: Mapping[str, list[list[int]]] = self.watched(texts, **options)
+        return made
 
     def encode(self, text: str, **options: bool) -> list[int]:
         """Return the tokens of a text."""
-        tokens: list[int] = self._tokenizer.encode(text, **options)
+        tokens: list[int] = self.watched.encode(text, **options)
         return tokens
 
     def decode(self, tokens: int | list[int]) -> str:
         """Return the text of tokens."""
-        text: str = self._tokenizer.decode(tokens)
+        text: str = self.watched.decode(tokens)
         return text
 
     def apply_chat_template(self, messages: list[dict[str, str]], **options: bool) -> str:
@@ -84,7 +89,7 @@ class WatchedTokenizer:
         Raises:
             TemplateError: the template refuses it.
         """
-        text: str = self._tokenizer.apply_chat_template(messages, **options)
+        text: str = self.watched.apply_chat_template(messages, **options)
         return text
 
 
