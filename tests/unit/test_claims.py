@@ -1,6 +1,7 @@
 """The claim protocol: one owner at a time, nothing lost, the first complete attempt stays."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,6 +138,18 @@ def test_a_dataset_is_done_when_its_file_is_there(
     assert book.open_claims([a, b]) == []
 
 
+def test_an_error_that_is_removed_leaves_the_dataset_to_anybody(tmp_path: Path) -> None:
+    book, span = Ledger(RunDir(tmp_path), "results"), whole("a")
+    assert book.claim(span, "a", "1.0") == 1
+    error = book.folder("a") / "a.error"
+    _files.write(error, "no")
+    book.revoke(span, 1, "released")
+    assert book.claim(span, "one that has looked before", "2.0") is None
+    error.unlink()
+    assert book.claimable([span]) == [span]
+    assert book.claim(span, "b", "3.0") is not None
+
+
 def test_what_ends_an_owner_gives_its_span_back(tmp_path: Path) -> None:
     book = ledger(tmp_path)
     assert book.claim(SPAN, "a", "1.0") == 1
@@ -217,3 +230,84 @@ class Protocol(RuleBasedStateMachine):
 
 Protocol.TestCase.settings = examples(40, steps=25)
 TestProtocol = Protocol.TestCase
+
+
+class WholeDatasets(RuleBasedStateMachine):
+    """Workers score datasets: they finish, fail, die, are late, and errors are removed."""
+
+    working = Bundle("working")
+
+    @initialize()
+    def begin(self) -> None:
+        import tempfile
+
+        self.folder = tempfile.TemporaryDirectory()
+        self.book = Ledger(RunDir(Path(self.folder.name)), "results")
+        self.live: dict[Span, int] = {}
+        self.results: dict[Span, str] = {}
+        self.failed: set[Span] = set()
+        self.deaths: Counter[Span] = Counter()
+        self.count = 0
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    @rule(target=working, name=st.sampled_from("ab"))
+    def claim(self, name: str) -> tuple[Span, int] | None:
+        span = whole(name)
+        self.count += 1
+        looks_free = span in self.book.claimable([span])
+        attempt = self.book.claim(span, f"w{self.count}", f"{self.count}.0")
+        done = span in self.results or span in self.failed
+        assert looks_free == (not done and span not in self.live and self.deaths[span] < MAX_DEATHS)
+        assert (attempt is None) == (done or span in self.live)
+        if attempt is None:
+            return None
+        self.live[span] = attempt
+        return span, attempt
+
+    @rule(work=working)
+    def die(self, work: tuple[Span, int] | None) -> None:
+        if work is not None and self.live.get(work[0]) == work[1]:
+            self.book.revoke(*work, "died")
+            self.deaths[work[0]] += 1
+            del self.live[work[0]]
+
+    @rule(work=working)
+    def finish(self, work: tuple[Span, int] | None) -> None:
+        """Also one that was taken for dead."""
+        if work is None:
+            return
+        span, attempt = work
+        _files.create(self.book.folder(span.dataset) / f"{span.dataset}.json", f"{attempt}")
+        self.results.setdefault(span, f"{attempt}")
+        if self.live.get(span) == attempt:
+            del self.live[span]
+
+    @rule(work=working)
+    def fail(self, work: tuple[Span, int] | None) -> None:
+        if work is None or self.live.get(work[0]) != work[1] or work[0] in self.results:
+            return
+        span, attempt = work
+        _files.write(self.book.folder(span.dataset) / f"{span.dataset}.error", "no")
+        self.book.revoke(span, attempt, "released")
+        self.failed.add(span)
+        del self.live[span]
+
+    @rule()
+    def next_supervisor(self) -> None:
+        """Errors are removed. What they concern can be claimed again, by whoever is there."""
+        for span in self.failed:
+            (self.book.folder(span.dataset) / f"{span.dataset}.error").unlink()
+        self.failed.clear()
+
+    @invariant()
+    def results_never_change(self) -> None:
+        for span, content in getattr(self, "results", {}).items():
+            path = self.book.folder(span.dataset) / f"{span.dataset}.json"
+            assert path.read_text() == content
+            assert self.book.open_claims([span]) == []
+
+
+WholeDatasets.TestCase.settings = examples(40, steps=25)
+TestWholeDatasets = WholeDatasets.TestCase

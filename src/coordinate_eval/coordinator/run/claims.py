@@ -138,7 +138,11 @@ class Ledger:
         for attempt in range(1, MAX_ATTEMPTS):
             path = self.run.claim(self.name, span, attempt)
             if not path.exists() and _files.create(path, claim.model_dump_json()):
-                return None if self.is_published(span) else attempt
+                if not self.is_published(span):
+                    return attempt
+                # An error may be removed later. The span must not be this owner's then.
+                self.revoke(span, attempt, "released")
+                return None
             if not self.run.revocation(self.name, span, attempt).exists():
                 return None
         return None
