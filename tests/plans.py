@@ -97,7 +97,7 @@ def prepared(
     )
     printed = PlanFile.of(made, metric_cpus=place.metric_cpus, max_length=run.max_length)
     round_ = Round(number=0, created=0, nodes=[], minutes=15)
-    return Prepared(printed, place, run, round_, requests={})
+    return Prepared(printed, place, run, round_, runs_text=[])
 
 
 def reviewed(

@@ -13,6 +13,10 @@ from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.prepare import Inputs, read_inputs
+from coordinate_eval.coordinator.planning.request_cache import link_found
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.coordinator.supervisor.make_plan import make_plan
 from coordinate_eval.errors import SubmitRefused, UserError
 from coordinate_eval.records import EngineSettings
 from tests.runs import TASKS
@@ -132,9 +136,18 @@ class Reviewer:
         return read_inputs(self.settings, wanted, checkpoint, reviewed=reviewed)
 
     def submit(self, *, run_dir: Path | None = None, **more: Any) -> Path:
-        """The run of the plan in `file`."""
+        """The run of the plan in `file`, as its supervisor has planned it."""
         assert run.start_run(self.inputs(plan=self.file, **more), run_dir) == 0
-        return Path(self.capsys.readouterr().out.strip())
+        root = self.capsys.readouterr().out.strip()
+        if root:
+            self.supervise(RunDir(Path(root)))
+        return Path(root)
+
+    def supervise(self, run_dir: RunDir) -> None:
+        """Do what a supervisor does first where all is in the cache."""
+        made = read_run(run_dir)
+        link_found(made, run_dir)
+        make_plan(run_dir, made, self.cluster)
 
     def refused(self, *words: str, run_dir: Path | None = None, **more: Any) -> None:
         """Nothing is submitted or written, and these words say why."""

@@ -16,7 +16,8 @@ from tests.runs import PATIENCE_SECONDS, TASKS
 from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
-from coordinate_eval.coordinator.planning.costs import conditions, suite_costs
+from coordinate_eval.coordinator.planning.building import build_all
+from coordinate_eval.coordinator.planning.costs import conditions
 from coordinate_eval.coordinator.planning.request_cache import Builder, Built
 from coordinate_eval.errors import ForeignError, UserError
 from coordinate_eval.evaluators import pulse
@@ -57,10 +58,13 @@ class Home:
         self.max_length = MAX_LENGTH
         self.engine = "simulated"
 
+    def builder(self) -> Builder:
+        """What a new command builds with."""
+        return Builder(self.cache, self.inspect(), self.suite(), self.engine, self.max_length)
+
     def get(self) -> Built:
         """The requests as a new command would find or build them."""
-        builder = Builder(self.cache, self.inspect(), self.suite(), self.engine, self.max_length)
-        return builder.get(self.dataset)
+        return self.builder().get(self.dataset)
 
     def suite(self) -> Suite:
         return Suite(name="s", digest="d", include_path=[str(self.tasks)], datasets=[self.dataset])
@@ -124,7 +128,7 @@ def test_two_who_build_at_once_and_one_who_comes_later(home: Home) -> None:
 
 
 def test_what_building_took_lies_with_what_was_built(home: Home) -> None:
-    builder = Builder(home.cache, home.inspect(), home.suite(), home.engine, home.max_length)
+    builder = home.builder()
     assert builder.find(home.dataset) is None
     began = time.time()
     made = builder.get(home.dataset)
@@ -138,22 +142,20 @@ def test_what_building_took_lies_with_what_was_built(home: Home) -> None:
 def test_it_is_said_what_is_built_and_how_long_it_may_take(home: Home) -> None:
     told: list[str] = []
 
-    def costs(priors: Priors) -> None:
-        builder = Builder(home.cache, home.inspect(), home.suite(), home.engine, home.max_length)
-        on = conditions(home.inspect(), EngineSettings(), "h100", 1)
-        suite_costs(home.suite(), on, builder, priors, build=lambda dataset: True, tell=told.append)
+    def build(priors: Priors) -> None:
+        build_all(home.builder, home.suite().datasets, priors, processes=2, tell=told.append)
 
     home.dataset = home.dataset.model_copy(update={"items": 10})
-    costs(Priors())
-    costs(Priors())  # from the cache
-    assert told == ["cloze, 1 of 1"]
+    build(Priors())
+    build(Priors())  # from the cache
+    assert told == ["cloze, 1 of 1, about 10.0 s left"]
     edit_task(home)
     on = conditions(home.inspect(), EngineSettings(), "h100", 1)
     seen = BuildSeen(
         run="r", time=0, conditions=on, dataset="c", subject=subject(home.dataset), items=20,
         cpu_seconds=100.0,
     )  # fmt: skip
-    costs(Priors([seen]))
+    build(Priors([seen]))
     assert told[1:] == ["cloze, 1 of 1, about 50.0 s left"]
 
 
@@ -287,7 +289,7 @@ def test_a_chat_template_without_an_end_ends_the_building(
 
 
 def test_nothing_is_left_of_the_process_that_builds(home: Home) -> None:
-    builder = Builder(home.cache, home.inspect(), home.suite(), home.engine, home.max_length)
+    builder = home.builder()
     builder.get(home.dataset)
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     assert len(children.read_text().split()) == 1

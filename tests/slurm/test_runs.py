@@ -112,6 +112,18 @@ def test_whatever_is_killed_the_scores_are_the_same(
     all_gone(workspace)
 
 
+def test_a_killed_build_job_is_replaced(workspace: Workspace, expected: dict[str, Any]) -> None:
+    run = workspace.submit(
+        workspace.suite(*TASKS), "--max-gpus", 2, "--run-dir", workspace.folder / "rebuilt",
+        COORDINATE_EVAL_CACHE_DIR=str(workspace.folder / "another cache"),
+    )  # fmt: skip
+    claim = until(lambda: list(run.glob("claims/requests/*/*.json")), "a claim")[0]
+    kill([json.loads(claim.read_text())["pid"]])
+    assert scores(run) == expected
+    assert claim.with_suffix(".revoked").exists()
+    all_gone(workspace)
+
+
 def begun(workspace: Workspace, name: str, *options: object) -> Path:
     """A slow run on two GPUs that has some responses."""
     run = workspace.submit(

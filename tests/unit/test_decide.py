@@ -82,6 +82,8 @@ def facts(**changes: Any) -> d.Facts:
         unpublished=list(SPANS),
         claimable=waiting_for(),
         open_claims=[],
+        unbuilt=0,
+        unbuildable=[],
         unscored=2,
         idle_rounds=0,
         idle_arrays=Counter(),

@@ -11,7 +11,13 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import Node
 from coordinate_eval.coordinator.inputs.settings import Layer, Settings, resolve
 from coordinate_eval.coordinator.planning import costs
-from coordinate_eval.coordinator.planning.prepare import Inputs, offer_of_cluster, prepare
+from coordinate_eval.coordinator.planning.prepare import (
+    Inputs,
+    choose_nodes,
+    new_run,
+    offer_of_cluster,
+    prepare,
+)
 from coordinate_eval.coordinator.report.failures import recurring_failure
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
@@ -333,7 +339,8 @@ def test_the_next_plan_stages_as_this_run_did(staging_run: RunDir) -> None:
     def staged(**values: object) -> float:
         settings, _ = resolve([Layer(source="f", values=values)])
         offer = offer_of_cluster("slurm", ([eight], []), settings)
-        plan = prepare(Inputs(run.checkpoint, suite, settings), offer).plan
+        asked = new_run(Inputs(run.checkpoint, suite, settings), "slurm", exclusive=False)
+        plan = prepare(asked, offer, choose_nodes(asked, offer), {}).plan
         assert plan.estimate.lower_bound_seconds > plan.stages[0].seconds
         return plan.stages[0].seconds
 

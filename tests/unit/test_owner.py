@@ -149,7 +149,7 @@ def test_a_run_in_a_projects_folder_is_ones_own(project: Path) -> None:
         place,
     )
     run = plans.prepared(plan, place).run
-    made = create(project / "runs" / "run", run, {})
+    made = create(project / "runs" / "run", run)
     _files.write(made.jobs_folder / "job.json", "{}")
     assert own(made.root).root == made.root
     assert [p for p in made.root.rglob("*") if p.stat().st_mode & 0o022] == []

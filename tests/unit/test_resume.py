@@ -92,7 +92,9 @@ def test_a_run_is_marked_as_cancelled_though_the_scheduler_is_silent(
 
 
 def test_progress_between_tries_starts_the_count_again(reviewer: Reviewer) -> None:
+    reviewer.plan()
     ask(reviewer)
+    reviewer.supervise(fail(reviewer))
     shards = read_run(fail(reviewer)).shards
     assert len(shards) > MOST_TRIES
     for shard in shards:

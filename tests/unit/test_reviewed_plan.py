@@ -57,7 +57,8 @@ def test_the_items_must_be_those_that_are_built(reviewer: Reviewer) -> None:
     ]
     last["stop"] += 1
     reviewer.file.write_text(json.dumps(planned))
-    reviewer.refused(f"13 items of dataset {cost['name']}", "12 were built")
+    with pytest.raises(UserError, match=f"13 items of dataset {cost['name']}, but 12 were built"):
+        reviewer.submit()
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,13 @@ def test_a_limit_is_doubled_after_each_round_without_a_response() -> None:
     settings = {"trial": {"min_minutes": 15, "max_minutes": 50}}
     run = make_run(settings=Settings.model_validate(settings))
     minutes = [
-        next_round(run, None, [], shards(1.0), (free(1), []), 0, idle).minutes for idle in range(4)
+        next_round(run, planned(run), [], shards(1.0), (free(1), []), 0, idle).minutes
+        for idle in range(4)
     ]
     assert minutes == [15, 30, 50, 50]
     longer = {"trial": {"min_minutes": 60, "max_minutes": 60}}
     run = make_run(settings=Settings.model_validate(longer))
-    assert next_round(run, None, [], shards(1.0), (free(1), []), 0, 2).minutes == 60
+    assert next_round(run, planned(run), [], shards(1.0), (free(1), []), 0, 2).minutes == 60
 
 
 @pytest.mark.parametrize(("word", "short"), [("failed", 0), ("ended", 1), ("starting", 1)])
@@ -182,28 +183,20 @@ def test_a_later_round_takes_no_more_nodes_than_the_plan_nor_than_shards() -> No
     many = shards(*[1.0] * 20)
     assert len(next_round(run, plan, [], many, (free(4), []), 0).nodes) == 2
     assert len(next_round(run, plan, [], many[:1], (free(4), []), 0).nodes) == 1
-    # A run that waited for nodes has no plan of them.
-    assert len(next_round(run, None, [], many, (free(4), []), 0).nodes) == 4
 
 
 def test_a_run_stays_with_one_type_of_gpu() -> None:
-    run = make_run(gpu_type="")
-    earlier = Round(number=0, created=0, nodes=nodes(1), minutes=15)
     other = free(1, gpu_type="a100")
-    assert next_round(run, None, [], shards(1.0), (other, []), 0).nodes[0].gpu_type == "a100"
+    run = make_run(gpu_type="")
+    assert (
+        next_round(run, planned(run), [], shards(1.0), (other, []), 0).nodes[0].gpu_type == "a100"
+    )
+    run = make_run(gpu_type="h200")
     with pytest.raises(UserError):
-        next_round(run, None, [earlier], shards(1.0), (other, []), 0)
+        next_round(run, planned(run), [], shards(1.0), (other, []), 0)
 
 
 def test_rounds_of_earlier_versions_can_be_read() -> None:
     share = {"node": "n1", "gpu_type": "h200", "trials": 2, "memory_gib": 1.5}
     old = Round.model_validate({"number": 0, "created": 0, "shares": [share], "minutes": 15})
     assert old == Round(number=0, created=0, nodes=nodes(2), minutes=15)
-
-
-def test_a_run_of_an_earlier_version_has_the_engines_start_in_its_settings() -> None:
-    settings = {"trial": {"engine_start_seconds": 300}}
-    record = make_run(settings=Settings.model_validate(settings)).model_dump(mode="json")
-    assert Run.model_validate({**record, "engine_start_seconds": 50}).engine_start_seconds == 50
-    del record["engine_start_seconds"]
-    assert Run.model_validate(record).engine_start_seconds == 300

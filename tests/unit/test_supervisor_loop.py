@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.reviewer import FakeCluster
 from tests.unit.test_decide import make_run
+from tests.unit.test_rounds import planned
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Busy, Job, Node, State, TaskStatus
@@ -127,6 +128,7 @@ def test_bad_input_takes_one_round_to_be_found(
         folder=str(tmp_path), settings=settings | {"priors_dir": str(tmp_path / "priors")}
     )
     _files.write_record(run_dir.run, run)
+    _files.write_record(run_dir.plan, planned(run))
     monkeypatch.setattr(decide, "ROUND_PAUSE_SECONDS", 0.0)
     cluster = Failing(run_dir, cause, "vLLM has no argument 'x'")
     results = Supervisor(run_dir, cluster).run()

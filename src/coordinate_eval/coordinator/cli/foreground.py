@@ -23,10 +23,10 @@ from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, Submitted
+from coordinate_eval.coordinator.run.records import Run, Submitted, read_run
 from coordinate_eval.coordinator.supervisor.decide import Facts
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
-from coordinate_eval.errors import ClusterError
+from coordinate_eval.errors import ClusterError, UserError
 
 QUIET_SECONDS = 30.0
 """Off a terminal, a line that says nothing new is printed again after this time only."""
@@ -36,9 +36,8 @@ class Display:
     """Shows the facts of a supervision as they come."""
 
     def __init__(self, run_dir: RunDir, run: Run, console: Console) -> None:
-        self._dir, self._run, self._console = run_dir, run, console
-        self._requests = state.count_requests(run_dir, run)
-        self._signal_due = bool(first_signal.slices(run))
+        self._dir, self._console = run_dir, console
+        self._learn(run)
         self._status: Status | None = None
         self._last = ""
         self._when = 0.0
@@ -60,6 +59,8 @@ class Display:
                 self._console.print(event, style="yellow", markup=False, highlight=False)
                 self._last = event
             return
+        if not self._run.planned:
+            self._learn(read_run(self._dir))
         self._show_signal()
         what, times = "waiting for jobs to end and free their nodes", ""
         if event != "drain":
@@ -69,6 +70,12 @@ class Display:
         elif what != self._last or time.monotonic() - self._when > QUIET_SECONDS:
             self._console.print(what + times, highlight=False, soft_wrap=True)
             self._last, self._when = what, time.monotonic()
+
+    def _learn(self, run: Run) -> None:
+        """Keep what does not change once the run is planned."""
+        self._run = run
+        self._requests = state.count_requests(self._dir, run)
+        self._signal_due = bool(first_signal.slices(run))
 
     def _line(self, facts: Facts) -> tuple[str, str]:
         """Return how far the run is, and in a text of its own what changes with every look."""
@@ -81,6 +88,9 @@ class Display:
             requests=self._requests,
             supervised=True,
         )
+        if not self._run.planned:
+            times = f"; {whole_duration(known.elapsed_seconds)}"
+            return f"{known.phase}: {known.detail}", times
         done, total = known.responses, known.requests
         times = (
             f"; {done:,} of {plural(total, 'response')}, {whole_duration(known.elapsed_seconds)}"
@@ -136,6 +146,9 @@ def supervise(
     if results is None:
         say("another supervisor has taken over; `coordinate-eval status` shows it")
         return 1
+    if not (results["complete"] or read_run(run_dir).planned or run_dir.cancelled.exists()):
+        # Nothing was started on a GPU: what the user gave cannot work.
+        raise UserError("\n".join(report.build_errors(run_dir) or [results["reason"]]))
     return show_results(run_dir, as_json=as_json)
 
 

@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
         ("_keep", keep),
         ("_trial", trial),
         ("_node", node),
+        ("_build", build),
         ("_metric", metric),
         ("_score", score),
     ):
@@ -85,6 +86,14 @@ def node(
     from coordinate_eval.coordinator.workers.whole_node import run_node
 
     raise typer.Exit(run_node(enter(run_dir), node, round_number, minutes, trials))
+
+
+def build(run_dir: Path) -> None:
+    """Build requests that a run misses."""
+    from coordinate_eval.coordinator.workers.builder import run_builder
+
+    end_with_parent_if_asked()
+    raise typer.Exit(run_builder(enter(run_dir)))
 
 
 def metric(run_dir: Path) -> None:

@@ -259,15 +259,18 @@ def _stage(
     source: _Source,
 ) -> dict[str, Any]:
     """Return what is known of copying such a checkpoint into the memory of nodes."""
-    gigabits = settings.stage.gigabits_per_node
-    link = priors.link(on, source.storage, converted=source.converted, gigabits=gigabits)
-    given = "gigabits_per_node" in settings.stage.model_fields_set
+    from coordinate_eval.coordinator.planning.costs import LINK_GIGABITS
+
+    given = settings.stage.gigabits_per_node
+    link = priors.link(
+        on, source.storage, converted=source.converted, gigabits=given or LINK_GIGABITS
+    )
     return {
         **source._asdict(),
         **link._asdict(),
         "seconds": link.seconds(on.model.bytes, 1),
         "copies": sum(1 for copy in _copies(seen) if _source_of(copy) == source),
-        "set_gigabits_per_node": gigabits if given else None,
+        "set_gigabits_per_node": given,
     }
 
 

@@ -1,9 +1,11 @@
 """`coordinate-eval run`: plan a run and submit it, or show the plan."""
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -21,21 +23,27 @@ from coordinate_eval.coordinator.inputs.folders import check_new, check_writable
 from coordinate_eval.coordinator.inputs.known_tasks import check_known
 from coordinate_eval.coordinator.inputs.settings import Settings, flatten
 from coordinate_eval.coordinator.planning import reviewed_plan
+from coordinate_eval.coordinator.planning.building import build_all
+from coordinate_eval.coordinator.planning.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.prepare import (
     Inputs,
     Offer,
     Prepared,
+    choose_nodes,
+    new_run,
     offer_of_cluster,
     offer_of_file,
     prepare,
+    queued_nodes,
 )
+from coordinate_eval.coordinator.planning.request_cache import builder_of
 from coordinate_eval.coordinator.report.state import is_complete
 from coordinate_eval.coordinator.run.create import create, existing, submit_supervisor
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import RunExists, SubmitRefused, UserError
 
-_OF_JOBS = ("stage", "trial", "metrics", "supervisor", "slurm")
+_OF_JOBS = ("stage", "trial", "build", "metrics", "supervisor", "slurm")
 """Sections of the settings that decide how a run's jobs are submitted and what they do."""
 
 
@@ -67,17 +75,18 @@ def start_run(
             _say_what_is_kept(found_run, settings, root)
         return resume_run(RunDir(root), wait=wait, as_json=as_json, asked_again=True)
     _check_folders(settings, root)
-    with working_in(inputs.folder), chosen as cluster:
-        _, prepared = _prepare(inputs, cluster, output.console(stderr=as_json), verbose=verbose)
-        made, found = prepared.run, RunDir(root)
+    _say_where_tasks_look(inputs)
+    with working_in(""), chosen as cluster:
+        offer = _ask(cluster, settings)
+        inputs = _runnable(inputs)
+        made = new_run(inputs, cluster.name, exclusive=offer.exclusive)
         try:
-            create(
-                root,
-                made,
-                prepared.requests,
-                plan=None if prepared.queued else prepared.plan,
-                round_=None if prepared.waits else prepared.round,
-            )
+            choose_nodes(made, offer, inputs.reviewed)
+        except NoFreeGpu:
+            if not settings.queue:
+                raise
+        try:
+            found = create(root, made, inputs.reviewed)
         except RunExists as error:
             say(str(error))
             return 0
@@ -87,7 +96,7 @@ def start_run(
                 return supervise(found, made, cluster, as_json=as_json, strict=True)
             submitted = submit_supervisor(found, made, cluster)
         except (SubmitRefused, UserError):
-            if not _files.names(found.jobs_folder):
+            if not (_files.names(found.jobs_folder) or found.results.exists()):
                 shutil.rmtree(root)
                 _forget(settings, made.id)
             raise
@@ -118,16 +127,15 @@ def show_plan(
             )
         cluster = clusters.by_name(clusters.DESCRIBED, settings)
         offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)))
-        with working_in(inputs.folder), quiet_libraries(verbose=verbose):
-            prepared = prepare(inputs, offer, what_if=what_if)
+        run = new_run(inputs, cluster.name, exclusive=offer.exclusive)
+        with quiet_libraries(verbose=verbose):
+            prepared = prepare(run, offer, choose_nodes(run, offer), {}, what_if=what_if)
         if not as_json:
             left_out = suite.without_task(inputs.suite)
             _say_by_reason("planned here, but left out of a run", left_out)
     else:
         with working_in(inputs.folder), cluster:
-            offer, prepared = _prepare(
-                inputs, cluster, console, to_run=False, what_if=what_if, verbose=verbose
-            )
+            offer, prepared = _plan_now(inputs, cluster, console, what_if=what_if, verbose=verbose)
     show.show(
         prepared,
         offer,
@@ -147,36 +155,53 @@ def _root(inputs: Inputs, run_dir: Path | None) -> Path:
     return (run_dir or home / inputs.run_id).absolute()
 
 
-def _prepare(
-    inputs: Inputs,
-    cluster: Cluster,
-    console: Console,
-    *,
-    to_run: bool = True,
-    what_if: bool = False,
-    verbose: bool = False,
-) -> tuple[Offer, Prepared]:
-    """Ask the cluster for its nodes and plan on them, showing which requests are being built.
+def _ask(cluster: Cluster, settings: Settings) -> Offer:
+    """Return what the cluster has now; a scheduler that is busy is asked again for a while."""
+    nodes = clusters.patiently(cluster.nodes)
+    exclusive = clusters.patiently(cluster.whole_nodes)
+    return offer_of_cluster(cluster.name, nodes, settings, exclusive=exclusive)
 
-    A suite of which nothing can be run is planned too, unless it is `to_run`.
+
+def _plan_now(
+    inputs: Inputs, cluster: Cluster, console: Console, *, what_if: bool, verbose: bool
+) -> tuple[Offer, Prepared]:
+    """Plan on what the cluster has now, building the requests of all datasets before.
+
+    A suite of which nothing can be run is planned too.
     """
-    check_writable(inputs.settings, "cache_dir")
+    settings = inputs.settings
+    check_writable(settings, "cache_dir")
+    _say_where_tasks_look(inputs)
+    offer = _ask(cluster, settings)
+    if any(dataset.task for dataset in inputs.suite.datasets):
+        inputs = _runnable(inputs)
+    run = new_run(inputs, cluster.name, exclusive=offer.exclusive)
+    try:
+        chosen = choose_nodes(run, offer, inputs.reviewed)
+    except NoFreeGpu:
+        if not settings.queue:
+            raise
+        chosen = queued_nodes(run)
+    with console.status("building requests") as status, quiet_libraries(verbose=verbose):
+        built = build_all(
+            partial(builder_of, run),
+            [dataset for dataset in run.suite.datasets if dataset.task],
+            offer.priors,
+            processes=len(os.sched_getaffinity(0)),
+            tell=lambda text: status.update(escape(f"building requests: {text}")),
+        )
+        indexes = {name: each.index for name, each in built.items()}
+        prepared = prepare(run, offer, chosen, indexes, inputs.reviewed, what_if=what_if)
+    return offer, prepared
+
+
+def _say_where_tasks_look(inputs: Inputs) -> None:
+    """Say on stderr that tasks do not look for data in the command's folder, if they don't."""
     if not inputs.folder and suite.has_own_tasks(inputs.suite):
         say(
             "tasks are not run in this folder, which holds the checkpoint or is not yours alone: "
             "they find only files that they name by absolute paths"
         )
-    nodes = clusters.patiently(cluster.nodes)
-    exclusive = clusters.patiently(cluster.whole_nodes)
-    offer = offer_of_cluster(cluster.name, nodes, inputs.settings, exclusive=exclusive)
-    if to_run or any(dataset.task for dataset in inputs.suite.datasets):
-        inputs = _runnable(inputs)
-    with console.status("building requests") as status, quiet_libraries(verbose=verbose):
-
-        def tell(text: str) -> None:
-            status.update(escape(f"building requests: {text}"))
-
-        return offer, prepare(inputs, offer, what_if=what_if, tell=tell)
 
 
 def _runnable(inputs: Inputs) -> Inputs:
@@ -202,11 +227,12 @@ def _say_by_reason(what: str, reasons: Mapping[str, str]) -> None:
 
 
 def _check_folders(settings: Settings, root: Path) -> None:
-    """Check that a run can be written, and warn if nothing can be learned from it.
+    """Check that a run and its requests can be written, and warn if nothing can be learned from it.
 
     Raises:
-        UserError: `runs_dir` cannot be written, or the run directory cannot be made.
+        UserError: `runs_dir` or `cache_dir` cannot be written, or the run directory cannot be made.
     """
+    check_writable(settings, "cache_dir")
     if root.is_relative_to(Path(settings.runs_dir).expanduser().absolute()):
         check_writable(settings, "runs_dir")
     else:

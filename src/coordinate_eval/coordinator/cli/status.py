@@ -126,6 +126,8 @@ def _follow(
     try:
         with screen:
             while True:
+                if not run.planned:
+                    run, requests = read_run(run_dir), state.count_requests(run_dir, run)
                 shown = describe(run_dir, run, settings, requests, foreign)
                 if Phase(shown["phase"]).ended:
                     # A supervisor that hands over to the next one is not gone.
@@ -169,7 +171,7 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
         if dataset.name in being_scored:
             word = "scoring"
         if missing == shards and dataset.name not in begun:
-            word = "waiting"
+            word = "waiting" if run.planned else _before_plan(run_dir, dataset.name)
         if dataset.name not in left:
             failed = run_dir.dataset_error(dataset.name).exists()
             word = "failed" if failed else "scored"
@@ -181,6 +183,16 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
             "score": None if score is None else score._asdict(),
         }
     return datasets
+
+
+def _before_plan(run_dir: RunDir, dataset: str) -> str:
+    """Return how far a dataset of a run without a plan is."""
+    if run_dir.requests_error(dataset).exists():
+        return "failed"
+    if run_dir.requests_index(dataset).exists():
+        return "built"
+    claimed = Ledger(run_dir, "requests").open_claims([whole(dataset)])
+    return "building" if claimed else "waiting"
 
 
 def _job(run: Run, task: TaskStatus, arrays: set[str]) -> dict[str, str]:

@@ -69,7 +69,7 @@ def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Revie
         one_job_each=one_job_each(plan.datasets, on),
         longest_first=one_job_each(longest_first(plan.datasets, on.cores), on),
         jobs=shown,
-        runs_text=[name for name, (_, i) in prepared.requests.items() if i.runs_text],
+        runs_text=prepared.runs_text,
     )
 
 

@@ -65,8 +65,8 @@ class StageSettings(_Section):
         le=MOST_CPUS,
         description="cores of a keeper; fewer on a node where they would take a trial's place",
     )
-    gigabits_per_node: float = Field(
-        default=25.0,
+    gigabits_per_node: float | None = Field(
+        default=None,
         ge=1e-3,
         le=1e6,
         description="speed of one node's storage link; if not set, what finished runs measured",
@@ -85,8 +85,8 @@ class TrialSettings(_Section):
         le=MOST_GIB,
         description="host memory of one trial for each of its GPUs, without the weights",
     )
-    engine_start_seconds: float = Field(
-        default=40.0,
+    engine_start_seconds: float | None = Field(
+        default=None,
         ge=0,
         le=MOST_SECONDS,
         description="start of an engine; if not set, what finished runs measured",
@@ -117,6 +117,18 @@ class TrialSettings(_Section):
     )
     max_minutes: int = Field(
         default=720, ge=1, le=MOST_MINUTES, description="longest time limit of a job"
+    )
+
+
+class BuildSettings(_Section):
+    """The jobs that build the prompts which are not in the cache yet."""
+
+    jobs: int = Field(default=8, ge=1, le=MOST_CPUS, description="build jobs at the same time")
+    memory_gib: float = Field(
+        default=8.0, gt=0, le=MOST_GIB, description="memory of a build job, which has one core"
+    )
+    minutes: int = Field(
+        default=240, ge=1, le=MOST_MINUTES, description="time limit of a build job"
     )
 
 
@@ -233,6 +245,7 @@ class Settings(Record):
     engine: EngineSettings = EngineSettings()
     stage: StageSettings = StageSettings()
     trial: TrialSettings = TrialSettings()
+    build: BuildSettings = BuildSettings()
     metrics: MetricSettings = MetricSettings()
     scoring: ScoringSettings = ScoringSettings()
     supervisor: SupervisorSettings = SupervisorSettings()

@@ -2,13 +2,11 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from coordinate_eval._format import duration
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.plan import Cost
-from coordinate_eval.coordinator.planning.request_cache import Builder, Built
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue, roofline, this_machine
 from coordinate_eval.priors import conditions as conditions_of
@@ -17,7 +15,20 @@ from coordinate_eval.priors.predict import Priors
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.staging import Link
 from coordinate_eval.priors.store import Store
-from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, EngineSettings, Suite
+from coordinate_eval.records import (
+    Checkpoint,
+    CheckpointFormat,
+    Dataset,
+    DatasetRequests,
+    EngineSettings,
+    Suite,
+)
+
+ENGINE_START_SECONDS = 40.0
+"""Expected of an engine's start before any was measured."""
+
+LINK_GIGABITS = 25.0
+"""Expected of a node's storage link, in Gbit/s, before any copy was measured."""
 
 
 def conditions(
@@ -34,33 +45,15 @@ def conditions(
 
 
 def suite_costs(
-    suite: Suite,
-    on: Conditions,
-    builder: Builder,
-    priors: Priors,
-    *,
-    build: Callable[[Dataset], bool],
-    tell: Callable[[str], None] = lambda text: None,
-) -> tuple[list[Cost], dict[str, Built]]:
-    """Return the cost of each dataset, and the requests that were built by dataset name.
-
-    Builds the requests of datasets for which `build` is true. `tell` is called with the name of
-    each dataset before it is built, and with the time left where earlier builds show it.
+    suite: Suite, on: Conditions, built: Mapping[str, DatasetRequests], priors: Priors
+) -> list[Cost]:
+    """Return the cost of each dataset, from its built requests where there are some.
 
     Raises:
-        UserError: A dataset cannot be built, or nothing is known of one that is not.
+        UserError: Nothing is known of a dataset that is not built.
     """
     found: list[Cost] = []
-    built: dict[str, Built] = {}
-    missing = [d for d in suite.datasets if build(d) and builder.find(d) is None]
     for dataset in suite.datasets:
-        if dataset in missing:
-            number = missing.index(dataset)
-            left = _seconds_to_build(missing[number:], priors)
-            words = f", about {duration(left)} left" if left else ""
-            tell(f"{dataset.name}, {number + 1} of {len(missing)}{words}")
-        if build(dataset):
-            built[dataset.name] = builder.get(dataset)
         work = known_work(dataset, built.get(dataset.name))
         if work is None:
             raise UserError(
@@ -69,7 +62,7 @@ def suite_costs(
                 "out with --skip, or plan on a live cluster"
             )
         found.append(dataset_cost(dataset, work, on, priors, built=dataset.name in built))
-    return found, built
+    return found
 
 
 def dataset_cost(
@@ -111,13 +104,13 @@ def dataset_cost(
     )
 
 
-def known_work(dataset: Dataset, built: Built | None = None) -> roofline.Work | None:
+def known_work(dataset: Dataset, built: DatasetRequests | None = None) -> roofline.Work | None:
     """Return the items and tokens of a dataset, None where nothing is known of it.
 
     Taken from the built requests, else from the catalogue, else from the suite's number of items.
     """
     if built is not None:
-        return catalogue.built_work(dataset, built.index)
+        return catalogue.built_work(dataset, built)
     predicted = catalogue.predicted_work(dataset)
     if predicted is None and dataset.items is not None:
         return catalogue.guessed_work(dataset, dataset.items)
@@ -138,33 +131,22 @@ def read_priors(settings: Settings) -> Priors:
 
 
 def engine_start_seconds(settings: Settings, priors: Priors, on: Conditions) -> float:
-    """Return the seconds of an engine's start: set by the user, else measured, else the default."""
-    measured = priors.start_seconds(on)
-    if measured is None or "engine_start_seconds" in settings.trial.model_fields_set:
+    """Return the seconds of an engine's start: set by the user, else measured, else a guess."""
+    if settings.trial.engine_start_seconds is not None:
         return settings.trial.engine_start_seconds
-    return round(measured, 1)
+    measured = priors.start_seconds(on)
+    return ENGINE_START_SECONDS if measured is None else round(measured, 1)
 
 
 def storage_link(
     settings: Settings, priors: Priors, on: Conditions, checkpoint: Checkpoint
 ) -> Link:
-    """Return the storage bandwidth: set by the user, else measured, else the default."""
-    gigabits = settings.stage.gigabits_per_node
-    if "gigabits_per_node" in settings.stage.model_fields_set:
-        return Link(gigabits)
+    """Return the storage bandwidth: set by the user, else measured, else a guess."""
+    if settings.stage.gigabits_per_node is not None:
+        return Link(settings.stage.gigabits_per_node)
     return priors.link(
         on,
         this_machine.storage_of(checkpoint.path),
         converted=checkpoint.format is CheckpointFormat.TORCH,
-        gigabits=gigabits,
-    )
-
-
-def _seconds_to_build(datasets: Sequence[Dataset], priors: Priors) -> float:
-    """Return the CPU seconds to build these datasets; those never built before count nothing."""
-    found = [(dataset, known_work(dataset)) for dataset in datasets]
-    return sum(
-        priors.build_seconds(subject(dataset), work.items) or 0.0
-        for dataset, work in found
-        if work is not None
+        gigabits=LINK_GIGABITS,
     )

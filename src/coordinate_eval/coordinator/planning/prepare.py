@@ -1,13 +1,14 @@
-"""The steps from a user's inputs to a run that is ready to be submitted.
+"""The steps from a user's inputs to a run with a plan.
 
-`read_inputs` → `Inputs`; `offer_of_cluster` or `offer_of_file` → `Offer`; `prepare` → `Prepared`.
-Nothing is written but the cache of requests.
+`read_inputs` → `Inputs`; `new_run` → `Run` without a plan; `offer_of_cluster` or `offer_of_file` →
+`Offer`; `prepare` → `Prepared`. Nothing is written here. A dry run goes all of them at once; of a
+run, the command goes the first two, and its supervisor the others.
 """
 
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import node_count, planner, reviewed_plan
 from coordinate_eval.coordinator.planning import nodes as select
 from coordinate_eval.coordinator.planning.costs import (
+    LINK_GIGABITS,
     conditions,
     engine_start_seconds,
     read_priors,
@@ -35,7 +37,6 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanEngine,
     PlanSuite,
 )
-from coordinate_eval.coordinator.planning.request_cache import Builder, Built
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.coordinator.run.create import run_id
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, portion_seconds
@@ -44,7 +45,7 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.priors.staging import Link
-from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Suite
+from coordinate_eval.records import Checkpoint, DatasetRequests, Suite
 
 
 @dataclass(frozen=True)
@@ -96,31 +97,22 @@ class Offer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is ready to be submitted: its plan, its records and its requests."""
+    """A plan and the records that follow from it."""
 
     plan: PlanFile
     capacity: Capacity
     """The nodes that the plan could have used."""
     run: Run
+    """With its plan."""
     round: Round
-    """Round 0 on the nodes of the plan. If the run `waits`, the supervisor makes another one."""
-    requests: Mapping[str, tuple[Path, DatasetRequests]]
-    """Built requests by dataset: the file in the cache, and its index."""
-    reviewed: bool = False
-    """The user gave the plan."""
+    """Round 0, on the nodes of the plan."""
+    runs_text: list[str]
+    """Datasets in whose scoring something may run what the model wrote."""
 
     @property
     def queued(self) -> bool:
         """Return whether the plan is for nodes that are not known yet."""
         return any(node.name == select.QUEUED_NODE for node in self.capacity.nodes)
-
-    @property
-    def waits(self) -> bool:
-        """Return whether the supervisor makes round 0, on the nodes that are free by then.
-
-        Where jobs take whole nodes, the supervisor's own job may take a node of the plan.
-        """
-        return self.queued or (self.run.exclusive and not self.reviewed)
 
 
 def read_inputs(
@@ -183,46 +175,84 @@ def offer_of_cluster(
         nodes,
         busy,
         metric_cpus=settings.metrics.cpus,
-        link_gigabits=settings.stage.gigabits_per_node,
+        link_gigabits=settings.stage.gigabits_per_node or LINK_GIGABITS,
         priors=read_priors(settings),
         exclusive=exclusive,
     )
 
 
-def prepare(
-    inputs: Inputs,
-    offer: Offer,
-    *,
-    what_if: bool = False,
-    tell: Callable[[str], None] = lambda text: None,
-) -> Prepared:
-    """Plan a run of the inputs on what is offered, or check that the reviewed plan can start.
-
-    On a live cluster the requests of all datasets are built first, so that the plan has their
-    real numbers; on a cluster file nothing is built, and no task is loaded. With `what_if` the plan
-    tells what other numbers of nodes would come to. `tell` hears what is being built.
-
-    Raises:
-        UserError: A dataset cannot be built, nothing can be placed, or the reviewed plan cannot
-            start.
-    """
-    checkpoint, suite, settings = inputs.checkpoint, inputs.suite, inputs.settings
-    nodes, gpus_per_trial = _choose_nodes(inputs, offer)
-    on = conditions(checkpoint, settings.engine, nodes[0].gpu_type, gpus_per_trial)
-    builder = Builder(
-        Path(settings.cache_dir).expanduser(),
-        checkpoint,
-        suite,
-        settings.engine.name,
-        inputs.max_length,
+def new_run(inputs: Inputs, cluster: str, *, exclusive: bool) -> Run:
+    """Return the run of these inputs as it is known before it has a plan."""
+    return Run(
+        id=inputs.run_id,
+        nonce=_files.token()[:6],
+        created=time.time(),
+        cluster=cluster,
+        python=sys.executable,
+        folder=inputs.folder,
+        checkpoint=inputs.checkpoint,
+        step=inputs.step,
+        suite=inputs.suite,
+        settings=inputs.settings,
+        max_length=inputs.max_length,
+        staged_bytes=checkpoints.staged_bytes(inputs.checkpoint),
+        exclusive=exclusive,
+        left_out=dict(inputs.left_out),
     )
 
-    def build(dataset: Dataset) -> bool:
-        return offer.described is None and dataset.task is not None
 
-    costs, built = suite_costs(suite, on, builder, offer.priors, build=build, tell=tell)
+def choose_nodes(
+    run: Run, offer: Offer, reviewed: PlanFile | None = None
+) -> tuple[list[NodeCapacity], int]:
+    """Return the nodes that a run can use now, with GPUs of one type, and the GPUs of one trial.
+
+    Raises:
+        NoFreeGpu: No GPU is free now.
+        UserError: Nothing can be placed, or the reviewed plan cannot start.
+    """
+    where = run.checkpoint, run.settings, offer.nodes, offer.busy, run.max_length
+    if reviewed is not None:
+        reviewed_plan.check_datasets(reviewed, run.suite)
+        return reviewed_plan.check_nodes(reviewed, *where)
+    return select.choose_nodes(*where)
+
+
+def queued_nodes(run: Run) -> tuple[list[NodeCapacity], int]:
+    """Return a stand-in for the nodes that a run will get which waits for a GPU."""
+    return select.queued_nodes(run.checkpoint, run.settings, run.max_length)
+
+
+def prepare(
+    run: Run,
+    offer: Offer,
+    chosen: tuple[list[NodeCapacity], int],
+    built: Mapping[str, DatasetRequests],
+    reviewed: PlanFile | None = None,
+    *,
+    what_if: bool = False,
+) -> Prepared:
+    """Plan a run on the chosen nodes, or check that the reviewed plan is of its datasets.
+
+    With `what_if` the plan tells what other numbers of nodes would come to.
+
+    Args:
+        run: the run, without a plan.
+        offer: what the cluster has.
+        chosen: nodes of it and the GPUs of one trial; see `choose_nodes`.
+        built: the indexes of the built requests. On a cluster file nothing is built.
+        reviewed: the plan of `--plan`.
+        what_if: see above.
+
+    Raises:
+        UserError: The reviewed plan is of other items, or nothing ends by the deadline.
+    """
+    checkpoint, settings = run.checkpoint, run.settings
+    nodes, gpus_per_trial = chosen
+    on = conditions(checkpoint, settings.engine, nodes[0].gpu_type, gpus_per_trial)
+    costs = suite_costs(run.suite, on, built, offer.priors)
     if offer.described is not None:
-        start, link = offer.described.engine_start_seconds, Link(offer.link_gigabits)
+        start = offer.described.engine_start_seconds
+        link = Link(offer.described.storage_gigabits_per_node)
     else:
         start = engine_start_seconds(settings, offer.priors, on)
         link = storage_link(settings, offer.priors, on, checkpoint)
@@ -234,45 +264,79 @@ def prepare(
         storage_shared=link.shared,
         metric_cpus=offer.metric_cpus,
     )
-    plan = inputs.reviewed
+    plan = reviewed
     if plan is not None:
         reviewed_plan.check_items(plan, costs)
     else:
-        new = _plan(inputs, costs, capacity, what_if=what_if)
-        plan = PlanFile.of(new, metric_cpus=offer.metric_cpus, max_length=inputs.max_length)
-    run = _run_record(inputs, offer, plan, capacity, built)
-    return Prepared(
-        plan,
-        capacity,
-        run,
-        _first_round(plan, run, capacity),
-        {name: (made.requests, made.index) for name, made in built.items()},
-        reviewed=inputs.reviewed is not None,
+        new = _plan(run, costs, capacity, what_if=what_if)
+        plan = PlanFile.of(new, metric_cpus=offer.metric_cpus, max_length=run.max_length)
+    run = with_plan(run, plan, built)
+    runs_text = [name for name, index in built.items() if index.runs_text]
+    return Prepared(plan, capacity, run, first_round(run, plan, nodes), runs_text)
+
+
+def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run:
+    """Return a run with its plan: the same for the same plan and requests."""
+    shards = sorted(
+        (shard for trial in plan.trials for shard in trial.shards),
+        key=lambda s: (not s.signal, -s.gpu_seconds),
+    )
+    # Built requests tell whether a metric asks questions; unbuilt ones do if it costs anything.
+    costly = {job.dataset for job in plan.metric_jobs}
+    asks = [
+        cost.name
+        for cost in plan.datasets
+        if (built[cost.name].asks if cost.name in built else cost.name in costly)
+    ]
+    metric_seconds = sum(s.metric_cpu_seconds for s in shards if s.dataset in asks)
+    return run.model_copy(
+        update={
+            "tensor_parallel": plan.gpus_per_trial,
+            "gpu_type": plan.nodes[0].gpu_type,
+            "engine_start_seconds": plan.trials[0].setup_seconds,
+            "copy_seconds": max((stage.seconds for stage in plan.stages), default=None),
+            "asks": asks,
+            "shards": shards,
+            "portion_seconds": portion_seconds(metric_seconds),
+            "score_seconds": {cost.name: cost.score_seconds for cost in plan.datasets},
+        }
     )
 
 
-def _choose_nodes(inputs: Inputs, offer: Offer) -> tuple[list[NodeCapacity], int]:
-    """Return the nodes, which have GPUs of one type, and the GPUs of one trial."""
-    checkpoint, settings, length = inputs.checkpoint, inputs.settings, inputs.max_length
-    if inputs.reviewed is not None:
-        return reviewed_plan.check_nodes(
-            inputs.reviewed, checkpoint, settings, offer.nodes, offer.busy, length
-        )
-    try:
-        return select.choose_nodes(checkpoint, settings, offer.nodes, offer.busy, length)
-    except select.NoFreeGpu:
-        if offer.described is not None or not settings.queue:
-            raise
-        return select.queued_nodes(checkpoint, settings, length)
+def first_round(run: Run, plan: Plan, nodes: Sequence[NodeCapacity] = ()) -> Round:
+    """Return the round that starts the trials of a run's plan, now.
+
+    `nodes` has the cores of keepers, as far as it is known which nodes the plan was made for.
+    """
+    trials = Counter(t.node for t in plan.trials)
+    cpus = {node.name: node.keeper_cpus for node in nodes}
+    return make_round(
+        run,
+        0,
+        time.time(),
+        [
+            RoundNode(
+                name=n.name,
+                gpu_type=n.gpu_type,
+                trials=trials[n.name],
+                keeper_cpus=cpus.get(n.name, 1),
+            )
+            for n in plan.nodes
+        ],
+        run.shards,
+        ready_seconds=plan.ready_seconds,
+        floor_seconds=plan.floor_seconds,
+        planned_seconds=plan.estimate.makespan_seconds,
+    )
 
 
-def _plan(inputs: Inputs, costs: list[Cost], capacity: Capacity, *, what_if: bool) -> Plan:
+def _plan(run: Run, costs: list[Cost], capacity: Capacity, *, what_if: bool) -> Plan:
     """Plan these costs on as much of the capacity as the objective wants.
 
     Raises:
         UserError: Nothing ends by the deadline.
     """
-    checkpoint, suite, settings = inputs.checkpoint, inputs.suite, inputs.settings
+    checkpoint, suite, settings = run.checkpoint, run.suite, run.settings
 
     def draft(part: Capacity) -> Plan:
         return planner.make(
@@ -300,69 +364,3 @@ def _plan(inputs: Inputs, costs: list[Cost], capacity: Capacity, *, what_if: boo
     if what_if:
         return chosen.model_copy(update={"what_if": node_count.curve(draft, capacity)})
     return chosen
-
-
-def _run_record(
-    inputs: Inputs, offer: Offer, plan: Plan, capacity: Capacity, built: Mapping[str, Built]
-) -> Run:
-    """Freeze everything that the jobs of this run must know."""
-    shards = sorted(
-        (shard for trial in plan.trials for shard in trial.shards),
-        key=lambda s: (not s.signal, -s.gpu_seconds),
-    )
-    # Built requests tell whether a metric asks questions; unbuilt ones do if it costs anything.
-    costly = {job.dataset for job in plan.metric_jobs}
-    asks = [
-        cost.name
-        for cost in plan.datasets
-        if (built[cost.name].index.asks if cost.name in built else cost.name in costly)
-    ]
-    metric_seconds = sum(s.metric_cpu_seconds for s in shards if s.dataset in asks)
-    return Run(
-        id=inputs.run_id,
-        nonce=_files.token()[:6],
-        created=time.time(),
-        cluster=offer.cluster,
-        python=sys.executable,
-        folder=inputs.folder,
-        checkpoint=inputs.checkpoint,
-        step=inputs.step,
-        suite=inputs.suite,
-        settings=inputs.settings,
-        tensor_parallel=capacity.gpus_per_trial,
-        gpu_type=capacity.nodes[0].gpu_type,
-        engine_start_seconds=capacity.engine_start_seconds,
-        copy_seconds=max((stage.seconds for stage in plan.stages), default=None),
-        max_length=inputs.max_length,
-        staged_bytes=checkpoints.staged_bytes(inputs.checkpoint),
-        exclusive=offer.exclusive,
-        asks=asks,
-        portion_seconds=portion_seconds(metric_seconds),
-        score_seconds={cost.name: cost.score_seconds for cost in plan.datasets},
-        left_out=dict(inputs.left_out),
-        shards=shards,
-    )
-
-
-def _first_round(plan: Plan, run: Run, capacity: Capacity) -> Round:
-    """Return the round that starts the trials of the plan."""
-    trials = Counter(t.node for t in plan.trials)
-    cpus = {node.name: node.keeper_cpus for node in capacity.nodes}
-    return make_round(
-        run,
-        0,
-        run.created,
-        [
-            RoundNode(
-                name=n.name,
-                gpu_type=n.gpu_type,
-                trials=trials[n.name],
-                keeper_cpus=cpus[n.name],
-            )
-            for n in plan.nodes
-        ],
-        run.shards,
-        ready_seconds=plan.ready_seconds,
-        floor_seconds=plan.floor_seconds,
-        planned_seconds=plan.estimate.makespan_seconds,
-    )

@@ -22,6 +22,8 @@ from filelock import FileLock
 
 from coordinate_eval import _files, _owner
 from coordinate_eval.coordinator.inputs import checkpoint_files, clean_files
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.confined.messages import Command, Setup, Work
 from coordinate_eval.evaluators.confined.process import BuildingProcess, ProcessEnded
@@ -170,6 +172,45 @@ class Builder:
         shape = dataset.model_dump(mode="json", exclude={"group", "prior", "items", "splittable"})
         text = json.dumps([shape, *self._common], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def builder_of(run: Run) -> Builder:
+    """Return a builder of a run's requests."""
+    return Builder(
+        Path(run.settings.cache_dir).expanduser(),
+        run.checkpoint,
+        run.suite,
+        run.settings.engine.name,
+        run.max_length,
+    )
+
+
+def link(built: Built, run_dir: RunDir, dataset: str) -> None:
+    """Put built requests into a run, as links where run and cache are on one file system.
+
+    Two processes may do this at the same time: what is there is whole at any moment.
+    """
+    target = run_dir.requests(dataset)
+    part = target.with_name(f".{target.name}.{_files.token()}.tmp")
+    try:
+        try:
+            os.link(built.requests, part)
+        except OSError:
+            shutil.copyfile(built.requests, part)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)  # a link to a file that is there already stays
+    _files.write_record(run_dir.requests_index(dataset), built.index)
+
+
+def link_found(run: Run, run_dir: RunDir) -> None:
+    """Put those requests into a run that are in the cache."""
+    builder = builder_of(run)
+    for dataset in run.suite.datasets:
+        if not run_dir.requests_index(dataset.name).exists():
+            found = builder.find(dataset)
+            if found is not None:
+                link(found, run_dir, dataset.name)
 
 
 def _usable(requests: Path, index: Path) -> DatasetRequests | None:

@@ -167,19 +167,28 @@ def check_same(
     )
 
 
-def check_items(plan: Plan, costs: Sequence[Cost]) -> None:
-    """Check that its datasets have as many items as the built requests, which gave the costs.
+def check_datasets(plan: Plan, suite: Suite) -> None:
+    """Check that its datasets are those of a suite of which all can be run.
 
     Raises:
-        UserError: A dataset is not in the suite, not in the plan, or has other items.
+        UserError: A dataset is not in the suite, or not in the plan.
     """
-    planned = {cost.name: cost.items for cost in plan.datasets}
-    built = {cost.name: cost.items for cost in costs}
-    for name in sorted(planned.keys() ^ built.keys()):
+    planned = {cost.name for cost in plan.datasets}
+    for name in sorted(planned ^ {dataset.name for dataset in suite.datasets}):
         why = "the suite cannot run it" if name in planned else "the plan does not have it"
         raise UserError(
             f"dataset {name}: {why}; plan again with --dry-run and without a cluster file"
         )
+
+
+def check_items(plan: Plan, costs: Sequence[Cost]) -> None:
+    """Check that its datasets have as many items as the built requests, which gave the costs.
+
+    Raises:
+        UserError: A dataset has other items.
+    """
+    planned = {cost.name: cost.items for cost in plan.datasets}
+    built = {cost.name: cost.items for cost in costs}
     for name, items in planned.items():
         if items != built[name]:
             raise UserError(
@@ -194,7 +203,8 @@ def check_run(plan: PlanFile, run_dir: RunDir) -> None:
     Raises:
         UserError: It follows another plan.
     """
-    if _files.read_record_if_there(run_dir.plan, PlanFile) != plan:
+    followed = run_dir.reviewed if run_dir.reviewed.exists() else run_dir.plan
+    if _files.read_record_if_there(followed, PlanFile) != plan:
         raise UserError(
             f"run directory {run_dir.root} already has a run of another plan: continue it with "
             "`coordinate-eval resume`, or choose another --run-dir"

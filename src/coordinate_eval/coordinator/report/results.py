@@ -60,7 +60,7 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
         "missing": missing,
         "left_out": run.left_out,
         "reason": reason if missing else "",
-        "failures": report_failures(run_dir) if missing else [],
+        "failures": [*build_errors(run_dir), *report_failures(run_dir)] if missing else [],
         "run": run.id,
         "checkpoint": {
             "path": run.checkpoint.path,
@@ -100,6 +100,8 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
     path = run_dir.dataset_error(dataset)
     if path.exists():
         return _files.read(path).decode(errors="replace").strip()
+    if not run.planned:
+        return _why_not_planned(run_dir, run, dataset)
     spans = [s.span for s in run.shards if s.dataset == dataset]
     outputs = Ledger(run_dir, "outputs")
     unpublished = outputs.unpublished(spans)
@@ -122,6 +124,18 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
     return "\n".join(["not scored; the last scoring job said:", *said]) if said else "not scored"
 
 
+def _why_not_planned(run_dir: RunDir, run: Run, dataset: str) -> str:
+    """Return what a dataset needed when the run ended before it had a plan."""
+    path = run_dir.requests_error(dataset)
+    if path.exists():
+        return _files.read(path).decode(errors="replace").strip()
+    if run_dir.requests_index(dataset).exists():
+        return "it was not run: the run ended before its plan was made"
+    said = _last_words(run_dir, run, Pullers.BUILD)
+    why = "its requests are not built"
+    return "\n".join([f"{why}; the last build job said:", *said]) if said else why
+
+
 def _last_words(run_dir: RunDir, run: Run, kind: Pullers) -> list[str]:
     """Return the last lines of the newest puller that said anything, such as why it cannot."""
     pattern = pullers_name(run, kind, 0).removesuffix("0") + "*.log"
@@ -138,8 +152,8 @@ def _last_words(run_dir: RunDir, run: Run, kind: Pullers) -> list[str]:
 def reasons(results: Mapping[str, Any] | None) -> list[str]:
     """Return why a run ended incomplete, a line for each reason, from its `results.json`.
 
-    First the errors of trials and keepers with their logs, then why the run was given up, then the
-    datasets without results, those that need the same together.
+    First the errors of building, trials and keepers with their logs, then why the run was given
+    up, then the datasets without results, those that need the same together.
     """
     if results is None:
         return []
@@ -148,6 +162,8 @@ def reasons(results: Mapping[str, Any] | None) -> list[str]:
         lines.append(results["reason"])
     alike: dict[str, list[str]] = {}
     for dataset, why in results["missing"].items():
+        if any(why in failure for failure in results["failures"]):
+            continue
         last = why.strip().splitlines()[-1] if why.strip() else "not scored"
         alike.setdefault(_without_numbers(last), []).append(dataset)
     for why, datasets in alike.items():
@@ -165,6 +181,23 @@ def given_up(run_dir: RunDir) -> set[str]:
     """Return the datasets that cannot be scored: further responses to them are no use."""
     names = _files.names(run_dir.results_folder)
     return {name.removesuffix(".error") for name in names if name.endswith(".error")}
+
+
+def unbuildable(run_dir: RunDir) -> list[str]:
+    """Return the datasets whose requests cannot be built, in alphabetical order."""
+    names = _files.names(run_dir.requests_folder)
+    return sorted(name.removesuffix(".error") for name in names if name.endswith(".error"))
+
+
+def build_errors(run_dir: RunDir) -> list[str]:
+    """Return why requests cannot be built; what several datasets have in common is said once."""
+    alike: dict[str, list[str]] = {}
+    for name in unbuildable(run_dir):
+        said = _files.read(run_dir.requests_error(name)).decode(errors="replace").strip()
+        alike.setdefault(said, []).append(name)
+    return [
+        said if len(names) == 1 else f"{', '.join(names)}: {said}" for said, names in alike.items()
+    ]
 
 
 def unscored_datasets(run_dir: RunDir, run: Run) -> list[Dataset]:

@@ -14,7 +14,7 @@ from pydantic import Field
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.cluster import State, TaskStatus
-from coordinate_eval.coordinator.report.results import read_results, unscored_datasets
+from coordinate_eval.coordinator.report.results import read_results, unbuildable, unscored_datasets
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Ledger
 from coordinate_eval.coordinator.run.epochs import Epoch, latest_epoch
@@ -22,6 +22,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import portions_with_questions
 from coordinate_eval.coordinator.run.records import Round, Run, StageProgress, TrialProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.run.work import all_spans
 from coordinate_eval.records import Dataset, DatasetRequests, Record, Span
 
 LEAST_SHARE = 0.03
@@ -32,6 +33,7 @@ class Phase(StrEnum):
     """The phases of a run, in order, and the ways in which it ends."""
 
     QUEUED = "waiting for its supervisor"
+    BUILDING = "building"
     WAITING = "waiting for GPUs"
     STAGING = "copying weights"
     STARTING = "starting engines"
@@ -114,7 +116,9 @@ def unknown_host(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> str:
 
 
 def count_requests(run_dir: RunDir, run: Run) -> int:
-    """Return the number of requests of all datasets; it never changes."""
+    """Return the number of requests of a planned run, which never changes; else 0."""
+    if not run.planned:
+        return 0
     found = (
         _files.read_record_if_there(run_dir.requests_index(d.name), DatasetRequests)
         for d in run.suite.datasets
@@ -159,7 +163,7 @@ def progress(
         run_dir, run, tasks or [], current, now, undone, silent=silent, supervised=supervised
     )
     responses = sum(trial.responses for trial in trials.values())
-    responses = min(responses, requests) if undone else requests
+    responses = min(responses, requests) if undone or not run.planned else requests
     counts = dict(Counter[str](trial.state for trial in now.values()))
     planned = sum(node.trials for node in current.nodes) if current else 0
     if not phase.ended and planned > len(now):
@@ -215,6 +219,8 @@ def _phase(
         if silent:
             return Phase.UNKNOWN, "the scheduler does not answer"
         return Phase.UNSUPERVISED, ""
+    if not run.planned:
+        return _before_plan(run_dir, run, tasks)
     if not undone:
         return Phase.SCORING, ""
     states = {trial.state for trial in trials.values()}
@@ -227,14 +233,28 @@ def _phase(
     return _before_engines(run_dir, run, tasks, current)
 
 
+def _before_plan(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> tuple[Phase, str]:
+    """Return the phase of a supervised run that has no plan yet."""
+    alive = [t for t in tasks if t.state is not State.ENDED]
+    if _is_queued(run, alive):
+        return Phase.QUEUED, _because(alive[0])
+    spans = all_spans(run, "requests")
+    missing = len(Ledger(run_dir, "requests").unpublished(spans))
+    lost = len(unbuildable(run_dir))
+    if missing or lost:
+        words = f"requests of {len(spans) - missing - lost} of {len(spans)} datasets"
+        return Phase.BUILDING, words + (f"; {lost} cannot be built" if lost else "")
+    return Phase.WAITING, "its supervisor looks for free nodes"
+
+
 def _before_engines(
     run_dir: RunDir, run: Run, tasks: list[TaskStatus], current: Round | None
 ) -> tuple[Phase, str]:
     """Return the phase of a supervised run none of whose engines starts."""
     alive = [t for t in tasks if t.state is not State.ENDED]
     waiting = [t for t in alive if t.state is State.PENDING]
-    if waiting == alive and waiting and all(jobs.is_supervisor(run, t.name) for t in alive):
-        return Phase.QUEUED, _because(waiting[0])
+    if _is_queued(run, alive):
+        return Phase.QUEUED, _because(alive[0])
     if current is None:
         return Phase.WAITING, "its supervisor looks for free nodes"
     stages = [
@@ -260,6 +280,13 @@ def _before_engines(
     if any(stage.state == "ready" for stage in stages):
         return Phase.STARTING, ""
     return Phase.WAITING, ""
+
+
+def _is_queued(run: Run, alive: list[TaskStatus]) -> bool:
+    """Return whether nothing of a run is alive but a supervisor that waits in the queue."""
+    return bool(alive) and all(
+        t.state is State.PENDING and jobs.is_supervisor(run, t.name) for t in alive
+    )
 
 
 def _because(task: TaskStatus) -> str:

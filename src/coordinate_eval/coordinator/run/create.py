@@ -3,11 +3,9 @@
 import errno
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from coordinate_eval import _files
@@ -18,16 +16,9 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import latest_epoch
 from coordinate_eval.coordinator.run.own import check_link, own, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import (
-    Round,
-    Run,
-    Submitted,
-    read_run_if_there,
-    write_planned,
-    write_run,
-)
+from coordinate_eval.coordinator.run.records import Run, Submitted, read_run_if_there, write_run
 from coordinate_eval.errors import ForeignError, RecordError, RunExists, UserError
-from coordinate_eval.records import Checkpoint, DatasetRequests, Record, Suite
+from coordinate_eval.records import Checkpoint, Record, Suite
 
 
 def run_id(checkpoint: Checkpoint, suite: Suite, settings: Settings) -> str:
@@ -92,17 +83,10 @@ def existing(root: Path, checkpoint: Checkpoint, suite: Suite, settings: Setting
     return run
 
 
-def create(
-    root: Path,
-    run: Run,
-    requests: Mapping[str, tuple[Path, DatasetRequests]],
-    plan: Record | None = None,
-    round_: Round | None = None,
-) -> RunDir:
+def create(root: Path, run: Run, reviewed: Record | None = None) -> RunDir:
     """Write a new run directory at `root`, whole or not at all.
 
-    `requests` has the file and the index of each dataset's requests. The supervisor plans round 0
-    itself if `round_` is None.
+    `reviewed` is the plan that the run is to follow, if the user gave one.
 
     Raises:
         ForeignError: Others could change what is in it.
@@ -124,15 +108,9 @@ def create(
         clean_files.copy(run.checkpoint.files, made.model)
         work_folder(made)
         made.requests_folder.mkdir()
-        for dataset, (file, index) in requests.items():
-            _link(file, made.requests(dataset))
-            _files.write_record(made.requests_index(dataset), index)
         write_run(made, run)
-        write_planned(made, run)
-        if plan is not None:
-            _files.write_record(made.plan, plan)
-        if round_ is not None:
-            _files.write_record(made.round(0), round_)
+        if reviewed is not None:
+            _files.write_record(made.reviewed, reviewed)
         _appear(made.root, root)
     except OSError as error:
         raise UserError(f"run directory {root} cannot be written: {error}") from error
@@ -174,11 +152,3 @@ def _check_own(draft: Path, root: Path) -> None:
         own(draft)
     except ForeignError as error:
         raise ForeignError(str(error).replace(str(draft), str(root))) from error
-
-
-def _link(source: Path, target: Path) -> None:
-    """Link a file, or copy it where the cache is on another file system."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

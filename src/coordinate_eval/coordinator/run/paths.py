@@ -25,8 +25,13 @@ class RunDir:
 
     @property
     def plan(self) -> Path:
-        """`Plan`: the plan by which the run was submitted."""
+        """`Plan`: the plan that the run follows."""
         return self.root / "plan.json"
+
+    @property
+    def reviewed(self) -> Path:
+        """`Plan`: the one that the user gave to be followed, if any."""
+        return self.root / "reviewed.json"
 
     @property
     def results(self) -> Path:
@@ -130,6 +135,10 @@ class RunDir:
     def requests_index(self, dataset: str) -> Path:
         """`DatasetRequests` of that file."""
         return self.requests_folder / f"{dataset}.json"
+
+    def requests_error(self, dataset: str) -> Path:
+        """Text: why a dataset's requests cannot be built."""
+        return self.requests_folder / f"{dataset}.error"
 
     def questions_folder(self, dataset: str) -> Path:
         """Folder of a dataset's `questions`."""

@@ -14,11 +14,13 @@ from coordinate_eval.coordinator.run.records import Run
 class Pullers(StrEnum):
     """The kinds of pullers. The value is in the names of their jobs and of their command."""
 
+    BUILD = "build"
     METRIC = "metric"
     SCORE = "score"
 
 
 LEDGERS_OF: Mapping[Pullers, tuple[LedgerName, ...]] = {
+    Pullers.BUILD: ("requests",),
     Pullers.METRIC: ("answers",),
     Pullers.SCORE: ("questions", "estimates", "results"),
 }
@@ -50,6 +52,9 @@ def most_pullers(run: Run, kind: Pullers, cores: int | None = None) -> int:
         cores: of this machine, if all jobs of the run share it.
     """
     match kind:
+        case Pullers.BUILD:
+            most = run.settings.build.jobs
+            return most if cores is None else max(1, min(most, cores))
         case Pullers.METRIC:
             return run.settings.metrics.cpus
         case Pullers.SCORE:
@@ -60,6 +65,9 @@ def most_pullers(run: Run, kind: Pullers, cores: int | None = None) -> int:
 def useful_pullers(run: Run, kind: Pullers, cores: int | None = None) -> int:
     """Return how many pullers the whole work of a run can occupy at the same time."""
     match kind:
+        case Pullers.BUILD:
+            # Loading the harness takes as long as building something small.
+            useful = math.ceil(len(run.suite.datasets) / 2)
         case Pullers.METRIC:
             useful = sum(run.portion_count(shard) for shard in run.shards_with_questions())
         case Pullers.SCORE:
@@ -72,6 +80,8 @@ def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: in
     """Return an array of pullers."""
     name = pullers_name(run, kind, number)
     match kind:
+        case Pullers.BUILD:
+            memory_gib, minutes = run.settings.build.memory_gib, run.settings.build.minutes
         case Pullers.METRIC:
             memory_gib, minutes = run.settings.metrics.memory_gib, _metric_minutes(run, count)
         case Pullers.SCORE:

@@ -4,7 +4,7 @@ import itertools
 import math
 from typing import Literal
 
-from pydantic import AliasChoices, AliasPath, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Job
@@ -30,13 +30,8 @@ class Planned(Record):
 
     tensor_parallel: int = Field(default=1, description="GPUs of one trial")
     gpu_type: str = Field(default="", description="the one GPU type of this run; empty for any")
-    # Runs of earlier versions have it in their settings.
     engine_start_seconds: float = Field(
-        default=40.0,
-        description="expected of an engine, from weights in memory to first request",
-        validation_alias=AliasChoices(
-            "engine_start_seconds", AliasPath("settings", "trial", "engine_start_seconds")
-        ),
+        default=40.0, description="expected of an engine, from weights in memory to first request"
     )
     copy_seconds: float | None = Field(
         default=None, description="expected of a copy of the weights to a node"

@@ -23,7 +23,9 @@ class Resumed(Record):
     tries: int = Field(
         description="resumes in a row without progress, this one included; 0 if typed by a person"
     )
-    done: int = Field(description="published shards, answers and scores at that time")
+    done: int = Field(
+        description="built datasets, published shards, answers and scores at that time"
+    )
 
 
 def tries_without_progress(run_dir: RunDir) -> int:
@@ -43,10 +45,11 @@ def note(run_dir: RunDir, *, by_hand: bool) -> None:
 
 
 def _count_done(run_dir: RunDir) -> int:
-    """Return the number of published shards, answered portions and scored datasets."""
+    """Return the number of built datasets, published shards, answered portions, and scores."""
     run = read_run(run_dir)
     shards = Ledger(run_dir, "outputs").unpublished(shard.span for shard in run.shards)
     portions = all_portions(run)
     unanswered = Ledger(run_dir, "answers").unpublished(portions)
     scored = sum(run_dir.dataset_results(d.name).exists() for d in run.suite.datasets)
-    return len(run.shards) - len(shards) + len(portions) - len(unanswered) + scored
+    built = sum(run_dir.requests_index(d.name).exists() for d in run.suite.datasets)
+    return built + len(run.shards) - len(shards) + len(portions) - len(unanswered) + scored

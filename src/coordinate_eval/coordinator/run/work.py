@@ -19,7 +19,10 @@ def all_spans(run: Run, ledger: LedgerName) -> list[Span]:
             return all_portions(run)
         case "questions":
             return [run.portions(shard)[-1] for shard in run.shards_with_questions()]
-        case "requests" | "results":
+        case "requests":
+            # All of them are there when the run is planned.
+            return [] if run.planned else [whole(dataset.name) for dataset in run.suite.datasets]
+        case "results":
             return [whole(dataset.name) for dataset in run.suite.datasets]
         case "estimates":
             return [whole(name) for name in {s.dataset: 0 for s in run.shards if s.signal}]
@@ -29,6 +32,8 @@ def claimable(run_dir: RunDir, run: Run, kind: Pullers) -> dict[LedgerName, list
     """Return the spans that a puller can claim now, by ledger: what they are made of is there."""
     ready: dict[LedgerName, list[Span]]
     match kind:
+        case Pullers.BUILD:
+            ready = {"requests": all_spans(run, "requests")}
         case Pullers.METRIC:
             ready = {"answers": portions_with_questions(run_dir, run)}
         case Pullers.SCORE:

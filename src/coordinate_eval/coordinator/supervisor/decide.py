@@ -49,6 +49,8 @@ class Facts:
         unpublished: shards without published responses.
         claimable: spans that a job can claim now, by ledger; in "outputs" by a trial.
         open_claims: on spans of all ledgers.
+        unbuilt: datasets with neither requests nor an error, while the run has no plan.
+        unbuildable: datasets whose requests cannot be built.
         unscored: datasets with neither results nor an error.
         idle_rounds: last rounds in a row without any response.
         idle_arrays: last arrays of pullers in a row that did nothing, by kind.
@@ -66,6 +68,8 @@ class Facts:
     unpublished: list[Span]
     claimable: Mapping[LedgerName, list[Span]]
     open_claims: list[tuple[LedgerName, OpenClaim]]
+    unbuilt: int
+    unbuildable: list[str]
     unscored: int
     idle_rounds: int
     idle_arrays: Mapping[Pullers, int]
@@ -118,6 +122,11 @@ class Release:
 
 
 @dataclass(frozen=True)
+class MakePlan:
+    """Plan the run on the nodes that are free: all requests are built."""
+
+
+@dataclass(frozen=True)
 class NewRound:
     """Ask for nodes again: all trials have ended, and shards are left."""
 
@@ -129,7 +138,7 @@ class Finish:
     why: str = field(default="")
 
 
-Action = Submit | Cancel | Revoke | Release | NewRound | Finish
+Action = Submit | Cancel | Revoke | Release | MakePlan | NewRound | Finish
 
 
 def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
@@ -142,6 +151,8 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
         held = [each for each in facts.open_claims if each not in orphans]
         busy = sum(ledger in LEDGERS_OF[kind] for ledger, _ in held)
         actions += _pullers(run, run_dir, facts, kind, busy)
+    if not run.planned:
+        return actions + _before_plan(run, facts)
     round_over = facts.round is None
     if facts.round is not None:
         for node in facts.round.nodes:
@@ -154,6 +165,24 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     elif not facts.unpublished and round_over:
         actions += _waiting_for_scores(facts)
     return actions
+
+
+def _before_plan(run: Run, facts: Facts) -> list[Action]:
+    """Wait until all requests are built, then plan or say which cannot be."""
+    if not facts.unbuilt:
+        if not facts.unbuildable:
+            return [MakePlan()]
+        return [Finish(f"the requests of {', '.join(facts.unbuildable)} cannot be built")]
+    building = any(ledger == "requests" for ledger, _ in facts.open_claims) or any(
+        is_pullers(run, task.name, Pullers.BUILD) and task.state is not State.ENDED
+        for task in facts.tasks
+    )
+    idle = facts.idle_arrays[Pullers.BUILD]
+    if building or (facts.claimable["requests"] and idle < MAX_IDLE_ARRAYS):
+        return []
+    if facts.claimable["requests"]:
+        return [Finish(f"{idle} arrays of build jobs in a row built nothing")]
+    return [Finish(f"{MAX_DEATHS} build jobs died at each dataset that is left")]
 
 
 def _orphans(facts: Facts) -> list[tuple[LedgerName, OpenClaim]]:
@@ -301,6 +330,8 @@ def _pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: int) 
     if (alive or not waiting) and facts.now - last < ARRAY_PAUSE_SECONDS:
         return []
     count = wanted - free if alive else useful_pullers(run, kind, facts.cores)
+    if kind is Pullers.BUILD:  # no other work of this kind comes later
+        count = min(count, waiting)
     return [Submit(pullers_job(run, run_dir, kind, len(arrays), count))]
 
 

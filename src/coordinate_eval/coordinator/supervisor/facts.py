@@ -1,11 +1,11 @@
 """Reading the run directory and one poll into `Facts`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.report.failures import read_trials_of, recurring_failure
-from coordinate_eval.coordinator.report.results import given_up, unscored_datasets
+from coordinate_eval.coordinator.report.results import given_up, unbuildable, unscored_datasets
 from coordinate_eval.coordinator.run.claims import LEDGERS, Ledger
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -14,7 +14,6 @@ from coordinate_eval.coordinator.run.records import Round, Run, StageProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.work import all_spans, claimable
 from coordinate_eval.coordinator.supervisor.decide import Facts
-from coordinate_eval.records import Span
 
 
 def gather_facts(
@@ -63,6 +62,8 @@ def gather_facts(
             for claim in Ledger(run_dir, name).open_claims(all_spans(run, name))
             if claim.span.dataset not in lost
         ],
+        unbuilt=len(Ledger(run_dir, "requests").unpublished(all_spans(run, "requests"))),
+        unbuildable=unbuildable(run_dir),
         unscored=len(unscored_datasets(run_dir, run)),
         idle_rounds=count_idle_rounds(run_dir, run, rounds, now),
         idle_arrays=idle_arrays,
@@ -98,12 +99,12 @@ def count_short_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: floa
     return count_idle_rounds(run_dir, run, rounds, now) if states - {"failed"} else 0
 
 
-def refresh_listings(run_dir: RunDir, spans: list[Span]) -> None:
-    """Make a network file system list the folders of these spans afresh.
+def refresh_listings(run_dir: RunDir, datasets: Iterable[str]) -> None:
+    """Make a network file system list the folders of these datasets afresh.
 
     A change that this machine makes to a folder drops what its client remembers of it.
     """
     for ledger in (Ledger(run_dir, name) for name in LEDGERS):
-        for dataset in {span.dataset for span in spans}:
+        for dataset in datasets:
             for folder in (ledger.folder(dataset), run_dir.claims_folder(ledger.name, dataset)):
                 _files.touch(folder)

@@ -14,6 +14,7 @@ from typing import Any
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster, Job, State, TaskStatus
 from coordinate_eval.coordinator.planning.plan import Plan
+from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.history import read_ledger
@@ -26,12 +27,14 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import kind_of
 from coordinate_eval.coordinator.run.records import Submitted, read_run
 from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.run.work import all_spans
 from coordinate_eval.coordinator.supervisor.arrays import Arrays
 from coordinate_eval.coordinator.supervisor.decide import (
     Action,
     Cancel,
     Facts,
     Finish,
+    MakePlan,
     NewRound,
     Release,
     Revoke,
@@ -44,11 +47,13 @@ from coordinate_eval.coordinator.supervisor.facts import (
     refresh_listings,
 )
 from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
+from coordinate_eval.coordinator.supervisor.make_plan import NothingFree, make_plan
 from coordinate_eval.coordinator.supervisor.next_round import next_round
 from coordinate_eval.coordinator.supervisor.unconfined import refuse_unconfined
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
+    CoordinateError,
     RecordError,
     SubmitRefused,
     UserError,
@@ -128,11 +133,13 @@ class Supervisor:
     def run(self) -> dict[str, Any] | None:
         """Supervise until the run is over. Return its results, or None if a successor goes on."""
         for dataset in self._run.suite.datasets:
-            # The cause of an earlier scoring error may be gone: a full disk, a missing package.
+            # The cause of an earlier error may be gone: a full disk, a missing package.
+            self._dir.requests_error(dataset.name).unlink(missing_ok=True)
             self._dir.dataset_error(dataset.name).unlink(missing_ok=True)
-        refused = refuse_unconfined(self._dir, self._run)
-        if refused:
-            self._tell(None, refused)
+        if self._run.planned:
+            self._refuse_unconfined()
+        else:
+            self._link_found()
         try:
             return self._loop()
         except Superseded:
@@ -152,12 +159,16 @@ class Supervisor:
                     self._hand_over(tasks)
                     return None
                 facts, actions = self._decide(tasks)
+                goes_on = False
                 for action in actions:
-                    if isinstance(action, Finish):
-                        return self._finish(action, facts)
-                    self._act(action, facts)
+                    found = self._act(action, facts)
+                    if isinstance(found, Finish):
+                        return self._finish(found, facts)
+                    goes_on = goes_on or found
                 self._show_first_signal()
                 faults = silences = 0
+                if goes_on:
+                    continue
             except (ClusterError, OSError, RecordError) as error:
                 if isinstance(error, SubmitRefused) and self._strict:
                     raise
@@ -180,7 +191,7 @@ class Supervisor:
         if any(
             isinstance(a, Revoke | NewRound) or (isinstance(a, Finish) and a.why) for a in actions
         ):
-            refresh_listings(self._dir, [shard.span for shard in self._run.shards])
+            refresh_listings(self._dir, [dataset.name for dataset in self._run.suite.datasets])
             facts = gather_facts(
                 self._dir, self._run, tasks, time.time(), self._arrays.idle, self._cores
             )
@@ -188,7 +199,14 @@ class Supervisor:
         self._tell(facts, "")
         return facts, actions
 
-    def _act(self, action: Action, facts: Facts) -> None:
+    def _act(self, action: Action, facts: Facts) -> Finish | bool:
+        """Carry out an action. Return how the run ends, or whether the next poll is due at once."""
+        if isinstance(action, Finish):
+            return action
+        if isinstance(action, MakePlan):
+            return self._make_plan()
+        if isinstance(action, NewRound):
+            return self._new_round()
         if isinstance(action, Submit):
             self._submit(action, facts)
         elif isinstance(action, Cancel):
@@ -203,8 +221,7 @@ class Supervisor:
             Ledger(self._dir, action.ledger).revoke(span, attempt, "died")
         elif isinstance(action, Release):
             _files.write(self._dir.released(action.round, action.node), "")
-        elif isinstance(action, NewRound):
-            self._new_round()
+        return False
 
     def _submit(self, action: Submit, facts: Facts) -> None:
         """Submit a job once. One whose answer was lost is found by its name."""
@@ -245,17 +262,44 @@ class Supervisor:
             _files.write_record(self._dir.first_signal, found)
             self._estimated = estimated
 
-    def _new_round(self) -> None:
+    def _link_found(self) -> None:
+        """Take what is in the cache of requests. Build jobs say what is wrong with the others."""
+        try:
+            link_found(self._run, self._dir)
+        except (OSError, CoordinateError) as error:
+            self._tell(None, f"nothing is taken from the cache of requests: {error}")
+
+    def _refuse_unconfined(self) -> None:
+        refused = refuse_unconfined(self._dir, self._run)
+        if refused:
+            self._tell(None, refused)
+
+    def _make_plan(self) -> Finish | bool:
+        """Plan the run on the nodes that are free now; wait while none is."""
+        if time.time() < self._round_after:
+            return False
+        try:
+            self._run = make_plan(self._dir, self._run, self._cluster)
+        except NothingFree as error:
+            self._tell(None, f"no round can start now: {error}")
+            self._round_after = time.time() + POLLS_PER_SEARCH * self._poll_seconds
+            return False
+        except UserError as error:
+            return Finish(str(error))
+        self._refuse_unconfined()
+        return True
+
+    def _new_round(self) -> bool:
         """Create the next round on the nodes that are free now; create none while no GPU is."""
         if time.time() < self._round_after:
-            return
+            return False
         rounds = list(read_rounds(self._dir))
         unpublished = set(
             Ledger(self._dir, "outputs").unpublished(s.span for s in self._run.shards)
         )
         lost = report.given_up(self._dir)
         left = [s for s in self._run.shards if s.span in unpublished and s.dataset not in lost]
-        plan = _files.read_record_if_there(self._dir.plan, Plan)
+        plan = _files.read_record(self._dir.plan, Plan)
         try:
             available, now = self._cluster.nodes(), time.time()
             short = count_short_rounds(self._dir, self._run, rounds, now)
@@ -263,8 +307,9 @@ class Supervisor:
         except UserError as error:
             self._tell(None, f"no round can start now: {str(error).splitlines()[0]}")
             self._round_after = time.time() + POLLS_PER_SEARCH * self._poll_seconds
-            return
+            return False
         _files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
+        return True
 
     def _finish(self, action: Finish, facts: Facts) -> dict[str, Any]:
         """Release all nodes, write the results, and wait until every job has ended."""
@@ -326,13 +371,23 @@ class Supervisor:
             time.sleep(min(1.0, self._poll_seconds))
 
     def _wait(self, seconds: float, *, watch: bool) -> None:
-        """Sleep until it is time to hand over or, with `watch`, everything is scored."""
+        """Sleep until it is time to hand over or, with `watch`, something is there to be done."""
         end = time.monotonic() + seconds
+        building = not self._run.planned and not self._is_built()
         while time.monotonic() < end:
-            scored = watch and not report.unscored_datasets(self._dir, self._run)
-            if scored or self._handover == 0.0:
+            if self._handover == 0.0 or (watch and self._is_due(building=building)):
                 return
             time.sleep(min(0.2, self._poll_seconds))
+
+    def _is_due(self, *, building: bool) -> bool:
+        """Return whether everything is scored or, after `building`, everything is built."""
+        if building:
+            return self._is_built()
+        return not report.unscored_datasets(self._dir, self._run)
+
+    def _is_built(self) -> bool:
+        """Return whether no requests are left to be built."""
+        return not Ledger(self._dir, "requests").unpublished(all_spans(self._run, "requests"))
 
     def _check_epoch(self) -> None:
         if latest_epoch(self._dir) > self._epoch:

@@ -13,7 +13,7 @@ from coordinate_eval.records import Shard
 
 def next_round(
     run: Run,
-    plan: Plan | None,
+    plan: Plan,
     rounds: Sequence[Round],
     left: Sequence[Shard],
     available: tuple[Sequence[Node], Sequence[Busy]],
@@ -26,7 +26,7 @@ def next_round(
 
     Args:
         run: the run's record.
-        plan: None where the run waited for nodes and nothing was planned.
+        plan: the run's plan.
         rounds: all earlier ones.
         left: shards without published responses.
         available: what `Cluster.nodes` returned.
@@ -37,24 +37,16 @@ def next_round(
         UserError: no trial can start now; waiting may help.
     """
     nodes, busy = available
-    gpu_type = run.gpu_type or next((r.nodes[0].gpu_type for r in rounds), "")
-    usable = [node for node in nodes if gpu_type in ("", node.gpu_type)]
+    usable = [node for node in nodes if run.gpu_type in ("", node.gpu_type)]
     chosen = choose(usable, busy, run.settings, run.tensor_parallel, keeper_gib(run))
-    # Without a GPU type the plan did not know the nodes, and did not decide on their number.
-    most = min(len(left), len(plan.nodes)) if plan and run.gpu_type else len(left)
+    most = min(len(left), len(plan.nodes))
     return make_round(
         run,
         len(rounds),
         now,
         [RoundNode(**node.model_dump(exclude={"gpus"})) for node in chosen[: max(1, most)]],
         left,
-        ready_seconds=plan.ready_seconds if plan else _ready_seconds(run),
-        floor_seconds=plan.floor_seconds if plan else {},
+        ready_seconds=plan.ready_seconds,
+        floor_seconds=plan.floor_seconds,
         short_rounds=short_rounds,
     )
-
-
-def _ready_seconds(run: Run) -> float:
-    """Return the seconds that a copy of the weights and the start of an engine take."""
-    copy = run.staged_bytes * 8 / (run.settings.stage.gigabits_per_node * 1e9)
-    return copy + run.engine_start_seconds
