@@ -42,9 +42,6 @@ class FakeEvaluator:
         self.finished: list[str] = []
         self.asked: list[str] = []
 
-    def load(self, dataset: Dataset) -> list[str]:
-        return []
-
     def questions(self, dataset: Dataset, responses: ResponseFiles) -> list[Question]:
         self.asked += [path.stem for path in responses.paths]
         return [

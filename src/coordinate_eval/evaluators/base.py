@@ -77,10 +77,6 @@ class Evaluator(Protocol):
 class Scorer(Protocol):
     """The part of an evaluator that scores, from files of a run. Every evaluator has it, too."""
 
-    def load(self, dataset: Dataset) -> list[str]:
-        """See `Evaluator`."""
-        ...
-
     def questions(self, dataset: Dataset, responses: ResponseFiles) -> list[Question]:
         """See `Evaluator`."""
         ...

@@ -329,7 +329,8 @@ def _pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: int) 
         return []
     if (alive or not waiting) and facts.now - last < ARRAY_PAUSE_SECONDS:
         return []
-    count = wanted - free if alive else useful_pullers(run, kind, facts.cores)
+    # More work is to come when the first ones start.
+    count = wanted - free if arrays else useful_pullers(run, kind, facts.cores)
     if kind is Pullers.BUILD:  # no other work of this kind comes later
         count = min(count, waiting)
     return [Submit(pullers_job(run, run_dir, kind, len(arrays), count))]

@@ -120,7 +120,8 @@ class Supervisor:
         self._strict = strict
         self._tell = tell
         self._handover = time.time() + minutes * 60 - HANDOVER_SECONDS
-        self._cores = (os.cpu_count() or 1) if cluster.local else None
+        cores = self._run.settings.ray.cpus or os.cpu_count() or 1
+        self._cores = cores if cluster.local else None
         self._estimated: set[str] = set()
         self._round_after = 0.0
         self._arrays = Arrays(run_dir)

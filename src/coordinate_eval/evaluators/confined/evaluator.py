@@ -98,18 +98,6 @@ class ConfinedEvaluator:
         if self._shared is not None:
             self._shared.process.close()
 
-    def load(self, dataset: Dataset) -> list[str]:
-        """Load a dataset where several are; one with a process of its own is loaded to be scored.
-
-        Raises:
-            UserError: the task is unknown or malformed.
-            ProcessEnded: loading ended the process.
-        """
-        if self._runs_text(dataset):
-            return []
-        with self._loaded(dataset) as holder:
-            return sorted(holder.names[dataset.name])
-
     def questions(self, dataset: Dataset, responses: ResponseFiles) -> list[Question]:
         """Return the questions that the metric asks about some items, without duplicates.
 
