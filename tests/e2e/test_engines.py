@@ -17,6 +17,9 @@ from coordinate_eval.records import Request, RequestKind, Response
 RUNNING = 8
 """Sequences that the vLLM under test runs at once."""
 
+BLOCK = 32
+"""Tokens of a block of its prefix cache: the fewest on a CPU, where 128 is the default."""
+
 BATCH = 4
 """Batch size of the transformers under test."""
 
@@ -42,7 +45,7 @@ def vllm() -> Iterator[Engine]:
         tensor_parallel=1,
         max_length=MAX_LENGTH,
         # So few tokens in a step that long prompts take several: chunks, too, are scored.
-        args={"max_num_seqs": RUNNING, "max_num_batched_tokens": 256},
+        args={"max_num_seqs": RUNNING, "max_num_batched_tokens": 256, "block_size": BLOCK},
     )
     yield engine
     engine.close()
@@ -199,6 +202,40 @@ def test_a_shared_prefix_is_computed_once(vllm: Engine) -> None:
     assert steps(unseen, " two") == 1
 
 
+def choices(item: int, context: list[int], texts: list[list[int]]) -> list[Request]:
+    """The requests of one item, in the order in which the evaluator builds them."""
+    fields = {"item": item, "doc": item, "tokens": context}
+    return [score(0, "", "", **fields, continuation=then, index=n) for n, then in enumerate(texts)]
+
+
+@pytest.mark.parametrize("by_ids", [True, False])
+def test_choices_of_an_item_compute_their_context_once(
+    vllm: Engine, transformers: Engine, by_ids: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not by_ids:  # as in vLLM before 0.25
+        monkeypatch.setattr(vllm, "_most_ids", 0)
+    context = [(31 * n + by_ids) % 300 + 5 for n in range(200)]
+    sets = {
+        "one token": [choices(n, context[n : n + 96 + n], [[7], [9], [8], [7]]) for n in range(20)],
+        "many": [choices(n, context[n : n + 80 + n], [[7, 8], [9] * 9, [7, 9]]) for n in range(20)],
+        "no context": [
+            choices(n, [0], [context[n : n + 70 + n] + then for then in ([7, 8, 9], [9, 8])])
+            for n in range(20)
+        ],
+    }
+    for name, items in sets.items():
+        requests = [one for item in items for one in item]
+        before: int = vllm.computed_tokens  # type: ignore[attr-defined]  # vLLM's own
+        found = sorted(vllm.run(iter(requests)), key=lambda r: (r.item, r.index))
+        computed = vllm.computed_tokens - before  # type: ignore[attr-defined]
+        plain = sorted(transformers.run(iter(requests)), key=lambda r: (r.item, r.index))
+        same(dict(enumerate(found)), dict(enumerate(plain)))
+        once = sum(len(item[0].tokens) + len(item[0].continuation) for item in items)
+        # A block at most, and what they don't share, for each of the others.
+        others = sum(BLOCK + 9 for item in items for _ in item[1:])
+        assert not by_ids or computed <= once + (0 if name == "one token" else others), name
+
+
 def test_one_token_is_enough_of_a_context(engine: Engine) -> None:
     responses = run(engine, [score(0, "", "the cat", tokens=[0]), write(1, "", tokens=[0])])
     assert responses[0].logprob is not None and responses[0].logprob < 0
@@ -352,6 +389,7 @@ def test_an_error_of_the_source_is_its_own(engine: Engine) -> None:
         {"trust_remote_code": True},
         {"model": "/elsewhere"},
         {"load_format": "pt"},
+        {"logprobs_mode": "raw_logits"},
     ],
 )
 def test_vllm_refuses_arguments(vllm: Engine, args: dict[str, object]) -> None:
@@ -366,6 +404,11 @@ def test_the_names_of_vllms_arguments_are_read_from_its_source(vllm: Engine) -> 
     assert found is not None
     fields = dataclasses.fields(importlib.import_module("vllm").EngineArgs)
     assert found.keys() == {field.name for field in fields if not field.name.startswith("_")}
+
+
+def test_arguments_that_prevent_scoring_are_an_error_of_the_start(vllm: Engine) -> None:
+    with pytest.raises(EngineError, match=r"cannot answer: .+logprobs of 1"):
+        start("vllm", tiny_model(), tensor_parallel=1, max_length=64, args={"max_logprobs": 0})
 
 
 @pytest.mark.parametrize("args", [{"no_such_argument": 1}, {"batch_size": 0}])

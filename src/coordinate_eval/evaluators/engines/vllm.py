@@ -5,10 +5,7 @@ Here a new request is added whenever one has finished, across datasets. So the s
 holds as many requests as it can run, and a few more. With one GPU, the engine runs in this
 process, which saves the start of two others. With several, vLLM starts one process for each GPU.
 
-Log-likelihoods come from `prompt_logprobs`. By default vLLM does not read its prefix cache for
-these, because the cache holds no probabilities. Here it does, so that few-shot examples shared by
-a thousand prompts are computed once. If the cache covers tokens that must be scored, the request
-is repeated without the cache.
+Requests that belong to the same item are scored together: see `vllm_scoring`.
 """
 # The libraries of the extras have no types here: they may be absent while types are checked.
 # ruff: noqa: ANN401
@@ -17,16 +14,20 @@ import contextlib
 import functools
 import gc
 import importlib
+import inspect
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import common
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
+from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS, Scoring, together
 from coordinate_eval.records import Request, RequestKind, Response
 
 __all__ = ["VllmEngine", "cache_variables", "check_args", "prepare", "start"]
@@ -72,6 +73,67 @@ def start(
     return VllmEngine(model, tensor_parallel=tensor_parallel, max_length=max_length, args=args)
 
 
+class _Work(Protocol):
+    """Requests that are answered together, by one request to vLLM or several."""
+
+    requests: Sequence[Request]
+
+    def asks(self) -> Sequence[Any]:
+        """Return what to ask first. Each has `tokens`, and `settings()` for `SamplingParams`."""
+        ...
+
+    def take(self, ask: Any, output: Any) -> tuple[Sequence[Response], Sequence[Any]]:
+        """Take the output for one of these. Return responses, and what to ask next."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Text:
+    """One request to vLLM: tokens, and how to continue them."""
+
+    tokens: list[int]
+    request: Request
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of `SamplingParams`."""
+        wanted = common.sampling(self.request)
+        return wanted | {
+            "seed": None if wanted["seed"] < 0 else wanted["seed"],
+            "max_tokens": self.request.max_tokens,
+            "stop": common.stops(self.request),
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+        }
+
+
+class _Writing:
+    """The text of one request."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+
+    def asks(self) -> list[_Text]:
+        """Return what to ask."""
+        return [_Text(request.tokens, request) for request in self.requests]
+
+    def take(self, ask: _Text, output: Any) -> tuple[list[Response], list[_Text]]:
+        """Return the response in a finished `RequestOutput`.
+
+        Raises:
+            EngineError: vLLM gave up.
+        """
+        request, answer = ask.request, output.outputs[0]
+        if answer.finish_reason not in ("stop", "length"):
+            raise EngineError(
+                f"vLLM ended {common.named(request)} for reason {answer.finish_reason!r}"
+            )
+        made = len(answer.token_ids)
+        response = common.respond(
+            request, text=answer.text, tokens=made, finish=answer.finish_reason
+        )
+        return [response], []
+
+
 class VllmEngine:
     """A model in vLLM. It runs no code of the checkpoint.
 
@@ -87,10 +149,14 @@ class VllmEngine:
     """
 
     most_in_flight: int
-    """Largest number of requests that are pulled and not yet answered."""
+    """Largest number of requests that vLLM has at once. Those that are pulled and not yet answered
+    are at most as many, if none belong to the same item."""
 
     computing = None
     """Always None: nearly all requests in flight are computed at once."""
+
+    computed_tokens: int
+    """Tokens of prompts that were computed so far, and not read from the prefix cache."""
 
     steps: int
     """Number of engine steps so far. Unlike time, it does not depend on the machine's load."""
@@ -126,8 +192,17 @@ class VllmEngine:
         running: int = config.scheduler_config.max_num_seqs
         # A few more wait in the scheduler. If it plans a step ahead, they fill the gaps.
         self.most_in_flight = running + max(1, running // 8)
-        self.steps = 0
+        self.steps = self.computed_tokens = 0
         self._asked = 0
+        self._most_ids = _most_ids(vllm.SamplingParams, config.model_config.max_logprobs)
+        try:
+            self._probe()
+        except EngineError as error:
+            self.close()
+            raise EngineError(
+                f"vLLM started on {str(model)!r} with arguments {args}, and cannot answer: {error}"
+            ) from error
+        self.steps = self.computed_tokens = 0
 
     def run(self, requests: Iterator[Request]) -> Iterator[Response]:
         """Answer every request once, in the order in which they finish.
@@ -137,25 +212,29 @@ class VllmEngine:
         Raises:
             EngineError: vLLM failed, or a request cannot be answered.
         """
-        flight: dict[str, Request] = {}
-        pulling = True
+        flight: dict[str, tuple[_Work, Any]] = {}
+        groups: Iterator[list[Request]] | None = together(requests)
         try:
             while True:
-                while pulling and len(flight) < self.most_in_flight:
-                    request = next(requests, None)
-                    if request is None:
-                        pulling = False
-                    else:
-                        self._ask(flight, request, read_cache=True)
+                # One more is pulled, and belongs to none of these.
+                while groups and len(flight) + 1 < self.most_in_flight:
+                    group = next(groups, None)
+                    if group is None:
+                        groups = None
+                        continue
+                    work = self._work(group)
+                    for ask in work.asks():
+                        self._ask(flight, work, ask)
                 if not flight:
                     return
                 for output in self._step():
-                    request = flight.pop(output.request_id)
-                    response = _answer(request, output)
-                    if response is None:
-                        self._ask(flight, request, read_cache=False)
-                    else:
-                        yield response
+                    work, ask = flight.pop(output.request_id)
+                    cached = output.num_cached_tokens or 0
+                    self.computed_tokens += len(ask.tokens) - cached
+                    responses, more = work.take(ask, output)
+                    for ask in more:
+                        self._ask(flight, work, ask)
+                    yield from responses
         finally:
             self._abort(flight)
 
@@ -167,29 +246,66 @@ class VllmEngine:
             del engine
             gc.collect()
 
-    def _ask(self, flight: dict[str, Request], request: Request, *, read_cache: bool) -> None:
+    def _probe(self) -> None:
+        """Score a text in each way and write one, before any request depends on it.
+
+        Where scoring by ids fails or differs, texts are scored as in versions of vLLM without it.
+
+        Raises:
+            EngineError: vLLM cannot score, or cannot write.
+        """
+        tokens = [number % self._vocabulary for number in range(3, 7)]
+        ids, by_ids = self._most_ids, math.nan
+        if ids:
+            with contextlib.suppress(EngineError):
+                by_ids = self._scored(tokens[:2], tokens[2:3]) + self._scored(
+                    tokens[:3], tokens[3:]
+                )
+        self._most_ids = 0
+        whole = self._scored(tokens[:2], tokens[2:])
+        # Batches of other sizes change values of 16 bits a little.
+        if math.isclose(by_ids, whole, rel_tol=0.05):
+            self._most_ids = ids
+        written = _probed(RequestKind.GENERATE, tokens, max_tokens=1)
+        list(self.run(iter([written])))
+
+    def _scored(self, context: list[int], continuation: list[int]) -> float:
+        """Return the log-likelihood of a continuation."""
+        request = _probed(RequestKind.LOGLIKELIHOOD, context, continuation=continuation)
+        (response,) = self.run(iter([request]))
+        if response.logprob is None or not response.logprob <= 0:  # also if it is no number
+            raise EngineError(
+                f"a text has the log-likelihood {response.logprob}: are all weights finite?"
+            )
+        return response.logprob
+
+    def _work(self, group: list[Request]) -> _Work:
+        """Return how to answer requests that belong together."""
+        for request in group:
+            common.check(
+                request,
+                max_length=self._max_length,
+                most_scored=self._max_length - 1,  # vLLM must generate a token, also after scoring
+                vocabulary=self._vocabulary,
+            )
+        if group[0].kind is RequestKind.LOGLIKELIHOOD:
+            return Scoring(group, self._most_ids)
+        return _Writing(group)
+
+    def _ask(self, flight: dict[str, tuple[_Work, Any]], work: _Work, ask: Any) -> None:
         """Add a request to vLLM's scheduler and to `flight`."""
         if self._engine is None:
             raise EngineError("this vLLM engine is closed: start another")
-        common.check(
-            request,
-            max_length=self._max_length,
-            most_scored=self._max_length - 1,  # vLLM must generate a token, also after scoring
-            vocabulary=self._vocabulary,
-        )
-        settings = _settings(request, read_cache=read_cache)
-        tokens = [*request.tokens, *request.continuation]
         name = str(self._asked)
         self._asked += 1
+        prompt = {"type": "token", "prompt_token_ids": ask.tokens}
         try:
-            self._engine.add_request(
-                name, {"type": "token", "prompt_token_ids": tokens}, self._parameters(**settings)
-            )
+            self._engine.add_request(name, prompt, self._parameters(**ask.settings()))
         except Exception as error:
             raise EngineError(
-                f"vLLM refused {common.named(request)}: {common.last_words(error)}"
+                f"vLLM refused {common.named(work.requests[0])}: {common.last_words(error)}"
             ) from error
-        flight[name] = request
+        flight[name] = work, ask
 
     def _step(self) -> list[Any]:
         """Run one engine step and return the outputs of the requests that it finished."""
@@ -202,7 +318,7 @@ class VllmEngine:
             raise EngineError(f"vLLM failed: {common.last_words(error)}") from error
         return [output for output in outputs if output.finished]
 
-    def _abort(self, flight: dict[str, Request]) -> None:
+    def _abort(self, flight: Mapping[str, object]) -> None:
         """Abort the requests in flight, so that the next run starts on an idle engine."""
         if flight and self._engine is not None:
             # An engine that has died cannot abort. Its own error is already being raised.
@@ -233,6 +349,7 @@ def _arguments(
         "gpu_memory_utilization": 0.9,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
+        "max_logprobs": MOST_IDS,
         **(_cpu_arguments(model) if _on_cpu() else {}),
         **args,
     }
@@ -241,6 +358,19 @@ def _arguments(
         "tensor_parallel_size": tensor_parallel,
         "trust_remote_code": False,
     }
+
+
+def _probed(kind: RequestKind, tokens: list[int], **fields: Any) -> Request:
+    """Return a request of no dataset."""
+    key = {"dataset": "probe", "item": 0, "task": "probe", "doc": 0, "prompt_hash": ""}
+    return Request.model_validate(key | {"kind": kind, "tokens": tokens} | fields)
+
+
+def _most_ids(parameters: Any, max_logprobs: int) -> int:
+    """Return the most tokens that vLLM scores after a text in one request; 0 if it cannot."""
+    if "logprob_token_ids" not in inspect.signature(parameters).parameters:
+        return 0
+    return MOST_IDS if max_logprobs < 0 else min(MOST_IDS, max_logprobs)
 
 
 def _on_cpu() -> bool:
@@ -258,64 +388,3 @@ def _cpu_arguments(model: Path) -> dict[str, Any]:
         if "float32" in (config.get("dtype"), config.get("torch_dtype")):
             chosen["dtype"] = "float32"
     return chosen
-
-
-def _settings(request: Request, *, read_cache: bool) -> dict[str, Any]:
-    """Return the arguments of `SamplingParams` for a request."""
-    if request.kind is RequestKind.LOGLIKELIHOOD:
-        return {
-            "max_tokens": 1,
-            "temperature": 0.0,
-            "prompt_logprobs": 1,  # of the token itself, and of the likeliest one
-            "flat_logprobs": True,
-            # Rows of cached tokens are not initialized, and may not even hold valid token ids.
-            "detokenize": False,
-            "skip_reading_prefix_cache": not read_cache,
-        }
-    wanted = common.sampling(request)
-    return wanted | {
-        "seed": None if wanted["seed"] < 0 else wanted["seed"],
-        "max_tokens": request.max_tokens,
-        "stop": common.stops(request),
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-    }
-
-
-def _answer(request: Request, output: Any) -> Response | None:
-    """Return the response in a finished `RequestOutput`.
-
-    None if the request must be repeated without the prefix cache.
-    """
-    if request.kind is RequestKind.LOGLIKELIHOOD:
-        # The probabilities of a token are in the row before it. Cached tokens have no rows.
-        if (output.num_cached_tokens or 0) >= len(request.tokens):
-            return None
-        logprob, greedy = _scores(request.continuation, output.prompt_logprobs)
-        return common.respond(
-            request,
-            logprob=logprob,
-            greedy=greedy,
-            tokens=len(request.continuation),
-            finish="scored",
-        )
-    answer = output.outputs[0]
-    if answer.finish_reason not in ("stop", "length"):
-        raise EngineError(f"vLLM ended {common.named(request)} for reason {answer.finish_reason!r}")
-    return common.respond(
-        request, text=answer.text, tokens=len(answer.token_ids), finish=answer.finish_reason
-    )
-
-
-def _scores(continuation: list[int], rows: Any) -> tuple[float, bool]:
-    """Return the sum of log-probabilities in nats, and whether every token is the likeliest.
-
-    `rows` has a mapping of token id to `Logprob` for each position of the prompt that was not
-    cached. The last ones are those of the continuation.
-    """
-    total, greedy = 0.0, True
-    for token, row in zip(continuation, rows[-len(continuation) :], strict=True):
-        logprob = row[token].logprob
-        total += logprob
-        greedy = greedy and logprob >= max(rival.logprob for rival in row.values())
-    return total, greedy

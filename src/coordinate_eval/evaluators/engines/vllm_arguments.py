@@ -64,6 +64,11 @@ def check_args(args: Mapping[str, Any]) -> None:
             f"engine argument load_format={form!r} may run code hidden in a checkpoint: "
             f"choose one of {', '.join(_SAFE_FORMATS)}"
         )
+    if str(args.get("logprobs_mode", "")).endswith("logits"):
+        raise UserError(
+            f"engine argument logprobs_mode={args['logprobs_mode']!r} gives logits, and scores are "
+            "made of log-probabilities: leave it out"
+        )
     root = _installed()
     fields = _fields(root) if args and root else None
     if root is None or fields is None:
