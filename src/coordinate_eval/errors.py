@@ -2,6 +2,7 @@
 
 CoordinateError
 ├── UserError            wrong input or setting; nothing was started
+│   ├── DataMissing      data that would have to be downloaded, and cannot be from here
 │   ├── ForeignError     a file or folder that another user owns or can write
 │   └── RunExists        another process has made the run meanwhile
 ├── ClusterError         the scheduler answered with an error
@@ -35,6 +36,10 @@ class ForeignError(UserError):
 
 class RunExists(UserError):
     """Another process has made the same run at the same time."""
+
+
+class DataMissing(UserError):
+    """The data of a task is in no cache, and no hub can be reached from this machine."""
 
 
 class ClusterError(CoordinateError):

@@ -426,7 +426,7 @@ def test_a_learned_start_counts_unless_the_user_says_otherwise() -> None:
     priors = Priors([started], 0)
     unset, _ = resolve([Layer(source="f", values={"trial.cpus": 2})])
     assert costs.engine_start_seconds(unset, priors, on) == 77.0
-    assert costs.engine_start_seconds(unset, Priors(), on) == unset.trial.engine_start_seconds
+    assert costs.engine_start_seconds(unset, Priors(), on) == costs.ENGINE_START_SECONDS
     chosen, _ = resolve([Layer(source="f", values={"trial.engine_start_seconds": 5})])
     assert costs.engine_start_seconds(chosen, priors, on) == 5
 

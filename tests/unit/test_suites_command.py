@@ -203,7 +203,6 @@ def test_a_part_of_a_suite_is_a_run_of_its_own(user: Workspace) -> None:
     other, _, said = start(user, "--skip", "tiny_choice,mt_bench", "--skip", "humaneval_x")
     assert len({whole.id, part.id, other.id}) == 3
     assert [d.limit for d in part.suite.datasets] == [2, 2]
-    assert sum(s.stop - s.start for s in part.shards) == 4
     assert [d.name for d in other.suite.datasets] == ["tiny_cloze"]
     assert "left out" not in said
     with pytest.raises(ValueError, match="unpack"):  # the same again: no other run comes to be

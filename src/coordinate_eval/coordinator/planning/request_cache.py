@@ -24,7 +24,7 @@ from coordinate_eval import _files, _owner
 from coordinate_eval.coordinator.inputs import checkpoint_files, clean_files
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.errors import RecordError, UserError
+from coordinate_eval.errors import DataMissing, RecordError, UserError
 from coordinate_eval.evaluators.confined.messages import Command, Setup, Work
 from coordinate_eval.evaluators.confined.process import BuildingProcess, ProcessEnded
 from coordinate_eval.evaluators.harness.task_names import kept_file
@@ -141,7 +141,8 @@ class Builder:
                 "say why. Is there enough memory on this machine?"
             ) from error
         if reply.built is None:
-            raise UserError(self._of_the_checkpoint(reply.error))
+            kind = DataMissing if reply.offline else UserError
+            raise kind(self._of_the_checkpoint(reply.error))
         return reply.built
 
     @cached_property

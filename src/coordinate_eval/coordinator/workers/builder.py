@@ -7,6 +7,7 @@ first. What cannot be built is said in the run directory.
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from coordinate_eval.coordinator.run.claims import Ledger, own_task, whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import DataMissing, UserError
 from coordinate_eval.records import Dataset
 
 
@@ -34,13 +35,20 @@ def run_builder(run_dir: RunDir) -> int:
     may_work = run.folder and not why_not_for_tasks(Path(run.folder), run.checkpoint)
     order = longest_first(run.suite.datasets, read_priors(run.settings))
     ledger = Ledger(run_dir, "requests")
+    command = shlex.join(
+        ["coordinate-eval", "prefetch", run.checkpoint.path, "--suite", run.settings.suite]
+    )
+    missing_here = (
+        "the data is in no cache that compute nodes see, and they reach no hub. Run "
+        f"`{command}` on a machine that does, then ask again; details are in {run_dir.logs}"
+    )
     stop_on_signals()
     with contextlib.suppress(StopRequested), working_in(run.folder if may_work else ""):
         builder = builder_of(run)
         while (claimed := _claim(ledger, order)) is not None:
             dataset, attempt = claimed
             with ledger.held(whole(dataset.name), attempt):
-                _build(run_dir, builder, dataset)
+                _build(run_dir, builder, dataset, missing_here)
     return 0
 
 
@@ -55,14 +63,14 @@ def _claim(ledger: Ledger, datasets: Sequence[Dataset]) -> tuple[Dataset, int] |
     return None
 
 
-def _build(run_dir: RunDir, builder: Builder, dataset: Dataset) -> None:
+def _build(run_dir: RunDir, builder: Builder, dataset: Dataset, missing_here: str) -> None:
     """Build a dataset's requests into the run, or say there why they cannot be built."""
     sys.stdout.write(f"building {dataset.name}\n")
     sys.stdout.flush()
     try:
-        built = builder.get(dataset)
+        link(builder.get(dataset), run_dir, dataset.name)
     except UserError as error:
         sys.stdout.write(f"{error}\n")
-        _files.write(run_dir.requests_error(dataset.name), f"{error}\n")
-    else:
-        link(built, run_dir, dataset.name)
+        # The same words for all such datasets are said once for all.
+        said = missing_here if isinstance(error, DataMissing) else error
+        _files.write(run_dir.requests_error(dataset.name), f"{said}\n")

@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import BinaryIO
 
-from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.errors import CoordinateError, DataMissing, UserError
 from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
 from coordinate_eval.evaluators.confined.messages import (
     MOST_ERROR_CHARACTERS,
@@ -124,7 +124,11 @@ def _reply(evaluator: Evaluator, command: Command) -> Reply:
         ours = isinstance(error, CoordinateError)
         message = str(error) if ours else traceback.format_exc()
         shown = message.strip()[-MOST_ERROR_CHARACTERS:].encode("utf-8", "backslashreplace")
-        return Reply(number=command.number, error=shown.decode() or type(error).__name__)
+        return Reply(
+            number=command.number,
+            error=shown.decode() or type(error).__name__,
+            offline=isinstance(error, DataMissing),
+        )
 
 
 def _call(evaluator: Evaluator, command: Command) -> Reply:

@@ -104,6 +104,7 @@ class Reply(Asked):
     )
     results: DatasetResults | None = None
     built: DatasetRequests | None = None
+    offline: bool = Field(default=False, description="the error is a `DataMissing`: of build")
 
 
 @dataclass(frozen=True)

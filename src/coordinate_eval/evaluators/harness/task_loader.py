@@ -23,7 +23,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import Entry, Kind
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.errors import CoordinateError, DataMissing, UserError
 from coordinate_eval.evaluators.harness.code_eval import asks_code_eval, stand_in
 from coordinate_eval.evaluators.harness.scripts import refuse_scripts
 from coordinate_eval.evaluators.harness.standard_errors import bootstrapped_here
@@ -251,10 +251,12 @@ def _explained(dataset: Dataset, name: str) -> Iterator[None]:
     except CoordinateError:
         raise
     except Exception as error:
-        raise UserError(_explanation(dataset, name, error)) from error
+        offline = any(type(cause).__name__ in _OFFLINE for cause in _causes(error))
+        kind = DataMissing if offline else UserError
+        raise kind(_explanation(dataset, name, error, offline=offline)) from error
 
 
-def _explanation(dataset: Dataset, name: str, error: Exception) -> str:
+def _explanation(dataset: Dataset, name: str, error: Exception, *, offline: bool) -> str:
     culprit = f"dataset {dataset.name!r}: task {name!r} cannot be loaded"
     # The innermost index entry on the stack belongs to the leaf task that failed.
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -263,7 +265,7 @@ def _explanation(dataset: Dataset, name: str, error: Exception) -> str:
             source = f" ({entry.yaml_path})" if entry.yaml_path else ""
             culprit = f"dataset {dataset.name!r}: task {entry.name!r}{source} cannot be loaded"
     words = in_words(error)
-    if any(type(cause).__name__ in _OFFLINE for cause in _causes(error)):
+    if offline:
         return (
             f"{culprit}: it needs a hub that cannot be reached from here: {words}\n"
             "Download its data once on a machine with a network, into an HF_HOME that this machine "
