@@ -10,6 +10,15 @@ from coordinate_eval.coordinator.inputs.settings import Layer
 from coordinate_eval.errors import UserError
 
 
+def test_a_setting_that_was_renamed_is_named_in_both_ways(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[metrics]\nscoring_minutes = 30\n")
+    with pytest.raises(UserError, match=r"metrics\.scoring_minutes.*scoring\.dataset_minutes now"):
+        config.resolve([config.file_layer(file, {})])
+    with pytest.raises(UserError, match="called COORDINATE_EVAL_SCORING_DATASET_MINUTES now"):
+        config.environment_layer({"COORDINATE_EVAL_METRICS_SCORING_MINUTES": "30"})
+
+
 def test_later_layers_win(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(

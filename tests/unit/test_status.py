@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.results import collect_results, reasons
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs, resumes
+from coordinate_eval.coordinator.run.claims import Ledger, whole
 from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
@@ -294,6 +295,17 @@ def test_json_has_all_fields(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -
     assert shown["state"] == "running"
     assert shown["datasets"]["a"].items() >= {"state": "waiting", "shards": 2}.items()
     assert shown["elapsed_seconds"] == pytest.approx(60, abs=30)
+
+
+def test_what_is_being_scored_is_said(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(run_dir, len(SPANS))
+    score(run_dir, "a")
+    assert "1 of 2 datasets scored\n" in ask(run_dir, monkeypatch, [SUPERVISOR]).output
+    assert Ledger(run_dir, "results").claim(whole("b"), "score-0", "9_0.0")
+    done = ask(run_dir, monkeypatch, [SUPERVISOR])
+    assert "1 of 2 datasets scored, 1 being scored\n" in done.output
+    shown = json.loads(ask(run_dir, monkeypatch, [SUPERVISOR], "r", "--json").output)
+    assert [row["state"] for row in shown["datasets"].values()] == ["scored", "scoring"]
 
 
 def test_following_ends_with_the_run(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

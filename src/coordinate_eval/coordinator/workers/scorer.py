@@ -56,10 +56,10 @@ from coordinate_eval.records import (
 
 T = TypeVar("T")
 
-IDLE_SECONDS = 120.0
+IDLE_SECONDS = 600.0
 """Time after which a job that finds nothing to claim leaves; the supervisor starts others.
 
-It is longer than a network file system may hide a new file.
+Datasets often end together, after minutes in which none does. Then all jobs should be there.
 """
 
 POLL_SECONDS = 0.5
