@@ -99,8 +99,9 @@ def _submit(
     limited = ["timeout", "-k", "10", str(_MOST_SECONDS)]
     command = [sys.executable, "-P", "-m", "coordinate_eval", "run", path, "--queue", *given]
     output = Path(f"{path}.evaluation.log")
-    with output.open("ab") as file:
-        began = file.tell()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(output, flags, 0o666), "ab") as file:
+        began = file.seek(0, os.SEEK_END)
         child = subprocess.Popen(
             [*limited, *command],
             stdin=subprocess.DEVNULL,
