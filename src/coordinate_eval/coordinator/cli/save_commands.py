@@ -1,5 +1,6 @@
-"""Commands around saving: `watch` evaluates what a training job saves."""
+"""Commands around saving: what a training job saves is evaluated, and prompts are there before."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -62,9 +63,30 @@ _DryWatch = Annotated[
 ]
 
 
+_PrefetchedFor = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="CKPT",
+        help="A checkpoint with the model's tokenizer.",
+        show_default="that of your latest run",
+    ),
+]
+_Checkpoint = Annotated[
+    Path | None, typer.Option(help="The same as CKPT.", rich_help_panel="What to evaluate")
+]
+_Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=1024, metavar="N", help="Build with at most N processes.",
+        show_default="one for each core",
+    ),
+]  # fmt: skip
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command()(watch)
+    app.command()(prefetch)
 
 
 def watch(
@@ -154,3 +176,45 @@ def watch(
         except CoordinateError as error:  # it may be over by the next look
             say(str(error))
         time.sleep(every)
+
+
+def prefetch(
+    ckpt: _PrefetchedFor = None,
+    checkpoint: _Checkpoint = None,
+    suite: options.Suite = None,
+    only: options.Only = None,
+    skip: options.Skip = None,
+    group: options.Group = None,
+    limit: options.Limit = None,
+    engine: options.Engine = None,
+    model_config: options.ModelConfig = None,
+    tokenizer: options.Tokenizer = None,
+    jobs: _Jobs = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Download the data of a suite and build its prompts, for the tokenizer of a checkpoint.
+
+    Where compute nodes have no network, do this once on a machine that has one. What fails is
+    named at the end, and the rest is there. Exit status: 0 all is there; 1 something failed.
+    """
+    from coordinate_eval.coordinator.cli.asked import asked
+    from coordinate_eval.coordinator.cli.prefetch import latest_checkpoint
+    from coordinate_eval.coordinator.cli.prefetch import prefetch as fetch
+    from coordinate_eval.coordinator.planning.prepare import read_inputs
+
+    if ckpt is not None and checkpoint is not None:
+        raise UserError("CKPT and --checkpoint are the same: give one of them")
+    settings, wanted = asked(
+        settings_file, suite=suite, only=only, skip=skip, group=group, limit=limit, engine=engine
+    )
+    inputs = read_inputs(
+        settings,
+        wanted,
+        ckpt or checkpoint or latest_checkpoint(settings),
+        config=model_config,
+        tokenizer=tokenizer,
+    )
+    processes = jobs or len(os.sched_getaffinity(0))
+    raise typer.Exit(fetch(inputs, jobs=processes, as_json=as_json, verbose=verbose))

@@ -100,6 +100,11 @@ class Builder:
         found = _usable(requests, index)
         return Built(requests, found) if found else None
 
+    def stop(self) -> None:
+        """End the process that builds, whatever it is doing: another thread may wait for it."""
+        if "_process" in self.__dict__:
+            self._process.kill()
+
     def _build(self, dataset: Dataset, key: str, requests: Path, index: Path) -> DatasetRequests:
         part = requests.with_name(f".{requests.name}.{_files.token()}.tmp")
         try:

@@ -114,6 +114,10 @@ class _Process:
             self.close()
             raise
 
+    def kill(self) -> None:
+        """End the process from another thread than the one that asks, which notices it."""
+        self._process.kill()
+
     def close(self) -> None:
         """End the process and all that it has started."""
         if self._replies < 0:
