@@ -16,7 +16,7 @@ from tests.runs import PATIENCE_SECONDS, TASKS
 from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
-from coordinate_eval.coordinator.planning.building import build_all
+from coordinate_eval.coordinator.planning.building import Progress, build_all
 from coordinate_eval.coordinator.planning.costs import conditions
 from coordinate_eval.coordinator.planning.request_cache import Builder, Built
 from coordinate_eval.errors import ForeignError, UserError
@@ -142,13 +142,17 @@ def test_what_building_took_lies_with_what_was_built(home: Home) -> None:
 def test_it_is_said_what_is_built_and_how_long_it_may_take(home: Home) -> None:
     told: list[str] = []
 
+    def tell(progress: Progress) -> None:
+        if not progress.ended:
+            told.append(str(progress))
+
     def build(priors: Priors) -> None:
-        build_all(home.builder, home.suite().datasets, priors, processes=2, tell=told.append)
+        build_all(home.builder, home.suite().datasets, priors, processes=2, tell=tell)
 
     home.dataset = home.dataset.model_copy(update={"items": 10})
     build(Priors())
     build(Priors())  # from the cache
-    assert told == ["cloze, 1 of 1, about 10.0 s left"]
+    assert told == ["cloze, 0 of 1 are ready, about 10.0 s left"]
     edit_task(home)
     on = conditions(home.inspect(), EngineSettings(), "h100", 1)
     seen = BuildSeen(
@@ -156,7 +160,7 @@ def test_it_is_said_what_is_built_and_how_long_it_may_take(home: Home) -> None:
         cpu_seconds=100.0,
     )  # fmt: skip
     build(Priors([seen]))
-    assert told[1:] == ["cloze, 1 of 1, about 50.0 s left"]
+    assert told[1:] == ["cloze, 0 of 1 are ready, about 50.0 s left"]
 
 
 def test_the_next_checkpoint_of_a_model_builds_nothing(home: Home) -> None:

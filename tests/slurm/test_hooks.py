@@ -166,3 +166,20 @@ def test_a_silent_scheduler(slurm_cluster: DevCluster, workspace: Workspace) -> 
     )  # fmt: skip
     assert "step-6" not in runs(workspace)
     assert done.stdout == ""
+
+
+def test_an_estimate_builds_nothing(workspace: Workspace) -> None:
+    suite = workspace.folder / "catalogue.yaml"
+    suite.write_text("datasets: [{name: mmlu, task: mmlu}, {name: gsm8k, task: gsm8k}]\n")
+    cache = workspace.folder / "empty cache"
+    args = ("run", tiny_model(), "--suite", suite, "--dry-run", "--estimate")
+    plan = json.loads(workspace.call(*args, "--json", COORDINATE_EVAL_CACHE_DIR=str(cache)).stdout)
+    assert plan["estimated"] is True
+    assert {d["name"]: d["items"] for d in plan["datasets"]} == {"mmlu": 14042, "gsm8k": 1319}
+    assert not cache.exists()
+    assert "an estimate" in workspace.call(*args, COORDINATE_EVAL_CACHE_DIR=str(cache)).stdout
+    # It is not submitted as if it had been reviewed.
+    file = workspace.folder / "plan.json"
+    file.write_text(json.dumps(plan))
+    refused = workspace.call("run", "--suite", suite, "--plan", file, status=2)
+    assert "is an estimate" in refused.stderr

@@ -163,6 +163,7 @@ def run(
     html: options.Html = None,
     scripts: options.Scripts = None,
     what_if: options.WhatIf = False,
+    estimate: options.Estimate = False,
     plan: options.PlanFile = None,
     objective: options.Objective = None,
     deadline: options.Deadline = None,
@@ -178,10 +179,13 @@ def run(
     from coordinate_eval.coordinator.planning.prepare import read_inputs
     from coordinate_eval.coordinator.planning.reviewed_plan import read as read_plan
 
-    if (html or scripts or what_if) and not dry_run:
+    if (html or scripts or what_if or estimate) and not dry_run:
         raise UserError(
-            "--html, --scripts and --what-if show what would be submitted: add --dry-run"
+            "--html, --scripts, --what-if and --estimate show what would be submitted: add "
+            "--dry-run"
         )
+    if estimate and plan is not None:
+        raise UserError("--estimate makes a plan, and --plan gives one: leave out one of them")
     reviewed = read_plan(plan) if plan is not None else None
     if reviewed is not None:
         # The plan names the engine. Another one on the command line is refused below.
@@ -229,6 +233,7 @@ def run(
         html=html,
         scripts=scripts,
         what_if=what_if,
+        estimate=estimate,
     )
 
 

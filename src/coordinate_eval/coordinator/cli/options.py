@@ -264,6 +264,14 @@ WhatIf = Annotated[
         rich_help_panel=_PLAN,
     ),
 ]
+Estimate = Annotated[
+    bool,
+    typer.Option(
+        "--estimate",
+        help="With --dry-run: build no prompts, and take the catalogue's figures.",
+        rich_help_panel=_PLAN,
+    ),
+]
 PlanFile = Annotated[
     Path | None,
     typer.Option(

@@ -78,7 +78,7 @@ def start_run(
     _say_where_tasks_look(inputs)
     with working_in(""), chosen as cluster:
         offer = _ask(cluster, settings)
-        inputs = _runnable(inputs)
+        inputs = runnable(inputs)
         made = new_run(inputs, cluster.name, exclusive=offer.exclusive)
         try:
             choose_nodes(made, offer, inputs.reviewed)
@@ -113,8 +113,12 @@ def show_plan(
     html: Path | None = None,
     scripts: Path | None = None,
     what_if: bool = False,
+    estimate: bool = False,
 ) -> None:
-    """Show the run of these inputs as it would be planned and submitted now."""
+    """Show the run of these inputs as it would be planned and submitted now.
+
+    With `estimate` nothing is built for it: the catalogue tells what is not in the cache.
+    """
     show.check_outputs(html, scripts)
     settings, where = inputs.settings, RunDir(_root(inputs, run_dir))
     console = output.console(stderr=as_json)
@@ -135,7 +139,9 @@ def show_plan(
             _say_by_reason("planned here, but left out of a run", left_out)
     else:
         with working_in(inputs.folder), cluster:
-            offer, prepared = _plan_now(inputs, cluster, console, what_if=what_if, verbose=verbose)
+            offer, prepared = _plan_now(
+                inputs, cluster, console, what_if=what_if, estimate=estimate, verbose=verbose
+            )
     show.show(
         prepared,
         offer,
@@ -163,18 +169,26 @@ def _ask(cluster: Cluster, settings: Settings) -> Offer:
 
 
 def _plan_now(
-    inputs: Inputs, cluster: Cluster, console: Console, *, what_if: bool, verbose: bool
+    inputs: Inputs,
+    cluster: Cluster,
+    console: Console,
+    *,
+    what_if: bool,
+    estimate: bool,
+    verbose: bool,
 ) -> tuple[Offer, Prepared]:
     """Plan on what the cluster has now, building the requests of all datasets before.
 
-    A suite of which nothing can be run is planned too.
+    An `estimate` takes those that are built, and figures of the catalogue for the others. A suite
+    of which nothing can be run is planned too.
     """
     settings = inputs.settings
-    check_writable(settings, "cache_dir")
-    _say_where_tasks_look(inputs)
+    if not estimate:
+        check_writable(settings, "cache_dir")
+        _say_where_tasks_look(inputs)
     offer = _ask(cluster, settings)
     if any(dataset.task for dataset in inputs.suite.datasets):
-        inputs = _runnable(inputs)
+        inputs = runnable(inputs)
     run = new_run(inputs, cluster.name, exclusive=offer.exclusive)
     try:
         chosen = choose_nodes(run, offer, inputs.reviewed)
@@ -183,15 +197,22 @@ def _plan_now(
             raise
         chosen = queued_nodes(run)
     with console.status("building requests") as status, quiet_libraries(verbose=verbose):
-        built = build_all(
-            partial(builder_of, run),
-            [dataset for dataset in run.suite.datasets if dataset.task],
-            offer.priors,
-            processes=len(os.sched_getaffinity(0)),
-            tell=lambda text: status.update(escape(f"building requests: {text}")),
-        )
+        wanted = [dataset for dataset in run.suite.datasets if dataset.task]
+        if estimate:
+            builder = builder_of(run)
+            built = {d.name: found for d in wanted if (found := builder.find(d)) is not None}
+        else:
+            built = build_all(
+                partial(builder_of, run),
+                wanted,
+                offer.priors,
+                processes=len(os.sched_getaffinity(0)),
+                tell=lambda progress: status.update(escape(f"building requests: {progress}")),
+            )
         indexes = {name: each.index for name, each in built.items()}
         prepared = prepare(run, offer, chosen, indexes, inputs.reviewed, what_if=what_if)
+    if len(built) < len(wanted):
+        prepared = replace(prepared, plan=prepared.plan.model_copy(update={"estimated": True}))
     return offer, prepared
 
 
@@ -204,14 +225,14 @@ def _say_where_tasks_look(inputs: Inputs) -> None:
         )
 
 
-def _runnable(inputs: Inputs) -> Inputs:
+def runnable(inputs: Inputs) -> Inputs:
     """Leave out the datasets that cannot be run, and say so on stderr with the reason.
 
     Raises:
         UserError: No dataset can be run, or there is no task of some name.
     """
     kept, left_out = suite.runnable(inputs.suite)
-    check_known(kept, Path(inputs.settings.cache_dir).expanduser())
+    check_known(kept, Path(inputs.settings.cache_dir).expanduser(), inputs.folder)
     _say_by_reason(f"left out of suite {inputs.suite.name}", left_out)
     return replace(inputs, suite=kept, left_out=left_out)
 

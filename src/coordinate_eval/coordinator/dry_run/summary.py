@@ -89,7 +89,8 @@ def summary(found: Review) -> list[tuple[str, str]]:
         ),
         (
             "suite",
-            f"{plain(plan.suite.name)}: {plural(len(plan.datasets), 'dataset')}, {items:,} items",
+            f"{plain(plan.suite.name)}: {plural(len(plan.datasets), 'dataset')}, {items:,} items"
+            + (" (an estimate: not all prompts are built)" if plan.estimated else ""),
         ),
         (
             "trials",

@@ -20,11 +20,11 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 _Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
-def check_known(suite: Suite, cache: Path) -> None:
+def check_known(suite: Suite, cache: Path, folder: str = "") -> None:
     """Check the names of a suite's tasks, as far as they can be checked at once.
 
     They are checked if an earlier process has kept the index of the installed harness in the folder
-    `cache`. Otherwise building the prompts tells.
+    `cache`. Otherwise building the prompts tells. A task may be the path of a file from `folder`.
 
     Raises:
         UserError: a dataset's task is neither the harness's own nor in the suite's folders.
@@ -33,7 +33,9 @@ def check_known(suite: Suite, cache: Path) -> None:
     names = {
         d.name: d.task
         for d in suite.datasets
-        if d.task is not None and d.task not in own and not Path(d.task).expanduser().is_file()
+        if d.task is not None
+        and d.task not in own
+        and not (Path(folder) / Path(d.task).expanduser()).is_file()
     }
     missing, known = unknown(names.values(), cache)
     lacking = [

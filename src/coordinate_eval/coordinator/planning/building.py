@@ -3,8 +3,11 @@
 import contextlib
 import math
 import queue
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from coordinate_eval._format import duration
 from coordinate_eval.coordinator.planning.request_cache import Builder, Built
@@ -20,6 +23,9 @@ MMLU takes about this on the cores of docs/benchmarks.md."""
 
 UNKNOWN_SECONDS = 10.0
 """Expected of a dataset of which nothing is known: mostly loading its data."""
+
+_TRUSTED_SECONDS = 120.0
+"""Seconds of work by which what is expected counts against the pace so far."""
 
 WORTH_SECONDS = 30.0
 """Work for which another process is started: it first loads the harness, for about ten seconds."""
@@ -45,50 +51,129 @@ def processes_for(datasets: Sequence[Dataset], priors: Priors, most: int) -> int
     return max(1, min(most, len(datasets), math.ceil(seconds / WORTH_SECONDS)))
 
 
-def build_all(
+@dataclass(frozen=True)
+class Progress:
+    """How far the building of some datasets is, when one of them begins or has ended."""
+
+    dataset: str
+    ended: bool
+    error: str
+    """Why it cannot be built; empty if it can."""
+    done: int
+    of: int
+    left_seconds: float
+    """Expected until all are built, by the pace so far."""
+
+    def __str__(self) -> str:
+        left = f"about {duration(self.left_seconds)} left"
+        return f"{self.dataset}, {self.done} of {self.of} are ready, {left}"
+
+
+@dataclass
+class Building:
+    """What came of the building of some datasets."""
+
+    built: dict[str, Built] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    """Messages of those that cannot be built, by name."""
+
+
+def build_each(
     make: Callable[[], Builder],
     datasets: Sequence[Dataset],
     priors: Priors,
     *,
     processes: int,
-    tell: Callable[[str], None] = lambda text: None,
-) -> dict[str, Built]:
-    """Return the requests of all datasets, from the cache or built now.
+    tell: Callable[[Progress], None] = lambda progress: None,
+) -> Building:
+    """Return the requests of the datasets, from the cache or built now, and what went wrong.
 
     Args:
         make: makes a builder, which has a process of its own.
         datasets: those wanted; each has a task.
         priors: what earlier builds took.
         processes: most processes at the same time.
-        tell: called with what is being built, from several threads.
-
-    Raises:
-        UserError: Some datasets cannot be built, whose messages it has; the others are.
+        tell: called with each dataset that is built, from several threads but one at a time.
     """
-    first = make()
-    built = {d.name: found for d in datasets if (found := first.find(d)) is not None}
-    missing = longest_first((d for d in datasets if d.name not in built), priors)
-    waiting: queue.SimpleQueue[tuple[int, Dataset]] = queue.SimpleQueue()
-    for number, dataset in enumerate(missing):
-        waiting.put((number, dataset))
-    count = processes_for(missing, priors, processes) if missing else 0
-    errors: dict[str, str] = {}
+    builders = [make()]
+    made = Building({d.name: b for d in datasets if (b := builders[0].find(d)) is not None})
+    missing = longest_first((d for d in datasets if d.name not in made.built), priors)
+    if not missing:
+        return made
+    builders += [make() for _ in range(processes_for(missing, priors, processes) - 1)]
+    waiting: queue.SimpleQueue[Dataset] = queue.SimpleQueue()
+    for dataset in missing:
+        waiting.put(dataset)
+    pace = _Pace([expected_seconds(d, priors) for d in missing], len(builders))
+    telling = threading.Lock()
 
     def work(builder: Builder) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                number, dataset = waiting.get_nowait()
-                seconds = sum(expected_seconds(d, priors) for d in missing[number:]) / count
-                which = f"{dataset.name}, {number + 1} of {len(missing)}"
-                tell(f"{which}, about {duration(seconds)} left")
+                dataset = waiting.get_nowait()
+                with telling:
+                    tell(pace.progress(dataset))
+                error = ""
                 try:
-                    built[dataset.name] = builder.get(dataset)
-                except UserError as error:
-                    errors[dataset.name] = str(error)
+                    made.built[dataset.name] = builder.get(dataset)
+                except UserError as wrong:
+                    error = made.errors[dataset.name] = str(wrong)
+                with telling:
+                    pace.end(expected_seconds(dataset, priors))
+                    tell(pace.progress(dataset, ended=True, error=error))
 
-    with ThreadPoolExecutor(max(1, count)) as pool:
-        for done in [pool.submit(work, first if n == 0 else make()) for n in range(count)]:
-            done.result()
-    if errors:
-        raise UserError("\n".join(errors[d.name] for d in datasets if d.name in errors))
-    return built
+    with ThreadPoolExecutor(len(builders)) as pool:
+        started = [pool.submit(work, builder) for builder in builders]
+        try:
+            for each in started:
+                each.result()
+        except BaseException:  # such as Ctrl-C, which the processes do not hear
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    waiting.get_nowait()
+            for builder in builders:
+                builder.stop()
+            raise
+    return made
+
+
+def build_all(
+    make: Callable[[], Builder],
+    datasets: Sequence[Dataset],
+    priors: Priors,
+    *,
+    processes: int,
+    tell: Callable[[Progress], None] = lambda progress: None,
+) -> dict[str, Built]:
+    """Return the requests of all datasets; see `build_each`.
+
+    Raises:
+        UserError: Some datasets cannot be built, whose messages it has; the others are.
+    """
+    made = build_each(make, datasets, priors, processes=processes, tell=tell)
+    if made.errors:
+        raise UserError("\n".join(made.errors[d.name] for d in datasets if d.name in made.errors))
+    return made.built
+
+
+class _Pace:
+    """How fast datasets are built, against what was expected of them."""
+
+    def __init__(self, seconds: Sequence[float], processes: int) -> None:
+        self._of, self._left, self._processes = len(seconds), sum(seconds), processes
+        self._done, self._ended_seconds = 0, 0.0
+        self._began = time.monotonic()
+
+    def end(self, seconds: float) -> None:
+        """Note that a dataset of so many expected seconds has ended."""
+        self._done += 1
+        self._left -= seconds
+        self._ended_seconds += seconds
+
+    def progress(self, dataset: Dataset, *, ended: bool = False, error: str = "") -> Progress:
+        """Return how far the building is."""
+        left = max(0.0, self._left) / self._processes
+        # What has ended tells of the machine, the more of it the better.
+        took = self._processes * (time.monotonic() - self._began) if self._done else 0.0
+        left *= (took + _TRUSTED_SECONDS) / (self._ended_seconds + _TRUSTED_SECONDS)
+        return Progress(dataset.name, ended, error, self._done, self._of, left)

@@ -167,6 +167,11 @@ class Plan(Record):
         exclude_if=lambda jobs: not jobs,
     )
     estimate: Estimate
+    estimated: bool = Field(
+        default=False,
+        description="items and tokens of some datasets are the catalogue's: --estimate",
+        exclude_if=lambda estimated: not estimated,
+    )
     what_if: list[Size] = Field(default=[], description="other numbers of GPUs, when asked for")
 
     @property

@@ -62,6 +62,8 @@ def read(path: Path) -> PlanFile:
         raise UserError(
             f"plan {path}: {where}: {_format.problem(error)}. {_HOW_TO_MAKE}"
         ) from error
+    if plan.estimated:
+        raise UserError(f"plan {path} is an estimate: make it again without --estimate")
     for problem in contradictions(plan):
         raise UserError(f"plan {path}: {problem}. {_HOW_TO_MAKE}")
     return plan

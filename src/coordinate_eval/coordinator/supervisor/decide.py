@@ -3,6 +3,7 @@
 `decide` is called after each poll. Every action may be carried out twice without harm.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -172,7 +173,15 @@ def _before_plan(run: Run, facts: Facts) -> list[Action]:
     if not facts.unbuilt:
         if not facts.unbuildable:
             return [MakePlan()]
-        return [Finish(f"the requests of {', '.join(facts.unbuildable)} cannot be built")]
+        names = ", ".join(facts.unbuildable)
+        prefetch = ["coordinate-eval", "prefetch", "--suite", run.settings.suite]
+        return [
+            Finish(
+                f"the requests of {names} cannot be built. If data is missing here, "
+                f"`{shlex.join([*prefetch, run.checkpoint.path])}` on a machine with a network "
+                "gets it"
+            )
+        ]
     building = any(ledger == "requests" for ledger, _ in facts.open_claims) or any(
         is_pullers(run, task.name, Pullers.BUILD) and task.state is not State.ENDED
         for task in facts.tasks

@@ -28,7 +28,7 @@ from coordinate_eval.evaluators.harness.code_eval import asks_code_eval, stand_i
 from coordinate_eval.evaluators.harness.scripts import refuse_scripts
 from coordinate_eval.evaluators.harness.standard_errors import bootstrapped_here
 from coordinate_eval.evaluators.harness.task_index import own_tasks
-from coordinate_eval.evaluators.harness.task_names import no_such_task
+from coordinate_eval.evaluators.harness.task_names import NO_HUB, no_such_task
 from coordinate_eval.evaluators.harness.template_cache import compiled_once
 from coordinate_eval.records import Dataset
 
@@ -267,9 +267,9 @@ def _explanation(dataset: Dataset, name: str, error: Exception, *, offline: bool
     words = in_words(error)
     if offline:
         return (
-            f"{culprit}: it needs a hub that cannot be reached from here: {words}\n"
+            f"{culprit}: {NO_HUB}: {words}\n"
             "Download its data once on a machine with a network, into an HF_HOME that this machine "
-            "sees, or set dataset_path to local files."
+            "sees, as `coordinate-eval prefetch` does, or set dataset_path to local files."
         )
     if isinstance(error, IndexError):
         return f"{culprit}: it has no items, or asks for one beyond the last: {words}"

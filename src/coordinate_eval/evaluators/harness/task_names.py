@@ -21,6 +21,9 @@ from coordinate_eval import _files
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.records import Record
 
+NO_HUB = "it needs a hub that cannot be reached from here"
+"""A part of the message for a task whose data cannot be downloaded."""
+
 _MOST_NEAR = 5
 _LEAST_ALIKE = 0.7
 """How alike two names are, as `difflib` counts, before one is suggested for the other."""
