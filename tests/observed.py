@@ -10,8 +10,14 @@ DAY = 86_400.0
 NOW = 1000 * DAY
 
 TRUTH = Features(
-    prefill=3.5, weights=4.0, cache=2.0, requests=0.002, steps=0.004, output_tokens=2e-5
-)
+    prefill=3.5,
+    weights=4.0,
+    cache=2.0,
+    requests=0.002,
+    steps=0.004,
+    output_tokens=2e-5,
+    exchange=0.0,
+)  # fmt: skip
 """What a made-up engine costs."""
 
 DATASETS = {

@@ -47,6 +47,12 @@ class Checkpoint(Record):
     max_length: int = Field(description="length of the model's context in tokens")
     attention_heads: int
     kv_bytes_per_token: int = Field(description="keys and values of one token, all layers")
+    kv_heads: int = Field(
+        default=0, description="GPUs that keys and values divide among; 0 if not known"
+    )
+    activation_bytes_per_token: int = Field(
+        default=0, description="of the model's width, all layers; 0 if not known"
+    )
 
 
 class Prior(Record):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from coordinate_eval.coordinator.inputs import torch_pickle
-from coordinate_eval.coordinator.inputs.checkpoint import inspect, tensor_parallel, unchanged
+from coordinate_eval.coordinator.inputs.checkpoint import inspect, unchanged
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
@@ -408,36 +408,3 @@ def test_a_file_cut_anywhere_is_reported(
         refused(folder, name)
     finally:
         (folder / name).write_bytes(whole)
-
-
-# -- parallel degree ----------------------------------------------------------------------------
-
-
-def of_size(gib: float, heads: int = 32, kv: int = 0) -> Checkpoint:
-    return Checkpoint(
-        path="/c", identity="", format=CheckpointFormat.SAFETENSORS, weights=[], files=[],
-        bytes=int(gib * 2**30), parameters=1, dtype="bfloat16", max_length=1,
-        attention_heads=heads, kv_bytes_per_token=kv,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "memory", "expected"),
-    [
-        (of_size(14), 80, 1),
-        (of_size(68), 80, 1),
-        (of_size(69), 80, 2),
-        (of_size(140), 80, 4),
-        (of_size(60, kv=2**20), 80, 1),
-        (of_size(67, kv=2**20), 80, 2),
-        (of_size(10_000), 0.0, 1),
-    ],
-)
-def test_takes_as_few_gpus_as_fit(checkpoint: Checkpoint, memory: float, expected: int) -> None:
-    assert tensor_parallel(checkpoint, memory, 8, 2048) == expected
-
-
-@pytest.mark.parametrize(("gib", "heads"), [(1000, 32), (140, 7), (140, 2)])
-def test_says_what_does_not_fit(gib: float, heads: int) -> None:
-    with pytest.raises(UserError, match=r"needs .* GiB .* a node has 8 GPUs of 80 GiB"):
-        tensor_parallel(of_size(gib, heads), 80, 8, 2048)

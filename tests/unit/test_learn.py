@@ -178,7 +178,8 @@ def test_predictions_are_sane_whatever_was_seen(
         predicted = priors.predict(subject(name), work_of(name), on())
         assert math.isfinite(predicted.gpu_seconds)
         assert predicted.gpu_seconds > 0
-        assert predict.LEAST_SPREAD <= predicted.spread < 20
+        # The largest ratio of seconds is that of the limits, 10¹² and 10⁻⁶.
+        assert predict.LEAST_SPREAD <= predicted.spread < 42
         assert predicted.floor_seconds >= 0
 
 

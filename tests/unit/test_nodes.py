@@ -109,7 +109,7 @@ def test_nothing_waits_for_nodes_that_the_settings_exclude() -> None:
 
 
 def choose_nodes(busy: list[Busy], **settings: object) -> None:
-    select.choose_nodes(CHECKPOINT, Settings.model_validate(settings), [], busy, 2048)
+    select.choose_nodes(CHECKPOINT, Settings.model_validate(settings), [], busy, 2048, [])
 
 
 def test_a_named_node_is_not_called_busy_for_others_of_another_type() -> None:
@@ -119,7 +119,7 @@ def test_a_named_node_is_not_called_busy_for_others_of_another_type() -> None:
     ]
     settings = Settings(nodes="h1")
     with pytest.raises(UserError, match="h1") as caught:
-        select.choose_nodes(CHECKPOINT, settings, nodes, [], 2048)
+        select.choose_nodes(CHECKPOINT, settings, nodes, [], 2048, [])
     assert not isinstance(caught.value, NoFreeGpu)
 
 

@@ -26,10 +26,12 @@ from coordinate_eval.coordinator.inputs import (
     torch_file,
 )
 from coordinate_eval.coordinator.planning import planner, reviewed_plan
+from coordinate_eval.coordinator.planning.degree import tensor_parallel
 from coordinate_eval.coordinator.planning.plan import PlanEngine, PlanSuite
 from coordinate_eval.coordinator.planning.prepare import offer_of_file
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.errors import CoordinateError
+from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import model_of
 from coordinate_eval.slurm.nodes import Wanted, gpu_memory_gib, read_nodes, read_partitions
 from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_job_id, read_tasks
@@ -146,7 +148,7 @@ def test_configurations(whole: Path, random: Random) -> None:
     def read() -> None:
         found = checkpoint.inspect(whole)
         model_of(found, 1, whole / "config.json")
-        checkpoint.tensor_parallel(found, 80.0, 8, found.max_length)
+        tensor_parallel(found, gpus.lookup("h100"), 8, found.max_length, [], 256)
 
     judged(read)
 

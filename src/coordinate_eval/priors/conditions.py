@@ -10,13 +10,16 @@ from coordinate_eval.priors import gpus, roofline
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.records import Checkpoint, EngineSettings
 
+LARGE_GPU_SEQUENCES, LARGE_MEMORY = 1024, 70 * 2**30
+"""Sequences that vLLM runs at once by default, on GPUs with this memory in bytes."""
+
 
 def conditions(engine: EngineSettings, version: str, gpu: str, of: roofline.Model) -> Conditions:
     """Return the conditions under which an engine evaluates a model."""
     return Conditions(
         engine=engine.name,
         engine_version=version,
-        sequences=_sequences(engine),
+        sequences=sequences(engine, gpu),
         gpu=gpu,
         model=of,
     )
@@ -33,16 +36,23 @@ def model_of(checkpoint: Checkpoint, tensor_parallel: int, config: Path | None) 
         parameters=max(1, checkpoint.parameters),
         bytes=max(1, checkpoint.bytes),
         kv_bytes_per_token=checkpoint.kv_bytes_per_token,
+        kv_heads=checkpoint.kv_heads,
+        activation_bytes_per_token=checkpoint.activation_bytes_per_token,
         tensor_parallel=tensor_parallel,
         dtype=checkpoint.dtype,
         family=_family(config),
     )
 
 
-def _sequences(engine: EngineSettings) -> int:
-    """Return how many sequences the engine runs at once, by its arguments or its default."""
+def sequences(engine: EngineSettings, gpu: str) -> int:
+    """Return how many sequences the engine runs at once, by its arguments or its default.
+
+    vLLM runs 1,024 offline on GPUs with 70 GiB or more, but not on an A100, and 256 on others
+    (`EngineArgs.get_batch_defaults` in vllm/engine/arg_utils.py, version 0.32).
+    """
+    large = gpus.lookup(gpu).memory >= LARGE_MEMORY and gpus.name(gpu) != "a100"
     name, default = {
-        "vllm": ("max_num_seqs", roofline.MAX_SEQUENCES),
+        "vllm": ("max_num_seqs", LARGE_GPU_SEQUENCES if large else roofline.MAX_SEQUENCES),
         "transformers": ("batch_size", 8),
         "simulated": ("", 1),
     }[engine.name]

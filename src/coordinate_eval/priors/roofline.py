@@ -2,11 +2,15 @@
 
 Prefill is bound by arithmetic: 2 FLOP per parameter and token. Decoding is bound by memory: each
 step reads all weights and the keys and values of every sequence in flight (Pope et al.,
-"Efficiently Scaling Transformer Inference", 2022). Both run at the share of the GPU's peak that
-serving engines reach, until finished runs show the real rate (`predict`). A wrong prediction costs
-balance and nothing else, because trials pull their work.
+"Efficiently Scaling Transformer Inference", 2022). GPUs that share a model exchange two activations
+of the model's width per layer and token (Shoeybi et al., "Megatron-LM", 2019). Such an all-reduce
+sends 2 (n - 1) / n of it from each of n GPUs (Patarasuk and Yuan, "Bandwidth Optimal All-reduce
+Algorithms for Clusters of Workstations", 2009). All run at the share of the GPU's peak that serving
+engines reach, until finished runs show the real rate (`predict`). A wrong prediction costs balance
+and nothing else, because trials pull their work.
 """
 
+import math
 from typing import NamedTuple
 
 from pydantic import Field
@@ -20,8 +24,14 @@ PREFILL_EFFICIENCY = 0.5
 DECODE_EFFICIENCY = 0.6
 """Share of peak bandwidth that decoding reaches."""
 
+EXCHANGE_EFFICIENCY = 0.6
+"""Share of peak bandwidth that exchanges between GPUs reach; assumed to be that of decoding."""
+
+MEMORY_FRACTION = 0.85
+"""Part of a GPU's memory for weights, keys and values. Activations and runtime take the rest."""
+
 MAX_SEQUENCES = 256
-"""Sequences that an engine runs at once; vLLM's default."""
+"""Sequences that an engine runs at once; vLLM's default on small GPUs (see `conditions`)."""
 
 REQUEST_SECONDS = 0.0008
 """Host seconds that a request costs the engine."""
@@ -52,7 +62,19 @@ class Model(Record):
     parameters: int = Field(gt=0, lt=10**18)
     bytes: int = Field(gt=0, lt=10**18)
     kv_bytes_per_token: int = Field(ge=0, lt=10**18)
+    kv_heads: int = Field(
+        default=0, ge=0, lt=10**9, description="GPUs that keys and values divide among; 0: any"
+    )
+    activation_bytes_per_token: int = Field(
+        default=0, ge=0, lt=10**18, description="of the model's width, all layers; 0 if unknown"
+    )
     tensor_parallel: int = Field(gt=0, lt=10**6)
+
+    @property
+    def kv_shares(self) -> int:
+        """GPUs among which keys and values divide; further ones hold copies."""
+        return min(self.tensor_parallel, self.kv_heads or self.tensor_parallel)
+
     dtype: str = ""
     family: str = Field(default="", description="architecture and a digest of its sizes")
 
@@ -80,6 +102,8 @@ class Features(NamedTuple):
     steps: float
     """Decoding steps; their coefficient is the cost of a step at any model size."""
     output_tokens: float
+    exchange: float
+    """Seconds of the exchanges between GPUs that share the model, at peak bandwidth."""
 
     def seconds(self, coefficients: "Features") -> float:
         """Return the sum of each feature times its coefficient."""
@@ -93,6 +117,7 @@ SHIPPED = Features(
     requests=REQUEST_SECONDS,
     steps=0.0,
     output_tokens=0.0,
+    exchange=1 / EXCHANGE_EFFICIENCY,
 )
 """Coefficients of the roofline, used before any run."""
 
@@ -100,17 +125,30 @@ SHIPPED = Features(
 def features(work: Work, model: Model, gpu: Gpu, most: int = MAX_SEQUENCES) -> Features:
     """Return the features of this work on one trial with `most` sequences at once."""
     degree, requests = model.tensor_parallel, max(1.0, work.requests)
-    steps = work.output_tokens / max(1.0, min(most, work.requests))
     # On average, half of a sequence's output is in its context.
     context = (work.prompt_tokens + work.output_tokens / 2) / requests
+    # Where weights leave no room, and it ran all the same, the GPU has more memory.
+    room = kv_tokens(model, gpu) or math.inf
+    steps = work.output_tokens / max(1.0, min(most, requests, room / max(1.0, context)))
+    kept = work.output_tokens * context * model.kv_bytes_per_token
+    sent = 4 * (degree - 1) / degree * model.activation_bytes_per_token
     return Features(
         prefill=2 * model.parameters * work.prompt_tokens / (gpu.flops * degree),
         weights=steps * model.bytes / (gpu.bandwidth * degree),
-        cache=work.output_tokens * context * model.kv_bytes_per_token / (gpu.bandwidth * degree),
+        cache=kept / (gpu.bandwidth * model.kv_shares),
         requests=work.requests,
         steps=steps,
         output_tokens=work.output_tokens,
+        exchange=sent * (work.prompt_tokens + work.output_tokens) / gpu.link,
     )
+
+
+def kv_tokens(model: Model, gpu: Gpu) -> float:
+    """Return the tokens whose keys and values an engine has room for, at least 0."""
+    if not (gpu.memory and model.kv_bytes_per_token):
+        return math.inf
+    room = MEMORY_FRACTION * gpu.memory - model.bytes / model.tensor_parallel
+    return max(0.0, room) * model.kv_shares / model.kv_bytes_per_token
 
 
 def gpu_seconds(

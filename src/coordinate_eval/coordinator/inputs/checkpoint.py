@@ -18,13 +18,9 @@ from coordinate_eval.coordinator.inputs import (
     checkpoint_files,
     safetensors_file,
     torch_file,
-    torch_pickle,
 )
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
-
-MEMORY_FRACTION: Final = 0.85
-"""Part of a GPU's memory for weights, keys and values. Activations and runtime take the rest."""
 
 DEFAULT_MAX_LENGTH: Final = 2048
 """Tokens of context if the config gives none, as in older models without that entry."""
@@ -99,39 +95,6 @@ def unchanged(checkpoint: Checkpoint) -> bool:
         return _identity(list(weights), list(files)) == checkpoint.identity
     except OSError:
         return False
-
-
-def tensor_parallel(
-    checkpoint: Checkpoint, gpu_memory_gib: float, gpus_per_node: int, max_length: int
-) -> int:
-    """Return the GPUs of one engine: the smallest power of two on which the model fits.
-
-    The model is the weights and the keys and values of one sequence of `max_length` tokens, with
-    which an engine can start. If the GPUs' memory is unknown, 0, return 1.
-
-    Raises:
-        UserError: No number of a node's GPUs is enough and divides the attention heads.
-    """
-    if gpu_memory_gib <= 0:
-        return 1
-    weights = checkpoint.bytes
-    if checkpoint.format is CheckpointFormat.TORCH:
-        # The file may hold an optimizer's state, which no engine loads.
-        size = checkpoint.parameters * torch_pickle.ITEM_BYTES.get(checkpoint.dtype, 4)
-        weights = min(weights, size)
-    needed = (weights + checkpoint.kv_bytes_per_token * max_length) / MEMORY_FRACTION / 2**30
-    degree = 1
-    while degree <= gpus_per_node and checkpoint.attention_heads % degree == 0:
-        if needed / degree <= gpu_memory_gib:
-            return degree
-        degree *= 2
-    raise UserError(
-        f"checkpoint {checkpoint.path} needs {needed:.1f} GiB of GPU memory "
-        f"({max_length} tokens of context included); a node has {gpus_per_node} GPUs "
-        f"of {gpu_memory_gib:g} GiB, of which at most {degree // 2} can "
-        f"share {checkpoint.attention_heads} attention heads. "
-        "Choose nodes with larger GPUs, or a shorter context"
-    )
 
 
 def _resolve(path: Path) -> Path:
@@ -340,6 +303,11 @@ def _shape(config: dict[str, Any], counts: dict[str, int], file: Path) -> dict[s
     # Engines keep keys and values in 16 bits, or in 32 when the weights are.
     item = 4 if max(counts, key=lambda dtype: counts[dtype]) in ("float32", "float64") else 2
     kv_bytes = 2 * layers * kv_heads * head_size * item
+    if latent := number("kv_lora_rank"):
+        # Multi-head latent attention keeps one compressed vector for all heads, and a rotated key
+        # (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1).
+        kv_heads = 1
+        kv_bytes = layers * (latent + (number("qk_rope_head_dim") or 0)) * item
     if kv_bytes > _MOST_KV_BYTES:
         raise UserError(
             f"{file}: {_format.size(kv_bytes)} of keys and values a token, as no model has"
@@ -348,6 +316,8 @@ def _shape(config: dict[str, Any], counts: dict[str, int], file: Path) -> dict[s
         "max_length": max_length or DEFAULT_MAX_LENGTH,
         "attention_heads": heads,
         "kv_bytes_per_token": kv_bytes,
+        "kv_heads": kv_heads,
+        "activation_bytes_per_token": layers * width * item,
     }
 
 

@@ -101,7 +101,7 @@ class TrialSettings(_Section):
         default=None,
         ge=1,
         le=MOST_GPUS,
-        description="GPUs of one engine; if not set, the fewest that hold the model",
+        description="GPUs of one engine; if not set, as many as make a node fastest",
     )
     time_limit_factor: float = Field(
         default=4.0,

@@ -30,6 +30,9 @@ ENGINE_START_SECONDS = 40.0
 LINK_GIGABITS = 25.0
 """Expected of a node's storage link, in Gbit/s, before any copy was measured."""
 
+GUESSED_ITEMS = 1000
+"""Items assumed of a dataset of which nothing is known, to choose a tensor-parallel degree."""
+
 
 def conditions(
     checkpoint: Checkpoint, engine: EngineSettings, gpu_type: str, gpus_per_trial: int
@@ -115,6 +118,11 @@ def known_work(dataset: Dataset, built: DatasetRequests | None = None) -> roofli
     if predicted is None and dataset.items is not None:
         return catalogue.guessed_work(dataset, dataset.items)
     return predicted
+
+
+def expected_works(suite: Suite) -> list[roofline.Work]:
+    """Return the work of each dataset as far as it is known before anything is built."""
+    return [known_work(d) or catalogue.guessed_work(d, GUESSED_ITEMS) for d in suite.datasets]
 
 
 def without_prior(suite: Suite) -> list[str]:

@@ -8,9 +8,13 @@ from coordinate_eval._format import plural
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.degree import tensor_parallel
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors import gpus
+from coordinate_eval.priors.conditions import sequences
+from coordinate_eval.priors.roofline import Work
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
 T = TypeVar("T", Node, Busy)
@@ -47,10 +51,11 @@ def choose_nodes(
     nodes: Sequence[Node],
     busy: Sequence[Busy],
     max_length: int,
+    works: Sequence[Work],
 ) -> tuple[list[NodeCapacity], int]:
     """Return the nodes of the GPU type with the most room for trials, and the GPUs of one trial.
 
-    `max_length` is the context of the run in tokens.
+    `max_length` is the context of the run in tokens, and `works` the expected work of its datasets.
 
     Raises:
         NoFreeGpu: No GPU is free now.
@@ -66,8 +71,8 @@ def choose_nodes(
     for kind in sorted({node.gpu_type for node in named}):
         alike = [node for node in named if node.gpu_type == kind]
         try:
-            gpus = gpus_per_trial(checkpoint, settings, alike, max_length)
-            choices.append((choose(alike, busy, settings, gpus, gib), gpus))
+            degree = gpus_per_trial(checkpoint, settings, alike, max_length, works)
+            choices.append((choose(alike, busy, settings, degree, gib), degree))
         except UserError as error:
             problems.append(error)
     if choices:
@@ -79,30 +84,52 @@ def choose_nodes(
 
 
 def queued_nodes(
-    checkpoint: Checkpoint, settings: Settings, max_length: int
+    checkpoint: Checkpoint, settings: Settings, max_length: int, works: Sequence[Work]
 ) -> tuple[list[NodeCapacity], int]:
     """Return a stand-in for the nodes that a queued run will get, and the GPUs of one trial."""
-    gpus = settings.trial.tensor_parallel or checkpoints.tensor_parallel(
-        checkpoint, QUEUED_GPU_MEMORY_GIB, QUEUED_TRIALS, max_length
-    )
-    trials = max(1, (settings.max_gpus or QUEUED_TRIALS * gpus) // gpus)
-    node = NodeCapacity(name=QUEUED_NODE, gpus=trials * gpus, gpu_type="", trials=trials)
-    return [node], gpus
+    kind = "", QUEUED_GPU_MEMORY_GIB
+    degree = _degree(checkpoint, settings, kind, QUEUED_TRIALS, max_length, works)
+    trials = max(1, (settings.max_gpus or QUEUED_TRIALS * degree) // degree)
+    node = NodeCapacity(name=QUEUED_NODE, gpus=trials * degree, gpu_type="", trials=trials)
+    return [node], degree
 
 
 def gpus_per_trial(
-    checkpoint: Checkpoint, settings: Settings, alike: Sequence[Node], max_length: int
+    checkpoint: Checkpoint,
+    settings: Settings,
+    alike: Sequence[Node],
+    max_length: int,
+    works: Sequence[Work],
 ) -> int:
     """Return the tensor-parallel degree on nodes with GPUs of one type.
 
     Raises:
         UserError: The checkpoint fits no number of their GPUs.
     """
-    return settings.trial.tensor_parallel or checkpoints.tensor_parallel(
+    kind = alike[0].gpu_type, max(node.gpu_memory_gib for node in alike)
+    most = max(node.gpus for node in alike)
+    return _degree(checkpoint, settings, kind, most, max_length, works)
+
+
+def _degree(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    gpu: tuple[str, float],
+    gpus_per_node: int,
+    max_length: int,
+    works: Sequence[Work],
+) -> int:
+    """Return the degree that is set, else the best one on GPUs of this type and memory in GiB."""
+    if settings.trial.tensor_parallel is not None:
+        return settings.trial.tensor_parallel
+    gpu_type, gib = gpu
+    return tensor_parallel(
         checkpoint,
-        max(node.gpu_memory_gib for node in alike),
-        max(node.gpus for node in alike),
+        gpus.lookup(gpu_type)._replace(memory=gib * 2**30),
+        gpus_per_node,
         max_length,
+        works,
+        sequences(settings.engine, gpu_type),
     )
 
 

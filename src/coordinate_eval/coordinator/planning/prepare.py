@@ -24,6 +24,7 @@ from coordinate_eval.coordinator.planning.costs import (
     LINK_GIGABITS,
     conditions,
     engine_start_seconds,
+    expected_works,
     read_priors,
     storage_link,
     suite_costs,
@@ -210,7 +211,8 @@ def choose_nodes(
         NoFreeGpu: No GPU is free now.
         UserError: Nothing can be placed, or the reviewed plan cannot start.
     """
-    where = run.checkpoint, run.settings, offer.nodes, offer.busy, run.max_length
+    works = expected_works(run.suite)
+    where = run.checkpoint, run.settings, offer.nodes, offer.busy, run.max_length, works
     if reviewed is not None:
         reviewed_plan.check_datasets(reviewed, run.suite)
         return reviewed_plan.check_nodes(reviewed, *where)
@@ -219,7 +221,8 @@ def choose_nodes(
 
 def queued_nodes(run: Run) -> tuple[list[NodeCapacity], int]:
     """Return a stand-in for the nodes that a run will get which waits for a GPU."""
-    return select.queued_nodes(run.checkpoint, run.settings, run.max_length)
+    works = expected_works(run.suite)
+    return select.queued_nodes(run.checkpoint, run.settings, run.max_length, works)
 
 
 def prepare(

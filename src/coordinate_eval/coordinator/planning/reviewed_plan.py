@@ -22,6 +22,7 @@ from coordinate_eval.coordinator.planning import nodes as select
 from coordinate_eval.coordinator.planning.plan import Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors.roofline import Work
 from coordinate_eval.records import Checkpoint, Suite
 
 SCHEMA = "coordinate-eval/plan@1"
@@ -220,6 +221,7 @@ def check_nodes(
     nodes: Sequence[Node],
     busy: Sequence[Busy],
     max_length: int,
+    works: Sequence[Work],
 ) -> tuple[list[NodeCapacity], int]:
     """Return the plan's nodes and the GPUs of one trial, if all of its trials can start now.
 
@@ -252,7 +254,7 @@ def check_nodes(
     if len(kinds) > 1:
         raise UserError(f"the plan has GPUs of {len(kinds)} types: {', '.join(sorted(kinds))}")
     alike = [live[node.name] for node in plan.nodes]
-    needed = select.gpus_per_trial(checkpoint, settings, alike, max_length)
+    needed = select.gpus_per_trial(checkpoint, settings, alike, max_length, works)
     if needed != plan.gpus_per_trial:
         raise UserError(
             f"the plan has {plan.gpus_per_trial} GPUs a trial, but on its nodes the checkpoint "
