@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from coordinate_eval._format import duration
+from coordinate_eval.coordinator.planning.costs import known_work
 from coordinate_eval.coordinator.planning.request_cache import Builder, Built
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.observations import subject
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Dataset
@@ -33,7 +33,7 @@ WORTH_SECONDS = 30.0
 
 def expected_seconds(dataset: Dataset, priors: Priors) -> float:
     """Return the CPU seconds that building a dataset takes: as measured, else by its tokens."""
-    work = catalogue.predicted_work(dataset)
+    work = known_work(dataset)
     if work is None:
         return UNKNOWN_SECONDS
     measured = priors.build_seconds(subject(dataset), work.items)
