@@ -16,6 +16,10 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=@,-]{0,199}$
 """A name that is a part of file names and of job names."""
 
 
+CACHE_BLOCK = 16
+"""Tokens of the blocks in which an engine keeps what prompts share; vLLM's default."""
+
+
 class Record(BaseModel):
     """Base of everything that is written. Instances are immutable."""
 
@@ -163,6 +167,9 @@ class DatasetRequests(Record):
     items: int
     requests: int
     prompt_tokens: int = Field(description="sum over requests, continuation included")
+    cached_tokens: int = Field(
+        default=0, description="of these, in whole blocks shared with the request before"
+    )
     generate_requests: int
     max_output_tokens: int = Field(
         description="sum of the output limits of all generating requests"

@@ -1,5 +1,6 @@
 """Requests out, responses in: what an evaluator promises, on small tasks."""
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -112,6 +113,9 @@ def test_a_group_is_numbered_through_its_leaf_tasks(evaluator: Evaluators) -> No
         for index in range(3)
     ]
     assert built.prompt_tokens == sum(len(r.tokens) + len(r.continuation) for r in requests)
+    assert built.cached_tokens == sum(
+        alike_blocks(a.tokens, b.tokens) for a, b in itertools.pairwise(requests)
+    )
     assert built.versions == {"tiny_choice": "1.5", "tiny_short": "1.5"}
     assert not built.asks
     assert built.generate_requests == 0
@@ -424,3 +428,13 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_a_missing_include_path_is_refused(evaluator: Evaluators, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="gone"):
         _build(evaluator(tmp_path / "gone"), Dataset(name="tiny_choice"))
+
+
+def alike_blocks(before: list[int], tokens: list[int]) -> int:
+    """Tokens in the blocks of 16 at the beginning of both, but for the last token."""
+    shared = 0
+    while before[shared : shared + 16] == tokens[shared : shared + 16] and shared + 16 < len(
+        tokens
+    ):
+        shared += 16
+    return shared

@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 
 from coordinate_eval.priors import catalogue, gpus
 from coordinate_eval.priors import roofline as model
+from coordinate_eval.priors.observations import Subject
+from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Dataset
 
 SEVEN_B = model.Model(
@@ -28,6 +30,20 @@ def test_prefill_is_within_twice_the_roofline() -> None:
     h100 = gpus.lookup("nvidia_h100_80gb_hbm3")
     roofline = 2 * 7e9 * 50_000_000 / 9.89e14
     assert roofline < model.gpu_seconds(asked, SEVEN_B, h100) < 2.1 * roofline
+
+
+def test_what_prompts_share_is_computed_once_by_engines_that_keep_it() -> None:
+    asked = work(output_tokens=0, prompt_tokens=50_000_000)
+    shared = asked.model_copy(update={"cached_tokens": 40_000_000.0})
+    subject = Subject(task="t", settings="s")
+    vllm = model.Conditions(engine="vllm", gpu="h100", model=SEVEN_B)
+    other = vllm.model_copy(update={"engine": "transformers"})
+
+    def seconds(of: model.Work, on: model.Conditions) -> float:
+        return Priors().predict(subject, of, on).gpu_seconds
+
+    assert seconds(shared, vllm) < 0.3 * seconds(asked, vllm)
+    assert seconds(shared, other) == seconds(asked, other)
 
 
 def test_decoding_is_within_twice_the_roofline() -> None:

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from coordinate_eval.priors.roofline import Work
-from coordinate_eval.records import Dataset, DatasetRequests
+from coordinate_eval.records import CACHE_BLOCK, Dataset, DatasetRequests
 
 UNKNOWN_OUTPUT_SHARE = 0.3
 """Share of its token limit that a generation is assumed to use."""
@@ -90,8 +90,19 @@ def predicted_work(dataset: Dataset) -> Work | None:
         prompt_tokens=requests * entry.prompt_tokens,
         output_tokens=requests * entry.output_tokens,
         longest_output_tokens=min(entry.max_output_tokens, 4 * entry.output_tokens),
+        cached_tokens=requests * _shared_by_choices(entry),
         metric_cpu_seconds=count * entry.metric_cpu_seconds,
     )
+
+
+def _shared_by_choices(entry: Entry) -> float:
+    """Return the mean tokens of a request that the choice before it has computed.
+
+    The choices of an item are assumed to share their context, in blocks of `CACHE_BLOCK` tokens.
+    """
+    choices = entry.requests_per_item if entry.kind == "loglikelihood" else 1.0
+    blocks = entry.prompt_tokens // CACHE_BLOCK
+    return blocks * CACHE_BLOCK * max(0.0, 1 - 1 / choices)
 
 
 def built_work(dataset: Dataset, built: DatasetRequests) -> Work:
@@ -111,6 +122,7 @@ def built_work(dataset: Dataset, built: DatasetRequests) -> Work:
         prompt_tokens=built.prompt_tokens,
         output_tokens=output,
         longest_output_tokens=longest,
+        cached_tokens=built.cached_tokens,
         metric_cpu_seconds=metric,
     )
 

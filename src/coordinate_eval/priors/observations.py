@@ -55,6 +55,7 @@ class DatasetSeen(_Seen):
     items: int = Field(gt=0, lt=_MANY)
     requests: int = Field(gt=0, lt=_MANY)
     prompt_tokens: int = Field(gt=0, lt=_MANY, description="scored continuations included")
+    cached_tokens: int = Field(default=0, ge=0, lt=_MANY, description="of the prompts; see `Work`")
     output_tokens: int = Field(ge=0, lt=_MANY, description="generated")
     scored_tokens: int = Field(ge=0, lt=_MANY)
     longest_output_tokens: int = Field(ge=0, lt=_MANY)
@@ -68,6 +69,7 @@ class DatasetSeen(_Seen):
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             longest_output_tokens=self.longest_output_tokens,
+            cached_tokens=self.cached_tokens,
         )
 
 

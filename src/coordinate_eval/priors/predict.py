@@ -72,6 +72,9 @@ RECENT_STARTS = 50
 RECENT_COPIES = 500
 """Newest copies of weights that count."""
 
+CACHING_ENGINES = ("vllm",)
+"""Engines that compute what neighbouring prompts share only once."""
+
 
 class Prediction(NamedTuple):
     """The predicted cost of a dataset on one trial, in seconds."""
@@ -144,6 +147,8 @@ class Priors:
     ) -> Prediction:
         """Predict the cost of a dataset; `built` says that `work` counts its real prompts."""
         work = self._learned_work(subject, work, on, built=built)
+        if on.engine not in CACHING_ENGINES:
+            work = work.model_copy(update={"cached_tokens": 0.0})
         found, gpu = self.fit(on), gpus.lookup(on.gpu)
         base = roofline.gpu_seconds(work, on.model, gpu, on.sequences, found.coefficients)
         correction, spread = self._correction(subject, on, found)
@@ -276,13 +281,15 @@ class Priors:
         def mean(of: Callable[[DatasetSeen], float]) -> float:
             return sum(w * of(one) for w, one in zip(weights, seen, strict=True)) / sum(weights)
 
-        requests, prompts = work.requests, work.prompt_tokens
+        requests, prompts, cached = work.requests, work.prompt_tokens, work.cached_tokens
         if not built:
+            cached = work.items * mean(lambda s: s.cached_tokens / s.items)
             requests = work.items * mean(lambda s: s.requests / s.items)
             prompts = work.items * mean(lambda s: s.prompt_tokens / s.items)
         changed = {
             "requests": requests,
             "prompt_tokens": prompts,
+            "cached_tokens": cached,
             "output_tokens": requests * mean(lambda s: s.output_tokens / s.requests),
             "longest_output_tokens": mean(lambda s: s.longest_output_tokens),
         }

@@ -53,6 +53,9 @@ class Work(Record):
     prompt_tokens: float
     output_tokens: float = Field(description="expected, not the limit")
     longest_output_tokens: float = Field(description="expected of the longest item")
+    cached_tokens: float = Field(
+        default=0.0, description="of the prompts, that the engine need not compute again"
+    )
     metric_cpu_seconds: float = 0.0
 
 
@@ -130,16 +133,17 @@ def features(work: Work, model: Model, gpu: Gpu, most: int = MAX_SEQUENCES) -> F
     # Where weights leave no room, and it ran all the same, the GPU has more memory.
     room = kv_tokens(model, gpu) or math.inf
     steps = work.output_tokens / max(1.0, min(most, requests, room / max(1.0, context)))
+    computed = max(0.0, work.prompt_tokens - work.cached_tokens)
     kept = work.output_tokens * context * model.kv_bytes_per_token
     sent = 4 * (degree - 1) / degree * model.activation_bytes_per_token
     return Features(
-        prefill=2 * model.parameters * work.prompt_tokens / (gpu.flops * degree),
+        prefill=2 * model.parameters * computed / (gpu.flops * degree),
         weights=steps * model.bytes / (gpu.bandwidth * degree),
         cache=kept / (gpu.bandwidth * model.kv_shares),
         requests=work.requests,
         steps=steps,
         output_tokens=work.output_tokens,
-        exchange=sent * (work.prompt_tokens + work.output_tokens) / gpu.link,
+        exchange=sent * (computed + work.output_tokens) / gpu.link,
     )
 
 

@@ -33,6 +33,7 @@ from coordinate_eval.priors.observations import (
     TrialSeen,
     subject,
 )
+from coordinate_eval.priors.predict import CACHING_ENGINES
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.store import Store
 from coordinate_eval.records import Answer, CheckpointFormat, DatasetRequests
@@ -56,7 +57,7 @@ def collect_observations(run_dir: RunDir, run: Run) -> list[Seen]:
     name = f"{run.id}-{run.nonce}"
     model = model_of(run.checkpoint, run.tensor_parallel, run_dir.model / "config.json")
     starts, shards = _read_trials(run_dir, run, name, model)
-    datasets = list(_datasets(run, name, shards))
+    datasets = list(_datasets(run_dir, run, name, shards))
     # A dataset may have run under several conditions; its metric counts once.
     with_questions = {seen.dataset: seen for seen in datasets if seen.dataset in run.asks}
     return [
@@ -116,10 +117,11 @@ def _trials(run_dir: RunDir, run: Run) -> Iterator[tuple[str, str]]:
             yield trial, node.gpu_type or run.gpu_type
 
 
-def _datasets(run: Run, name: str, shards: Shards) -> Iterator[DatasetSeen]:
+def _datasets(run_dir: RunDir, run: Run, name: str, shards: Shards) -> Iterator[DatasetSeen]:
     """Yield the sums of a dataset's shards."""
     subjects = {d.name: subject(d) for d in run.suite.datasets}
     for (dataset, on), done in shards.items():
+        prompt_tokens = sum(s.prompt_tokens for s in done)
         yield DatasetSeen(
             run=name,
             time=max(s.time for s in done),
@@ -129,12 +131,21 @@ def _datasets(run: Run, name: str, shards: Shards) -> Iterator[DatasetSeen]:
             shards=len(done),
             items=sum(s.items for s in done),
             requests=sum(s.requests for s in done),
-            prompt_tokens=sum(s.prompt_tokens for s in done),
+            prompt_tokens=prompt_tokens,
+            cached_tokens=int(prompt_tokens * _cached_share(run_dir, dataset, on)),
             output_tokens=sum(s.output_tokens for s in done),
             scored_tokens=sum(s.scored_tokens for s in done),
             longest_output_tokens=max(s.longest_output_tokens for s in done),
             gpu_seconds=max(1e-6, sum(s.gpu_seconds for s in done)),
         )
+
+
+def _cached_share(run_dir: RunDir, dataset: str, on: Conditions) -> float:
+    """Return the share of a dataset's prompts that the engine need not compute again."""
+    index = _files.read_record_if_there(run_dir.requests_index(dataset), DatasetRequests)
+    if index is None or on.engine not in CACHING_ENGINES:
+        return 0.0
+    return index.cached_tokens / max(1, index.prompt_tokens)
 
 
 def _metric(run_dir: RunDir, run: Run, seen: DatasetSeen) -> Iterator[MetricSeen]:

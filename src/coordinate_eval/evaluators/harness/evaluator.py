@@ -44,6 +44,7 @@ from coordinate_eval.evaluators.harness.tokenizer import load_tokenizer
 from coordinate_eval.evaluators.harness.watched_tokenizer import WatchedTokenizer
 from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.records import (
+    CACHE_BLOCK,
     Answer,
     Dataset,
     DatasetRequests,
@@ -110,8 +111,9 @@ class HarnessEvaluator:
             UserError: the task is unknown or malformed, it has no items, or a prompt does not suit
                 this model.
         """
-        requests = prompt_tokens = 0
+        requests = prompt_tokens = cached_tokens = 0
         outputs: list[int] = []
+        before: list[int] = []
         with harness_session():
             # The time of this dataset excludes the tokenizer and the index, which all share.
             _ = self._tokenizer
@@ -122,6 +124,8 @@ class HarnessEvaluator:
                 write(request)
                 requests += 1
                 prompt_tokens += len(request.tokens) + len(request.continuation)
+                cached_tokens += shared_tokens(before, request.tokens)
+                before = request.tokens
                 if request.kind is RequestKind.GENERATE:
                     outputs.append(request.max_tokens)
         tasks = built.loaded.tasks
@@ -131,6 +135,7 @@ class HarnessEvaluator:
             items=built.items,
             requests=requests,
             prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
             generate_requests=len(outputs),
             max_output_tokens=sum(outputs),
             longest_output_tokens=max(outputs, default=0),
@@ -308,3 +313,17 @@ def _own_code(dataset: Dataset) -> Iterator[None]:
             f"dataset {dataset.name!r}: the task's own code fails on the responses: "
             f"{in_words(error)}"
         ) from error
+
+
+def shared_tokens(before: Sequence[int], tokens: Sequence[int]) -> int:
+    """Return how many tokens a prompt shares with the one before it, in whole blocks.
+
+    An engine that keeps these blocks does not compute them again. It computes the last token of a
+    prompt in any case.
+    """
+    low, high = 0, min(len(before), len(tokens) - 1) // CACHE_BLOCK
+    while low < high:  # the most blocks that are alike, by bisection: lists compare fast
+        middle = (low + high + 1) // 2
+        edge = middle * CACHE_BLOCK
+        low, high = (middle, high) if before[:edge] == tokens[:edge] else (low, middle - 1)
+    return low * CACHE_BLOCK
