@@ -7,6 +7,7 @@ one record per line; its version is in the file that describes it.
 Units are seconds, bytes, tokens and items. Times are seconds since the epoch.
 """
 
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -154,11 +155,68 @@ class Request(Key):
     )
 
 
+class Asked(Record):
+    """One request of an item, but for what it shares with others of the item."""
+
+    index: int = 0
+    repeat: int = 0
+    window: int = 0
+    prompt_hash: str
+    kind: RequestKind
+    context: int = Field(default=0, description="position of its tokens in the item's contexts")
+    continuation: list[int] = []
+    max_tokens: int = 0
+    stop: list[str] = []
+    sampling: dict[str, float] = {}
+
+
+class ItemRequests(Record):
+    """A line of `requests/<dataset>.jsonl`: all requests of an item. Choices share a context."""
+
+    item: int
+    task: str
+    doc: int
+    contexts: list[list[int]] = Field(description="tokens, each list once")
+    requests: list[Asked]
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> "ItemRequests":
+        """Return the requests of one item as one record."""
+        first = requests[0]
+        contexts: list[list[int]] = []
+        asked = []
+        for request in requests:
+            known = (n for n, tokens in enumerate(contexts) if tokens == request.tokens)
+            context = next(known, len(contexts))
+            if context == len(contexts):
+                contexts.append(request.tokens)
+            given = {name: getattr(request, name) for name in _OF_ASKED}
+            asked.append(Asked.model_construct(**given, context=context))
+        return cls.model_construct(
+            item=first.item, task=first.task, doc=first.doc, contexts=contexts, requests=asked
+        )
+
+    def of_dataset(self, dataset: str) -> Iterator[Request]:
+        """Yield the requests. Those that share a context share its list in memory."""
+        shared: dict[str, Any] = {
+            "dataset": dataset,
+            "item": self.item,
+            "task": self.task,
+            "doc": self.doc,
+        }
+        for asked in self.requests:
+            given = {name: getattr(asked, name) for name in _OF_ASKED}
+            yield Request.model_construct(**shared, **given, tokens=self.contexts[asked.context])
+
+
+_OF_ASKED = Asked.model_fields.keys() - {"context"}
+
+
 class DatasetRequests(Record):
     """The index of `requests/<dataset>.jsonl`. It is written beside that file, after it."""
 
-    schema_: Literal["coordinate-eval/requests@1"] = Field(
-        default="coordinate-eval/requests@1", alias="schema"
+    schema_: Literal["coordinate-eval/requests@2"] = Field(
+        default="coordinate-eval/requests@2", alias="schema"
     )
     model_config = ConfigDict(populate_by_name=True)
 
@@ -189,7 +247,7 @@ class DatasetRequests(Record):
         default={}, description="local data files they were built from: path → '<size> <mtime_ns>'"
     )
     offsets: list[int] = Field(
-        description="byte offset of each item's first line, then of the end of the file"
+        description="byte offset of each item's line, then of the end of the file"
     )
 
 

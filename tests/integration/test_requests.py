@@ -23,7 +23,14 @@ from coordinate_eval.errors import ForeignError, UserError
 from coordinate_eval.evaluators import pulse
 from coordinate_eval.priors.observations import BuildSeen, subject
 from coordinate_eval.priors.predict import Priors
-from coordinate_eval.records import Checkpoint, Dataset, EngineSettings, Request, Suite
+from coordinate_eval.records import (
+    Checkpoint,
+    Dataset,
+    EngineSettings,
+    ItemRequests,
+    Request,
+    Suite,
+)
 
 MAX_LENGTH = 512
 
@@ -91,7 +98,11 @@ def home(tmp_path: Path) -> Home:
 
 def requests(built: Built) -> list[Request]:
     lines = built.requests.read_bytes().splitlines()
-    return [Request.model_validate_json(line) for line in lines]
+    return [
+        request
+        for line in lines
+        for request in ItemRequests.model_validate_json(line).of_dataset(built.index.dataset)
+    ]
 
 
 def test_offsets_find_every_item(home: Home) -> None:
@@ -101,9 +112,7 @@ def test_offsets_find_every_item(home: Home) -> None:
     assert len(offsets) == built.index.items + 1 == 11
     assert offsets[-1] == len(content)
     for item, (begin, end) in enumerate(itertools.pairwise(offsets)):
-        found = [Request.model_validate_json(x).item for x in content[begin:end].splitlines()]
-        assert found
-        assert set(found) == {item}
+        assert ItemRequests.model_validate_json(content[begin:end]).item == item
     assert built.index.requests == len(requests(built))
     assert built.index.key == built.requests.stem
 

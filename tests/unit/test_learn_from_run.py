@@ -51,6 +51,7 @@ from coordinate_eval.records import (
     DatasetRequests,
     DatasetResults,
     EngineSettings,
+    ItemRequests,
     Request,
     RequestKind,
     Shard,
@@ -102,9 +103,10 @@ def run_dir(tmp_path: Path) -> RunDir:
     _files.write_record(made.round(0), Round(number=0, created=0, nodes=[node], minutes=30))
     _files.write(made.model / "config.json", '{"architectures": ["Llama"], "hidden_size": 64}')
     for dataset in datasets:
-        lines = [[request(dataset.name, i, c).line() for c in range(2)] for i in range(ITEMS)]
-        offsets = [sum(len(x) for item in lines[:i] for x in item) for i in range(ITEMS + 1)]
-        _files.write(made.requests(dataset.name), "".join(x for item in lines for x in item))
+        asked = [[request(dataset.name, i, c) for c in range(2)] for i in range(ITEMS)]
+        lines = [ItemRequests.of(item).line() for item in asked]
+        offsets = [sum(map(len, lines[:i])) for i in range(ITEMS + 1)]
+        _files.write(made.requests(dataset.name), "".join(lines))
         index = DatasetRequests(
             dataset=dataset.name, key="k", items=ITEMS, requests=2 * ITEMS, prompt_tokens=0,
             generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=False,

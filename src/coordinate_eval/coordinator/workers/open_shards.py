@@ -11,7 +11,7 @@ from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.pace import Pace
 from coordinate_eval.errors import RecordError
-from coordinate_eval.records import DatasetRequests, Request, Response, Shard, Span
+from coordinate_eval.records import DatasetRequests, ItemRequests, Request, Response, Shard, Span
 
 
 @dataclass
@@ -115,4 +115,4 @@ def read_requests(run_dir: RunDir, span: Span) -> Iterator[Request]:
         file.seek(begin)
         text = file.read(end - begin)
     for line in text.splitlines():
-        yield Request.model_validate_json(line)
+        yield from ItemRequests.model_validate_json(line).of_dataset(span.dataset)

@@ -31,7 +31,7 @@ from coordinate_eval.evaluators.confined.messages import (
     Work,
 )
 from coordinate_eval.evaluators.pulse import Pulse
-from coordinate_eval.records import Dataset, DatasetRequests, Request
+from coordinate_eval.records import Dataset, DatasetRequests, ItemRequests, Request
 
 STACKS_BYTES = 4 << 30
 """Address space for the stacks of threads, which mostly stay untouched, beside the memory."""
@@ -148,15 +148,23 @@ def _call(evaluator: Evaluator, command: Command) -> Reply:
 def _build(evaluator: Evaluator, dataset: Dataset, path: Path) -> DatasetRequests:
     """Write the requests of a dataset to a new file, and return their index with its offsets."""
     offsets: list[int] = []
+    of_item: list[Request] = []
     with path.open("xb") as file:
 
+        def close_item() -> None:
+            if of_item:
+                # Items without a request, such as empty documents, have no line.
+                offsets.extend([file.tell()] * (of_item[0].item + 1 - len(offsets)))
+                file.write(ItemRequests.of(of_item).line().encode())
+                of_item.clear()
+
         def write(request: Request) -> None:
-            while len(offsets) <= request.item:
-                offsets.append(file.tell())
-            file.write(request.line().encode())
+            if of_item and request.item != of_item[0].item:
+                close_item()
+            of_item.append(request)
 
         built = evaluator.build(dataset, write)
-        # The last items may have no request, such as empty documents.
+        close_item()
         offsets += [file.tell()] * (built.items + 1 - len(offsets))
     return built.model_copy(update={"offsets": offsets})
 
