@@ -54,12 +54,18 @@ def test_four_nodes_share_a_suite(workspace: Workspace, expected: dict[str, Any]
     assert scores(run) == expected
     found = results(run)
     assert found["items"] == {"tiny_choice": 12, "tiny_cloze": 10, "tiny_code": 5, "tiny_sums": 11}
+    # Each second of each GPU is somewhere.
+    ledger, asked = found["ledger"], json.loads((run / "rounds" / "0.json").read_text())["nodes"]
+    gpus = sum(node["trials"] for node in asked)
+    assert ledger["total_gpu_seconds"] == pytest.approx(gpus * ledger["seconds"], rel=0.01)
+    assert sum(ledger["gpu_seconds"].values()) == pytest.approx(ledger["total_gpu_seconds"])
     nodes = {json.loads(p.read_text())["node"] for p in (run / "trials").glob("*.json")}
     assert len(nodes) == 4
     # A keeper and an array of trials a node, and arrays of metric and of scoring jobs; its own was
     # submitted by the command.
     assert found["scheduler_calls"]["sbatch"] <= 2 * len(nodes) + 4
     all_gone(workspace)
+    assert "What happened" in (run / "report.html").read_text()
 
 
 def test_others_can_write_nothing_whatever_the_umask(workspace: Workspace) -> None:

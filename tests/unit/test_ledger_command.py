@@ -5,17 +5,19 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.plans import reviewed
 from tests.unit.test_decide import ROUND, RUN, make_run
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.dry_run.run_page import write_report
 from coordinate_eval.coordinator.report.history import read_ledger
 from coordinate_eval.coordinator.report.ledger import Use
 from coordinate_eval.coordinator.report.results import collect_results
-from coordinate_eval.coordinator.run.measurements import Scored, append_line
+from coordinate_eval.coordinator.run.measurements import Scored, ShardDone, append_line
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress, read_run
 
 SECONDS = 100.0
 
@@ -47,6 +49,36 @@ def run_dir(tmp_path: Path) -> RunDir:
 def ask(run_dir: RunDir, *args: str) -> Result:
     env = {"COORDINATE_EVAL_RUNS_DIR": str(run_dir.root.parent), "COLUMNS": "80"}
     return CliRunner().invoke(app, ["status", "--ledger", *args], env=env)
+
+
+def test_the_page_of_a_run_shows_what_happened_beside_the_plan(run_dir: RunDir) -> None:
+    begin = time.time() - SECONDS
+    hostile = "</title><script>x"
+    for dataset, after in (("a", 60), (hostile, 80)):
+        done: dict[str, object] = {
+            "time": begin + after,
+            "dataset": dataset,
+            "start": 0,
+            "stop": 5,
+            "items": 5,
+        }
+        counts = ("requests", "prompt_tokens", "output_tokens", "scored_tokens")
+        done |= dict.fromkeys((*counts, "longest_output_tokens", "gpu_seconds"), 1)
+        append_line(run_dir.observations("n1-0"), ShardDone.model_validate(done))
+    run = read_run(run_dir)
+    results = collect_results(run_dir, run)
+    assert "cannot write" in write_report(run_dir, results)
+    results["ledger"] = read_ledger(run_dir, run, ended=True).model_dump(mode="json")
+    assert write_report(run_dir, results) == ""
+    page = run_dir.report.read_text()
+    assert hostile not in page
+    assert "a, items 0&#8211;5" in page
+    for word in ("What happened", "shards that others finished", "lost to faults", "n2-1"):
+        assert word in page
+    assert page.count("<svg") == 1  # it waited for nodes, and nothing was planned
+    _files.write_record(run_dir.plan, reviewed(nodes=2, trials=2).plan)
+    assert write_report(run_dir, results) == ""
+    assert run_dir.report.read_text().count("<svg") == 2
 
 
 def test_a_run_that_goes_on(run_dir: RunDir) -> None:

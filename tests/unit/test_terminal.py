@@ -90,7 +90,7 @@ def test_a_terminal_of_ascii_is_enough() -> None:
 
 def test_a_row_tells_what_runs() -> None:
     done = drawn(1, 1, datasets=1)
-    (row,) = gantt.rows(done, 10)
+    (row,) = gantt.rows(gantt.lanes(done), 10)
     ready, end = done.trials[0].ready, done.gpus_end
     begin = gantt.cells(row, 100, 2 * ready)
     staged = round(50 * done.trials[0].trial.start_seconds / ready)
@@ -103,13 +103,13 @@ def test_a_row_tells_what_runs() -> None:
 
 def test_many_trials_share_rows() -> None:
     done = drawn(10, 4)
-    assert [r.label for r in gantt.rows(done, 40)][:5] == [
+    assert [r.label for r in gantt.rows(gantt.lanes(done), 40)][:5] == [
         "node1-0", "node1-1", "node1-2", "node1-3", "node2-0",
     ]  # fmt: skip
-    assert [r.label for r in gantt.rows(done, 10)][:2] == ["node1 ×4", "node2 ×4"]
-    grouped = gantt.rows(done, 3)
+    assert [r.label for r in gantt.rows(gantt.lanes(done), 10)][:2] == ["node1 ×4", "node2 ×4"]
+    grouped = gantt.rows(gantt.lanes(done), 3)
     assert [r.label for r in grouped] == ["node1 … node3", "node4 … node6", "node7 … node10"]
-    assert sum(len(r.trials) for r in grouped) == 40
+    assert sum(len(r.lanes) for r in grouped) == 40
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.cli.output import (
     write_json,
 )
 from coordinate_eval.coordinator.cli.runs import name_for_commands
+from coordinate_eval.coordinator.dry_run.run_page import write_report
 from coordinate_eval.coordinator.report import first_signal, state
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
@@ -149,6 +150,8 @@ def supervise(
     if not (results["complete"] or read_run(run_dir).planned or run_dir.cancelled.exists()):
         # Nothing was started on a GPU: what the user gave cannot work.
         raise UserError("\n".join(report.build_errors(run_dir) or [results["reason"]]))
+    if problem := write_report(run_dir, results):
+        say(problem)
     return show_results(run_dir, as_json=as_json)
 
 

@@ -46,6 +46,7 @@ def _printing(command: Callable[..., None]) -> Callable[..., None]:
 def supervise(run_dir: Path, minutes: int = 0) -> None:
     """Supervise a run as a job of the cluster; 0 minutes mean no time limit."""
     from coordinate_eval.cluster import STARTED_VARIABLE
+    from coordinate_eval.coordinator.dry_run.run_page import write_report
     from coordinate_eval.coordinator.inputs import clusters
     from coordinate_eval.coordinator.run.records import read_run
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
@@ -60,6 +61,8 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
         # Slurm warns of preemption as well as of the time limit.
         signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
         results = supervisor.run()
+    if results is not None and (problem := write_report(entered, results)):
+        _log(None, problem)
     raise typer.Exit(0 if results is None or results["complete"] else 1)
 
 

@@ -1,4 +1,4 @@
-"""The chart of a plan over time: rows of trials, and what each does when.
+"""The chart of a plan, or of what a run made of it, over time: trials, and what each does when.
 
 Terminals and pages draw the same rows, each in its own way.
 """
@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar
+from coordinate_eval._format import duration, plain
+from coordinate_eval.coordinator.planning.simulate import ShardBar, Timeline, TrialBar
 
 TICKS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 """Steps of an axis in seconds; beyond the last, multiples of it."""
@@ -20,42 +21,64 @@ class Phase(Enum):
     STAGE = "weights"
     START = "engine start"
     WAIT = "waits for its longest items"
+    # Only what has happened has these.
+    QUEUE = "queue"
+    LOST = "lost to faults"
+
+
+PLANNED = (Phase.STAGE, Phase.START, Phase.WAIT)
+"""The phases of a plan."""
 
 
 Activity = Phase | str
 """A phase, or the dataset whose shard runs."""
 
 
-class ChartRow(NamedTuple):
-    """Trials that are drawn as one row."""
-
-    label: str
-    trials: Sequence[TrialBar]
-
-
 class Stretch(NamedTuple):
-    """A time from `begin` to `end`, and what most of a row's trials do; None if they have ended."""
+    """A time from `begin` to `end`, and what most of a row's trials do; None if they do nothing."""
 
     begin: float
     end: float
     what: Activity | None
+    title: str = ""
+    """More words about it, for people."""
 
 
-def rows(timeline: Timeline, most: int) -> list[ChartRow]:
+class Lane(NamedTuple):
+    """A trial, and what it does, in the order of time."""
+
+    trial: str
+    node: str
+    stretches: Sequence[Stretch]
+
+
+class ChartRow(NamedTuple):
+    """Trials that are drawn as one row."""
+
+    label: str
+    lanes: Sequence[Lane]
+
+
+def lanes(timeline: Timeline) -> list[Lane]:
+    """Return the trials of a plan, which do something from 0 to their ends."""
+    return [Lane(b.trial.id, b.trial.node, list(_segments(b))) for b in timeline.trials]
+
+
+def rows(among: Sequence[Lane], most: int) -> list[ChartRow]:
     """Return at most this many rows: of single trials, else of nodes, else of several nodes."""
-    nodes: dict[str, list[TrialBar]] = {}
-    for bar in timeline.trials:
-        nodes.setdefault(bar.trial.node, []).append(bar)
-    if len(timeline.trials) <= most:
-        return [ChartRow(bar.trial.id, [bar]) for bars in nodes.values() for bar in bars]
+    nodes: dict[str, list[Lane]] = {}
+    for lane in among:
+        nodes.setdefault(lane.node, []).append(lane)
+    if len(among) <= most:
+        return [ChartRow(lane.trial, [lane]) for found in nodes.values() for lane in found]
     if len(nodes) <= most:
-        return [ChartRow(f"{name} ×{len(bars)}", bars) for name, bars in nodes.items()]
+        return [ChartRow(f"{name} ×{len(found)}", found) for name, found in nodes.items()]
     names = list(nodes)
     groups = [names[len(names) * i // most : len(names) * (i + 1) // most] for i in range(most)]
     return [
         ChartRow(
             group[0] if len(group) == 1 else f"{group[0]} … {group[-1]}",
-            [bar for name in group for bar in nodes[name]],
+            [lane for name in group for lane in nodes[name]],
         )
         for group in groups
     ]
@@ -73,22 +96,28 @@ def cells(row: ChartRow, columns: int, end: float) -> list[Activity | None]:
     """Return what the row does for most of each column's time."""
     seconds: list[dict[Activity, float]] = [{} for _ in range(columns)]
     width = end / columns if end > 0 else 1.0
-    for bar in row.trials:
-        for begin, stop, what in segments(bar):
-            assert what is not None
+    for begin, stop, what, _ in (part for lane in row.lanes for part in lane.stretches):
+        if what is not None:
             for column, inside in _spread(begin, stop, width, columns):
                 seconds[column][what] = seconds[column].get(what, 0.0) + inside
-    return [_most(found, width * len(row.trials)) for found in seconds]
+    return [_most(found, width * len(row.lanes)) for found in seconds]
 
 
-def segments(bar: TrialBar) -> Iterator[Stretch]:
-    """Yield what one trial does, from 0 to its end, without gaps."""
+def _segments(bar: TrialBar) -> Iterator[Stretch]:
+    """Yield what one trial of a plan does, from 0 to its end, without gaps."""
     yield Stretch(0.0, bar.trial.start_seconds, Phase.STAGE)
     yield Stretch(bar.trial.start_seconds, bar.ready, Phase.START)
     for shard in bar.shards:
-        yield Stretch(shard.begin, shard.end, shard.shard.dataset)
+        yield Stretch(shard.begin, shard.end, shard.shard.dataset, _title(shard))
     if bar.end > bar.idle_from:
         yield Stretch(bar.idle_from, bar.end, Phase.WAIT)
+
+
+def _title(bar: ShardBar) -> str:
+    shard, late = bar.shard, bar.complete - bar.end
+    text = f"{plain(shard.dataset)}, items {shard.start:,}–{shard.stop:,}"
+    took = f"{duration(bar.end - bar.begin)} of GPU time"
+    return f"{text}\n{took}" + (f", complete {duration(late)} later" if late > 0 else "")
 
 
 def cores(timeline: Timeline, columns: int, end: float) -> list[float]:
@@ -101,13 +130,12 @@ def cores(timeline: Timeline, columns: int, end: float) -> list[float]:
     return used
 
 
-def longest(timeline: Timeline) -> list[tuple[str, float]]:
+def longest(among: Sequence[Lane]) -> list[tuple[str, float]]:
     """Return the datasets and their parts of the GPU time, longest first."""
     seconds: dict[str, float] = {}
-    for bar in timeline.trials:
-        for shard in bar.shards:
-            name = shard.shard.dataset
-            seconds[name] = seconds.get(name, 0.0) + shard.end - shard.begin
+    for begin, end, what, _ in (part for lane in among for part in lane.stretches):
+        if isinstance(what, str):
+            seconds[what] = seconds.get(what, 0.0) + end - begin
     total = sum(seconds.values()) or 1.0
     return sorted(((n, s / total) for n, s in seconds.items()), key=lambda found: -found[1])
 

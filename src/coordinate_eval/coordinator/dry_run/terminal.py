@@ -100,17 +100,18 @@ class Chart:
 
     def __init__(self, timeline: Timeline, metric_cpus: int) -> None:
         self._timeline, self._metric_cpus = timeline, metric_cpus
+        self._lanes = gantt.lanes(timeline)
         self._end = timeline.end or 1.0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield lines that fit the window."""
         width = options.max_width
-        letters, legend = _legend(gantt.longest(self._timeline), width)
+        letters, legend = _legend(gantt.longest(self._lanes), width)
         metrics = bool(self._timeline.on_cores)
         legend += _phases(self._metric_cpus if metrics else 0, width)
         # The axis, the metrics and the prompt stand on the screen with the rows.
         window = console.height - len(legend) - 3 if console.is_terminal else MOST_ROWS
-        rows = gantt.rows(self._timeline, max(LEAST_ROWS, window))
+        rows = gantt.rows(self._lanes, max(LEAST_ROWS, window))
         labels = [*(plain(row.label) for row in rows), "metric CPUs"]
         left = 1 + min(max(map(cell_len, labels)), width // 3)
         columns = max(1, width - left)

@@ -19,7 +19,7 @@ def read_ledger(run_dir: RunDir, run: Run, *, ended: bool) -> Ledger:
 
     A run that was resumed counts from then on: nobody waited for it before.
     """
-    begin = _begin(run_dir, run)
+    begin = begin_of(run_dir, run)
     cpu_seconds = {
         "building": _building(run_dir, run, begin),
         "metrics": _metrics(run_dir, run),
@@ -30,7 +30,7 @@ def read_ledger(run_dir: RunDir, run: Run, *, ended: bool) -> Ledger:
 
 def read_asked(run_dir: RunDir, run: Run, *, ended: bool) -> list[Asked]:
     """Return the rounds since the run was created or last resumed, with the times of all trials."""
-    begin = _begin(run_dir, run)
+    begin = begin_of(run_dir, run)
     every = list(read_rounds(run_dir))
     rounds = [found for found in every if found.created >= begin] or every[-1:]
     return [
@@ -41,7 +41,8 @@ def read_asked(run_dir: RunDir, run: Run, *, ended: bool) -> list[Asked]:
     ]
 
 
-def _begin(run_dir: RunDir, run: Run) -> float:
+def begin_of(run_dir: RunDir, run: Run) -> float:
+    """Return when the run was created or last resumed, in seconds since the epoch."""
     return max(run.created, _files.modified(run_dir.resumed))
 
 
@@ -53,7 +54,7 @@ def _lives(run_dir: RunDir, run: Run, round_: Round, *, over: bool) -> Iterator[
             path = run_dir.stage(round_.number, node.name)
             stages[node.name] = _files.read_record_if_there(path, StageProgress)
         stage = stages[node.name]
-        life = Life(trial, run.tensor_parallel)
+        life = Life(trial, run.tensor_parallel, node=node.name)
         if stage is not None:
             copied_to = stage.ready if stage.ready is not None else stage.updated
             life = life._replace(copied_from=stage.started, copied_to=copied_to)

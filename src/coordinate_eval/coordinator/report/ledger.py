@@ -54,6 +54,7 @@ class Life(NamedTuple):
     """It does nothing more, or did nothing more that is known."""
     lost: bool = False
     """It ended before it had no more to do."""
+    node: str = ""
 
 
 class Asked(NamedTuple):

@@ -34,6 +34,11 @@ class RunDir:
         return self.root / "reviewed.json"
 
     @property
+    def report(self) -> Path:
+        """A page for people: what the run made of its plan."""
+        return self.root / "report.html"
+
+    @property
     def results(self) -> Path:
         """The scores, or what is missing and why."""
         return self.root / "results.json"

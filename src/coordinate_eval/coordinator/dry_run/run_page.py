@@ -1,0 +1,107 @@
+"""What a run made of its plan as one HTML page: both over time, and where the GPU time went."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from coordinate_eval import __version__, _files
+from coordinate_eval.coordinator.dry_run import gantt
+from coordinate_eval.coordinator.dry_run.drawing import (
+    LEFT,
+    STYLES,
+    WIDTH,
+    ascii_text,
+    colors_of,
+    draw,
+    template,
+)
+from coordinate_eval.coordinator.dry_run.gantt import Lane, Phase, Stretch
+from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
+from coordinate_eval.coordinator.planning.simulate import simulate
+from coordinate_eval.coordinator.report import results as report
+from coordinate_eval.coordinator.report.history import begin_of, read_asked
+from coordinate_eval.coordinator.report.ledger import Ledger, Row, Use, rows
+from coordinate_eval.coordinator.run.measurements import ShardDone, read_lines
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, read_run
+
+OF_OTHERS = "shards that others finished"
+
+_PHASES = {
+    Use.QUEUE: Phase.QUEUE,
+    Use.STAGING: Phase.STAGE,
+    Use.START: Phase.START,
+    Use.LOST: Phase.LOST,
+}
+"""What a trial does while it answers nothing; nothing is drawn of the other uses."""
+
+
+def write_report(run_dir: RunDir, results: Mapping[str, Any]) -> str:
+    """Write `report.html` of a run that has ended with these results.
+
+    Return why it could not be written, an empty string if it was: the run itself has ended well.
+    """
+    try:
+        run, ledger = read_run(run_dir), Ledger.model_validate(results["ledger"])
+        plan = _files.read_record_if_there(run_dir.plan, PlanFile)
+        lanes = happened(run_dir, run, ledger)
+        _files.write(run_dir.report, render(run, plan, ledger, lanes, results))
+    except Exception as error:
+        return f"cannot write {run_dir.report}: {error}"
+    return ""
+
+
+def happened(run_dir: RunDir, run: Run, ledger: Ledger) -> list[Lane]:
+    """Return what each trial did, in seconds from the submission."""
+    begin = begin_of(run_dir, run)
+    asked = read_asked(run_dir, run, ended=True)
+    lanes = []
+    for row in rows(begin, asked, begin + ledger.seconds):
+        lines = read_lines(run_dir.observations(row.life.trial))
+        done = [line for line in lines if isinstance(line, ShardDone)]
+        lanes.append(Lane(row.life.trial, row.life.node, list(_seen(row, done, begin))))
+    return lanes
+
+
+def render(
+    run: Run, plan: PlanFile | None, ledger: Ledger, lanes: list[Lane], results: Mapping[str, Any]
+) -> str:
+    """Return the page."""
+    planned, expected = [], 0.0
+    if plan is not None:
+        cores = plan.metric_cpus or run.settings.metrics.cpus
+        timeline = simulate(plan.datasets, plan.trials, plan.metric_jobs, plan.score_jobs, cores)
+        planned, expected = gantt.lanes(timeline), timeline.end
+    end = max(expected, ledger.seconds) or 1.0
+    colors = colors_of([*lanes, *planned])
+    charts = [("Planned", draw(planned, end, colors))] if planned else []
+    text = template("run.html.j2").render(
+        version=__version__,
+        run=run,
+        results=results,
+        reasons=report.reasons(results),
+        ledger=ledger,
+        expected=expected,
+        charts=[*charts, ("What happened", draw(lanes, end, colors))],
+        colors=colors,
+        count=len({name for name, _ in gantt.longest([*lanes, *planned])}),
+        phases=[(STYLES[phase], phase.value) for phase in Phase],
+        left=LEFT,
+        right=LEFT + WIDTH,
+    )
+    return ascii_text(text)
+
+
+def _seen(row: Row, done: list[ShardDone], begin: float) -> Iterator[Stretch]:
+    """Yield what a trial did; its shards follow one another as they were completed."""
+    for since, until, use in row.stretches:
+        if use is not Use.REQUESTS:
+            yield Stretch(since - begin, until - begin, _PHASES.get(use))
+            continue
+        for line in sorted(done, key=lambda each: each.time):
+            stop = min(line.time, until)
+            if stop > since:
+                title = f"{line.dataset}, items {line.start:,}–{line.stop:,}"
+                yield Stretch(since - begin, stop - begin, line.dataset, title)
+                since = stop
+        if until > since:
+            yield Stretch(since - begin, until - begin, OF_OTHERS, OF_OTHERS)
