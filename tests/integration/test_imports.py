@@ -74,6 +74,15 @@ def test_a_plan_is_light_and_one_document(workspace: Workspace, suite: str) -> N
     assert json.loads(output)["suite"]["name"] == suite
 
 
+@pytest.mark.parametrize("module", ["cli.run", "supervisor.loop", "workers.builder"])
+def test_what_submits_supervises_and_has_prompts_built_is_light(module: str) -> None:
+    script = f"import sys, coordinate_eval.coordinator.{module}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert {name.partition(".")[0] for name in done.stdout.split()}.isdisjoint(HEAVY)
+
+
 def test_a_plan_reads_and_writes_nothing_else(workspace: Workspace) -> None:
     before = everything(workspace.folder)
     done = workspace.call(*plan_args(workspace, "base"))

@@ -224,7 +224,7 @@ def run(
         reviewed=reviewed,
     )
     if not dry_run:
-        raise typer.Exit(start_run(inputs, run_dir, wait=wait, as_json=as_json, verbose=verbose))
+        raise typer.Exit(start_run(inputs, run_dir, wait=wait, as_json=as_json))
     show_plan(
         inputs,
         run_dir,

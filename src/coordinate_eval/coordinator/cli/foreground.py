@@ -2,6 +2,7 @@
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.status import Status
@@ -25,9 +26,10 @@ from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, Submitted, read_run
-from coordinate_eval.coordinator.supervisor.decide import Facts
-from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.errors import ClusterError, UserError
+
+if TYPE_CHECKING:
+    from coordinate_eval.coordinator.supervisor.decide import Facts
 
 QUIET_SECONDS = 30.0
 """Off a terminal, a line that says nothing new is printed again after this time only."""
@@ -53,7 +55,7 @@ class Display:
         if self._status is not None:
             self._status.stop()
 
-    def tell(self, facts: Facts | None, event: str) -> None:
+    def tell(self, facts: "Facts | None", event: str) -> None:
         """Show new facts, or an event that is worth a line of its own."""
         if facts is None:
             if event != self._last:
@@ -78,7 +80,7 @@ class Display:
         self._requests = state.count_requests(self._dir, run)
         self._signal_due = bool(first_signal.slices(run))
 
-    def _line(self, facts: Facts) -> tuple[str, str]:
+    def _line(self, facts: "Facts") -> tuple[str, str]:
         """Return how far the run is, and in a text of its own what changes with every look."""
         local = not facts.tasks
         known = state.progress(
@@ -110,7 +112,7 @@ class Display:
             self._console.print(first_signal_table(known.model_dump(mode="json")))
 
 
-def summary(run: Run, facts: Facts) -> str:
+def summary(run: Run, facts: "Facts") -> str:
     """Return the shards, datasets and trials of a run in words."""
     states = [t.state for t in facts.tasks if jobs.is_trials(run, t.name)]
     running = sum(1 for each in states if each is State.RUNNING)
@@ -135,6 +137,9 @@ def supervise(
     run_dir: RunDir, run: Run, cluster: Cluster, *, as_json: bool, strict: bool = False
 ) -> int:
     """Supervise in the foreground; return the exit status."""
+    # A command that only submits does without it, and returns sooner.
+    from coordinate_eval.coordinator.supervisor.loop import Supervisor
+
     console = output.console(stderr=True)
     console.print(f"run {run.id}: {run_dir.root}", markup=False, highlight=False, soft_wrap=True)
     try:

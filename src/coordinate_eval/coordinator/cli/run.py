@@ -17,13 +17,11 @@ from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.foreground import announce, supervise
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say
 from coordinate_eval.coordinator.cli.resume import resume_run
-from coordinate_eval.coordinator.dry_run import show
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, suite
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable, working_in
 from coordinate_eval.coordinator.inputs.known_tasks import check_known
 from coordinate_eval.coordinator.inputs.settings import Settings, flatten
 from coordinate_eval.coordinator.planning import reviewed_plan
-from coordinate_eval.coordinator.planning.building import build_all
 from coordinate_eval.coordinator.planning.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.prepare import (
     Inputs,
@@ -36,7 +34,6 @@ from coordinate_eval.coordinator.planning.prepare import (
     prepare,
     queued_nodes,
 )
-from coordinate_eval.coordinator.planning.request_cache import builder_of
 from coordinate_eval.coordinator.report.state import is_complete
 from coordinate_eval.coordinator.run.create import create, existing, submit_supervisor
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -53,7 +50,6 @@ def start_run(
     *,
     wait: bool = False,
     as_json: bool = False,
-    verbose: bool = False,
 ) -> int:
     """Start the run of these inputs, or continue it if it exists; return the exit status.
 
@@ -119,6 +115,9 @@ def show_plan(
 
     With `estimate` nothing is built for it: the catalogue tells what is not in the cache.
     """
+    # What submits a run does without them, and returns sooner.
+    from coordinate_eval.coordinator.dry_run import show
+
     show.check_outputs(html, scripts)
     settings, where = inputs.settings, RunDir(_root(inputs, run_dir))
     console = output.console(stderr=as_json)
@@ -182,6 +181,9 @@ def _plan_now(
     An `estimate` takes those that are built, and figures of the catalogue for the others. A suite
     of which nothing can be run is planned too.
     """
+    from coordinate_eval.coordinator.planning.building import build_all
+    from coordinate_eval.coordinator.planning.request_cache import builder_of
+
     settings = inputs.settings
     if not estimate:
         check_writable(settings, "cache_dir")

@@ -1,0 +1,154 @@
+"""A run before it has a plan: its requests are built by jobs, then its supervisor plans, once."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tests.reviewer import NODES, FakeCluster, Reviewer
+from tests.tiny import tiny_model
+from tests.unit.test_decide import make_run
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import Job, TaskStatus
+from coordinate_eval.coordinator.cli import foreground
+from coordinate_eval.coordinator.cli.run import start_run
+from coordinate_eval.coordinator.planning.plan import NodeCapacity
+from coordinate_eval.coordinator.planning.prepare import choose_nodes
+from coordinate_eval.coordinator.planning.request_cache import link_found
+from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.state import Phase
+from coordinate_eval.coordinator.run.claims import Ledger, whole
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, read_run, write_run
+from coordinate_eval.coordinator.supervisor import make_plan as step
+from coordinate_eval.coordinator.supervisor.decide import MAX_IDLE_ARRAYS
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import DatasetRequests
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+def submitted(reviewer: Reviewer) -> RunDir:
+    """A run as its command leaves it; its requests are in the cache."""
+    reviewer.plan()
+    assert start_run(reviewer.inputs(tiny_model())) == 0
+    run_dir = RunDir(Path(reviewer.capsys.readouterr().out.strip()))
+    assert not list(run_dir.requests_folder.iterdir())
+    return run_dir
+
+
+def test_a_kill_before_the_plan_is_recorded_changes_no_plan(
+    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = submitted(reviewer)
+    run = read_run(run_dir)
+    assert not run.planned
+    link_found(run, run_dir)
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(step, "write_planned", killed)
+        step.make_plan(run_dir, run, reviewer.cluster)
+    plan = run_dir.plan.read_text()
+    assert not read_run(run_dir).planned
+    reviewer.cluster.free = NODES[:1]
+    made = step.make_plan(run_dir, run, reviewer.cluster)
+    assert run_dir.plan.read_text() == plan
+    asked = [shard for trial in json.loads(plan)["trials"] for shard in trial["shards"]]
+    assert len(made.shards) == len(asked)
+    # A second supervisor that began before it follows the same plan.
+    assert step.make_plan(run_dir, run, reviewer.cluster) == made
+
+
+def test_two_supervisors_at_the_same_time_make_one_plan(
+    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = submitted(reviewer)
+    run = read_run(run_dir)
+    link_found(run, run_dir)
+    other = FakeCluster()
+    other.free = NODES[1:]
+
+    def overtaken(*args: object) -> tuple[list[NodeCapacity], int]:
+        monkeypatch.setattr(step, "choose_nodes", choose_nodes)
+        step.make_plan(run_dir, run, other)
+        return choose_nodes(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(step, "choose_nodes", overtaken)
+    made = step.make_plan(run_dir, run, reviewer.cluster)
+    assert {node["name"] for node in json.loads(run_dir.plan.read_text())["nodes"]} == {"n2"}
+    round_ = json.loads(run_dir.round(0).read_text())
+    assert [node["name"] for node in round_["nodes"]] == ["n2"]
+    assert made == read_run(run_dir)
+
+
+class BuildJobs(FakeCluster):
+    """A scheduler whose build jobs leave these errors, or die at the first dataset without any."""
+
+    def __init__(self, run_dir: RunDir, errors: dict[str, str]) -> None:
+        super().__init__()
+        self._dir, self._errors = run_dir, errors
+
+    def submit(self, job: Job) -> str:
+        assert "_build" in job.argv, "no GPU is asked for"
+        for name, error in self._errors.items():
+            _files.write(self._dir.requests_error(name), error + "\n")
+        if not self._errors:
+            Ledger(self._dir, "requests").claim(whole("a"), "build-0", f"{job.name}_0.0")
+        return super().submit(job)
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        return []
+
+
+def unplanned(tmp_path: Path, **changes: object) -> tuple[RunDir, Run]:
+    """A run of two datasets of which nothing is built."""
+    folders = {name: str(tmp_path / name) for name in ("cache_dir", "priors_dir")}
+    settings = {"supervisor": {"poll_seconds": 0.001}, **folders, **changes}
+    run = make_run(folder=str(tmp_path), settings=settings, shards=[], created=time.time())
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.requests_folder.mkdir(parents=True)
+    write_run(run_dir, run)
+    return run_dir, run
+
+
+def test_all_that_cannot_be_built_is_named_before_a_gpu_is_asked_for(tmp_path: Path) -> None:
+    run_dir, run = unplanned(tmp_path)
+    errors = {"a": "dataset 'a': task 'a' has no items", "b": "dataset 'b': no such task\nnone"}
+    with pytest.raises(UserError) as caught:
+        foreground.supervise(run_dir, run, BuildJobs(run_dir, errors), as_json=False)
+    assert str(caught.value) == "\n".join(errors.values())
+    results = json.loads(run_dir.results.read_text())
+    assert results["missing"] == errors
+    assert results["failures"] == list(errors.values())
+    assert state.phase_of(run_dir, run, [], silent=False) is Phase.INCOMPLETE
+
+
+def test_what_several_datasets_lack_is_said_once(tmp_path: Path) -> None:
+    run_dir, run = unplanned(tmp_path)
+    cluster = BuildJobs(run_dir, dict.fromkeys("ab", "no network: run prefetch"))
+    with pytest.raises(UserError, match=r"^a, b: no network: run prefetch$"):
+        foreground.supervise(run_dir, run, cluster, as_json=False)
+
+
+def test_build_jobs_that_die_are_replaced_a_few_times(tmp_path: Path) -> None:
+    run_dir, run = unplanned(tmp_path)
+    cluster = BuildJobs(run_dir, {})
+    with pytest.raises(UserError, match="build jobs in a row built nothing"):
+        foreground.supervise(run_dir, run, cluster, as_json=False)
+    assert len(cluster.submitted) == MAX_IDLE_ARRAYS + 1
+    assert Ledger(run_dir, "requests").count_deaths(whole("a")) == MAX_IDLE_ARRAYS + 1
+
+
+def test_a_run_that_is_built_shows_how_far_it_is(tmp_path: Path) -> None:
+    run_dir, run = unplanned(tmp_path)
+    index = DatasetRequests.model_construct(dataset="a")
+    _files.write(run_dir.requests_index("a"), index.model_dump_json())
+    shown = state.progress(run_dir, run, [], silent=False, requests=0, supervised=True)
+    assert (shown.phase, shown.detail) == (Phase.BUILDING, "requests of 1 of 2 datasets")
+    assert shown.responses == shown.requests == 0
