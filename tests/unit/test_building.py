@@ -113,3 +113,15 @@ def test_an_interruption_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> 
         build_each(cache.builder, DATASETS, Priors(), processes=1)
     assert cache.stopped == 1
     assert [b.built for b in cache.builders] == [["d0"]]
+
+
+def test_what_building_will_take() -> None:
+    long = Dataset(name="mmlu", task="mmlu")  # of the catalogue
+    alone = building.wall_seconds([long], Priors(), 8)
+    assert alone == building.expected_seconds(long, Priors()) > 60
+    # The longest one decides, unless there is more work than processes.
+    assert building.wall_seconds([long, *DATASETS], Priors(), 8) == alone
+    assert building.wall_seconds([long, *DATASETS], Priors(), 1) == pytest.approx(
+        alone + len(DATASETS) * building.UNKNOWN_SECONDS
+    )
+    assert building.wall_seconds([], Priors(), 8) == 0

@@ -1,6 +1,7 @@
 """A plan in a terminal: it fits the window, and says what could go wrong."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -226,6 +227,17 @@ def test_when_the_first_signal_is_there() -> None:
     ready = prepared(plan_of(EVEN, 64, first_signal=True), capacity(1, 8))
     made = review(ready, offer(NODES), [])
     assert dict(summary(made))["first signal"] == "of 8 of 8 datasets by 34.5 s"
+
+
+def test_prompts_that_are_not_built_yet() -> None:
+    plan = plan_of(EVEN, 64).model_copy(update={"build_seconds": 240.0})
+    ready = prepared(plan, capacity(1, 8))
+    assert "prompts" not in dict(summary(review(ready, offer(NODES), [])))
+    made = review(replace(ready, unbuilt=["d0", "d1"]), offer(NODES), [])
+    assert dict(summary(made))["prompts"] == (
+        "6 of 8 datasets are in the cache; "
+        "building the others takes about 4 min 00 s on 8 cores first"
+    )
 
 
 def test_nodes_not_known_yet() -> None:

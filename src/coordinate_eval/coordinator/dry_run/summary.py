@@ -36,6 +36,8 @@ class Review:
     jobs: Sequence[ShownJob]
     runs_text: Sequence[str]
     """Built datasets whose scoring may run what the model wrote."""
+    unbuilt: Sequence[str]
+    """Datasets whose prompts are not in the cache."""
 
 
 class Table(NamedTuple):
@@ -70,6 +72,7 @@ def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Revie
         longest_first=one_job_each(longest_first(plan.datasets, on.cores), on),
         jobs=shown,
         runs_text=prepared.runs_text,
+        unbuilt=prepared.unbuilt,
     )
 
 
@@ -111,7 +114,21 @@ def summary(found: Review) -> list[tuple[str, str]]:
         ),
         ("GPU time", f"{estimate.gpu_hours:.2f} h, {estimate.gpu_idle_fraction:.0%} idle"),
         *_first_signal(found),
+        *_prompts(found),
     ]
+
+
+def _prompts(found: Review) -> list[tuple[str, str]]:
+    """Tell how long the prompts take that are not built yet."""
+    if not found.unbuilt:
+        return []
+    count = len(found.plan.datasets)
+    jobs = found.run.settings.build.jobs
+    words = (
+        f"{count - len(found.unbuilt)} of {count} datasets are in the cache; building the others "
+        f"takes about {duration(found.plan.build_seconds)} on {plural(jobs, 'core')} first"
+    )
+    return [("prompts", words)]
 
 
 def _after_responses(found: Review) -> str:

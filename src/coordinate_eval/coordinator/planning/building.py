@@ -40,6 +40,12 @@ def expected_seconds(dataset: Dataset, priors: Priors) -> float:
     return measured or UNKNOWN_SECONDS + work.prompt_tokens / TOKENS_PER_SECOND
 
 
+def wall_seconds(datasets: Sequence[Dataset], priors: Priors, processes: int) -> float:
+    """Return about how long so many processes take to build these datasets."""
+    seconds = [expected_seconds(dataset, priors) for dataset in datasets]
+    return max([sum(seconds) / processes, *seconds])
+
+
 def longest_first(datasets: Iterable[Dataset], priors: Priors) -> list[Dataset]:
     """Return the datasets in the order in which several processes should build them."""
     return sorted(datasets, key=lambda dataset: -expected_seconds(dataset, priors))

@@ -172,6 +172,11 @@ class Plan(Record):
         description="items and tokens of some datasets are the catalogue's: --estimate",
         exclude_if=lambda estimated: not estimated,
     )
+    build_seconds: float = Field(
+        default=0.0,
+        description="to build prompts that are not in the cache, before time 0; absent if all are",
+        exclude_if=lambda seconds: seconds == 0,
+    )
     what_if: list[Size] = Field(default=[], description="other numbers of GPUs, when asked for")
 
     @property

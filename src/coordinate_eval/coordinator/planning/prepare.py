@@ -20,6 +20,7 @@ from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import node_count, planner, reviewed_plan
 from coordinate_eval.coordinator.planning import nodes as select
+from coordinate_eval.coordinator.planning.building import wall_seconds
 from coordinate_eval.coordinator.planning.costs import (
     LINK_GIGABITS,
     conditions,
@@ -109,6 +110,8 @@ class Prepared:
     """Round 0, on the nodes of the plan."""
     runs_text: list[str]
     """Datasets in whose scoring something may run what the model wrote."""
+    unbuilt: Sequence[str] = ()
+    """Datasets whose prompts are to be built before the plan begins."""
 
     @property
     def queued(self) -> bool:
@@ -267,15 +270,21 @@ def prepare(
         storage_shared=link.shared,
         metric_cpus=offer.metric_cpus,
     )
+    unbuilt = [d for d in run.suite.datasets if d.task and d.name not in built]
+    if offer.described is not None:
+        unbuilt = []  # nobody knows what is in a cache there
     plan = reviewed
     if plan is not None:
         reviewed_plan.check_items(plan, costs)
     else:
         new = _plan(run, costs, capacity, what_if=what_if)
+        building = wall_seconds(unbuilt, offer.priors, settings.build.jobs)
+        new = new.model_copy(update={"build_seconds": building})
         plan = PlanFile.of(new, metric_cpus=offer.metric_cpus, max_length=run.max_length)
     run = with_plan(run, plan, built)
     runs_text = [name for name, index in built.items() if index.runs_text]
-    return Prepared(plan, capacity, run, first_round(run, plan, nodes), runs_text)
+    names = [dataset.name for dataset in unbuilt]
+    return Prepared(plan, capacity, run, first_round(run, plan, nodes), runs_text, names)
 
 
 def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run:
