@@ -69,15 +69,19 @@ def test_the_base_suite_has_a_signal_of_every_dataset_by_a_tenth(nodes: int) -> 
     instance = base(nodes)
     made = check(instance)
     found = ends(made)
-    assert found.keys() == {cost.name for cost in instance.costs}
+    # The slice of a dataset whose items take as long as the plan would come too late.
+    late = {c.name for c in instance.costs if c.floor_seconds > made.estimate.makespan_seconds / 2}
+    costs = [cost for cost in instance.costs if cost.name not in late]
+    assert found.keys() - late == {cost.name for cost in costs}
+    assert late == ({"aime24"} if nodes == 4 else set())
     assert max(found.values()) <= 0.1
-    for cost in instance.costs:
+    for cost in costs:
         shards = [s for t in made.trials for s in t.shards if s.dataset == cost.name and s.signal]
         items = sum(s.stop - s.start for s in shards)
         assert items >= min(cost.items, 2500, max(4, 0.05 * cost.items))
         if cost.items >= 5000:  # it is touched everywhere
             starts = sorted(s.start for s in shards)
-            assert len(starts) >= 4
+            assert len(starts) >= 3
             gaps = [b - a for a, b in itertools.pairwise([*starts, cost.items])]
             assert max(gaps) - min(gaps) <= 1
 
@@ -120,6 +124,13 @@ def test_what_would_not_end_in_time_has_no_slice() -> None:
     parts = signal_slices.pick([long, few, slow, good, short], trials=4, window=100)
     assert {part.cost for part in parts} == {3, 4}
     assert Piece(4, 0, 100) in parts
+
+
+def test_the_longest_items_wait_for_no_slice() -> None:
+    instance = base(4)
+    assert planned(instance, first_signal=True).estimate.makespan_seconds == pytest.approx(
+        planned(instance, first_signal=False).estimate.makespan_seconds
+    )
 
 
 def test_slices_may_be_all_there_is_to_run() -> None:

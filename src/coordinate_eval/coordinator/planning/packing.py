@@ -193,6 +193,19 @@ def deal(
     return [sorted(q, key=lambda p: flow.order(costs[p.cost], p)) for q in state.queues]
 
 
+def trials_apart(costs: Sequence[Cost], trials: int) -> int:
+    """Return how many trials `Way.APART` begins with datasets of very long items, if it has them.
+
+    Each is as long as its longest item there, so that its trial must begin with it.
+    """
+    longest = LONG * sum(c.gpu_seconds for c in costs) / trials
+    return sum(
+        math.ceil(c.gpu_seconds / c.floor_seconds) if c.splittable else 1
+        for c in costs
+        if c.floor_seconds > longest
+    )
+
+
 def deal_round_robin(
     costs: Sequence[Cost], pieces: Sequence[Piece], trials: int
 ) -> list[list[Piece]]:

@@ -88,7 +88,7 @@ def make(
     slots = _slots(capacity)
     ready = staged + capacity.engine_start_seconds
     bound = lower_bound(costs, ready, len(slots), capacity.metric_cpus)
-    best = _best(costs, capacity, slots, staged, bound, [])
+    best = _best(costs, capacity, slots, staged, bound, [[] for _ in slots])
     if first_signal:
         best = _with_signal(costs, capacity, slots, staged, bound, best)
     outcome = best.outcome
@@ -202,20 +202,19 @@ def _best(
     slots: list[tuple[NodeCapacity, int]],
     staged: float,
     bound: float,
-    slices: Sequence[Piece],
+    first: list[list[Piece]],
 ) -> _Dealt:
     """Deal in several ways and return the one with the shortest makespan.
 
-    Trials run `slices` first. Among equal makespans the way tried first wins.
+    Trials run the slices in `first` first. Among equal makespans the way tried first wins.
     """
-    first = signal_slices.deal(costs, slices, len(slots))
     ready = [
         staged
         + capacity.engine_start_seconds
         + sum(packing.seconds(costs[p.cost], p.start, p.stop) for p in queue)
         for queue in first
     ]
-    pieces = signal_slices.rest(costs, slices)
+    pieces = signal_slices.rest(costs, [piece for queue in first for piece in queue])
     scores = score_jobs(costs)
     kept_for_scores = _cores_for_scores(costs, capacity.metric_cpus, bound)
     found: list[_Dealt] = []
@@ -252,15 +251,20 @@ def _with_signal(
 ) -> _Dealt:
     """Return the plan with the largest slices that cost no more than `SIGNAL_PRICE`.
 
-    Return `without` where all slices cost more.
+    Return `without` where all slices cost more. Where the makespan is that of the longest items,
+    they cannot wait for slices, so the trials that begin with such items get none.
     """
     makespan = without.outcome.makespan_seconds
     window = makespan - staged - capacity.engine_start_seconds
+    long = packing.trials_apart(costs, len(slots))
     for scale in SIGNAL_SCALES:
-        slices = signal_slices.pick(costs, len(slots), window, scale)
-        dealt = _best(costs, capacity, slots, staged, bound, slices)
-        if dealt.outcome.makespan_seconds <= SIGNAL_PRICE * makespan:
-            return dealt
+        for free in (0, long) if 0 < long < len(slots) else (0,):
+            trials = len(slots) - free
+            slices = signal_slices.pick(costs, trials, window, scale)
+            first = [*signal_slices.deal(costs, slices, trials), *([] for _ in range(free))]
+            dealt = _best(costs, capacity, slots, staged, bound, first)
+            if dealt.outcome.makespan_seconds <= SIGNAL_PRICE * makespan:
+                return dealt
     return without
 
 
