@@ -394,6 +394,7 @@ def test_a_dry_run_writes_what_it_shows(user: Workspace, tmp_path: Path) -> None
     assert [s.stem.rpartition(".")[2].split("-", 1)[1] for s in scripts] == [
         "keep0-n1",
         "metric0",
+        "score0",
         "super1",
         "trial0-n1",
     ]
@@ -406,7 +407,7 @@ def test_a_dry_run_writes_what_it_shows(user: Workspace, tmp_path: Path) -> None
     assert "makespan" in text
     assert "what runs when" in shown
     assert "#SBATCH" not in (brief := user.call(*dry(user)).stdout)
-    assert "4 jobs: --verbose prints the scripts" in brief
+    assert "5 jobs: --verbose prints the scripts" in brief
     words = ("--html", "not the page of a plan")
     refused(user, *dry(user, "--html", user.folder / "given.yaml"), words=words)
 
