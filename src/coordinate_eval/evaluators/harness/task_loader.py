@@ -268,8 +268,8 @@ def _explanation(dataset: Dataset, name: str, error: Exception, *, offline: bool
     if offline:
         return (
             f"{culprit}: {NO_HUB}: {words}\n"
-            "Download its data once on a machine with a network, into an HF_HOME that this machine "
-            "sees, as `coordinate-eval prefetch` does, or set dataset_path to local files."
+            "`coordinate-eval prefetch` gets its data on a machine with a network, into an HF_HOME "
+            "that this machine sees; or set dataset_path to local files."
         )
     if isinstance(error, IndexError):
         return f"{culprit}: it has no items, or asks for one beyond the last: {words}"
