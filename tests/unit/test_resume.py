@@ -110,6 +110,24 @@ def test_asking_again_for_a_run_at_work_changes_nothing(reviewer: Reviewer) -> N
     assert "is supervised by job 1" in reviewer.capsys.readouterr().err
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_supervisor_that_has_ended_the_run_is_no_reason_not_to_resume(
+    reviewer: Reviewer, cancelled: bool
+) -> None:
+    ask(reviewer)
+    (root,) = (reviewer.folder / "runs").iterdir()
+    take_over(RunDir(root))
+    if cancelled:
+        _files.write(RunDir(root).cancelled, "")
+    else:
+        results = {"complete": False, "failures": [], "missing": {"a": "no data"}}
+        _files.write(RunDir(root).results, json.dumps(results))
+    for _ in range(3):  # the next one waits in the queue
+        assert resume.resume_run(RunDir(root), wait=False, as_json=False) == 0
+        assert len(reviewer.cluster.submitted) == 2
+    assert "is supervised by job" in reviewer.capsys.readouterr().err
+
+
 @pytest.mark.parametrize("local", [False, True])
 def test_asking_again_leaves_a_run_to_the_terminal_that_supervises_it(
     reviewer: Reviewer, local: bool, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.reviewer import FakeCluster
+from tests.unit.test_before_plan import unplanned
 from tests.unit.test_decide import make_run
 from tests.unit.test_rounds import planned
 
@@ -13,6 +14,7 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import Busy, Job, Node, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
+from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress
 from coordinate_eval.coordinator.supervisor import decide
@@ -193,3 +195,47 @@ def test_metric_jobs_that_die_at_programs_do_not_count_as_idle(
     results = Supervisor(run_dir, Dying(run_dir, shard.span, programs)).run()
     assert results is not None
     assert why in results["reason"]
+
+
+class Resumed(FakeCluster):
+    """A scheduler of a run that is resumed while its first supervisor waits for jobs to end."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        super().__init__()
+        self._dir = run_dir
+        self.cancelled: list[str] = []
+
+    def submit(self, job: Job) -> str:
+        _files.write(self._dir.requests_error("a"), "no such task\n")
+        _files.write(self._dir.requests_error("b"), "no such task\n")
+        return super().submit(job)
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        if not self._dir.results.exists():
+            return []
+        if not self._dir.supervisor(2).exists():
+            take_over(self._dir)
+        return [TaskStatus(name=f"{prefix}build1", job_id="7", state=State.RUNNING)]
+
+    def cancel(self, job_ids: list[str]) -> None:
+        self.cancelled += job_ids
+
+
+def test_one_that_has_ended_the_run_leaves_the_jobs_of_the_next_alone(tmp_path: Path) -> None:
+    run_dir, _ = unplanned(tmp_path)
+    cluster = Resumed(run_dir)
+    assert Supervisor(run_dir, cluster).run() is None
+    assert not cluster.cancelled
+
+
+def test_no_supervisor_hands_over_to_one_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, run = unplanned(tmp_path)
+    cluster, name = FakeCluster(), jobs.supervisor_name(run, 2)
+    dead = TaskStatus(name=name, job_id="7", state=State.ENDED)
+    monkeypatch.setattr(cluster, "poll", lambda prefix: [dead])
+    supervisor = Supervisor(run_dir, cluster)
+    supervisor.leave_soon()
+    assert supervisor.run() is None
+    assert [job.name for job in cluster.submitted] == [name]

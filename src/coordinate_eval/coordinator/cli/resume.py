@@ -46,9 +46,11 @@ def resume_run(run_dir: RunDir, *, wait: bool, as_json: bool, asked_again: bool 
     with working_in(str(work_folder(run_dir))), cluster:
         tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
         alive = [t for t in tasks if jobs.is_supervisor(run, t.name) and t.state is not State.ENDED]
-        supervised = bool(state.is_supervised(run_dir, run, tasks))
+        # Its supervisor may still wait for jobs to end. It does nothing more for the run.
+        over = run_dir.cancelled.exists() or state.has_ended_incomplete(run_dir)
+        supervised = not over and bool(state.is_supervised(run_dir, run, tasks))
         _prepare(run_dir, run, supervised=supervised, asked_again=asked_again)
-        if alive and not wait:
+        if alive and not over and not wait:
             return _say_supervised(run_dir, run, f"job {alive[0].job_id}")
         if supervised and asked_again and not wait:
             return _say_supervised(run_dir, run, _ANOTHER_PROCESS)

@@ -153,8 +153,8 @@ class Supervisor:
     def _loop(self) -> dict[str, Any] | None:
         faults = silences = 0
         while True:
-            self._check_epoch()
             try:
+                self._check_epoch()
                 tasks = self._cluster.poll(jobs.prefix(self._run))
                 if time.time() > self._handover:
                     self._hand_over(tasks)
@@ -202,6 +202,7 @@ class Supervisor:
 
     def _act(self, action: Action, facts: Facts) -> Finish | bool:
         """Carry out an action. Return how the run ends, or whether the next poll is due at once."""
+        self._check_epoch()
         if isinstance(action, Finish):
             return action
         if isinstance(action, MakePlan):
@@ -232,7 +233,6 @@ class Supervisor:
             return
         if action.beside and not _files.read_record(self._dir.job(action.beside), Submitted).job_id:
             return
-        self._check_epoch()
         job_id, refusal = None, ""
         try:
             job_id = self._find_or_submit(job, facts.tasks)
@@ -347,12 +347,12 @@ class Supervisor:
     def _drain(self) -> None:
         """Cancel all jobs but keepers, and wait for keepers to end. Cancel those that stay.
 
-        On a local cluster keepers are cancelled too, which they notice sooner than their release.
+        The jobs of a later supervisor, of a run that is resumed meanwhile, are left alone. On a local cluster keepers are cancelled too, which they notice sooner than their release.
         """
         give_up = time.monotonic() + DRAIN_SECONDS
         cancelled: set[str] = set()
         while time.monotonic() < give_up + DRAIN_SECONDS:
-            with contextlib.suppress(ClusterError):
+            with contextlib.suppress(ClusterError, OSError):
                 tasks = [
                     t
                     for t in self._cluster.poll(jobs.prefix(self._run))
@@ -360,6 +360,7 @@ class Supervisor:
                 ]
                 if not tasks:
                     return
+                self._check_epoch()
                 late = self._cluster.local or time.monotonic() > give_up
                 leaving = {
                     t.job_id
@@ -391,13 +392,16 @@ class Supervisor:
         return not Ledger(self._dir, "requests").unpublished(all_spans(self._run, "requests"))
 
     def _check_epoch(self) -> None:
+        with contextlib.suppress(OSError):  # such as a full disk
+            _files.touch(self._dir.supervisors_folder)
         if latest_epoch(self._dir) > self._epoch:
             raise Superseded
 
     def _hand_over(self, tasks: list[TaskStatus]) -> None:
         """Submit the next supervisor, which takes over when it starts."""
         job = jobs.supervisor_job(self._run, self._dir, self._epoch + 1)
-        submitted = Submitted(job=job, job_id=self._find_or_submit(job, tasks), time=time.time())
+        alive = [t for t in tasks if t.state is not State.ENDED]  # one that died took nothing over
+        submitted = Submitted(job=job, job_id=self._find_or_submit(job, alive), time=time.time())
         _files.write_record(self._dir.job(job.name), submitted)
 
 
