@@ -355,6 +355,19 @@ def test_a_scoring_job_starts_while_weights_are_copied_and_not_in_the_queue() ->
     assert scoring_jobs(replace(crashed, now=90 + d.ARRAY_PAUSE_SECONDS)) == [(SECOND, 1)]
 
 
+def test_scoring_jobs_that_end_at_once_come_ever_less_often_while_nothing_waits() -> None:
+    working = facts(tasks=tasks(TRIAL[0], State.RUNNING), submitted=submitted(*KEEP, *TRIAL))
+    times: list[float] = []
+    for now in range(100, 4000, 5):
+        known = replace(working, now=now)
+        for job, _ in scoring_jobs(known):
+            times.append(now)
+            working = replace(working, submitted={**working.submitted, **submitted(job, when=now)})
+    assert len(times) < 20
+    failed = replace(working, now=times[-1] + 5, claimable=waiting_for(results=[whole("a")]))
+    assert len(scoring_jobs(failed)) == 1
+
+
 def test_more_scoring_jobs_come_when_datasets_wait_for_one() -> None:
     claim = Claim(owner="o", task=f"{FIRST}.0", host="h", pid=1, time=0, token="t")
     busy = facts(

@@ -336,7 +336,9 @@ def _pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: int) 
     wanted = min(most_pullers(run, kind, facts.cores) - busy, max(waiting, early))
     if wanted <= 0 or free >= wanted / 2:
         return []
-    if (alive or not waiting) and facts.now - last < ARRAY_PAUSE_SECONDS:
+    # Where nothing waits for them, those before may have ended because none can run here.
+    pause = ARRAY_PAUSE_SECONDS * (1 if waiting else len(arrays))
+    if (alive or not waiting) and facts.now - last < pause:
         return []
     # More work is to come when the first ones start.
     count = wanted - free if arrays else useful_pullers(run, kind, facts.cores)
