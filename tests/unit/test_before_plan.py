@@ -20,7 +20,9 @@ from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run.claims import Ledger, whole
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.records import Run, read_run, write_run
+from coordinate_eval.coordinator.supervisor import loop
 from coordinate_eval.coordinator.supervisor import make_plan as step
 from coordinate_eval.coordinator.supervisor.decide import MAX_IDLE_ARRAYS
 from coordinate_eval.errors import UserError
@@ -143,6 +145,22 @@ def test_build_jobs_that_die_are_replaced_a_few_times(tmp_path: Path) -> None:
         foreground.supervise(run_dir, run, cluster, as_json=False)
     assert len(cluster.submitted) == MAX_IDLE_ARRAYS + 1
     assert Ledger(run_dir, "requests").count_deaths(whole("a")) == MAX_IDLE_ARRAYS + 1
+
+
+def test_build_jobs_that_are_always_refused_end_the_run_with_the_schedulers_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, run = unplanned(tmp_path)
+    cluster = FakeCluster()
+    cluster.refuses = True
+    monkeypatch.setattr(loop, "MAX_BACKOFF_SECONDS", 0.0)
+    results = loop.Supervisor(run_dir, cluster).run()
+    assert results is not None
+    name = pullers_name(run, Pullers.BUILD, 0)
+    assert (
+        results["reason"] == f"the scheduler refused {name} {loop.MAX_REFUSALS} times in a row: no"
+    )
+    assert state.phase_of(run_dir, run, [], silent=False) is Phase.INCOMPLETE
 
 
 def test_a_run_that_is_built_shows_how_far_it_is(tmp_path: Path) -> None:

@@ -164,6 +164,8 @@ class SlurmCluster:
         if settings.qos or job.minutes <= longest:
             return
         setting = "[supervisor] minutes" if job.requeue else "[trial] max_minutes"
+        if not (job.requeue or job.gpu_work):
+            setting = "[build] minutes, [supervisor] minutes or [trial] max_minutes"
         raise SubmitRefused(
             f"partition {','.join(p.name for p in chosen)} allows jobs of {longest:g} minutes, and "
             f"{job.name} asks for {job.minutes}: lower {setting}, or choose another partition"

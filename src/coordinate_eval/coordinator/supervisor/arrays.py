@@ -18,6 +18,7 @@ class Arrays:
         self._dir = run_dir
         self._left: dict[Pullers, tuple[int, int]] = {}
         self._after: dict[Pullers, float] = {}
+        self._refusals: Counter[Pullers] = Counter()
         self.idle: Counter[Pullers] = Counter()
         """Arrays in a row that ended with nothing done though there was work, by kind."""
 
@@ -26,6 +27,7 @@ class Arrays:
 
         The one before it counts if none of it is alive, and if it had work.
         """
+        self._refusals[kind] = 0
         alive = [task.name for task in facts.tasks if task.state is not State.ENDED]
         if any(is_pullers(run, name, kind) for name in alive) or not facts.waiting_for(kind):
             return
@@ -33,9 +35,14 @@ class Arrays:
         self.idle[kind] = self.idle[kind] + 1 if left == self._left.get(kind) else 0
         self._left[kind] = left
 
-    def pause(self, kind: Pullers, seconds: float) -> None:
-        """Submit no array of this kind for a while: the scheduler has refused one."""
+    def pause(self, kind: Pullers, seconds: float) -> int:
+        """Submit no array of this kind for a while: the scheduler has refused one.
+
+        Return how many it has refused in a row.
+        """
         self._after[kind] = time.time() + seconds
+        self._refusals[kind] += 1
+        return self._refusals[kind]
 
     def are_refused(self, kind: Pullers) -> bool:
         """Return whether such a while is not over."""

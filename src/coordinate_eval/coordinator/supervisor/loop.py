@@ -74,6 +74,9 @@ LOCAL_POLL_SECONDS = 0.2
 POLLS_PER_SEARCH = 6
 """Polls between two searches for a free GPU: the list of a large cluster's nodes is long."""
 
+MAX_REFUSALS = 20
+"""Refusals in a row of an array that a run waits for, one a minute, after which it is given up."""
+
 MAX_FAULTS = 20
 """Errors in a row, of files or in the scheduler's answers, after which the supervisor gives up."""
 
@@ -210,8 +213,8 @@ class Supervisor:
         if isinstance(action, NewRound):
             return self._new_round()
         if isinstance(action, Submit):
-            self._submit(action, facts)
-        elif isinstance(action, Cancel):
+            return self._submit(action, facts)
+        if isinstance(action, Cancel):
             self._tell(None, f"cancelling {', '.join(action.job_ids)}: {action.why}")
             self._cluster.cancel(list(action.job_ids))
         elif isinstance(action, Revoke):
@@ -225,14 +228,17 @@ class Supervisor:
             _files.write(self._dir.released(action.round, action.node), "")
         return False
 
-    def _submit(self, action: Submit, facts: Facts) -> None:
-        """Submit a job once. One whose answer was lost is found by its name."""
+    def _submit(self, action: Submit, facts: Facts) -> Finish | bool:
+        """Submit a job once. One whose answer was lost is found by its name.
+
+        Return how the run ends, where it waits for nothing but jobs that are always refused.
+        """
         job = action.job
         kind = kind_of(self._run, job.name)
         if kind is not None and self._arrays.are_refused(kind):
-            return
+            return False
         if action.beside and not _files.read_record(self._dir.job(action.beside), Submitted).job_id:
-            return
+            return False
         job_id, refusal = None, ""
         try:
             job_id = self._find_or_submit(job, facts.tasks)
@@ -243,12 +249,19 @@ class Supervisor:
             self._tell(None, f"the scheduler refused {job.name}: {refusal}")
         if kind is not None and refusal:
             # Nothing is recorded, so that the same array is submitted again later.
-            self._arrays.pause(kind, MAX_BACKOFF_SECONDS)
-            return
+            refusals = self._arrays.pause(kind, MAX_BACKOFF_SECONDS)
+            alive = any(
+                task.state is not State.ENDED and not jobs.is_supervisor(self._run, task.name)
+                for task in facts.tasks
+            )
+            if refusals < MAX_REFUSALS or alive or facts.unpublished:
+                return False
+            return Finish(f"the scheduler refused {job.name} {refusals} times in a row: {refusal}")
         if kind is not None:
             self._arrays.count(self._run, kind, facts)
         submitted = Submitted(job=job, job_id=job_id, refusal=refusal, time=time.time())
         _files.write_record(self._dir.job(job.name), submitted)
+        return False
 
     def _find_or_submit(self, job: Job, tasks: list[TaskStatus]) -> str:
         """Return the id of a job: of the one with its name if there is one, else of a new one."""
@@ -347,7 +360,8 @@ class Supervisor:
     def _drain(self) -> None:
         """Cancel all jobs but keepers, and wait for keepers to end. Cancel those that stay.
 
-        The jobs of a later supervisor, of a run that is resumed meanwhile, are left alone. On a local cluster keepers are cancelled too, which they notice sooner than their release.
+        If the run is resumed meanwhile, the jobs of its next supervisor are left alone. On a local
+        cluster keepers are cancelled too, which they notice sooner than their release.
         """
         give_up = time.monotonic() + DRAIN_SECONDS
         cancelled: set[str] = set()
