@@ -312,7 +312,7 @@ def test_a_silent_controller_is_no_answer_and_jobs_survive_it(
             lambda: cluster.cancel([job_id]),
             lambda: SlurmCluster(SlurmSettings(partition="low")).whole_nodes(),
         ]
-        # Each takes the ten seconds for which Slurm's commands try again.
+        # Each takes the seconds for which Slurm's commands try again.
         with ThreadPoolExecutor(len(questions)) as pool:
             for answer in [pool.submit(question) for question in questions]:
                 assert isinstance(answer.exception(), ClusterSilent), answer

@@ -1,7 +1,6 @@
 """Evaluations asked for by a training job and by cron, on a real controller."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -152,20 +151,6 @@ def test_the_line_for_cron_runs_as_it_is(workspace: Workspace) -> None:
     (run,) = (workspace.folder / "runs").glob("step-5-*")
     assert results(run)["complete"]
     until(lambda: not queue(), "an empty queue")
-
-
-def test_a_silent_scheduler(slurm_cluster: DevCluster, workspace: Workspace) -> None:
-    folder = saved(workspace.folder / "silent", 6)
-    environ = {"SLURM_CONF": str(workspace.folder / "slurm.conf")}
-    text = Path(os.environ["SLURM_CONF"]).read_text()
-    port = next(line for line in text.splitlines() if line.startswith("SlurmctldPort="))
-    Path(environ["SLURM_CONF"]).write_text(text.replace(port, "SlurmctldPort=1"))
-    done = workspace.call(
-        "watch", folder, "--once", "--quiet", "0", "--suite", workspace.suite("tiny_cloze"),
-        status=3, COORDINATE_EVAL_SLURM_TIMEOUT_SECONDS="2", **environ,
-    )  # fmt: skip
-    assert "step-6" not in runs(workspace)
-    assert done.stdout == ""
 
 
 def test_an_estimate_builds_nothing(workspace: Workspace) -> None:

@@ -29,6 +29,20 @@ def ask(reviewer: Reviewer) -> None:
     assert start_run(reviewer.inputs(tiny_model())) == 0
 
 
+def test_a_silent_scheduler_is_given_no_run(
+    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent() -> None:
+        raise ClusterSilent("no answer")
+
+    monkeypatch.setattr(clusters, "SILENCE_SECONDS", 0)
+    monkeypatch.setattr(reviewer.cluster, "nodes", silent)
+    with pytest.raises(ClusterSilent) as caught:
+        ask(reviewer)
+    assert caught.value.exit_status == 3
+    assert list((reviewer.folder / "runs").glob("*")) == []
+
+
 def fail(reviewer: Reviewer) -> RunDir:
     """The run ends without results."""
     (root,) = (reviewer.folder / "runs").iterdir()
