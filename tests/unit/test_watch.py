@@ -244,6 +244,24 @@ def test_one_that_is_refused_stops_no_other_and_is_tried_three_times(
     assert site.asked == ["step-1", "step-2"]
 
 
+def test_a_dry_run_names_each_checkpoint_and_is_no_try(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.saves(1, 2, 3).has_run(1, Phase.COMPLETE)
+    refused = site.folder / "step-3"
+    site.wrong["step-3"] = UserError(f"checkpoint {refused} has no weights")
+    for _ in range(resumes.MOST_TRIES + 1):
+        site.once(dry=True)
+        assert capsys.readouterr().err.splitlines() == [
+            f"checkpoint {refused} has no weights",
+            f"{refused}: refused",
+            f"{site.folder / 'step-2'}: to be evaluated",
+            f"{site.folder / 'step-1'}: complete",
+            "3 checkpoints: 1 refused, 1 to be evaluated, 1 complete",
+        ]
+    assert site.asked == []
+
+
 def test_one_that_vanishes_is_no_error(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     def gone(name: str) -> int:
         (site.folder / name).rmdir()
@@ -272,6 +290,7 @@ def test_the_line_for_cron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm it/slurm.conf")
     monkeypatch.setenv("COORDINATE_EVAL_CONFIG", "/100%/config.toml")
+    monkeypatch.setenv("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # as each command sets it
     monkeypatch.setattr("shutil.which", lambda name: f"/opt/slurm/bin/{name}")
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
     monkeypatch.chdir(tmp_path)

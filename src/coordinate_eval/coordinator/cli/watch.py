@@ -19,6 +19,7 @@ from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural, visible
+from coordinate_eval._no_telemetry import NO_TELEMETRY
 from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.cli.output import say, write_json
 from coordinate_eval.coordinator.cli.run import start_run
@@ -48,6 +49,9 @@ MOST_ALIVE = 4
 
 _KEPT_VARIABLES = ("COORDINATE_EVAL_", "SLURM_CONF", "HF_", "XDG_CACHE_HOME")
 """Beginnings of variables that say where settings, the scheduler and data are."""
+
+_OUR_VARIABLES = {*NO_TELEMETRY, "HF_DATASETS_DISABLE_PROGRESS_BARS"}
+"""Variables that each command sets again."""
 
 _BEGINNING_SECONDS = 120.0
 """Age of a run up to which its supervisor may not be submitted yet, by another process."""
@@ -128,7 +132,9 @@ class Watch:
         finally:  # also what was started before an error is told
             if as_json:
                 write_json({"dir": str(self.folder), "checkpoints": [s.row() for s in seen]})
-            elif sys.stderr.isatty():
+            elif sys.stderr.isatty() or self.dry:
+                for each in seen if self.dry else ():
+                    say(f"{each.saved.path}: {each.state}")
                 say(_summary(seen))
         return 2 if any(s.error for s in seen) else 0
 
@@ -194,8 +200,10 @@ class Watch:
         except CoordinateError as error:
             if each.saved.path.exists():  # it may have been removed meanwhile
                 each.state, each.error = "refused", str(error)
-                self._refuse(each.saved, str(error))
-                say(f"{each.saved.path}: {error}")
+                if not self.dry:  # a look is no try
+                    self._refuse(each.saved, str(error))
+                named = str(each.saved.path) in str(error)
+                say(str(error) if named else f"{each.saved.path}: {error}")
             else:
                 each.state = "gone"
             return False
@@ -237,7 +245,11 @@ def cron_line(folder: Path, argv: Sequence[str], every_seconds: float, settings:
     sbatch = shutil.which("sbatch")
     folders = [str(Path(sbatch).parent)] if sbatch else []
     path = ":".join(dict.fromkeys([*folders, "/usr/local/bin", "/usr/bin", "/bin"]))
-    kept = {n: v for n, v in sorted(os.environ.items()) if n.startswith(_KEPT_VARIABLES)}
+    kept = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_KEPT_VARIABLES) and name not in _OUR_VARIABLES
+    }
     variables = [f"{name}={value}" for name, value in {"PATH": path, **kept}.items()]
     command = [*program(sys.executable), "watch", *words, "--once"]
     log = Path(settings.runs_dir).expanduser().absolute() / "watch.log"
