@@ -168,5 +168,5 @@ def test_a_run_that_is_built_shows_how_far_it_is(tmp_path: Path) -> None:
     index = DatasetRequests.model_construct(dataset="a")
     _files.write(run_dir.requests_index("a"), index.model_dump_json())
     shown = state.progress(run_dir, run, [], silent=False, requests=0, supervised=True)
-    assert (shown.phase, shown.detail) == (Phase.BUILDING, "requests of 1 of 2 datasets")
+    assert (shown.phase, shown.detail) == (Phase.BUILDING, "prompts of 1 of 2 datasets are built")
     assert shown.responses == shown.requests == 0

@@ -68,11 +68,13 @@ def one_line(shown: dict[str, Any]) -> str:
     """Return how far a run is, in one line."""
     parts = [
         shown["phase"] + (f" ({shown['detail']})" if shown["detail"] else ""),
-        f"{shown['responses']:,} of {plural(shown['requests'], 'response')}",
+        f"{shown['responses']:,} of {plural(shown['requests'], 'response')}"
+        if shown["requests"]
+        else "",
         _scored(shown),
         _times(shown),
     ]
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))
 
 
 def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
@@ -105,7 +107,8 @@ def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
     if not phase.ended:
         rows["phase"] = shown["phase"] + (f": {shown['detail']}" if shown["detail"] else "")
     if phase is not Phase.COMPLETE:
-        rows["responses"] = _responses(shown)
+        if shown["requests"]:  # there is a plan
+            rows["responses"] = _responses(shown)
         rows["scores"] = _scored(shown)
         if shown["portions"]:
             rows["metrics"] = (
@@ -132,7 +135,7 @@ def _scored(shown: dict[str, Any]) -> str:
 
 def _responses(shown: dict[str, Any]) -> str:
     done, total = shown["responses"], shown["requests"]
-    return f"{done:,} of {total:,} ({done / max(1, total):.0%})"
+    return f"{done:,} of {total:,} ({done / total:.0%})"
 
 
 def _times(shown: dict[str, Any]) -> str:
@@ -166,7 +169,7 @@ def _datasets(shown: dict[str, Any]) -> Table:
     table.add_column("state")
     table.add_column("shards", justify="right", no_wrap=True)
     for name, row in shown["datasets"].items():
-        shards = f"{row['shards_done']} of {row['shards']}"
+        shards = f"{row['shards_done']} of {row['shards']}" if row["shards"] else ""
         table.add_row(escape(name), escape(row["state"]), shards)
     return table
 

@@ -184,7 +184,7 @@ def _advice(seconds: dict[Use, float], unasked: float) -> str:
         use = Use.REQUESTS
     hint = _HINTS[use]
     if use is Use.WAITING and unasked > seconds[use] / 2:
-        hint = "prompts were being built: prefetch the suite before the next checkpoint is saved"
+        hint = "prompts were being built; `coordinate-eval prefetch` builds them before a run"
     return f"{seconds[use] / total:.0%} of GPU time was {use}: {hint}"
 
 

@@ -242,7 +242,8 @@ def _before_plan(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> tuple[Ph
     missing = len(Ledger(run_dir, "requests").unpublished(spans))
     lost = len(unbuildable(run_dir))
     if missing or lost:
-        words = f"requests of {len(spans) - missing - lost} of {len(spans)} datasets"
+        built = len(spans) - missing - lost
+        words = f"prompts of {built} of {plural(len(spans), 'dataset')} are built"
         return Phase.BUILDING, words + (f"; {lost} cannot be built" if lost else "")
     return Phase.WAITING, "its supervisor looks for free nodes"
 
