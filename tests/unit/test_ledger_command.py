@@ -78,7 +78,9 @@ def test_the_page_of_a_run_shows_what_happened_beside_the_plan(run_dir: RunDir) 
     assert page.count("<svg") == 1  # it waited for nodes, and nothing was planned
     _files.write_record(run_dir.plan, reviewed(nodes=2, trials=2).plan)
     assert write_report(run_dir, results) == ""
-    assert run_dir.report.read_text().count("<svg") == 2
+    page = run_dir.report.read_text()
+    assert page.count("<svg") == 2
+    assert "The last response came after" in page
 
 
 def test_a_run_that_goes_on(run_dir: RunDir) -> None:

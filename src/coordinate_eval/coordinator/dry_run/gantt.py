@@ -59,9 +59,16 @@ class ChartRow(NamedTuple):
     lanes: Sequence[Lane]
 
 
-def lanes(timeline: Timeline) -> list[Lane]:
-    """Return the trials of a plan, which do something from 0 to their ends."""
-    return [Lane(b.trial.id, b.trial.node, list(_segments(b))) for b in timeline.trials]
+def lanes(timeline: Timeline, begin: float = 0.0) -> list[Lane]:
+    """Return the trials of a plan, which do something from `begin`, in seconds, to their ends."""
+    return [
+        Lane(
+            bar.trial.id,
+            bar.trial.node,
+            [s._replace(begin=begin + s.begin, end=begin + s.end) for s in _segments(bar)],
+        )
+        for bar in timeline.trials
+    ]
 
 
 def rows(among: Sequence[Lane], most: int) -> list[ChartRow]:

@@ -1,6 +1,6 @@
 """What a run made of its plan as one HTML page: both over time, and where the GPU time went."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from coordinate_eval import __version__, _files
@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.coordinator.planning.simulate import simulate
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.history import begin_of, read_asked
-from coordinate_eval.coordinator.report.ledger import Ledger, Row, Use, rows
+from coordinate_eval.coordinator.report.ledger import Asked, Ledger, Row, Use, rows
 from coordinate_eval.coordinator.run.measurements import ShardDone, read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -43,17 +43,20 @@ def write_report(run_dir: RunDir, results: Mapping[str, Any]) -> str:
     try:
         run, ledger = read_run(run_dir), Ledger.model_validate(results["ledger"])
         plan = _files.read_record_if_there(run_dir.plan, PlanFile)
-        lanes = happened(run_dir, run, ledger)
-        _files.write(run_dir.report, render(run, plan, ledger, lanes, results))
+        begin = begin_of(run_dir, run)
+        asked = read_asked(run_dir, run, ended=True)
+        lanes = happened(run_dir, begin, asked, ledger)
+        planned_at = asked[0].time - begin if asked else 0.0
+        last = [life.last - begin for round_ in asked for life in round_.lives if life.last]
+        page = render(run, plan, ledger, lanes, results, planned_at, max(last, default=None))
+        _files.write(run_dir.report, page)
     except Exception as error:
         return f"cannot write {run_dir.report}: {error}"
     return ""
 
 
-def happened(run_dir: RunDir, run: Run, ledger: Ledger) -> list[Lane]:
-    """Return what each trial did, in seconds from the submission."""
-    begin = begin_of(run_dir, run)
-    asked = read_asked(run_dir, run, ended=True)
+def happened(run_dir: RunDir, begin: float, asked: Sequence[Asked], ledger: Ledger) -> list[Lane]:
+    """Return what each trial of these rounds did, in seconds from the submission at `begin`."""
     lanes = []
     for row in rows(begin, asked, begin + ledger.seconds):
         lines = read_lines(run_dir.observations(row.life.trial))
@@ -63,15 +66,27 @@ def happened(run_dir: RunDir, run: Run, ledger: Ledger) -> list[Lane]:
 
 
 def render(
-    run: Run, plan: PlanFile | None, ledger: Ledger, lanes: list[Lane], results: Mapping[str, Any]
+    run: Run,
+    plan: PlanFile | None,
+    ledger: Ledger,
+    lanes: list[Lane],
+    results: Mapping[str, Any],
+    planned_at: float,
+    last_response: float | None,
 ) -> str:
-    """Return the page."""
+    """Return the page.
+
+    Args:
+        lanes: what each trial did.
+        planned_at: when the plan was made, which is its time 0, in seconds from the submission.
+        last_response: when it came, in the same seconds.
+    """
     planned, expected = [], 0.0
     if plan is not None:
         cores = plan.metric_cpus or run.settings.metrics.cpus
         timeline = simulate(plan.datasets, plan.trials, plan.metric_jobs, plan.score_jobs, cores)
-        planned, expected = gantt.lanes(timeline), timeline.end
-    end = max(expected, ledger.seconds) or 1.0
+        planned, expected = gantt.lanes(timeline, planned_at), timeline.end
+    end = max(planned_at + expected, ledger.seconds) or 1.0
     colors = colors_of([*lanes, *planned])
     charts = [("Planned", draw(planned, end, colors))] if planned else []
     text = template("run.html.j2").render(
@@ -81,6 +96,8 @@ def render(
         reasons=report.reasons(results),
         ledger=ledger,
         expected=expected,
+        planned_at=planned_at,
+        last_response=last_response,
         charts=[*charts, ("What happened", draw(lanes, end, colors))],
         colors=colors,
         count=len({name for name, _ in gantt.longest([*lanes, *planned])}),
