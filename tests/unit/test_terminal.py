@@ -267,8 +267,14 @@ def test_what_cannot_be_split_decides() -> None:
 def test_metrics_that_end_last() -> None:
     code = Cost(name="code", items=100, gpu_seconds=10, metric_cpu_seconds=9000)
     text = found([code, *EVEN], NODES, metric_cpus=4)
-    assert "metrics: those of code end" in text
+    assert "metrics: those of code decide the end" in text
     assert "at most 4 of 4 cores; [metrics] cpus allows more" in text
+
+
+def test_metrics_that_occupy_all_cores_until_another_dataset_is_scored() -> None:
+    code = Cost(name="code", items=100, gpu_seconds=10, metric_cpu_seconds=9000)
+    scored = Cost(name="scored", items=100, gpu_seconds=200, score_seconds=30)
+    assert "metrics: those of code decide" in found([code, scored, *EVEN], NODES, metric_cpus=4)
 
 
 def test_scoring_that_ends_last() -> None:

@@ -122,15 +122,17 @@ def _metric_tail(found: Review) -> Iterator[str]:
     last = max(drawn.on_cores, key=lambda bar: bar.end)
     most = max(step.cores for step in drawn.cores())
     more = "; [metrics] cpus allows more" if most == cores else ""
-    if isinstance(last, ScoreBar) and most < cores:
+    if isinstance(last, ScoreBar) and (most < cores or not drawn.metrics):
         seconds = duration(last.job.seconds)
         yield (
             f"scoring: that of {last.job.dataset} ends {duration(tail)} after the last response; "
             f"it takes {seconds} on one core"
         )
         return
+    longest = max(found.plan.datasets, key=lambda cost: cost.metric_cpu_seconds)
+    name = last.job.dataset if most < cores else longest.name
     yield (
-        f"metrics: those of {last.job.dataset} end {duration(tail)} after the last response, "
+        f"metrics: those of {name} decide the end, {duration(tail)} after the last response, "
         f"using at most {most} of {cores} cores{more}"
     )
 
