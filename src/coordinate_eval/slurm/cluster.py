@@ -148,7 +148,7 @@ class SlurmCluster:
         if not self._settings.cpu_partition:
             raise UserError(
                 f"partition {self._settings.partition or 'by default'} allocates whole nodes: set "
-                "[slurm] cpu_partition to another partition, for the supervisor and metric jobs"
+                "[slurm] cpu_partition to another partition, for the jobs that need no GPU"
             )
         return True
 

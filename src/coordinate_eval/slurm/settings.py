@@ -11,7 +11,7 @@ class SlurmSettings(Record):
     partition: str = Field(default="", description="partition of trials and keepers")
     cpu_partition: str = Field(
         default="",
-        description="partition of the supervisor and of metric jobs; if not set, `partition`",
+        description="partition of all other jobs, which need no GPU; if not set, `partition`",
     )
     account: str = Field(default="", description="account to charge")
     qos: str = Field(default="", description="quality of service (QOS) of all jobs")
