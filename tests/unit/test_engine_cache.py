@@ -110,6 +110,27 @@ def test_what_cannot_be_trusted_is_not_used(cache: EngineCache, how: str) -> Non
     assert found(cache) == {}
 
 
+def test_a_torn_archive_is_replaced(cache: EngineCache) -> None:
+    archive = kept(cache, one=b"1")
+    archive.write_bytes(archive.read_bytes()[:1000])
+    kept(cache, one=b"1")
+    assert found(cache) == {"a folder/one": b"1"}
+
+
+def test_a_file_that_an_engine_removes_meanwhile_ends_no_trial(
+    cache: EngineCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(path: Path) -> None:
+        raise FileNotFoundError(path)
+
+    with cache.hold():
+        settled(cache.folder, "one", b"1")
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "lstat", gone)
+            cache.save()
+    assert found(cache) == {}
+
+
 def test_files_with_which_no_engine_starts_are_forgotten(cache: EngineCache) -> None:
     kept(cache, one=b"1")
     cache.forget()

@@ -94,9 +94,12 @@ class EngineCache:
         with node_memory.copy_lock(self.folder) as alone:
             if not alone or self._archive.exists():
                 return
-            found = [path for path in self.folder.rglob("*") if not path.is_symlink()]
-            files = sorted(path for path in found if path.is_file())
-            states = [file.lstat() for file in files]
+            try:
+                found = [path for path in self.folder.rglob("*") if not path.is_symlink()]
+                files = sorted(path for path in found if path.is_file())
+                states = [file.lstat() for file in files]
+            except FileNotFoundError:  # an engine has removed one just now
+                return
             if not files or max(s.st_mtime for s in states) > time.time() - SETTLED_SECONDS:
                 return
             if (size := sum(state.st_size for state in states)) > MOST_BYTES:
@@ -126,6 +129,8 @@ class EngineCache:
                 pass
             except (OSError, ForeignError, tarfile.TarError) as error:
                 print(f"compiled files of earlier runs are not used: {error}")
+                if isinstance(error, tarfile.TarError):  # it is torn, and would be for ever
+                    self.forget()
                 shutil.rmtree(part)
                 part.mkdir(mode=0o700)
             part.rename(self.folder)
