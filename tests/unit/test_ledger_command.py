@@ -118,3 +118,15 @@ def test_an_ended_run_keeps_its_ledger(run_dir: RunDir) -> None:
     assert (
         json.loads(ask(run_dir, "--json").stdout)["gpu_seconds"] == results["ledger"]["gpu_seconds"]
     )
+
+
+def test_a_run_that_is_resumed_for_its_scores_holds_no_gpu(run_dir: RunDir) -> None:
+    run = make_run(created=time.time() - SECONDS)
+    assert read_ledger(run_dir, run, ended=True).total_gpu_seconds > 0
+    trial = _files.read_record(run_dir.trial("n1-0"), TrialProgress)
+    _files.write_record(run_dir.trial("n1-0"), trial.model_copy(update={"state": "ended"}))
+    _files.write(run_dir.resumed, "")
+    resumed = read_ledger(run_dir, run, ended=True)
+    assert resumed.total_gpu_seconds == 0
+    assert resumed.cpu_seconds == {"building": 0.0, "metrics": 0.0, "scoring": 0.0}
+    assert resumed.advice == "no GPU was asked for"

@@ -22,23 +22,30 @@ def read_ledger(run_dir: RunDir, run: Run, *, ended: bool) -> Ledger:
     begin = begin_of(run_dir, run)
     cpu_seconds = {
         "building": _building(run_dir, run, begin),
-        "metrics": _metrics(run_dir, run),
+        "metrics": _metrics(run_dir, run, begin),
         "scoring": _scoring(run_dir, run, begin),
     }
     return sum_up(begin, read_asked(run_dir, run, ended=ended), time.time(), cpu_seconds)
 
 
 def read_asked(run_dir: RunDir, run: Run, *, ended: bool) -> list[Asked]:
-    """Return the rounds since the run was created or last resumed, with the times of all trials."""
+    """Return the rounds since the run was created or last resumed, with the times of all trials.
+
+    An earlier round counts if it went on then. It held no GPU if all of its trials had ended.
+    """
     begin = begin_of(run_dir, run)
     every = list(read_rounds(run_dir))
-    rounds = [found for found in every if found.created >= begin] or every[-1:]
-    return [
+    new = [found for found in every if found.created >= begin]
+    rounds = new or every[-1:]
+    asked = [
         Asked(
             round_.created, list(_lives(run_dir, run, round_, over=ended or round_ != rounds[-1]))
         )
         for round_ in rounds
     ]
+    lives = [life for each in asked for life in each.lives if not ended or life.started is not None]
+    over = all(life.ended is not None and life.ended < begin for life in lives)
+    return [] if over and not new else asked
 
 
 def begin_of(run_dir: RunDir, run: Run) -> float:
@@ -83,11 +90,13 @@ def _building(run_dir: RunDir, run: Run, begin: float) -> float:
     return seconds
 
 
-def _metrics(run_dir: RunDir, run: Run) -> float:
+def _metrics(run_dir: RunDir, run: Run, begin: float) -> float:
     seconds = 0.0
     for portion in portions_with_questions(run_dir, run):
-        for line in _files.whole_lines(run_dir.published("answers", portion)):
-            seconds += Answer.model_validate_json(line).seconds
+        path = run_dir.published("answers", portion)
+        if _files.modified(path) >= begin:
+            for line in _files.whole_lines(path):
+                seconds += Answer.model_validate_json(line).seconds
     return seconds
 
 
