@@ -28,12 +28,13 @@ def model(before: Sequence[int]) -> dict[int, Any]:
 class Vllm:
     """Answers as vLLM does: rows of cached tokens are missing, and it counts what it computes."""
 
-    def __init__(self, *, obeys: bool = True, gives: bool = True) -> None:
+    def __init__(self, *, obeys: bool = True, gives: bool = True, forgets: int = 0) -> None:
         self.cached: set[tuple[int, ...]] = set()
         self.computed = 0
         self.asked = 0
         self.obeys = obeys
         self.gives = gives
+        self.forgets = forgets
 
     def answer(self, ask: Ask) -> Any:
         """Return what a `RequestOutput` has of it."""
@@ -45,11 +46,12 @@ class Vllm:
         self.cached |= {tokens[:end] for end in range(BLOCK, len(tokens) + 1, BLOCK)}
         self.computed += len(tokens) - count
         rows = [model(tokens[:n]) for n in range(count + 1, len(tokens) + 1)]
+        given = rows[self.forgets if ask.read_cache else 0 : -1]
         last = max(TOKENS, key=lambda token: rows[-1][token].logprob)
         answer = SimpleNamespace(token_ids=[last], logprobs=rows[-1:])
         return SimpleNamespace(
             outputs=[answer],
-            prompt_logprobs=rows[:-1] if self.gives else None,
+            prompt_logprobs=[None, *given] if self.gives else None,
             num_cached_tokens=count,
         )
 
@@ -140,8 +142,16 @@ def test_missing_rows_are_an_error() -> None:
     deaf.score([one], 0)
     with pytest.raises(EngineError, match="enable_prefix_caching"):
         deaf.score([one], 0)
-    with pytest.raises(EngineError, match="rows of log-probabilities"):
+    with pytest.raises(EngineError, match="max_logprobs"):
         mute.score([one])
+
+
+@pytest.mark.parametrize("most_ids", [0, 128])
+@pytest.mark.parametrize("forgets", [1, 5, 9, 10, 11])
+def test_rows_that_an_engine_forgot_are_asked_for_again(forgets: int, most_ids: int) -> None:
+    requests = [request([1] * 8, [token, 2, 3]) for token in range(3)]
+    found = Vllm(forgets=forgets).score(requests, most_ids)
+    assert [r.logprob for r in found] == [expected(one)[0] for one in requests]
 
 
 def test_only_scores_of_the_same_item_wait_for_each_other() -> None:

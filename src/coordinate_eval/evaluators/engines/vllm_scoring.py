@@ -21,6 +21,8 @@ Checked in the sources of vLLM 0.19, 0.25, 0.28 and 0.32, for both model runners
 - `prompt_logprobs` has a row for each token of the prompt (V1; rows of cached tokens are not
   initialized) or only for those computed (V2): rows are counted from the end. A last step of one
   token changes nothing.
+- V2 forgets the rows of a prompt that it stops to make room, and goes on from the cache: fewer rows
+  come than `num_cached_tokens` says. They count as missing. Without the cache, all come.
 - `logprobs` must equal the number of `logprob_token_ids`. Requests of one batch may have different
   numbers. The values are those of the softmax of the unchanged logits in both ways.
 """
@@ -41,6 +43,11 @@ MOST_IDS = 128
 
 MOST_TOGETHER = 128
 """Most requests of an item that wait for each other."""
+
+_REASONS = (
+    "engine arguments may prevent it (max_logprobs, speculative_config, enable_prefix_caching), or "
+    "its version"
+)
 
 
 class Score(NamedTuple):
@@ -85,18 +92,23 @@ class Ask:
         """
         if self.ids:
             (answer,) = output.outputs
-            (row,) = _rows(answer.logprobs, 1)
+            if not answer.logprobs:
+                raise EngineError(f"vLLM returned no log-probabilities: {_REASONS}")
+            row = answer.logprobs[0]
             likeliest = row[answer.token_ids[0]].logprob
             found = {token: row[token].logprob for token in self.ids}
             return {t: Score(logprob, logprob >= likeliest) for t, logprob in found.items()}
-        first = max(self.start, (output.num_cached_tokens or 0) + 1)
-        rows = _rows(output.prompt_logprobs, len(self.tokens) - first)
+        rows = output.prompt_logprobs or []
+        # The first row stands for the first token of a prompt, which has no score.
+        first = max(
+            self.start, (output.num_cached_tokens or 0) + 1, len(self.tokens) - len(rows) + 1
+        )
         return {
             place: Score(
                 row[self.tokens[place]].logprob,
                 row[self.tokens[place]].logprob >= max(rival.logprob for rival in row.values()),
             )
-            for place, row in enumerate(rows, first)
+            for place, row in enumerate(rows[len(rows) + first - len(self.tokens) :], first)
         }
 
 
@@ -164,8 +176,7 @@ class Scoring:
         if any(one in self._asked for one in asks):
             raise EngineError(
                 f"cannot answer {common.named(self.requests[0])}: vLLM returned no scores for some "
-                "of its tokens, also without its prefix cache. Set the engine argument "
-                "enable_prefix_caching to false, or use another version of vLLM"
+                f"of its tokens, also without its prefix cache: {_REASONS}"
             )
         self._asked = asks
         self._waiting = len(asks)
@@ -231,19 +242,3 @@ def _common(one: list[int], other: list[int]) -> int:
     """Return the number of tokens with which both begin."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _rows(rows: Any, count: int) -> Any:
-    """Return the last rows, each a mapping of token id to `Logprob`.
-
-    Raises:
-        EngineError: there are fewer.
-    """
-    if count <= 0:
-        return []
-    if rows is None or len(rows) < count:
-        raise EngineError(
-            f"vLLM returned {len(rows or [])} rows of log-probabilities and not {count}: engine "
-            "arguments may prevent it (max_logprobs, speculative_config), or its version"
-        )
-    return rows[-count:]
