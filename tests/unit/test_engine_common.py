@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinate_eval.errors import EngineError
-from coordinate_eval.evaluators.engines import common
+from coordinate_eval.evaluators.engines import common, vllm
 from coordinate_eval.evaluators.engines.transformers import batches
 from coordinate_eval.evaluators.engines.transformers_text import first_stop
 from coordinate_eval.records import Request, RequestKind
@@ -113,3 +113,20 @@ def test_last_words_fit_on_a_line() -> None:
     assert common.last_words(KeyError()) == "KeyError"
     advert = "wrong\nFor further information visit a page"
     assert common.last_words(ValueError(advert)) == "ValueError: wrong"
+
+
+@pytest.mark.parametrize(
+    ("config", "gib", "filled", "tokens"),
+    [
+        ({"vocab_size": 128_256}, 80, 0.9, 5357),
+        ({"vocab_size": 32_000, "text_config": {"vocab_size": 128_256}}, 80, 0.9, 5357),
+        ({"vocab_size": 32_000}, 80, 0.9, 8192),
+        ({"vocab_size": 151_936}, 24, 0.9, 1356),
+        ({"vocab_size": 128_256}, 80, 0.99, 1024),
+        ({"vocab_size": "many", "text_config": []}, 80, 0.9, 8192),
+    ],
+)
+def test_a_step_of_vllm_is_small_enough_to_score_all_of_it(
+    config: dict[str, object], gib: int, filled: float, tokens: int
+) -> None:
+    assert vllm._step_tokens(config, gib << 30, filled) == tokens
