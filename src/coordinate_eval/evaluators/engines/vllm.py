@@ -167,8 +167,14 @@ class VllmEngine:
     computing = None
     """Always None: nearly all requests in flight are computed at once."""
 
+    asked: int
+    """Requests to vLLM so far. One of them may score several choices."""
+
     computed_tokens: int
     """Tokens of prompts that were computed so far, and not read from the prefix cache."""
+
+    most_ids: int
+    """Most tokens that one request to vLLM scores by their ids; 0 for scoring without ids."""
 
     steps: int
     """Number of engine steps so far. Unlike time, it does not depend on the machine's load."""
@@ -204,9 +210,8 @@ class VllmEngine:
         running: int = config.scheduler_config.max_num_seqs
         # A few more wait in the scheduler. If it plans a step ahead, they fill the gaps.
         self.most_in_flight = running + max(1, running // 8)
-        self.steps = self.computed_tokens = 0
-        self._asked = 0
-        self._most_ids = _most_ids(vllm.SamplingParams, config.model_config.max_logprobs)
+        self.steps = self.computed_tokens = self.asked = 0
+        self.most_ids = _most_ids(vllm.SamplingParams, config.model_config.max_logprobs)
         try:
             self._probe()
         except EngineError as error:
@@ -267,17 +272,17 @@ class VllmEngine:
             EngineError: vLLM cannot score, or cannot write.
         """
         tokens = [number % self._vocabulary for number in range(3, 7)]
-        ids, by_ids = self._most_ids, math.nan
+        ids, by_ids = self.most_ids, math.nan
         if ids:
             with contextlib.suppress(EngineError):
                 by_ids = self._scored(tokens[:2], tokens[2:3]) + self._scored(
                     tokens[:3], tokens[3:]
                 )
-        self._most_ids = 0
+        self.most_ids = 0
         whole = self._scored(tokens[:2], tokens[2:])
         # Batches of other sizes change values of 16 bits a little.
         if math.isclose(by_ids, whole, rel_tol=0.05):
-            self._most_ids = ids
+            self.most_ids = ids
         written = _probed(RequestKind.GENERATE, tokens, max_tokens=1)
         list(self.run(iter([written])))
 
@@ -301,15 +306,15 @@ class VllmEngine:
                 vocabulary=self._vocabulary,
             )
         if group[0].kind is RequestKind.LOGLIKELIHOOD:
-            return Scoring(group, self._most_ids)
+            return Scoring(group, self.most_ids)
         return _Writing(group)
 
     def _ask(self, flight: dict[str, tuple[_Work, Any]], work: _Work, ask: Any) -> None:
         """Add a request to vLLM's scheduler and to `flight`."""
         if self._engine is None:
             raise EngineError("this vLLM engine is closed: start another")
-        name = str(self._asked)
-        self._asked += 1
+        name = str(self.asked)
+        self.asked += 1
         prompt = {"type": "token", "prompt_token_ids": ask.tokens}
         try:
             self._engine.add_request(name, prompt, self._parameters(**ask.settings()))
