@@ -200,7 +200,7 @@ def observed(
     """Run all datasets in an order of this run's own, and measure them as a trial does."""
     order = list(datasets)
     random.Random(number).shuffle(order)  # noqa: S311
-    shares = Shares(time.process_time)
+    shares = Shares(on.sequences, time.process_time)
     tallies: defaultdict[str, measurements.Tally] = defaultdict(measurements.Tally)
 
     def pulled() -> Iterator[Request]:

@@ -335,3 +335,25 @@ class DatasetResults(Record):
     n_shot: dict[str, Any] = {}
     n_samples: dict[str, Any] = {}
     versions: dict[str, Any] = {}
+
+
+def computed_before(request: Request, before: Request | None) -> int:
+    """Return how many tokens of a request an engine need not compute after the one before it.
+
+    Those are the whole blocks with which both begin. The last token of a text is computed in any
+    case, but for an item's choices of one token, which take one computation of their context.
+    """
+    if before is None:
+        return 0
+    text = [*request.tokens, *request.continuation]
+    if len(request.continuation) == len(before.continuation) == 1:
+        same_item = (request.task, request.doc) == (before.task, before.doc)
+        if same_item and request.tokens == before.tokens:
+            return len(text)
+    other = [*before.tokens, *before.continuation]
+    low, high = 0, min(len(other), len(text) - 1) // CACHE_BLOCK
+    while low < high:  # the most blocks that are alike, by bisection: lists compare fast
+        middle = (low + high + 1) // 2
+        edge = middle * CACHE_BLOCK
+        low, high = (middle, high) if other[:edge] == text[:edge] else (low, middle - 1)
+    return low * CACHE_BLOCK

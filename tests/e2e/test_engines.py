@@ -7,8 +7,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from benchmarks._scoring import SHAPES, Shape, scored_items
 from tests.tiny import MAX_LENGTH, VOCABULARY, need, tiny_model, tokenizer
 
+from coordinate_eval import records
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators.engines import vllm_arguments
 from coordinate_eval.evaluators.engines.base import Engine, start
@@ -213,7 +215,7 @@ def test_choices_of_an_item_compute_their_context_once(
     vllm: Engine, transformers: Engine, by_ids: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not by_ids:  # as in vLLM before 0.25
-        monkeypatch.setattr(vllm, "_most_ids", 0)
+        monkeypatch.setattr(vllm, "most_ids", 0)
     context = [(31 * n + by_ids) % 300 + 5 for n in range(200)]
     sets = {
         "one token": [choices(n, context[n : n + 96 + n], [[7], [9], [8], [7]]) for n in range(20)],
@@ -361,6 +363,21 @@ def test_stays_full_over_dataset_borders(vllm: Engine) -> None:
         return vllm.steps - before  # type: ignore[attr-defined, no-any-return]
 
     assert steps([one for dataset in sets for one in dataset]) < steps(*sets) / 2
+
+
+@pytest.mark.parametrize("shots", [0, 5])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_vllm_computes_as_many_tokens_as_are_counted_when_building(
+    vllm: Engine, shape: Shape, shots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "CACHE_BLOCK", BLOCK)
+    requests = list(scored_items(shape, shots, 24, VOCABULARY))
+    tokens = sum(len(r.tokens) + len(r.continuation) for r in requests)
+    saved = sum(map(records.computed_before, requests[1:], requests))
+    before: int = vllm.computed_tokens  # type: ignore[attr-defined]  # vLLM's own
+    assert len(list(vllm.run(iter(requests)))) == len(requests)
+    computed = vllm.computed_tokens - before  # type: ignore[attr-defined]
+    assert computed == pytest.approx(tokens - saved, rel=0.05)
 
 
 def test_closing_midway_leaves_a_working_engine(engine: Engine) -> None:

@@ -114,7 +114,8 @@ def test_a_group_is_numbered_through_its_leaf_tasks(evaluator: Evaluators) -> No
     ]
     assert built.prompt_tokens == sum(len(r.tokens) + len(r.continuation) for r in requests)
     assert built.cached_tokens == sum(
-        alike_blocks(a.tokens, b.tokens) for a, b in itertools.pairwise(requests)
+        alike_blocks([*a.tokens, *a.continuation], [*b.tokens, *b.continuation])
+        for a, b in itertools.pairwise(requests)
     )
     assert built.versions == {"tiny_choice": "1.5", "tiny_short": "1.5"}
     assert not built.asks

@@ -46,7 +46,7 @@ def play(steps: list[Step]) -> tuple[dict[int, float], float]:
     all are answered.
     """
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(256, clock)
     flight: list[Request] = []
     found: dict[int, float] = {}
     busy, pulled = 0.0, 0
@@ -79,7 +79,7 @@ def test_shares_add_up_to_the_time_in_which_the_engine_worked(steps: list[Step])
 def test_shares_of_batches_add_up_too(work: list[tuple[int, float]], size: int, ahead: int) -> None:
     """An engine that pulls some batches ahead, sorts them, and answers one batch at a time."""
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(256, clock)
     requests = [scored(item, tokens) for item, (tokens, _) in enumerate(work)]
     total = busy = 0.0
     for start in range(0, len(requests), size * ahead):
@@ -99,7 +99,7 @@ def test_shares_of_batches_add_up_too(work: list[tuple[int, float]], size: int, 
 @given(st.permutations(range(6)), st.booleans())
 def test_answers_of_one_moment_may_come_in_any_order(order: list[int], batched: bool) -> None:
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(256, clock)
     requests = [scored(item) for item in range(6)]
     for request in requests:
         shares.pulled(request)
@@ -110,7 +110,7 @@ def test_answers_of_one_moment_may_come_in_any_order(order: list[int], batched: 
 
 def test_who_has_more_to_compute_pays_more() -> None:
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(256, clock)
     for request in (short := scored(0, 10), long := scored(1, 90)):
         shares.pulled(request)
     clock.now += 5.0
@@ -118,10 +118,23 @@ def test_who_has_more_to_compute_pays_more() -> None:
     assert shares.answered(long, None) == pytest.approx(4.5)
 
 
+def test_what_a_prompt_shares_with_the_one_before_it_costs_nothing() -> None:
+    clock = Clock()
+    shares = Shares(256, clock)
+    alone = generated(0, 160).model_copy(update={"tokens": [2] * 160, "max_tokens": 1})
+    choices = [scored(1, 160 + length).model_copy(update={"index": length}) for length in (1, 9)]
+    for request in (alone, *choices):
+        shares.pulled(request)
+    clock.now += 3.3
+    first, second = (shares.answered(choice, None) for choice in choices)
+    assert second < first / 10
+    assert first == pytest.approx(shares.answered(alone, None), rel=0.1)
+
+
 def test_a_prompt_costs_more_than_a_step_of_each_text_beside_it() -> None:
     """A full batch writes on, and one long prompt is scored in a single step."""
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(256, clock)
     texts = [generated(item, limit=1000) for item in range(255)]
     for request in (*texts, prompt := scored(999, 1000)):
         shares.pulled(request)
@@ -131,7 +144,7 @@ def test_a_prompt_costs_more_than_a_step_of_each_text_beside_it() -> None:
 
 def test_a_batch_is_paid_by_those_for_whom_it_goes_on() -> None:
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(256, clock)
     batch = [generated(item, limit=200 if item < 4 else 10) for item in range(8)]
     for request in batch:
         shares.pulled(request)
@@ -143,7 +156,7 @@ def test_a_batch_is_paid_by_those_for_whom_it_goes_on() -> None:
 
 def test_a_text_without_a_limit_is_no_error() -> None:
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(256, clock)
     shares.pulled(generated(0, limit=0))
     clock.now += 1.0
     assert shares.answered(generated(0, limit=0), None) == 1.0
@@ -151,7 +164,7 @@ def test_a_text_without_a_limit_is_no_error() -> None:
 
 def test_a_long_request_pays_for_the_time_it_had_alone() -> None:
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(256, clock)
     shares.pulled(generated(0))
     shares.pulled(generated(1))
     clock.now += 4.0
@@ -162,7 +175,7 @@ def test_a_long_request_pays_for_the_time_it_had_alone() -> None:
 
 def test_time_without_requests_is_nobodys() -> None:
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(256, clock)
     shares.pulled(scored(0))
     clock.now += 1.0
     assert shares.answered(scored(0), None) == 1.0
@@ -174,7 +187,7 @@ def test_time_without_requests_is_nobodys() -> None:
 
 def test_an_answer_that_was_not_asked_for_costs_nothing() -> None:
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(256, clock)
     assert shares.answered(scored(7), None) == 0.0
     shares.pulled(scored(0))
     clock.now += 3.0

@@ -3,7 +3,8 @@
 An engine answers requests of several shards together, so the wall time between the first and the
 last response of a shard is not its cost. Instead, the time between two answers is split among the
 requests that are being computed, in proportion to their work. An engine with continuous batching
-computes all requests that are pulled and not yet answered; their work is that of one step. An
+computes all requests that are pulled and not yet answered; their work is that of one step, and what
+a prompt shares with the one before it is no work (`records.computed_before`). An
 engine that sorts requests into batches names the batch that it computes; their work is all that
 they need, and waiting requests cost nothing. The shares of all requests add up to the time in which
 any request was in flight.
@@ -12,8 +13,7 @@ any request was in flight.
 import time
 from collections.abc import Callable, Sequence
 
-from coordinate_eval.priors.roofline import MAX_SEQUENCES
-from coordinate_eval.records import Key, Request, RequestKind
+from coordinate_eval.records import Key, Request, RequestKind, computed_before
 
 STEP_TOKENS = 250.0
 """Prompt tokens that take as long to compute as a step takes to read the weights, for any model:
@@ -32,9 +32,12 @@ def steps(request: Request) -> float:
     return max(1.0, WRITTEN_SHARE * request.max_tokens)
 
 
-def work(request: Request, together: int) -> float:
-    """Return the work of a request, in prompt tokens, with `together` requests at once."""
-    prompt = len(request.tokens) + len(request.continuation)
+def work(request: Request, together: int, shared: int = 0) -> float:
+    """Return the work of a request, in prompt tokens, with `together` requests at once.
+
+    `shared` tokens of its prompt need not be computed. A request is some work in any case.
+    """
+    prompt = max(1, len(request.tokens) + len(request.continuation) - shared)
     if request.kind is RequestKind.LOGLIKELIHOOD:
         return prompt
     return prompt + steps(request) * (1 + STEP_TOKENS / together)
@@ -46,12 +49,16 @@ class Shares:
     Recording an answer takes constant time; a new batch takes time in proportion to its size.
 
     Args:
+        sequences: Most requests that an engine with continuous batching runs at once.
         clock: Returns seconds and never goes back.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, sequences: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._sequences = sequences
         self._clock = clock
-        self._waiting: dict[_Name, Request] = {}  # pulled, not yet being computed
+        self._pulled: Request | None = None
+        # Pulled and not yet being computed, with the tokens shared with the request before.
+        self._waiting: dict[_Name, tuple[Request, int]] = {}
         self._computed: dict[_Name, tuple[float, float]] = {}  # weight, and `_unit` at its start
         self._weights = 0.0  # of all requests being computed
         self._unit = 0.0  # seconds so far of a request of weight 1 that is always computed
@@ -62,7 +69,8 @@ class Shares:
         """Record that the engine has pulled this request."""
         if not self._waiting and not self._computed:
             self._last = self._clock()
-        self._waiting[_name(request)] = request
+        self._waiting[_name(request)] = request, computed_before(request, self._pulled)
+        self._pulled = request
 
     def answered(self, key: Key, batch: Sequence[Request] | None) -> float:
         """Record that the engine has answered this request; return its seconds.
@@ -73,8 +81,8 @@ class Shares:
         now = self._clock()
         passed, self._last = now - self._last, now
         if batch is None:
-            for request in self._waiting.values():
-                self._start(request, work(request, MAX_SEQUENCES) / steps(request))
+            for request, shared in self._waiting.values():
+                self._start(request, work(request, self._sequences, shared) / steps(request))
             self._waiting.clear()
         elif batch is not self._batch:
             for request in batch:

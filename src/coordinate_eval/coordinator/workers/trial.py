@@ -35,6 +35,7 @@ from coordinate_eval.coordinator.workers.staging import StagedWeights, Throttle
 from coordinate_eval.errors import CoordinateError, EngineError, UserError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import this_machine
+from coordinate_eval.priors.conditions import sequences
 from coordinate_eval.priors.time_shares import Shares
 from coordinate_eval.records import Request, Response, Shard, Span
 
@@ -92,7 +93,7 @@ class TrialRunner:
         self._ledger = Ledger(run_dir, "outputs")
         self._pace = Pace(deadline)
         self._open = OpenShards(run_dir, trial, self._pace)
-        self._shares = Shares()
+        self._shares = Shares(sequences(self._run.settings.engine, self._run.gpu_type))
         self._throttle = Throttle(PROGRESS_SECONDS)
         self._started = time.time()
         self._times: dict[str, float] = {}

@@ -44,7 +44,6 @@ from coordinate_eval.evaluators.harness.tokenizer import load_tokenizer
 from coordinate_eval.evaluators.harness.watched_tokenizer import WatchedTokenizer
 from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.records import (
-    CACHE_BLOCK,
     Answer,
     Dataset,
     DatasetRequests,
@@ -53,6 +52,7 @@ from coordinate_eval.records import (
     Request,
     RequestKind,
     Response,
+    computed_before,
 )
 
 _KEPT_INSTANCES = 100_000
@@ -113,7 +113,7 @@ class HarnessEvaluator:
         """
         requests = prompt_tokens = cached_tokens = 0
         outputs: list[int] = []
-        before: list[int] = []
+        before: Request | None = None
         with harness_session():
             # The time of this dataset excludes the tokenizer and the index, which all share.
             _ = self._tokenizer
@@ -124,8 +124,8 @@ class HarnessEvaluator:
                 write(request)
                 requests += 1
                 prompt_tokens += len(request.tokens) + len(request.continuation)
-                cached_tokens += shared_tokens(before, request.tokens)
-                before = request.tokens
+                cached_tokens += computed_before(request, before)
+                before = request
                 if request.kind is RequestKind.GENERATE:
                     outputs.append(request.max_tokens)
         tasks = built.loaded.tasks
@@ -313,17 +313,3 @@ def _own_code(dataset: Dataset) -> Iterator[None]:
             f"dataset {dataset.name!r}: the task's own code fails on the responses: "
             f"{in_words(error)}"
         ) from error
-
-
-def shared_tokens(before: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return how many tokens a prompt shares with the one before it, in whole blocks.
-
-    An engine that keeps these blocks does not compute them again. It computes the last token of a
-    prompt in any case.
-    """
-    low, high = 0, min(len(before), len(tokens) - 1) // CACHE_BLOCK
-    while low < high:  # the most blocks that are alike, by bisection: lists compare fast
-        middle = (low + high + 1) // 2
-        edge = middle * CACHE_BLOCK
-        low, high = (middle, high) if before[:edge] == tokens[:edge] else (low, middle - 1)
-    return low * CACHE_BLOCK
