@@ -246,6 +246,14 @@ class DatasetRequests(Record):
     sources: dict[str, str] = Field(
         default={}, description="local data files they were built from: path → '<size> <mtime_ns>'"
     )
+    made_from: str = Field(
+        default="",
+        description="digest of what prompts were made from, but for documents; empty if scoring "
+        "has to make them again",
+    )
+    item_digests: list[str] = Field(
+        default=[], description="of each item's document and requests, for scoring to compare"
+    )
     offsets: list[int] = Field(
         description="byte offset of each item's line, then of the end of the file"
     )

@@ -215,7 +215,6 @@ def test_scores_are_those_of_the_harness(tmp_path: Path, monkeypatch: pytest.Mon
     for name in names:
         dataset = Dataset(name=name, task=name)
         responses = ResponseFiles(tuple((run_dir.root / "outputs" / name).glob("*.jsonl")))
-        assert set(evaluator.load(dataset)) >= set(scored.results[name].results)
         assert scored.results[name] == evaluator.finish(dataset, responses, {})
 
 

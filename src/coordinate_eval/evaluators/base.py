@@ -36,9 +36,10 @@ class Evaluator(Protocol):
         """
         ...
 
-    def load(self, dataset: Dataset) -> list[str]:
+    def load(self, dataset: Dataset, index: DatasetRequests) -> list[str]:
         """Load what scoring the dataset needs. It stays in memory while there is room.
 
+        `index` is what `build` returned. Scoring reads responses twice if they do not fit it.
         Returns the names of the tasks and groups that the dataset's results may have.
         """
         ...

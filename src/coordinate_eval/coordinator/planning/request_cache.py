@@ -32,7 +32,7 @@ from coordinate_eval.evaluators.harness.watched_tokenizer import unusable
 from coordinate_eval.evaluators.pulse import EndlessCall
 from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Suite
 
-FORMAT = 4
+FORMAT = 5
 """Increased when a key comes to mean different requests, or an index has new facts."""
 
 

@@ -106,6 +106,7 @@ def start_evaluator(
         ),
         Place(
             run_dir.model,
+            run_dir.requests_folder,
             run_dir.published_folder("outputs", ""),
             run_dir.published_folder("answers", ""),
         ),

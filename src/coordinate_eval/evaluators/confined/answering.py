@@ -10,6 +10,7 @@ libraries are read-only, and it works on folders of links to them in its own mem
 
 import contextlib
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -19,6 +20,7 @@ import traceback
 from pathlib import Path
 from typing import BinaryIO
 
+from coordinate_eval import _files
 from coordinate_eval.errors import CoordinateError, DataMissing, UserError
 from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
 from coordinate_eval.evaluators.confined.messages import (
@@ -38,6 +40,10 @@ STACKS_BYTES = 4 << 30
 
 MOST_THREADS = 4096
 """Most threads of all processes: libraries start some for each core of a large node."""
+
+NEW_OBJECTS = 100_000
+"""New objects after which Python looks for cycles among them. It looks after 700 by itself, and
+again and again at prompts and responses, which have none: that took a third of the CPU time."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -64,6 +70,8 @@ def main() -> None:
         Path(setup.kept_tasks) if setup.kept_tasks else None,
     )
     mirroring.join()
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS)
     for line in commands:
         command = Command.model_validate_json(line)
         reply = _reply(evaluator, command)
@@ -138,7 +146,8 @@ def _call(evaluator: Evaluator, command: Command) -> Reply:
     responses = ResponseFiles(tuple(map(Path, command.responses)))
     answers = AnswerFiles(tuple(map(Path, command.answers)))
     if command.work is Work.LOAD:
-        return Reply(number=number, names=evaluator.load(dataset))
+        index = _files.read_record(Path(command.index), DatasetRequests)
+        return Reply(number=number, names=evaluator.load(dataset, index))
     if command.work is Work.QUESTIONS:
         return Reply(number=number, questions=evaluator.questions(dataset, responses))
     finish = evaluator.finish if command.work is Work.FINISH else evaluator.finish_part

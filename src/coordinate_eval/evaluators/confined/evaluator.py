@@ -42,6 +42,7 @@ class Place:
     """The folders of a run that scoring reads. Those of responses have a folder a dataset."""
 
     tokenizer: Path
+    requests: Path
     responses: Path
     answers: Path
 
@@ -153,7 +154,9 @@ class ConfinedEvaluator:
         else:
             holder = self._shared
         try:
-            names = _checked(holder.process.ask(_command(Work.LOAD, dataset))).names
+            load = _command(Work.LOAD, dataset)
+            index = str(self._index_file(dataset.name))
+            names = _checked(holder.process.ask(load.model_copy(update={"index": index}))).names
             holder.names.setdefault(dataset.name, set(names))
             yield holder
         finally:
@@ -188,6 +191,9 @@ class ConfinedEvaluator:
         process = ScoringProcess(setup, level, seen, environment, self._most_seconds)
         return _Holder(process)
 
+    def _index_file(self, dataset: str) -> Path:
+        return self._place.requests / f"{dataset}.json"
+
     def _view(self, only: str) -> View:
         place = self._place
         folders = [place.responses, place.answers]
@@ -199,6 +205,7 @@ class ConfinedEvaluator:
             *view.python_paths(os.environ),
             *view.task_paths(self._setup.include_path, self._tasks, data),
             *(folder / only for folder in folders),
+            *map(self._index_file, names),
             place.tokenizer,
             *([Path(self._setup.kept_tasks)] if self._setup.kept_tasks else []),
             self._caches.hub,

@@ -83,6 +83,7 @@ class Command(Record):
     responses: list[str] = Field(default=[], description="files of JSON lines of `Response`")
     answers: list[str] = Field(default=[], description="files of JSON lines of `Answer`")
     requests: str = Field(default="", description="new file for what is built")
+    index: str = Field(default="", description="file of `DatasetRequests`: of load")
 
 
 class Asked(Record):

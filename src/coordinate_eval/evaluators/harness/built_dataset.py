@@ -1,51 +1,28 @@
 """All prompts of a dataset, built by the harness, and the responses matched to them."""
 
-import copy
 import hashlib
 import json
-import random
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from lm_eval.api.instance import Instance
 
 from coordinate_eval.errors import RecordError, UserError
-from coordinate_eval.evaluators.harness.language_models import Prompt, RequestModel
+from coordinate_eval.evaluators.harness.answered_dataset import (
+    Answered,
+    AnsweredDataset,
+    Ask,
+    already_built,
+)
+from coordinate_eval.evaluators.harness.language_models import Generation, Prompt, RequestModel
+from coordinate_eval.evaluators.harness.made_from import ItemDigest, item_digests
 from coordinate_eval.evaluators.harness.task_loader import LoadedTasks, in_words
 from coordinate_eval.records import Dataset, Request, RequestKind, Response
 
 _Identity = tuple[str, int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One instance of the harness, and its position in the dataset."""
-
-    instance: Instance
-    item: int
-    task: str
-    doc: int
-    index: int
-    prompt_hash: str
-
-    def __str__(self) -> str:
-        return f"task {self.task!r}, document {self.doc}, request {self.index}"
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Some documents of a dataset, as arguments of the harness's `evaluate`."""
-
-    table: dict[str, Any]
-    samples: dict[str, list[int]]
-    recorded: dict[int, list[Any]]
-    """The responses by the `id()` of an instance."""
-
-
-class BuiltDataset:
+class BuiltDataset(AnsweredDataset):
     """One dataset with all instances that the harness makes of it."""
 
     def __init__(self, dataset: Dataset, loaded: LoadedTasks, model: RequestModel) -> None:
@@ -54,18 +31,20 @@ class BuiltDataset:
         Raises:
             UserError: a task has no items, or its own code fails.
         """
-        self.loaded = loaded
-        self.model = model
-        self._dataset = dataset
+        super().__init__(dataset, loaded, model)
         self.asks: list[Ask] = []
         self.items = 0
         for name, task in loaded.tasks.items():
             _build_instances(name, task, dataset, model)
             self._add(name, task.instances)
             # `evaluate` would build them again, with random generators in another state.
-            task.build_all_requests = _already_built
-        # Metrics may draw random numbers. Every scoring starts from this state.
-        self._random_states = random.getstate(), np.random.get_state()
+            task.build_all_requests = already_built
+        self._keep_random_states()
+
+    @property
+    def size(self) -> int:
+        """The number of prompts."""
+        return len(self.asks)
 
     def _add(self, task: str, instances: Sequence[Instance]) -> None:
         asked: dict[int, int] = {}
@@ -78,6 +57,12 @@ class BuiltDataset:
             digest = prompt_hash(instance)
             self.asks.append(Ask(instance, self.items + place, task, doc, index, digest))
         self.items += len(places)
+
+    def digests(self) -> list[ItemDigest]:
+        """Return the digests of all items without requests so far, none if a document has none."""
+        # What making the prompts has done to a document is part of it.
+        documents = {ask.item: ask.instance.doc for ask in self.asks}
+        return item_digests(documents.values())
 
     def requests(self) -> Iterator[Request]:
         """Yield every request, in item order.
@@ -117,55 +102,14 @@ class BuiltDataset:
         )
 
     def rewind(self) -> None:
-        """Remove all responses, and restore the random generators' state after building."""
+        """Remove all responses besides."""
         for ask in self.asks:
             ask.instance.resps = []
             ask.instance.filtered_resps = {}
-        python_state, numpy_state = self._random_states
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+        super().rewind()
 
-    @contextmanager
-    def only(self, answered: Sequence[tuple[Ask, list[Any]]]) -> Iterator[Selection]:
-        """Reduce the dataset to the documents of these instances inside the block.
-
-        The documents of each task are numbered from 0, as `evaluate` numbers its `samples`.
-        """
-        documents: dict[str, set[int]] = {}
-        for ask, _ in answered:
-            documents.setdefault(ask.task, set()).add(ask.doc)
-        samples = {task: sorted(docs) for task, docs in documents.items()}
-        places = {task: {doc: n for n, doc in enumerate(docs)} for task, docs in samples.items()}
-        tasks = {name: task for name, task in self.loaded.tasks.items() if name in samples}
-        whole = {name: task.instances for name, task in tasks.items()}
-        instances: dict[str, list[Instance]] = {name: [] for name in tasks}
-        recorded = {}
-        for ask, given in answered:
-            instance = copy.copy(ask.instance)
-            instance.doc_id = places[ask.task][ask.doc]
-            instance.resps, instance.filtered_resps = [], {}
-            instances[ask.task].append(instance)
-            recorded[id(instance)] = given
-        try:
-            for name, task in tasks.items():
-                task._instances = instances[name]
-            yield Selection({**self.loaded.table, "tasks": tasks}, samples, recorded)
-        finally:
-            for name, task in tasks.items():
-                task._instances = whole[name]
-
-    def answered(
-        self, responses: Iterable[Response], *, whole: bool
-    ) -> list[tuple[Ask, list[Any]]]:
-        """Return each instance of the answered items with its responses, one for each repeat.
-
-        With `whole`, return the instances of all items. The response to a log-likelihood is (nats,
-        greedy), to a rolling one the sum over its windows, and to a generation the text as the
-        harness would cut it.
-
-        Raises:
-            RecordError: a response is missing, answers another prompt, or has no request.
-        """
+    def answered(self, responses: Iterable[Response], *, whole: bool) -> Answered:
+        """Return the instances with their responses, matched by their prompts."""
         by_identity = {response.identity(): response for response in responses}
         items = {response.item for response in by_identity.values()}
         answered = [
@@ -181,18 +125,13 @@ class BuiltDataset:
             )
         return answered
 
-    def _take(self, ask: Ask, repeat: int, by_identity: dict[_Identity, Response]) -> Any:  # noqa: ANN401  a text, a number or a pair
-        kind = ask.instance.request_type
-        if kind == "loglikelihood_rolling":
-            windows = range(len(self._prompts(ask)))
-            taken = [self._pop(ask, repeat, window, by_identity) for window in windows]
-            return sum(self._scored(ask, response)[0] for response in taken)
-        response = self._pop(ask, repeat, 0, by_identity)
-        if kind == "loglikelihood":
-            return self._scored(ask, response)
-        if response.text is None:
-            raise RecordError(f"dataset {self._dataset.name!r}: the response to {ask} has no text")
-        return self.model.cut(response.text, self.model.generation(ask.instance.args[1]))
+    def _take(self, ask: Ask, repeat: int, by_identity: dict[_Identity, Response]) -> Any:  # noqa: ANN401  as in `Answered`
+        rolling = ask.instance.request_type == "loglikelihood_rolling"
+        windows = range(len(self._prompts(ask)) if rolling else 1)
+        return self._value(ask, [self._pop(ask, repeat, n, by_identity) for n in windows])
+
+    def _generation(self, ask: Ask) -> Generation:
+        return self.model.generation(ask.instance.args[1])
 
     def _pop(
         self, ask: Ask, repeat: int, window: int, by_identity: dict[_Identity, Response]
@@ -210,13 +149,6 @@ class BuiltDataset:
                 f"{ask.prompt_hash}); {_CHANGED}"
             )
         return response
-
-    def _scored(self, ask: Ask, response: Response) -> tuple[float, bool]:
-        if response.logprob is None or response.greedy is None:
-            raise RecordError(
-                f"dataset {self._dataset.name!r}: the response to {ask} has no log-probability"
-            )
-        return response.logprob, response.greedy
 
 
 _CHANGED = (
@@ -245,7 +177,3 @@ def _build_instances(name: str, task: Any, dataset: Dataset, model: RequestModel
         if getattr(task, "_instances", None) == []:
             raise UserError(f"{where} has no items (limit {dataset.limit})") from error
         raise UserError(f"{where} cannot make its prompts: {in_words(error)}") from error
-
-
-def _already_built(**_: object) -> None:
-    """Replace a task's `build_all_requests` after it has run."""

@@ -13,18 +13,22 @@ names if the dataset is named like its task. Otherwise they are called `dataset/
 suite can have one task with two settings.
 """
 
+import hashlib
+import json
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from lm_eval.evaluator import evaluate
 
 from coordinate_eval.errors import CoordinateError, RecordError, UserError
-from coordinate_eval.evaluators.harness.built_dataset import Ask, BuiltDataset
+from coordinate_eval.evaluators.harness.answered_dataset import Answered, AnsweredDataset
+from coordinate_eval.evaluators.harness.built_dataset import BuiltDataset
 from coordinate_eval.evaluators.harness.code_eval import AnswerBook, Collector, judged_by
 from coordinate_eval.evaluators.harness.data_files import data_sources
 from coordinate_eval.evaluators.harness.language_models import (
@@ -32,6 +36,7 @@ from coordinate_eval.evaluators.harness.language_models import (
     ReplayModel,
     RequestModel,
 )
+from coordinate_eval.evaluators.harness.made_from import made_from, without_examples
 from coordinate_eval.evaluators.harness.results import dataset_results, result_names
 from coordinate_eval.evaluators.harness.runs_text import what_runs_text
 from coordinate_eval.evaluators.harness.task_loader import (
@@ -41,6 +46,7 @@ from coordinate_eval.evaluators.harness.task_loader import (
     in_words,
 )
 from coordinate_eval.evaluators.harness.tokenizer import load_tokenizer
+from coordinate_eval.evaluators.harness.unbuilt_dataset import PromptsNeeded, UnbuiltDataset
 from coordinate_eval.evaluators.harness.watched_tokenizer import WatchedTokenizer
 from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.records import (
@@ -55,8 +61,8 @@ from coordinate_eval.records import (
     computed_before,
 )
 
-_KEPT_INSTANCES = 100_000
-"""Most prompts of built datasets in memory. With five shots, each takes some kilobytes."""
+_MOST_KEPT = 100_000
+"""Most prompts and documents in memory. With five shots, a prompt takes some kilobytes."""
 
 
 class HarnessEvaluator:
@@ -93,10 +99,11 @@ class HarnessEvaluator:
         self._max_length = max_length
         self._backend: Backend = backend
         self._pulse = pulse
+        self._seed = seed
         self._loader = TaskLoader(
             include_path=include_path, tokenizer=tokenizer, seed=seed, kept_tasks=kept_tasks
         )
-        self._kept: OrderedDict[str, BuiltDataset] = OrderedDict()
+        self._kept: OrderedDict[str, AnsweredDataset] = OrderedDict()
 
     @cached_property
     def _tokenizer(self) -> Any:  # noqa: ANN401  one of many classes of transformers, or ours
@@ -120,8 +127,11 @@ class HarnessEvaluator:
             self._loader.begin(dataset)
             began = time.process_time()
             built = self._built(dataset)
+            digests = built.digests()
             for request in built.requests():
                 write(request)
+                if digests:
+                    digests[request.item].add(request)
                 requests += 1
                 prompt_tokens += len(request.tokens) + len(request.continuation)
                 cached_tokens += computed_before(request, before)
@@ -129,6 +139,7 @@ class HarnessEvaluator:
                 if request.kind is RequestKind.GENERATE:
                     outputs.append(request.max_tokens)
         tasks = built.loaded.tasks
+        from_this = made_from(tasks, self._options(dataset), built.random_states)
         return DatasetRequests(
             dataset=dataset.name,
             key="",
@@ -150,19 +161,26 @@ class HarnessEvaluator:
                     task.get_config("dataset_path"), task.get_config("dataset_kwargs")
                 ).items()
             },
+            made_from=from_this if digests else "",
+            item_digests=list(map(str, digests)) if from_this else [],
             offsets=[],
         )
 
-    def load(self, dataset: Dataset) -> list[str]:
-        """Load the dataset's tasks and make its prompts, so that its scoring can start at once.
+    def load(self, dataset: Dataset, index: DatasetRequests) -> list[str]:
+        """Load the dataset's tasks, and make its prompts if scoring has to compare them.
 
-        Returns the names that its results may have, of its tasks and groups.
+        Args:
+            dataset: the dataset.
+            index: of the requests that were built of it.
+
+        Returns:
+            the names that its results may have, of its tasks and groups.
 
         Raises:
             UserError: the task is unknown, malformed, or has no items.
         """
         with harness_session():
-            loaded = self._built(dataset).loaded
+            loaded = (self._unchanged(dataset, index) or self._built(dataset)).loaded
         return result_names(dataset, top=loaded.top, names=[*loaded.tasks, *loaded.table["groups"]])
 
     def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
@@ -174,11 +192,9 @@ class HarnessEvaluator:
         """
         collector = Collector()
         with harness_session():
-            built = self._built(dataset)
-            answered = built.answered(responses, whole=False)
-            built.rewind()
+            found, answered = self._answered(dataset, responses, whole=False)
             with judged_by(collector), _own_code(dataset):
-                for name, task in built.loaded.tasks.items():
+                for name, task in found.loaded.tasks.items():
                     chosen = [(ask, texts) for ask, texts in answered if ask.task == name]
                     if chosen and asks_questions(task):
                         _score_documents(task, chosen)
@@ -195,13 +211,11 @@ class HarnessEvaluator:
         """
         book = AnswerBook(answers)
         with harness_session():
-            built = self._built(dataset)
-            answered = built.answered(responses, whole=True)
-            built.rewind()
+            found, answered = self._answered(dataset, responses, whole=True)
             with judged_by(book), _own_code(dataset):
                 evaluated = evaluate(
                     ReplayModel({id(ask.instance): given for ask, given in answered}),
-                    built.loaded.table,
+                    found.loaded.table,
                     limit=dataset.limit,
                     log_samples=False,
                     confirm_run_unsafe_code=True,
@@ -209,7 +223,7 @@ class HarnessEvaluator:
         _check_answered(dataset, book)
         del self._kept[_key(dataset)]
         return dataset_results(
-            dataset, top=built.loaded.top, items=built.items, evaluated=evaluated
+            dataset, top=found.loaded.top, items=found.items, evaluated=evaluated
         )
 
     def finish_part(
@@ -228,12 +242,11 @@ class HarnessEvaluator:
         """
         book = AnswerBook(answers)
         with harness_session():
-            built = self._built(dataset)
-            answered = _of_many(built.answered(responses, whole=False))
+            found, given = self._answered(dataset, responses, whole=False)
+            answered = _of_many(given)
             if not answered:
                 raise UserError(f"dataset {dataset.name!r}: no item has a response")
-            built.rewind()
-            with built.only(answered) as part, judged_by(book), _own_code(dataset):
+            with found.only(answered) as part, judged_by(book), _own_code(dataset):
                 evaluated = evaluate(
                     ReplayModel(part.recorded),
                     part.table,
@@ -243,29 +256,77 @@ class HarnessEvaluator:
                 )
         _check_answered(dataset, book)
         items = len({ask.item for ask, _ in answered})
-        return dataset_results(dataset, top=built.loaded.top, items=items, evaluated=evaluated)
+        return dataset_results(dataset, top=found.loaded.top, items=items, evaluated=evaluated)
+
+    def _answered(
+        self, dataset: Dataset, responses: Iterable[Response], *, whole: bool
+    ) -> tuple[AnsweredDataset, Answered]:
+        """Return the dataset and its instances with their responses, ready to be scored."""
+        found: AnsweredDataset = self._kept.get(_key(dataset)) or self._built(dataset)
+        try:
+            answered = found.answered(responses, whole=whole)
+        except PromptsNeeded:
+            del self._kept[_key(dataset)]
+            found = self._built(dataset)
+            answered = found.answered(responses, whole=whole)
+        found.rewind()
+        return found, answered
+
+    def _unchanged(self, dataset: Dataset, index: DatasetRequests) -> AnsweredDataset | None:
+        """Return the dataset, None if its prompts have to be compared with those of its requests.
+
+        Where anything fails here, making the prompts fails too, and is asked to explain it.
+        """
+        key = _key(dataset)
+        if key not in self._kept and index.made_from:
+            model, options = self._model(dataset), self._options(dataset)
+            with suppress(Exception):
+                with without_examples():
+                    loaded = self._loader.load(dataset)
+                self._keep(key, UnbuiltDataset(dataset, loaded, model, options, index))
+        return self._kept.get(key)
 
     def _built(self, dataset: Dataset) -> BuiltDataset:
-        """Return the dataset, and build it unless it is in memory. Drop the least recently used."""
+        """Return the dataset with its prompts, and make them unless they are in memory."""
         key = _key(dataset)
-        if key not in self._kept:
-            model = RequestModel(
-                self._tokenizer,
-                max_length=self._max_length,
-                backend=self._backend,
-                think_end=dataset.think_end_token,
-            )
-            self._kept[key] = BuiltDataset(dataset, self._loader.load(dataset), model)
+        found = self._kept.get(key)
+        if not isinstance(found, BuiltDataset):
+            loaded = self._loader.load(dataset)
+            found = BuiltDataset(dataset, loaded, self._model(dataset))
+        self._keep(key, found)
+        return found
+
+    def _keep(self, key: str, found: AnsweredDataset) -> None:
+        """Keep a dataset in memory, and drop the least recently used ones."""
+        self._kept[key] = found
         self._kept.move_to_end(key)
-        while len(self._kept) > 1 and self._instances() > _KEPT_INSTANCES:
+        while len(self._kept) > 1 and sum(each.size for each in self._kept.values()) > _MOST_KEPT:
             self._kept.popitem(last=False)
-        return self._kept[key]
 
-    def _instances(self) -> int:
-        return sum(len(built.asks) for built in self._kept.values())
+    def _model(self, dataset: Dataset) -> RequestModel:
+        return RequestModel(
+            self._tokenizer,
+            max_length=self._max_length,
+            backend=self._backend,
+            think_end=dataset.think_end_token,
+        )
+
+    def _options(self, dataset: Dataset) -> str:
+        """Return what the prompts of a dataset depend on beside its tasks."""
+        given = dataset.model_dump_json(exclude={"group", "prior", "items", "splittable"})
+        options = [given, self._max_length, self._backend, self._seed, self._tokenizer_digest]
+        return json.dumps([*options, metadata.version("lm_eval")])
+
+    @cached_property
+    def _tokenizer_digest(self) -> str:
+        digest = hashlib.sha256()
+        for path in sorted(self._tokenizer_folder.iterdir()):
+            if path.is_file() and path.name != "config.json":  # each checkpoint has its own
+                digest.update(f"{path.name}\n".encode() + path.read_bytes())
+        return digest.hexdigest()
 
 
-def _of_many(answered: list[tuple[Ask, list[Any]]]) -> list[tuple[Ask, list[Any]]]:
+def _of_many(answered: Answered) -> Answered:
     """Return the instances of tasks with several documents, or all if no task has several."""
     documents = Counter(task for task, _ in {(ask.task, ask.doc) for ask, _ in answered})
     if max(documents.values(), default=0) < 2:
@@ -285,7 +346,7 @@ def _key(dataset: Dataset) -> str:
     return dataset.model_dump_json()
 
 
-def _score_documents(task: Any, answered: list[tuple[Ask, list[Any]]]) -> None:  # noqa: ANN401  lm_eval has no types
+def _score_documents(task: Any, answered: Answered) -> None:  # noqa: ANN401  lm_eval has no types
     """Process each document as `evaluate` does, so that the metric asks its questions."""
     documents: dict[int, list[Any]] = {}
     for ask, given in answered:

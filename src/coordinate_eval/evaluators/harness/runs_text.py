@@ -119,7 +119,7 @@ def what_runs_text(task: Task) -> str:
     """
     if not any(instance.request_type == "generate_until" for instance in task.instances):
         return ""
-    functions = list(_functions(task))
+    functions = list(scoring_functions(task))
     files: list[Path] = []
     for function in functions:
         if not _is_known(function):
@@ -134,8 +134,8 @@ def what_runs_text(task: Task) -> str:
     return found
 
 
-def _functions(task: Task) -> Iterator[Any]:
-    """Yield all that a task calls on the model's text, without wrappers."""
+def scoring_functions(task: Task) -> Iterator[Any]:
+    """Yield all that a task calls on responses, without wrappers."""
     for found in (
         getattr(task.config, "process_results", None),
         *getattr(task, "_metric_fn_list", {}).values(),

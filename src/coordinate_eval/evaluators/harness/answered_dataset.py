@@ -1,0 +1,145 @@
+"""A dataset with the responses to its requests, ready for the harness's `evaluate`."""
+
+import copy
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from lm_eval.api.instance import Instance
+
+from coordinate_eval.errors import RecordError
+from coordinate_eval.evaluators.harness.language_models import Generation, RequestModel
+from coordinate_eval.evaluators.harness.made_from import RandomStates
+from coordinate_eval.evaluators.harness.task_loader import LoadedTasks
+from coordinate_eval.records import Dataset, Response
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One instance of the harness, and its position in the dataset."""
+
+    instance: Instance
+    item: int
+    task: str
+    doc: int
+    index: int
+    prompt_hash: str
+
+    def __str__(self) -> str:
+        return f"task {self.task!r}, document {self.doc}, request {self.index}"
+
+
+Answered = list[tuple[Ask, list[Any]]]
+"""Instances, each with its responses, one for each repeat.
+
+The response to a log-likelihood is (nats, greedy), to a rolling one the sum over its windows, and
+to a generation the text as the harness would cut it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Some documents of a dataset, as arguments of the harness's `evaluate`."""
+
+    table: dict[str, Any]
+    samples: dict[str, list[int]]
+    recorded: dict[int, list[Any]]
+    """The responses by the `id()` of an instance."""
+
+
+class AnsweredDataset(ABC):
+    """One dataset whose responses can be scored."""
+
+    items: int
+    random_states: RandomStates
+
+    def __init__(self, dataset: Dataset, loaded: LoadedTasks, model: RequestModel) -> None:
+        """Prepare a dataset whose tasks are loaded."""
+        self.loaded = loaded
+        self.model = model
+        self._dataset = dataset
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The number of prompts or documents that are in memory."""
+
+    @abstractmethod
+    def answered(self, responses: Iterable[Response], *, whole: bool) -> Answered:
+        """Return the instances of the answered items with their responses.
+
+        With `whole`, return the instances of all items, and give them to their tasks.
+
+        Raises:
+            RecordError: a response is missing, answers another prompt, or has no request.
+        """
+
+    def _keep_random_states(self) -> None:
+        # Metrics may draw random numbers. Every scoring starts from this state.
+        self.random_states = random.getstate(), np.random.get_state()
+
+    def rewind(self) -> None:
+        """Restore the state of the random generators after the prompts were made."""
+        python_state, numpy_state = self.random_states
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+    @contextmanager
+    def only(self, answered: Answered) -> Iterator[Selection]:
+        """Reduce the dataset to the documents of these instances inside the block.
+
+        The documents of each task are numbered from 0, as `evaluate` numbers its `samples`.
+        """
+        documents: dict[str, set[int]] = {}
+        for ask, _ in answered:
+            documents.setdefault(ask.task, set()).add(ask.doc)
+        samples = {task: sorted(docs) for task, docs in documents.items()}
+        places = {task: {doc: n for n, doc in enumerate(docs)} for task, docs in samples.items()}
+        tasks = {name: task for name, task in self.loaded.tasks.items() if name in samples}
+        whole = {name: task.instances for name, task in tasks.items()}
+        instances: dict[str, list[Instance]] = {name: [] for name in tasks}
+        recorded = {}
+        for ask, given in answered:
+            instance = copy.copy(ask.instance)
+            instance.doc_id = places[ask.task][ask.doc]
+            instance.resps, instance.filtered_resps = [], {}
+            instances[ask.task].append(instance)
+            recorded[id(instance)] = given
+        try:
+            for name, task in tasks.items():
+                task._instances = instances[name]
+            yield Selection({**self.loaded.table, "tasks": tasks}, samples, recorded)
+        finally:
+            for name, task in tasks.items():
+                task._instances = whole[name]
+
+    def _value(self, ask: Ask, windows: Sequence[Response]) -> Any:  # noqa: ANN401  a text, a number or a pair
+        """Return the response to one repeat of an instance, from those to its windows."""
+        kind = ask.instance.request_type
+        if kind == "loglikelihood_rolling":
+            return sum(self._scored(ask, response)[0] for response in windows)
+        (response,) = windows
+        if kind == "loglikelihood":
+            return self._scored(ask, response)
+        if response.text is None:
+            raise RecordError(f"dataset {self._dataset.name!r}: the response to {ask} has no text")
+        return self.model.cut(response.text, self._generation(ask))
+
+    @abstractmethod
+    def _generation(self, ask: Ask) -> Generation:
+        """Return how an instance's texts end."""
+
+    def _scored(self, ask: Ask, response: Response) -> tuple[float, bool]:
+        if response.logprob is None or response.greedy is None:
+            raise RecordError(
+                f"dataset {self._dataset.name!r}: the response to {ask} has no log-probability"
+            )
+        return response.logprob, response.greedy
+
+
+def already_built(**_: object) -> None:
+    """Replace a task's `build_all_requests` where it has made its instances, or needs none."""
