@@ -22,7 +22,7 @@ from benchmarks.full_shape.make import Amount, Made, make
 from coordinate_eval import _files
 from coordinate_eval.coordinator.planning.lower_bound import lower_bound
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
-from coordinate_eval.priors import catalogue
+from coordinate_eval.priors import catalogue, roofline
 
 METRIC_CPUS = 64
 """Cores of all metric jobs together: half of one node."""
@@ -170,6 +170,7 @@ def _make(folder: Path, costs: Sequence[Cost]) -> Made:
             "floor_seconds": cost.floor_seconds,
             "chunk_overhead_seconds": cost.chunk_overhead_seconds,
             "cpu_seconds": cost.metric_cpu_seconds,
+            "score_seconds": cost.score_seconds,
         }
     made.suite.write_text(yaml.safe_dump(content))
     return made
@@ -178,8 +179,9 @@ def _make(folder: Path, costs: Sequence[Cost]) -> Made:
 def _scaled(cost: Cost, scale: float) -> Cost:
     """Return a cost in the seconds of this rehearsal, with fewer items.
 
-    Metrics other than programs are computed by the harness, which takes the time that it takes.
+    The harness scores, and computes metrics other than programs, in the time that it takes.
     """
+    entry = catalogue.entries()[cost.name]
     programs = cost.metric_cpu_seconds if cost.metric_cpu_seconds >= cost.items else 0.0
     least = max(
         LEAST_ITEMS,
@@ -187,13 +189,15 @@ def _scaled(cost: Cost, scale: float) -> Cost:
         math.ceil(cost.gpu_seconds / ITEM_SECONDS),
         math.ceil(programs / scale / PROGRAM_SECONDS),
     )
+    items = min(cost.items, least)
     return cost.model_copy(
         update={
-            "items": min(cost.items, least),
+            "items": items,
             "gpu_seconds": cost.gpu_seconds / scale,
             "floor_seconds": cost.floor_seconds / scale,
             "chunk_overhead_seconds": cost.chunk_overhead_seconds / scale,
             "metric_cpu_seconds": programs / scale,
+            "score_seconds": roofline.score_seconds(items, items * entry.requests_per_item),
             "spread": 0.0,
         }
     )

@@ -38,13 +38,17 @@ import argparse
 import json
 import os
 import random
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -64,6 +68,7 @@ from benchmarks._instances import (
     told,
 )
 from benchmarks._partitioners import one_job_per_dataset
+from benchmarks._phases import Phases
 from benchmarks._rehearsal import Conditions, Coordinated, Rehearsal
 from benchmarks._slurm import cluster, impossible
 from benchmarks.full_shape.make import make, scaled
@@ -82,6 +87,10 @@ PRIORITY = -10
 _ROOT = Path(__file__).resolve().parents[1]
 
 
+_Row = tuple[float, Conditions, Coordinated]
+"""A run: its time scale, its conditions, and what was measured."""
+
+
 class Computed(NamedTuple):
     """Makespans of one case, in seconds."""
 
@@ -94,19 +103,36 @@ class Computed(NamedTuple):
 def main() -> None:
     """Compute, measure, and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--scale", type=float, help="measure, with time this many times as fast")
+    # fmt: off
+    parser.add_argument(
+        "--scale", type=float, nargs=len(NODES), metavar="TIMES",
+        help="measure, with time this many times as fast on one node and on four",
+    )
     parser.add_argument("--check", type=float, help="measure four nodes at this time scale, too")
     parser.add_argument("--seed", type=int, default=0, help="of true times (default 0)")
+    parser.add_argument(
+        "--resume", type=Path, metavar="FOLDER",
+        help="keep there what is measured, until all is, and measure only what is not there",
+    )
+    parser.add_argument(
+        "--only", choices=["jobs", *map(str, NODES), "check"],
+        help="measure a part, for a later call with the same --resume",
+    )
+    # fmt: on
     given = parser.parse_args()
+    if given.only and not given.resume:
+        parser.error("--only needs --resume")
     console = Console()
-    console.print(computed())
+    if not given.only:
+        console.print(computed())
     if given.scale is None:
         return
     if why := impossible():
         console.print(f"Not measured: {why}", soft_wrap=True)
         return
     os.nice(PRIORITY)
-    console.print(*measured(given.scale, given.check, given.seed))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and end what was started
+    console.print(*measured(given))
 
 
 def computed() -> Table:
@@ -159,47 +185,110 @@ def _case(nodes: int, gigabits: float, start_seconds: float, sigma: float) -> Co
     return Computed(*(statistics.median(each) for each in zip(*found, strict=True)))
 
 
-def measured(scale: float, check: float | None, seed: int) -> list[Table]:
-    """Return the tables of measured makespans, and of the phases of the runs."""
-    entries = catalogue.entries()
-    costs = [cost for cost in predicted() if entries[cost.name].task]
-    cases = [
-        Conditions(nodes, LOAD_SECONDS, ENGINE_START_SECONDS, sigma, seed)
-        for nodes in NODES
-        for sigma in SIGMAS
-    ]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        harness = _harness_seconds(folder / "harness")
-        place = Rehearsal(folder / "user", costs, scale)
-        waits = [{}, harness]
-        arms = [place.one_job_each(case, wait) for case in cases for wait in waits]
-        theirs = subprocess.Popen(
+def measured(given: argparse.Namespace) -> list[Table]:
+    """Return the tables of measured makespans, and of the phases of the runs.
+
+    With `only`, measure that part for a later call, and return nothing.
+    """
+    if given.resume:
+        given.resume.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as beside:
+        bench = _Bench(Path(name), given.scale, given.seed, given.resume)
+        parts: dict[str, Callable[[], Any]] = {
+            "jobs": lambda: bench.jobs(),
+            **{str(nodes): partial(bench.runs, nodes) for nodes in NODES},
+            **({"check": partial(bench.check, given.check)} if given.check else {}),
+        }
+        if given.only:
+            parts[given.only]()
+            return []
+        theirs = beside.submit(parts.pop("jobs"))  # they sleep, and disturb nothing
+        ours = [row for part in parts.values() for row in part()]
+        tables = [_table(ours, theirs.result()), _phases(ours)]
+    if given.resume:
+        shutil.rmtree(given.resume)
+    return tables
+
+
+class _Bench:
+    """What is measured, each time anew or, from a folder of an earlier call, once."""
+
+    def __init__(
+        self, folder: Path, scale: Sequence[float], seed: int, resumed: Path | None
+    ) -> None:
+        self._folder, self._seed, self._resumed = folder, seed, resumed
+        self._scales = dict(zip(NODES, scale, strict=True))
+        entries = catalogue.entries()
+        self._costs = [cost for cost in predicted() if entries[cost.name].task]
+        self._places: dict[float, Rehearsal] = {}
+
+    def jobs(self) -> Mapping[str, float]:
+        """Return the seconds of one job per dataset, by nodes, σ, and whether prompts are free."""
+        return dict(self._once("jobs", self._jobs))
+
+    def runs(self, nodes: int) -> list[_Row]:
+        """Run coordinate-eval on so many nodes."""
+        return [self._run(self._scales[nodes], self._case(nodes, sigma)) for sigma in SIGMAS]
+
+    def check(self, scale: float) -> list[_Row]:
+        """Run the last case at another time scale."""
+        return [self._run(scale, self._case(NODES[-1], SIGMAS[-1]))]
+
+    def _case(self, nodes: int, sigma: float) -> Conditions:
+        return Conditions(nodes, LOAD_SECONDS, ENGINE_START_SECONDS, sigma, self._seed)
+
+    def _place(self, scale: float) -> Rehearsal:
+        if scale not in self._places:
+            self._places[scale] = Rehearsal(self._folder / f"user-{scale:g}", self._costs, scale)
+        return self._places[scale]
+
+    def _run(self, scale: float, case: Conditions) -> _Row:
+        """Run coordinate-eval on a Slurm that has done nothing else."""
+
+        def run() -> Coordinated:
+            with cluster(self._folder / "slurm", case.nodes) as conf:
+                found = self._place(scale).coordinated(conf, case)
+            sys.stderr.write(f"{scale:g} x, {case}: {found}\n")
+            return found
+
+        found = self._once(f"{case.nodes}-{case.sigma:g}-{scale:g}", run)
+        return scale, case, Coordinated._make([*found[:3], Phases(*found[3]), *found[4:]])
+
+    def _jobs(self) -> Mapping[str, float]:
+        harness = self._once("harness", lambda: _harness_seconds(self._folder / "harness"))
+        arms, factors = {}, {}
+        for nodes, scale in self._scales.items():
+            place = Rehearsal(self._folder / f"jobs-{nodes}", self._costs, scale)
+            for sigma in SIGMAS:
+                for free in (True, False):
+                    name = _arm(nodes, sigma, free)
+                    waits = {} if free else harness
+                    arms[name] = place.one_job_each(self._case(nodes, sigma), waits)
+                    factors[name] = scale
+        done = subprocess.run(
             [sys.executable, "-m", "benchmarks._one_job_each"],
             cwd=_ROOT,
-            stdin=subprocess.PIPE,
+            input=json.dumps(list(arms.values())),
             stdout=subprocess.PIPE,
             text=True,
+            check=True,
         )
-        assert theirs.stdin is not None
-        with theirs.stdin as order:
-            json.dump(arms, order)
-        ours = [(scale, case, _run(folder, place, case)) for case in cases]
-        if check is not None:
-            slower = Rehearsal(folder / "slower", costs, check)
-            ours.append((check, cases[-1], _run(folder, slower, cases[-1])))
-        assert theirs.stdout is not None
-        seconds = [each * scale for each in json.loads(theirs.stdout.read())]
-    pairs = list(zip(seconds[::2], seconds[1::2], strict=True))
-    return [_table(ours, [*pairs, pairs[-1]]), _phases(ours)]
+        seconds = zip(arms, json.loads(done.stdout), strict=True)
+        return {name: factors[name] * each for name, each in seconds}
+
+    def _once(self, name: str, measure: Callable[[], Any]) -> Any:  # noqa: ANN401  # as in JSON
+        """Return what is kept under a name; measure it if nothing is."""
+        path = self._resumed / f"{name}.json" if self._resumed else None
+        if path and path.exists():
+            return json.loads(path.read_text())
+        found = measure()
+        if path:
+            path.write_text(json.dumps(found))
+        return found
 
 
-def _run(folder: Path, place: Rehearsal, case: Conditions) -> Coordinated:
-    """Run coordinate-eval on a Slurm that has done nothing else."""
-    with cluster(folder / "slurm", case.nodes) as conf:
-        found = place.coordinated(conf, case)
-    sys.stderr.write(f"{case}: {found}\n")
-    return found
+def _arm(nodes: int, sigma: float, free: bool) -> str:
+    return f"{nodes} nodes, {sigma:g}, {'free' if free else 'whole'}"
 
 
 def _harness_seconds(folder: Path) -> Mapping[str, float]:
@@ -217,17 +306,15 @@ def _harness_seconds(folder: Path) -> Mapping[str, float]:
     return {name: each * entries[name].items for name, each in json.loads(done.stdout).items()}
 
 
-def _table(
-    ours: Sequence[tuple[float, Conditions, Coordinated]],
-    theirs: Sequence[tuple[float, float]],
-) -> Table:
+def _table(ours: Sequence[_Row], theirs: Mapping[str, float]) -> Table:
     table = Table(title="Measured, to the last score", title_justify="left")
     for heading in ("time", "nodes", "σ", "one job each", "prompts, scores free"):
         table.add_column(heading, justify="right")
     for heading in ("coordinate-eval", "ratio", "to free", "to estimate", "to bound", "cores"):
         table.add_column(heading, justify="right")
     table.add_column("busy", justify="right")
-    for (scale, case, run), (free, whole) in zip(ours, theirs, strict=True):
+    for scale, case, run in ours:
+        free, whole = (theirs[_arm(case.nodes, case.sigma, each)] for each in (True, False))
         table.add_row(
             f"{scale:g} ×",
             str(case.nodes),
@@ -243,7 +330,7 @@ def _table(
     return table
 
 
-def _phases(ours: Sequence[tuple[float, Conditions, Coordinated]]) -> Table:
+def _phases(ours: Sequence[_Row]) -> Table:
     table = Table(title="Seconds of these runs until", title_justify="left")
     for heading in ("time", "nodes", "σ", "call returns", "plan", "first trial"):
         table.add_column(heading, justify="right")
