@@ -187,9 +187,10 @@ def _scaled(cost: Cost, scale: float) -> Cost:
         LEAST_ITEMS,
         2 * catalogue.TASKS.get(cost.name, 1),
         math.ceil(cost.gpu_seconds / ITEM_SECONDS),
-        math.ceil(programs / scale / PROGRAM_SECONDS),
     )
-    items = min(cost.items, least)
+    # A program that sleeps for longer than its limit would be run again, alone.
+    each = math.ceil(programs / scale / PROGRAM_SECONDS)
+    items = max(each, min(cost.items, least))
     return cost.model_copy(
         update={
             "items": items,
