@@ -1,6 +1,6 @@
 """One job per dataset against coordinate-eval, computed, and measured to the last score
 
-    python benchmarks/makespan.py --scale 4 2 --check 1
+    python benchmarks/makespan.py --scale 4 1 --check 2
 
 The base suite of a 7B model, on one and on four nodes of eight H200. Scripts around a scheduler
 submit one job per dataset. The jobs start in the suite's order. Each takes a GPU, loads the weights
@@ -21,7 +21,8 @@ jobs, scoring by the harness, files, queues and claims are real. What the rows m
   one above it in another time: what differs between them is the machine, not the plan.
 - *True times* of datasets are the predicted ones times lognormal factors. They are in a file that
   only engines read. Both ways have the same. Metrics that run programs take what was predicted.
-- *One job per dataset* is one process that sleeps, submitted to a Slurm of its own. With "prompts,
+- *One job per dataset* is one process that sleeps, submitted to a Slurm of its own, always in the
+  time of the first row. With "prompts,
   scores free" nothing but the engine and programs takes time. Otherwise a job also holds its GPU
   while the harness makes its prompts and scores, by CPU seconds measured here on 2 % of the items.
 - *coordinate-eval* counts from the call of the command to the last score. Prompts were built
@@ -253,15 +254,16 @@ class _Bench:
 
     def _jobs(self) -> Mapping[str, float]:
         harness = self._once("harness", lambda: _harness_seconds(self._folder / "harness"))
-        arms, factors = {}, {}
-        for nodes, scale in self._scales.items():
-            place = Rehearsal(self._folder / f"jobs-{nodes}", self._costs, scale)
-            for sigma in SIGMAS:
-                for free in (True, False):
-                    name = _arm(nodes, sigma, free)
-                    waits = {} if free else harness
-                    arms[name] = place.one_job_each(self._case(nodes, sigma), waits)
-                    factors[name] = scale
+        scale = self._scales[NODES[0]]
+        place = self._place(scale)
+        arms = {
+            _arm(nodes, sigma, free): place.one_job_each(
+                self._case(nodes, sigma), {} if free else harness
+            )
+            for nodes in NODES
+            for sigma in SIGMAS
+            for free in (True, False)
+        }
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks._one_job_each"],
             cwd=_ROOT,
@@ -271,7 +273,7 @@ class _Bench:
             check=True,
         )
         seconds = zip(arms, json.loads(done.stdout), strict=True)
-        return {name: factors[name] * each for name, each in seconds}
+        return {name: scale * each for name, each in seconds}
 
     def _once(self, name: str, measure: Callable[[], Any]) -> Any:  # noqa: ANN401  # as in JSON
         """Return what is kept under a name; measure it if nothing is."""
