@@ -24,8 +24,8 @@ from coordinate_eval.coordinator.planning.lower_bound import lower_bound
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.priors import catalogue, roofline
 
-METRIC_CPUS = 64
-"""Cores of all metric jobs together: half of one node."""
+METRIC_CPUS = 32
+"""Cores of all metric jobs together: a quarter of one node."""
 
 ITEM_SECONDS = 1.0
 """GPU seconds of an item, at least: fewer items than the real suite has, and as easy to cut."""

@@ -1,6 +1,6 @@
 """One job per dataset against coordinate-eval, computed, and measured to the last score
 
-    python benchmarks/makespan.py --scale 4 1 --check 2
+    python benchmarks/makespan.py --scale 4 2 --check 4
 
 The base suite of a 7B model, on one and on four nodes of eight H200. Scripts around a scheduler
 submit one job per dataset. The jobs start in the suite's order. Each takes a GPU, loads the weights
@@ -33,7 +33,7 @@ jobs, scoring by the harness, files, queues and claims are real. What the rows m
   what bytes cost the CPU does not get faster with the time. There are 9,000 items, not 345,000.
 - *Cores* are the CPU seconds of all processes of the run per second and core; *busy* is what all
   processes of this machine used, Slurm's daemons and others' among them. The two cores stand for
-  up to 512. They are full whenever 32 trials or 64 metric jobs start at once.
+  up to 512. They are full whenever 32 trials or metric jobs start at once.
 """
 
 import argparse

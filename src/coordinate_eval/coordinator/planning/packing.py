@@ -31,6 +31,10 @@ LONG = 0.3
 LONG_SCORING = 0.1
 """Scoring, as a share of a trial's time, above which `Way.EARLY` deals a dataset first."""
 
+ALIKE = 0.0025
+"""Difference of two tails, as a share of a trial's time, that is not worth an order: what is longer
+or less certain matters more."""
+
 OVERHEAD_SHARE = 0.01
 """Share of a trial's time that the cuts of poured work may cost if all predictions are sure."""
 
@@ -94,6 +98,8 @@ class _Flow:
     trials: int
     metric_cpus: int
     feeds_metrics: bool
+    alike: float
+    """Seconds by which tails differ that count as equal."""
 
     def tail(self, cost: Cost) -> float:
         """Return the seconds after a dataset's GPU work: longest item, metric, then scoring."""
@@ -106,7 +112,7 @@ class _Flow:
         Among equal tails the uncertain come first, while there is time to make up for them.
         """
         density = self.density(cost.metric_cpu_seconds, cost.gpu_seconds)
-        return (-density, -self.tail(cost), -cost.spread, -cost.gpu_seconds)
+        return (-density, -(self.tail(cost) // self.alike), -cost.spread, -cost.gpu_seconds)
 
     def hurries(self, cost: Cost, window: float) -> bool:
         """Return whether a dataset comes before others for what follows it on cores."""
@@ -123,7 +129,7 @@ class _Flow:
         metric = cost.metric_cpu_seconds * (piece.stop - piece.start) / cost.items
         follows = max(0.0, cost.floor_seconds - own) + metric / self.metric_cpus
         follows += cost.score_seconds
-        return (-self.density(metric, own), -follows, -cost.spread * own)
+        return (-self.density(metric, own), -(follows // self.alike), -cost.spread * own)
 
     def density(self, metric: float, own: float) -> float:
         """Return metric seconds per GPU second where that is above 1, else 0 (Johnson's rule)."""
@@ -166,8 +172,8 @@ def deal(
         metric_cpus: Cores for all metrics together.
         way: The way to deal.
     """
-    flow = _Flow(len(ready), metric_cpus, way is Way.EARLY)
     window = max(sum(_own(costs[p.cost], p) for p in pieces) / len(ready), 1e-9)
+    flow = _Flow(len(ready), metric_cpus, way is Way.EARLY, ALIKE * window)
     longest = LONG * window if way is Way.APART else math.inf
     apart: list[Piece] = []
     dense: list[Piece] = []
