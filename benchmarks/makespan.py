@@ -1,6 +1,6 @@
 """One job per dataset against coordinate-eval, computed, and measured to the last score
 
-    python benchmarks/makespan.py --scale 4 2 --check 4
+    python benchmarks/makespan.py --scale 8 2 --check 4
 
 The base suite of a 7B model, on one and on four nodes of eight H200. Scripts around a scheduler
 submit one job per dataset. The jobs start in the suite's order. Each takes a GPU, loads the weights
@@ -21,10 +21,10 @@ jobs, scoring by the harness, files, queues and claims are real. What the rows m
   one above it in another time: what differs between them is the machine, not the plan.
 - *True times* of datasets are the predicted ones times lognormal factors. They are in a file that
   only engines read. Both ways have the same. Metrics that run programs take what was predicted.
-- *One job per dataset* is one process that sleeps, submitted to a Slurm of its own, always in the
-  time of the first row. With "prompts,
-  scores free" nothing but the engine and programs takes time. Otherwise a job also holds its GPU
-  while the harness makes its prompts and scores, by CPU seconds measured here on 2 % of the items.
+- *One job per dataset* is one process that sleeps, submitted to a Slurm of its own, in time that is
+  always four times as fast. With "prompts, scores free" nothing but the engine and programs takes
+  time. Otherwise a job also holds its GPU while the harness makes its prompts and scores, by CPU
+  seconds measured here on 2 % of the items.
 - *coordinate-eval* counts from the call of the command to the last score. Prompts were built
   before, as they are from the second checkpoint of a model on. Weights are read once a node, over
   a link of its own. Estimate and bound have the seconds of scoring by the shipped figures.
@@ -80,6 +80,9 @@ NODES = (1, 4)
 SIGMAS = (0.0, 0.5)
 LOAD_SECONDS = CHECKPOINT.bytes * 8 / (STORAGE_GIGABITS * 1e9)
 DRAWS = 9
+JOBS_SCALE = 4.0
+"""Time of one job per dataset, whatever that of a row: these jobs sleep."""
+
 HARNESS_SCALE = 0.02
 """Share of the items on which the harness is timed."""
 
@@ -254,8 +257,7 @@ class _Bench:
 
     def _jobs(self) -> Mapping[str, float]:
         harness = self._once("harness", lambda: _harness_seconds(self._folder / "harness"))
-        scale = self._scales[NODES[0]]
-        place = self._place(scale)
+        place = self._place(JOBS_SCALE)
         arms = {
             _arm(nodes, sigma, free): place.one_job_each(
                 self._case(nodes, sigma), {} if free else harness
@@ -273,7 +275,7 @@ class _Bench:
             check=True,
         )
         seconds = zip(arms, json.loads(done.stdout), strict=True)
-        return {name: scale * each for name, each in seconds}
+        return {name: JOBS_SCALE * each for name, each in seconds}
 
     def _once(self, name: str, measure: Callable[[], Any]) -> Any:  # noqa: ANN401  # as in JSON
         """Return what is kept under a name; measure it if nothing is."""
