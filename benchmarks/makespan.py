@@ -1,6 +1,6 @@
 """One job per dataset against coordinate-eval, computed, and measured to the last score
 
-    python benchmarks/makespan.py --scale 8 2 --check 4
+    python benchmarks/makespan.py --scale 8 2
 
 The base suite of a 7B model, on one and on four nodes of eight H200. Scripts around a scheduler
 submit one job per dataset. The jobs start in the suite's order. Each takes a GPU, loads the weights
@@ -17,23 +17,25 @@ jobs, scoring by the harness, files, queues and claims are real. What the rows m
 
 - *Time* runs as many times as fast as the first column says, for both ways, for copies, engine
   starts, requests and programs. All seconds are shown as if it had not. Real processes are not
-  faster, so coordinate-eval's own overhead weighs as many times as much. The last row repeats the
-  one above it in another time: what differs between them is the machine, not the plan.
+  faster, so coordinate-eval's own overhead weighs as many times as much. `--check` repeats the last
+  row in another time: what differs then is the machine, not the plan.
 - *True times* of datasets are the predicted ones times lognormal factors. They are in a file that
   only engines read. Both ways have the same. Metrics that run programs take what was predicted.
-- *One job per dataset* is one process that sleeps, submitted to a Slurm of its own, in time that is
-  always four times as fast. With "prompts, scores free" nothing but the engine and programs takes
-  time. Otherwise a job also holds its GPU while the harness makes its prompts and scores, by CPU
-  seconds measured here on 2 % of the items.
+- *Jobs* is one job per dataset: a process that sleeps, submitted to a Slurm of its own, in time
+  that is always four times as fast. The job holds its GPU while the harness makes its prompts and
+  scores, by CPU seconds measured here on 2 % of the items. In *free*, nothing but the engine and
+  programs takes time.
 - *coordinate-eval* counts from the call of the command to the last score. Prompts were built
   before, as they are from the second checkpoint of a model on. Weights are read once a node, over
-  a link of its own. Estimate and bound have the seconds of scoring by the shipped figures.
+  a link of its own. There are two scoring jobs, as this machine has two cores. The ratios to
+  *estimate* (the plan's) and *bound* (of the true times) count scoring by the shipped figures.
 - The suite has the base suite's 59 datasets that have a task, and their 419 leaf tasks, with at
   most one item per predicted GPU second, at least 30 of each, and prompts of 5 % of their length:
   what bytes cost the CPU does not get faster with the time. There are 9,000 items, not 345,000.
 - *Cores* are the CPU seconds of all processes of the run per second and core; *busy* is what all
-  processes of this machine used, Slurm's daemons and others' among them. The two cores stand for
-  up to 512. They are full whenever 32 trials or metric jobs start at once.
+  processes of this machine used, Slurm's daemons and others' among them: a
+  row where it is far above *cores* was disturbed. The two cores stand for up to 512. They are full
+  whenever 32 trials or metric jobs start at once, which takes 4 real seconds or more.
 """
 
 import argparse
@@ -308,10 +310,10 @@ def _harness_seconds(folder: Path) -> Mapping[str, float]:
 
 
 def _table(ours: Sequence[_Row], theirs: Mapping[str, float]) -> Table:
-    table = Table(title="Measured, to the last score", title_justify="left")
-    for heading in ("time", "nodes", "σ", "one job each", "prompts, scores free"):
+    table = Table(title="Measured: seconds to the last score", title_justify="left")
+    for heading in ("time", "nodes", "σ", "jobs", "free"):
         table.add_column(heading, justify="right")
-    for heading in ("coordinate-eval", "ratio", "to free", "to estimate", "to bound", "cores"):
+    for heading in ("coordinate-eval", "ratio", "to free", "estimate", "bound", "cores"):
         table.add_column(heading, justify="right")
     table.add_column("busy", justify="right")
     for scale, case, run in ours:
@@ -320,9 +322,9 @@ def _table(ours: Sequence[_Row], theirs: Mapping[str, float]) -> Table:
             f"{scale:g} ×",
             str(case.nodes),
             f"{case.sigma:g}",
-            f"{whole:,.0f} s",
-            f"{free:,.0f} s",
-            f"{run.seconds:,.0f} s",
+            f"{whole:,.0f}",
+            f"{free:,.0f}",
+            f"{run.seconds:,.0f}",
             *(f"{each / run.seconds:.2f}" for each in (whole, free)),
             *(f"{run.seconds / each:.2f}" for each in (run.estimate, run.bound)),
             f"{run.cpu_seconds * scale / run.seconds / (os.cpu_count() or 1):.0%}",

@@ -89,7 +89,8 @@ def run(folder: Path, made: Made, source: Path) -> Run:
     folder.mkdir()
     user = Workspace(folder)
     user.environ |= {"PYTHONPATH": str(source)}
-    del user.environ["COORDINATE_EVAL_SUPERVISOR_POLL_SECONDS"]  # the default, as for users
+    for name in ("SUPERVISOR_POLL_SECONDS", "BUILD_JOBS", "SCORING_JOBS"):  # defaults, as for users
+        del user.environ[f"COORDINATE_EVAL_{name}"]
     with cluster(folder / "slurm", nodes=1) as conf:
         where = folder / "run"
         watch = Watch()
