@@ -72,8 +72,9 @@ def test_a_later_round_takes_over_and_the_time_before_it_was_spent_asking() -> N
 
 
 def test_the_advice_is_about_the_largest_part_that_is_no_answering() -> None:
-    def advice(life: Life, asked: float = 1, end: float = 91) -> str:
-        return sum_up(0, [Asked(asked, [life])], end, {}).advice
+    def advice(life: Life, asked: float = 1, end: float = 91, scoring: float = 0) -> str:
+        cpu_seconds = {"metrics": 5.0, "scoring": scoring}
+        return sum_up(0, [Asked(asked, [life])], end, cpu_seconds).advice
 
     slow = Life("a", 1, started=1, prepared=2, staged=2, running=40, last=90, ended=91)
     assert advice(slow).startswith("43% of GPU time was engine start: take fewer GPUs")
@@ -81,6 +82,7 @@ def test_the_advice_is_about_the_largest_part_that_is_no_answering() -> None:
     assert advice(good).startswith("96% of GPU time was requests: only more")
     assert "prefetch" in advice(good, asked=80)
     assert "[metrics] cpus" in advice(good, end=500)
+    assert "[scoring] jobs" in advice(good, end=500, scoring=9)
     assert sum_up(0, [], 10, {}).advice == "no GPU was asked for"
 
 
@@ -110,7 +112,7 @@ def test_the_sums_are_all_of_the_time_whatever_was_recorded(
         for round_, (since, until) in zip(rounds, pairwise(borders), strict=False)
         for life in round_.lives
     )
-    ledger = sum_up(begin, rounds, end, {"building": 1.0})
+    ledger = sum_up(begin, rounds, end, {"metrics": 1.0, "scoring": 2.0})
     assert abs(ledger.total_gpu_seconds - whole) < 0.01
     assert abs(sum(ledger.gpu_seconds.values()) - whole) < 0.01
     assert set(json.loads(ledger.model_dump_json())["gpu_seconds"]) == {use.value for use in Use}

@@ -155,7 +155,7 @@ def test_the_suite_must_be_the_same(reviewer: Reviewer, tmp_path: Path) -> None:
         ),
         ({"trial": TrialSettings(max_length=512)}, ("trial.max_length", "1024", "512")),
         ({"trial": TrialSettings(tensor_parallel=2)}, ("trial.tensor_parallel", "1", "2")),
-        ({"metrics": MetricSettings(cpus=3)}, ("metrics.cpus", "8", "3")),
+        ({"metrics": MetricSettings(cpus=3)}, ("metrics.cpus", "64", "3")),
         ({"nodes": "n1"}, ("--nodes 'n1'", "n2")),
         ({"nodes": "1"}, ("--nodes '1'",)),
         ({"max_gpus": 2}, ("--max-gpus 2",)),

@@ -92,6 +92,7 @@ class SlurmClient:
         try:
             done = subprocess.run(
                 [command, *args],
+                cwd="/",  # where the job's shell begins, and no node lacks it
                 env=_environment(command),
                 input=(script or "").encode(),
                 capture_output=True,

@@ -12,7 +12,7 @@ from coordinate_eval.coordinator.dry_run.one_job_each import (
     longest_first,
     one_job_each,
 )
-from coordinate_eval.coordinator.planning.plan import Plan
+from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
 from coordinate_eval.coordinator.run.records import Run
@@ -180,11 +180,11 @@ def node_table(found: Review) -> Table:
 
 
 def dataset_table(found: Review) -> Table:
-    """Return the datasets, longest first."""
+    """Return the datasets, those first that take most seconds of a GPU or of a core."""
     shards = Counter(shard.dataset for trial in found.plan.trials for shard in trial.shards)
     scored = ("scoring",) if found.plan.score_jobs else ()
     return Table(
-        "datasets, longest first",
+        "datasets, most work first",
         ("dataset", "items", "shards", "GPU time", "metric CPU", *scored),
         [
             (
@@ -195,9 +195,13 @@ def dataset_table(found: Review) -> Table:
                 duration(cost.metric_cpu_seconds) if cost.metric_cpu_seconds else "",
                 *(duration(cost.score_seconds) if cost.score_seconds else "" for _ in scored),
             )
-            for cost in sorted(found.plan.datasets, key=lambda cost: -cost.gpu_seconds)
+            for cost in sorted(found.plan.datasets, key=_most_seconds, reverse=True)
         ],
     )
+
+
+def _most_seconds(cost: Cost) -> float:
+    return max(cost.gpu_seconds, cost.metric_cpu_seconds, cost.score_seconds)
 
 
 def what_if_table(found: Review) -> Table:

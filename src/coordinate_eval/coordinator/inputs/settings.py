@@ -136,7 +136,7 @@ class MetricSettings(_Section):
     """The jobs that answer questions of metrics."""
 
     cpus: int = Field(
-        default=8, ge=1, le=MOST_CPUS, description="cores of all metric jobs together"
+        default=64, ge=1, le=MOST_CPUS, description="cores of all metric jobs together"
     )
     memory_gib: float = Field(
         default=4.0,

@@ -128,7 +128,7 @@ def sum_up(
         gpu_seconds={use: round(value, 3) for use, value in seconds.items()},
         total_gpu_seconds=round(sum(seconds.values()), 3),
         cpu_seconds={what: round(value, 3) for what, value in cpu_seconds.items()},
-        advice=_advice(seconds, unasked),
+        advice=_advice(seconds, unasked, cpu_seconds),
     )
 
 
@@ -174,8 +174,11 @@ def _fitted(found: Iterator[tuple[float, Use]], begin: float, end: float) -> Ite
             begin = stop
 
 
-def _advice(seconds: dict[Use, float], unasked: float) -> str:
-    """Return what to change next: about the largest part of the time that is no answering."""
+def _advice(seconds: dict[Use, float], unasked: float, cpu_seconds: dict[str, float]) -> str:
+    """Return what to change next: about the largest part of the time that is no answering.
+
+    `unasked` are the GPU seconds before a GPU was asked for.
+    """
     total = sum(seconds.values())
     if not total:
         return "no GPU was asked for"
@@ -185,6 +188,8 @@ def _advice(seconds: dict[Use, float], unasked: float) -> str:
     hint = _HINTS[use]
     if use is Use.WAITING and unasked > seconds[use] / 2:
         hint = "prompts were being built; `coordinate-eval prefetch` builds them before a run"
+    elif use is Use.WAITING and cpu_seconds["scoring"] > cpu_seconds["metrics"]:
+        hint = "scores came after the last response: raise [scoring] jobs"
     return f"{seconds[use] / total:.0%} of GPU time was {use}: {hint}"
 
 
@@ -195,6 +200,6 @@ _HINTS = {
     Use.START: "take fewer GPUs, with --max-gpus or --objective gpu-hours",
     Use.REQUESTS: "only more or faster GPUs, or fewer items, make it shorter",
     Use.DRAINING: "some trials ended early; the next plan knows what this run has measured",
-    Use.WAITING: "answers and scores came after the last response: raise [metrics] cpus",
+    Use.WAITING: "answers of metrics came after the last response: raise [metrics] cpus",
     Use.LOST: "`coordinate-eval status` and the logs have the errors",
 }
