@@ -25,8 +25,9 @@ from coordinate_eval.coordinator.run.records import Run, read_run, write_run
 from coordinate_eval.coordinator.supervisor import loop
 from coordinate_eval.coordinator.supervisor import make_plan as step
 from coordinate_eval.coordinator.supervisor.decide import MAX_IDLE_ARRAYS
+from coordinate_eval.coordinator.workers import builder
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import DatasetRequests
+from coordinate_eval.records import Dataset, DatasetRequests
 
 
 class Killed(BaseException):
@@ -170,3 +171,22 @@ def test_a_run_that_is_built_shows_how_far_it_is(tmp_path: Path) -> None:
     shown = state.progress(run_dir, run, [], silent=False, requests=0, supervised=True)
     assert (shown.phase, shown.detail) == (Phase.BUILDING, "prompts of 1 of 2 datasets are built")
     assert shown.responses == shown.requests == 0
+
+
+def test_a_dataset_that_cannot_be_built_is_given_back_to_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        def get(self, dataset: Dataset) -> None:
+            raise UserError(f"no data of {dataset.name}")
+
+    run_dir, _ = unplanned(tmp_path)
+    monkeypatch.setattr(builder, "builder_of", lambda run: Failing())
+    monkeypatch.setattr(builder, "stop_on_signals", lambda: None)
+    assert builder.run_builder(run_dir) == 0
+    assert run_dir.requests_error("a").read_text() == "no data of a\n"
+    ledger, spans = Ledger(run_dir, "requests"), [whole("a"), whole("b")]
+    for span in spans:
+        run_dir.requests_error(span.dataset).unlink()
+    assert ledger.claimable(spans) == spans
+    assert not any(map(ledger.count_deaths, spans))

@@ -49,6 +49,9 @@ def run_builder(run_dir: RunDir) -> int:
             dataset, attempt = claimed
             with ledger.held(whole(dataset.name), attempt):
                 _build(run_dir, builder, dataset, missing_here)
+            if run_dir.requests_error(dataset.name).exists():
+                # The next supervisor removes the error, and the dataset is tried again.
+                ledger.revoke(whole(dataset.name), attempt, "released")
     return 0
 
 
