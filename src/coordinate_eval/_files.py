@@ -29,6 +29,14 @@ def write(path: Path, text: str) -> None:
     _sync_folder(path.parent)
 
 
+def replace(complete: Path, path: Path) -> None:
+    """Rename a complete file to `path` in one step that survives a crash."""
+    with complete.open("rb") as file:
+        os.fsync(file.fileno())
+    complete.replace(path)
+    _sync_folder(path.parent)
+
+
 def write_record(path: Path, record: Record) -> None:
     """Write a record to `path` as indented JSON, in one step."""
     write(path, record.model_dump_json(by_alias=True, indent=1) + "\n")

@@ -1,5 +1,7 @@
 """The cache of requests: built once, used while it is true, and never torn."""
 
+import errno
+import fcntl
 import itertools
 import json
 import os
@@ -15,10 +17,13 @@ import pytest
 from tests.runs import PATIENCE_SECONDS, TASKS
 from tests.tiny import tiny_model
 
+from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
+from coordinate_eval.coordinator.planning import request_cache
 from coordinate_eval.coordinator.planning.building import Progress, build_all
 from coordinate_eval.coordinator.planning.costs import conditions
-from coordinate_eval.coordinator.planning.request_cache import Builder, Built
+from coordinate_eval.coordinator.planning.request_cache import Builder, Built, link
+from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import ForeignError, UserError
 from coordinate_eval.evaluators import pulse
 from coordinate_eval.priors.observations import BuildSeen, subject
@@ -26,6 +31,7 @@ from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import (
     Checkpoint,
     Dataset,
+    DatasetRequests,
     EngineSettings,
     ItemRequests,
     Request,
@@ -134,6 +140,42 @@ def test_two_who_build_at_once_and_one_who_comes_later(home: Home) -> None:
     key, loaded = build_apart(home).communicate(timeout=PATIENCE_SECONDS)[0].split()
     assert (key, loaded) == (keys[0], "False")  # the harness was not even imported
     assert [path.read_bytes() for path in home.entries()] == before
+
+
+@pytest.mark.parametrize("storage", ["knows no locks", "never frees one"])
+def test_storage_whose_locks_do_not_work_stops_nobody(
+    home: Home, monkeypatch: pytest.MonkeyPatch, storage: str
+) -> None:
+    code = errno.ENOLCK if storage == "knows no locks" else errno.EAGAIN
+
+    def flock(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(request_cache, "LOCK_SECONDS", 0.2)
+    assert home.get().index.items == 10
+
+
+def test_who_builds_for_a_run_that_has_the_requests_changes_nothing(home: Home) -> None:
+    run_dir = RunDir(home.folder / "run")
+    run_dir.requests_folder.mkdir(parents=True)
+    first = home.get()
+    link(first, run_dir, "cloze")
+    edit_data(home)  # since then
+    later = home.get()
+    assert later.index.items < first.index.items
+    link(later, run_dir, "cloze")
+    index = _files.read_record(run_dir.requests_index("cloze"), DatasetRequests)
+    assert index == first.index
+    assert run_dir.requests("cloze").stat().st_size == index.offsets[-1]
+
+
+def test_a_tokenizer_that_changes_before_it_is_copied_builds_nothing(home: Home) -> None:
+    builder = home.builder()
+    edit_tokenizer(home)
+    with pytest.raises(UserError, match="the tokenizer changed"):
+        builder.get(home.dataset)
+    assert not home.entries()
 
 
 def test_what_building_took_lies_with_what_was_built(home: Home) -> None:

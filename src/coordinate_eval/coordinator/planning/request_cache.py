@@ -5,6 +5,7 @@ the dataset's settings, the tokenizer's bytes, engine, context length, the user'
 the version of the harness. Local data files of a task are checked on every use.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,7 +13,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -36,6 +37,11 @@ FORMAT = 5
 """Increased when a key comes to mean different requests, or an index has new facts."""
 
 
+LOCK_SECONDS = 900.0
+"""Longest wait for another process that builds the same requests: its machine may have died, and
+storage on a network may never free its lock."""
+
+
 @dataclass(frozen=True)
 class Built:
     """A dataset's requests in the cache, and their index."""
@@ -55,12 +61,13 @@ class Builder:
         self._kept_tasks = kept_file(cache)
         self._files, self._suite = checkpoint.files, suite
         self._engine, self._max_length = engine, max_length
+        self._tokenizer = self._tokenizer_now()
         self._common = [
             FORMAT,
             engine,
             max_length,
             _version("lm_eval"),
-            _digest(Path(f) for f in checkpoint.files if Path(f).name != "config.json"),
+            self._tokenizer,
             [_listing(Path(folder)) for folder in suite.include_path],
         ]
 
@@ -82,10 +89,8 @@ class Builder:
         requests, index = self._paths(key)
         _files.make_closed(self._cache)
         _owner.check_folder(self._cache)
-        # On storage that several machines share the lock may not hold. Building twice is only
-        # slow, since both builds give the same requests.
         lock = self._cache / f"{key}.lock"
-        with FileLock(lock):
+        with _locked(lock):
             try:
                 made = _usable(requests, index) or self._build(dataset, key, requests, index)
             except BaseException:
@@ -109,7 +114,8 @@ class Builder:
         part = requests.with_name(f".{requests.name}.{_files.token()}.tmp")
         try:
             built = self._built(dataset, part)
-            part.replace(requests)
+            index.unlink(missing_ok=True)  # it is of what was there before
+            _files.replace(part, requests)
         finally:
             part.unlink(missing_ok=True)
         found = built.model_copy(update={"key": key, "built": time.time()})
@@ -129,7 +135,16 @@ class Builder:
                 f"the tokenizer cannot be copied into {folder}: {error}. Set TMPDIR to a folder "
                 "with more room"
             ) from error
+        if self._tokenizer_now() != self._tokenizer:
+            raise UserError(
+                "the tokenizer changed after this began; "
+                "submit its checkpoint again when it is completely saved"
+            )
         return folder
+
+    def _tokenizer_now(self) -> str:
+        """Return a digest of the checkpoint's small files but the config."""
+        return _digest(Path(f) for f in self._files if Path(f).name != "config.json")
 
     def _built(self, dataset: Dataset, part: Path) -> DatasetRequests:
         """Let the process write the requests to a file, and return their index."""
@@ -194,8 +209,11 @@ def builder_of(run: Run) -> Builder:
 def link(built: Built, run_dir: RunDir, dataset: str) -> None:
     """Put built requests into a run, as links where run and cache are on one file system.
 
-    Two processes may do this at the same time: what is there is whole at any moment.
+    What is there with its index stays: the run's plan may be of it. Two processes may do this at
+    the same time: what is there is whole at any moment.
     """
+    if run_dir.requests_index(dataset).exists():
+        return
     target = run_dir.requests(dataset)
     part = target.with_name(f".{target.name}.{_files.token()}.tmp")
     try:
@@ -203,7 +221,7 @@ def link(built: Built, run_dir: RunDir, dataset: str) -> None:
             os.link(built.requests, part)
         except OSError:
             shutil.copyfile(built.requests, part)
-        part.replace(target)
+        _files.replace(part, target)
     finally:
         part.unlink(missing_ok=True)  # a link to a file that is there already stays
     _files.write_record(run_dir.requests_index(dataset), built.index)
@@ -217,6 +235,19 @@ def link_found(run: Run, run_dir: RunDir) -> None:
             found = builder.find(dataset)
             if found is not None:
                 link(found, run_dir, dataset.name)
+
+
+@contextlib.contextmanager
+def _locked(lock: Path) -> Iterator[None]:
+    """Hold a lock while the block runs, if that can be had.
+
+    Building twice is only slow, since both builds give the same requests: what storage knows no
+    locks, or never frees one, stops nobody.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # filelock's `Timeout` is one
+            stack.enter_context(FileLock(lock, timeout=LOCK_SECONDS))
+        yield
 
 
 def _usable(requests: Path, index: Path) -> DatasetRequests | None:
