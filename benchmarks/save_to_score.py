@@ -1,14 +1,14 @@
 """From save to last score: what surrounds the GPUs, by phase, before and now
 
-    python benchmarks/save_to_score.py --before 9fa2ac6 --scale 0.1
+    python benchmarks/save_to_score.py --before 9fa2ac6
 
 The seconds from the call of `coordinate-eval CKPT`, the first one of a model, until each phase has
 ended, on a real Slurm of one node of eight GPUs on this machine, with engines that answer at once.
 So everything that is shown is what surrounds an engine. No prompt was built before.
 
-The first suite has 8,739 items and about 22,000 requests, in the shapes of MMLU with five shots,
-GSM8K, HellaSwag and TriviaQA. The second has the base suite's full shape with a share of its items:
-59 datasets with 419 leaf tasks. `--scale 1` takes all 345,293 items.
+The suite has 8,739 items and about 22,000 requests, in the shapes of MMLU with five shots,
+GSM8K, HellaSwag and TriviaQA. `--scale 1` adds the base suite's full shape, 59 datasets with 419
+leaf tasks and 345,293 items, and `--scale 0.1` a tenth of its items.
 
 *Before* is the commit that is named, run on the same machine just before or after. CPU seconds are
 those of all processes of the run. They are less disturbed by other processes than the other rows,
