@@ -17,7 +17,7 @@ from tests.runs import PATIENCE_SECONDS, until
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.workers import copying
 from coordinate_eval.coordinator.workers.staging import StagedWeights
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
 RANGE = 1 << 20
@@ -158,6 +158,23 @@ def test_all_is_private_to_the_user(root: Path, source: Checkpoint) -> None:
         assert place.begun()
         for folder in (place.user_folder, place.folder.parent, place.folder):
             assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(root.iterdir()) == []
+
+
+def test_weights_that_would_end_the_copying_job_are_linked(root: Path, source: Checkpoint) -> None:
+    place = StagedWeights(str(root), "run", "node")
+    with place.hold():
+        assert place.copy(source, most_bytes=source.bytes - 1)
+        assert staged(place, source)
+        assert place.copy_seconds is None  # a link teaches nothing about copies
+        links = [path for path in place.folder.iterdir() if path.is_symlink()]
+        assert sorted(str(link.readlink()) for link in links) == sorted(source.weights)
+        assert place.copy(source, most_bytes=0)  # they are there
+    assert list(root.iterdir()) == []
+    assert all(Path(name).is_file() for name in source.weights)
+    torch = source.model_copy(update={"format": CheckpointFormat.TORCH})
+    with place.hold(), pytest.raises(CoordinateError, match=r"raise \[trial\] memory_gib"):
+        place.copy(torch, most_bytes=source.bytes - 1)
     assert list(root.iterdir()) == []
 
 

@@ -9,6 +9,7 @@ node leaves is removed by the user's next keeper there.
 
 import contextlib
 import errno
+import math
 import os
 import shutil
 import time
@@ -79,12 +80,24 @@ class StagedWeights:
             lock, self._lock = self._lock, None
             node_memory.remove_if_last(self.folder, self._lock_path, lock)
 
-    def copy(self, source: Checkpoint, report: Callable[[int], None]) -> bool:
+    def copy(
+        self,
+        source: Checkpoint,
+        report: Callable[[int], None] = lambda done_bytes: None,
+        most_bytes: float = math.inf,
+    ) -> bool:
         """Copy the weights unless they are there. Return False if another process is copying.
 
-        Call this within `hold`. `report` is called with the bytes copied so far.
+        Call this within `hold`.
+
+        Args:
+            source: the checkpoint.
+            report: called with the bytes copied so far.
+            most_bytes: the memory that this process's job can spare for the copy, which counts as
+                its own. Engines read larger weights from the checkpoint itself, through links.
 
         Raises:
+            CoordinateError: a `.pt` file would have to be converted in more memory than that.
             UserError: the checkpoint changed, or there is no room.
         """
         assert self._lock is not None, "copy() outside hold()"
@@ -97,7 +110,7 @@ class StagedWeights:
             self.folder.mkdir(mode=0o700)
             began = time.monotonic()
             try:
-                _copy_all(source, self.folder, report)
+                linked = _copy_all(source, self.folder, report, most_bytes)
             except BaseException as error:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 if not isinstance(error, OSError):
@@ -106,7 +119,7 @@ class StagedWeights:
                     f"cannot stage {source.path} into {self.folder}: {error.strerror}; "
                     f"it needs {source.bytes / 2**30:.1f} GiB of the node's memory"
                 ) from error
-            self.copy_seconds = time.monotonic() - began
+            self.copy_seconds = None if linked else time.monotonic() - began
         return True
 
     def link(self) -> Path:
@@ -145,13 +158,27 @@ class StagedWeights:
         return removed
 
 
-def _copy_all(source: Checkpoint, folder: Path, report: Callable[[int], None]) -> None:
-    """Copy or convert a checkpoint into an empty folder, and write the manifest."""
+def _copy_all(
+    source: Checkpoint, folder: Path, report: Callable[[int], None], most_bytes: float
+) -> bool:
+    """Copy or convert a checkpoint into an empty folder, and write the manifest.
+
+    Return whether the weights are only linked, since they are larger than `most_bytes`.
+    """
     clean_files.copy(source.files, folder)
+    linked = source.bytes > most_bytes
     if source.format is CheckpointFormat.TORCH:
+        if linked:
+            raise CoordinateError(
+                f"no keeper has converted {source.path}, and a trial's memory has no room for it: "
+                "see the keeper's log, or raise [trial] memory_gib"
+            )
         from coordinate_eval.coordinator.workers.convert import torch_to_safetensors
 
         torch_to_safetensors(Path(source.weights[0]), folder, report)
+    elif linked:
+        for name in source.weights:
+            (folder / Path(name).name).symlink_to(name)
     else:
         _check_room(source.bytes, folder)
         copy_files([Path(name) for name in source.weights], folder, report)
@@ -162,6 +189,7 @@ def _copy_all(source: Checkpoint, folder: Path, report: Callable[[int], None]) -
         )
     sizes = {f.name: f.stat().st_size for f in folder.iterdir()}
     _files.write_record(folder / _MANIFEST, Manifest(identity=source.identity, sizes=sizes))
+    return linked
 
 
 def _check_room(size: int, folder: Path) -> None:

@@ -7,6 +7,7 @@ one iterator over all shards and datasets, so it stays full.
 
 import contextlib
 import errno
+import math
 import os
 import time
 from collections.abc import Generator, Iterator
@@ -41,6 +42,9 @@ from coordinate_eval.records import Request, Response, Shard, Span
 
 KEEPER_PATIENCE_SECONDS = 120.0
 """Time that a trial waits for a keeper's first bytes before it copies the weights itself."""
+
+ENGINE_GIB = 8.0
+"""Host memory of an engine for each of its GPUs, which a trial does not spend on a copy."""
 
 PROGRESS_SECONDS = 2.0
 """Shortest time between two records of a running trial's progress."""
@@ -178,12 +182,17 @@ class TrialRunner:
         )
 
     def _wait_for_weights(self, weights: StagedWeights) -> None:
-        """Wait until the keeper has copied the weights. Copy them if it died or never began."""
+        """Wait until the keeper has copied the weights. Copy them if it died or never began.
+
+        What a trial copies counts as memory of its own job, unless that is the whole node's.
+        """
+        spare = max(0.0, self._run.settings.trial.memory_gib - ENGINE_GIB)
+        most = math.inf if self._run.exclusive else spare * self._run.tensor_parallel * 2**30
         give_up = time.monotonic() + KEEPER_PATIENCE_SECONDS
         while not weights.ready(self._run.checkpoint.identity):
             # `copy` does nothing while the keeper, or another trial, is copying.
             late = weights.begun() or self._keeper_failed() or time.monotonic() > give_up
-            if late and weights.copy(self._run.checkpoint, lambda _: None):
+            if late and weights.copy(self._run.checkpoint, most_bytes=most):
                 copies = self._dir.copies(self._node)
                 measurements.append_copy(copies, weights.copy_seconds, self._run.checkpoint)
                 return
