@@ -246,6 +246,9 @@ class DatasetRequests(Record):
     sources: dict[str, str] = Field(
         default={}, description="local data files they were built from: path → '<size> <mtime_ns>'"
     )
+    end_text: str | None = Field(
+        default=None, description="the tokenizer's end of a text, at which scoring cuts"
+    )
     made_from: str = Field(
         default="",
         description="digest of what prompts were made from, but for documents; empty if scoring "

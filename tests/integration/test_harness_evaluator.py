@@ -270,7 +270,7 @@ def test_generation_that_cannot_be_had_is_refused(
 def test_a_model_thinks_until_it_says_so(tokenizer: Path) -> None:
     def model(backend: Backend) -> RequestModel:
         loaded = load_tokenizer(tokenizer)
-        return RequestModel(loaded, max_length=99, backend=backend, think_end="</think>")
+        return RequestModel(lambda: loaded, max_length=99, backend=backend, think_end="</think>")
 
     task = {"until": ["\n\n"], "max_gen_toks": 8}
     generation = model("vllm").generation(task)

@@ -11,12 +11,14 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from coordinate_eval import _format
 from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.around_import import around_import
 
 RECORD: Final = "own_code.json"
 """The name of the record: a JSON object of the code that a checkpoint names for each of its parts,
@@ -92,11 +94,21 @@ def refuse() -> None:
     Tokenizers, configs and models that transformers has itself go on loading, even if a caller
     trusts the checkpoint's code.
     """
-    from transformers import dynamic_module_utils
-
     os.environ["TRUST_REMOTE_CODE"] = "0"  # transformers unpickles some vocabularies otherwise
     # vLLM imports a module of this name from wherever it lies. None is how Python spells "absent".
     sys.modules["transformers_modules"] = None  # type: ignore[assignment]
+    around_import("transformers.dynamic_module_utils", _replacing)
+
+
+@contextmanager
+def _replacing() -> Iterator[None]:
+    """Replace what fetches and runs code, in its module and where its functions are used.
+
+    Raises:
+        UserError: this version of transformers has other functions.
+    """
+    yield
+    dynamic_module_utils = sys.modules["transformers.dynamic_module_utils"]
     for name, function in _REPLACES.items():
         real = getattr(dynamic_module_utils, name, None)
         if real is None:

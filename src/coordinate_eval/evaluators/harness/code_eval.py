@@ -2,7 +2,7 @@
 
 Tasks with generated programs load `evaluate.load("code_eval")`, which downloads the metric from a
 hub and executes the programs in this process. Some tasks run it as soon as they are imported.
-Inside `stand_in`, that call returns a `CodeEval` instead, whose verdicts come from a *judge*:
+After `stand_in`, that call returns a `CodeEval` instead, whose verdicts come from a *judge*:
 
 - by default every program passes, which suits the test run on import;
 - `Collector` records the programs, as questions for the sandbox;
@@ -11,6 +11,7 @@ Inside `stand_in`, that call returns a `CodeEval` instead, whose verdicts come f
 All other metrics are loaded as usual.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from coordinate_eval.evaluators.around_import import around_import
 from coordinate_eval.records import Answer, Question, QuestionKind
 
 Verdict = tuple[bool, str]
@@ -101,7 +103,7 @@ def judged_by(judge: Judge) -> Iterator[None]:
 
 
 class CodeEval:
-    """The object that `evaluate.load("code_eval")` returns inside `stand_in`."""
+    """The object that `evaluate.load("code_eval")` returns after `stand_in`."""
 
     def compute(
         self,
@@ -158,9 +160,15 @@ def pass_at(k: int, samples: int, correct: int) -> float:
     return 1.0 - all_wrong
 
 
+@functools.cache
+def stand_in() -> None:
+    """Make `evaluate.load` return a `CodeEval` for `code_eval`, from now on in this process."""
+    around_import("evaluate", _standing_in)
+
+
 @contextmanager
-def stand_in() -> Iterator[None]:
-    """Make `evaluate.load` return a `CodeEval` for `code_eval` inside the block."""
+def _standing_in() -> Iterator[None]:
+    yield
     import evaluate
 
     real = evaluate.load
@@ -171,10 +179,6 @@ def stand_in() -> Iterator[None]:
         return real(path, *args, **kwargs)
 
     evaluate.load = load
-    try:
-        yield
-    finally:
-        evaluate.load = real
 
 
 def asks_code_eval(function: object) -> bool:

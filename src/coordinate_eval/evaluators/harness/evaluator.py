@@ -161,6 +161,7 @@ class HarnessEvaluator:
                     task.get_config("dataset_path"), task.get_config("dataset_kwargs")
                 ).items()
             },
+            end_text=built.model.end_text,
             made_from=from_this if digests else "",
             item_digests=list(map(str, digests)) if from_this else [],
             offsets=[],
@@ -291,6 +292,7 @@ class HarnessEvaluator:
         key = _key(dataset)
         found = self._kept.get(key)
         if not isinstance(found, BuiltDataset):
+            _ = self._tokenizer  # loading it may draw random numbers
             loaded = self._loader.load(dataset)
             found = BuiltDataset(dataset, loaded, self._model(dataset))
         self._keep(key, found)
@@ -305,7 +307,7 @@ class HarnessEvaluator:
 
     def _model(self, dataset: Dataset) -> RequestModel:
         return RequestModel(
-            self._tokenizer,
+            lambda: self._tokenizer,
             max_length=self._max_length,
             backend=self._backend,
             think_end=dataset.think_end_token,

@@ -17,7 +17,7 @@ input, so max_length + 1 tokens fit. Both classes cut on the left, and leave max
 context free for the output.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -71,19 +71,36 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     def __init__(
         self,
-        tokenizer: Any,  # noqa: ANN401  one of many classes of transformers
+        load_tokenizer: Callable[[], Any],
         *,
         max_length: int,
         backend: Backend,
         think_end: str | None,
     ) -> None:
+        """Make a model that loads its tokenizer, one of many classes, when it first needs it."""
         super().__init__()
-        self.tokenizer = tokenizer
+        self._load_tokenizer = load_tokenizer
         self.max_length = max_length
         self._backend = backend
         self._thinks = bool(think_end)
         self._think_end = think_end
-        self._tokens = WordTokens(tokenizer)
+
+    @cached_property
+    def tokenizer(self) -> Any:  # noqa: ANN401  one of many classes of transformers
+        """The tokenizer."""
+        return self._load_tokenizer()
+
+    @cached_property
+    def _tokens(self) -> WordTokens:
+        return WordTokens(self.tokenizer)
+
+    @cached_property
+    def end_text(self) -> str | None:
+        """The token that ends a text, as text; None if the tokenizer has none."""
+        if self.eot_token_id is None:
+            return None
+        text: str | None = self.tokenizer.decode(self.eot_token_id) or self.tokenizer.eos_token
+        return text
 
     @property
     def eot_token_id(self) -> int | None:
@@ -229,9 +246,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         normal = normalize_gen_kwargs(gen_kwargs, _DEFAULT_MAX_GEN_TOKENS)
         if not all(isinstance(text, str) for text in normal["until"]):
             raise ValueError(f"its stop strings (until) are not all text: {normal['until']}")
-        eos = None
-        if self.eot_token_id is not None:
-            eos = self.tokenizer.decode(self.eot_token_id) or self.tokenizer.eos_token
+        eos = self.end_text
         # The harness never cuts at an empty stop string, but an engine would stop at once.
         if normal["max_gen_toks"] < 1:
             raise ValueError(f"it generates {normal['max_gen_toks']} tokens; set max_gen_toks")

@@ -6,11 +6,17 @@ file there would be trusted like a task. Metrics of a hub stay: a task asks for 
 """
 
 import functools
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators import own_code
+from coordinate_eval.evaluators.around_import import around_import
 
 _FORMATS = "datasets.packaged_modules."
 """What begins the module of a format that `datasets` reads itself."""
@@ -20,10 +26,27 @@ _FORMATS = "datasets.packaged_modules."
 def refuse_scripts() -> None:
     """Refuse, from now on in this process, scripts beside data and code of checkpoints."""
     import datasets.load
-    import evaluate.loading
 
     own_code.refuse()
     datasets.load.import_main_class = _only_formats(datasets.load.import_main_class)
+    # It imports torch, which takes seconds, and few tasks need it.
+    around_import("evaluate", _importing_evaluate)
+
+
+@contextmanager
+def _importing_evaluate() -> Iterator[None]:
+    """Let the import of `evaluate` draw no random numbers, and have it run no metric by its name.
+
+    Else what a task draws would depend on which tasks this process has met before.
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+    import evaluate.loading
+
     factory = evaluate.loading.LocalEvaluationModuleFactory
     evaluate.loading.LocalEvaluationModuleFactory = _only_given(factory)
 

@@ -178,14 +178,16 @@ def asks_questions(task: Task) -> bool:
 def harness_session() -> Iterator[None]:
     """Prepare this process for work of the harness inside the block.
 
-    Its output goes to stderr, `code_eval` is replaced by a look-up, standard errors are computed
-    without processes, templates are compiled once, and the global random generators are restored
-    afterwards. From then on, code of checkpoints and scripts beside data are refused.
+    Its output goes to stderr, standard errors are computed without processes, templates are
+    compiled once, and the global random generators are restored afterwards. From then on,
+    `code_eval` is replaced by a look-up, and code of checkpoints and scripts beside data are
+    refused.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        refuse_scripts()  # its imports draw numbers
-        with redirect_stdout(sys.stderr), stand_in(), bootstrapped_here(), compiled_once():
+        refuse_scripts()
+        stand_in()
+        with redirect_stdout(sys.stderr), bootstrapped_here(), compiled_once():
             yield
     finally:
         random.setstate(python_state)

@@ -51,6 +51,7 @@ class UnbuiltDataset(AnsweredDataset):
             PromptsNeeded: its prompts have to be made.
         """
         super().__init__(dataset, loaded, model)
+        model.end_text = index.end_text  # no tokenizer is loaded for it
         self._digests = index.item_digests
         self._places: list[tuple[str, int, Any]] = []
         self._generations: dict[str, Generation] = {}

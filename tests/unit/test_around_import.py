@@ -1,0 +1,70 @@
+"""Changes to a library that wait for its import."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys
+from contextlib import contextmanager
+from coordinate_eval.evaluators.around_import import around_import
+
+@contextmanager
+def around():
+    seen.append("before")
+    yield
+    sys.modules["library.part"].value = "changed"
+    seen.append("after")
+
+seen = []
+around_import("library.part", around)
+around_import("library.part", around)
+assert "library" not in sys.modules and not seen
+from library import value
+assert value == "changed", value
+assert seen == ["before", "before", "after", "after"], seen
+around_import("library.part", around)
+assert seen[4:] == ["before", "after"]
+import library.other
+"""
+
+
+def test_a_module_is_changed_before_anybody_sees_it(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "__init__.py").write_text("from library.part import value\n")
+    (library / "part.py").write_text("value = 'as it was'\n")
+    (library / "other.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+FAILING = """
+import sys
+from contextlib import contextmanager
+from coordinate_eval.evaluators.around_import import around_import
+
+@contextmanager
+def around():
+    seen.append("before")
+    yield
+
+seen = []
+around_import("wrong", around)
+for _ in range(2):
+    try:
+        import wrong
+    except OSError:
+        pass
+assert seen == ["before", "before"], seen
+"""
+
+
+def test_an_import_that_fails_is_tried_again_in_the_same_way(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("raise OSError('not now')\n")
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
