@@ -284,7 +284,7 @@ def test_a_changed_template_is_found(tmp_path: Path) -> None:
 def test_a_changed_function_is_found(tmp_path: Path) -> None:
     task = Task(tmp_path, 0, **PLAIN["tidied"])
     functions = tmp_path / "functions.py"
-    functions.write_text(FUNCTIONS.replace("].strip()", "].upper()"))
+    functions.write_text(FUNCTIONS.replace("].strip()", "].strip().upper()"))
     with pytest.raises(RecordError, match="another prompt"):
         task.scored(load=True)
 

@@ -339,6 +339,7 @@ def say(*words):
     with open(sys.argv[1], "a") as file:
         print(os.getpid(), os.environ["COORDINATE_EVAL_TASK"].split(".")[1], *words, file=file)
 def heard(number, frame):
+    signal.signal(number, signal.SIG_IGN)  # Slurm and the job's script may both send it
     say(signal.Signals(number).name)
     sys.exit(0)
 signal.signal(signal.SIGTERM, heard)
