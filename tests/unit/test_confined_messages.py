@@ -1,15 +1,21 @@
 """Replies of a process in which what the model wrote may have run: data, and checked."""
 
+import errno
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from coordinate_eval.errors import RecordError
+from coordinate_eval.evaluators.confined import answering
 from coordinate_eval.evaluators.confined.messages import (
     MOST_TIMEOUT_SECONDS,
+    AnswerFiles,
     Command,
     Reply,
+    ResponseFiles,
     Work,
     check_names,
     check_questions,
@@ -92,3 +98,36 @@ def test_no_question_has_the_id_of_another() -> None:
     question = program_question("pass", 3.0).model_copy(update={"content": "exit()"})
     with pytest.raises(RecordError, match="another one's id"):
         check_questions([question], COMMAND)
+
+
+class Reads:
+    """An evaluator that reads the responses, or raises an error of its own."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def finish(
+        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
+    ) -> DatasetResults:
+        if self._error is not None:
+            raise self._error
+        return DatasetResults(dataset="evil", items=len(list(responses)) + len(answers), results={})
+
+
+def asked(evaluator: Any, **files: Path) -> Reply:
+    paths = {name: [str(path)] for name, path in files.items()}
+    return answering._reply(evaluator, COMMAND.model_copy(update=paths))
+
+
+@pytest.mark.parametrize("what", ["responses", "answers"])
+def test_a_file_that_cannot_be_read_is_no_fault_of_the_dataset(tmp_path: Path, what: str) -> None:
+    reply = asked(Reads(), **{what: tmp_path / "gone"})
+    assert reply.unread
+    assert reply.error == f"{tmp_path}/gone cannot be read: No such file or directory"
+    assert read_reply(reply.line().encode(), COMMAND) == reply
+
+
+def test_an_error_of_a_tasks_own_code_is(tmp_path: Path) -> None:
+    reply = asked(Reads(OSError(errno.EIO, "its own data")))
+    assert not reply.unread
+    assert "its own data" in reply.error

@@ -1,5 +1,6 @@
 """Scoring jobs and the first signal: rough scores come first, and whatever they do is no harm."""
 
+import errno
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -124,6 +125,19 @@ def test_what_cannot_be_scored_in_part_is_named_and_scored_whole(
     assert found["datasets"] == {}
     assert found["without"]["a"].endswith("ZeroDivisionError: of a corpus")
     assert evaluator.parts == 1
+
+
+def test_storage_that_fails_for_a_while_costs_no_estimate(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails_once() -> None:
+        if evaluator.parts == 1:
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(scorer, "STORAGE_PAUSE_SECONDS", 0.0)
+    evaluator = FakeEvaluator(fails_once)
+    assert scored(run_dir, evaluator, monkeypatch)["datasets"]["a"]["items"] == 4
+    assert evaluator.parts == 2
 
 
 def test_a_run_without_slices_has_no_first_signal(

@@ -1,6 +1,8 @@
 """Scoring jobs: several share the work, and what fails costs one dataset at most."""
 
+import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -195,6 +197,33 @@ def test_a_dataset_that_ends_three_processes_is_given_up(
     if lost:
         error = run_dir.dataset_error("long").read_text()
         assert error == "3 times, scoring did not end within 20 minutes\n"
+
+
+@pytest.mark.parametrize(("failures", "lost"), [(MAX_DEATHS - 1, False), (MAX_DEATHS, True)])
+def test_storage_that_fails_costs_attempts_before_it_costs_a_dataset(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, failures: int, lost: bool
+) -> None:
+    failed: list[str] = []
+
+    def fails(name: str) -> None:
+        if name == "long" and len(failed) < failures:
+            failed.append(name)
+            raise OSError(errno.EIO, "Input/output error", "/runs/r/outputs/long/0-2.jsonl")
+
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    with answering(run_dir):
+        assert work(run_dir, FakeEvaluator(fails), monkeypatch) == 0
+    assert len(failed) == failures
+    waited = [pause for pause in pauses if pause != scorer.POLL_SECONDS]
+    assert waited == [n * scorer.STORAGE_PAUSE_SECONDS for n in range(1, MAX_DEATHS)]
+    assert given_up(run_dir) == ({"long"} if lost else set())
+    assert results(run_dir).keys() == ALL.keys() - given_up(run_dir)
+    if lost:
+        error = run_dir.dataset_error("long").read_text()
+        assert error == "[Errno 5] Input/output error: '/runs/r/outputs/long/0-2.jsonl'\n"
+        # A later supervisor has it tried again.
+        assert Ledger(run_dir, "results").count_deaths(whole("long")) < MAX_DEATHS
 
 
 def test_what_cannot_be_scored_is_tried_again_by_the_next_supervisor(

@@ -9,7 +9,8 @@
 The code of tasks, which reads what the model wrote, runs in processes below this one, confined
 where the node can (see `evaluators/confined/`). This one asks them, checks what they say, and
 writes every file. A process that crashes, hangs or takes too much memory is ended and asked again;
-a dataset that ends several is given up.
+a dataset that ends several is given up. Where storage fails, the attempt is over, and any job makes
+the next one, a few times.
 
 The first job of an array stays until everything is scored, so that the last dataset waits for no
 queue. The others leave when they have found nothing to claim for a while.
@@ -31,9 +32,9 @@ from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.suite import check_tasks
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report.failures import own_log, tail
-from coordinate_eval.coordinator.report.first_signal import Estimate
+from coordinate_eval.coordinator.report.first_signal import Estimate, Signal
 from coordinate_eval.coordinator.report.results import request_indexes, unscored_datasets
-from coordinate_eval.coordinator.run.claims import Ledger, LedgerName, own_task
+from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, LedgerName, own_task
 from coordinate_eval.coordinator.run.measurements import append_scoring
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers
@@ -67,6 +68,9 @@ POLL_SECONDS = 0.5
 
 TRIES = 3
 """A dataset is given up when this many processes in a row did not score it."""
+
+STORAGE_PAUSE_SECONDS = 10.0
+"""Wait after a failure of storage before the next attempt, times the failures so far."""
 
 MEMORY_PART = 0.9
 """Part of a job's memory that its processes may use: the rest is for the job itself."""
@@ -168,11 +172,23 @@ class _Scorer:
             try:
                 self._steps[ledger.name](dataset, span)
             except Exception as error:
-                if not self._dir.dataset_results(dataset.name).exists():
-                    path = self._dir.dataset_error(dataset.name)
-                    _files.write(path, _describe(error) + "\n")
-                # The next supervisor removes the error, and the dataset is tried again.
-                ledger.revoke(span, attempt, "released")
+                failures = ledger.count_deaths(span) + 1
+                if isinstance(error, OSError) and failures < MAX_DEATHS:
+                    pause = STORAGE_PAUSE_SECONDS * failures
+                    sys.stderr.write(f"{error}; {dataset.name} is tried again in {pause:g} s\n")
+                    time.sleep(pause)
+                    ledger.revoke(span, attempt, "died")
+                else:
+                    self._give_up(ledger, dataset, _describe(error))
+                    # The next supervisor removes the error, and the dataset is tried again.
+                    ledger.revoke(span, attempt, "released")
+
+    def _give_up(self, ledger: Ledger, dataset: Dataset, why: str) -> None:
+        """Write why a dataset has no scores, or no estimate."""
+        if ledger.name == "estimates":
+            self._store_estimate(dataset, None, why)
+        elif not self._dir.dataset_results(dataset.name).exists():
+            _files.write(self._dir.dataset_error(dataset.name), why + "\n")
 
     def _write_questions(self, dataset: Dataset, last: Span) -> None:
         """Write the questions of the shard with this last portion."""
@@ -182,17 +198,15 @@ class _Scorer:
         write_questions(self._dir, self._run.portions(shard), questions)
 
     def _write_estimate(self, dataset: Dataset, _: Span) -> None:
-        """Write rough scores of a slice, or why there are none: it is tried once."""
+        """Write rough scores of a slice."""
         shards = [s for s in self._run.shards if s.signal and s.dataset == dataset.name]
         shards.sort(key=lambda shard: shard.start)
-        signal, why_not = None, ""
-        try:
-            results = self._evaluator.finish_part(
-                dataset, self._responses(shards), self._answers(shards)
-            )
-            signal = first_signal.estimate(results, self._indexes[dataset.name])
-        except Exception as error:
-            why_not = _describe(error)
+        results = self._evaluator.finish_part(
+            dataset, self._responses(shards), self._answers(shards)
+        )
+        self._store_estimate(dataset, first_signal.estimate(results, self._indexes[dataset.name]))
+
+    def _store_estimate(self, dataset: Dataset, signal: Signal | None, why_not: str = "") -> None:
         age = time.time() - self._run.created
         estimate = Estimate(seconds=age, signal=signal, why_not=why_not)
         _files.write_record(self._dir.estimate(dataset.name), estimate)
@@ -255,5 +269,5 @@ def write_questions(run_dir: RunDir, portions: list[Span], questions: list[Quest
 
 
 def _describe(error: Exception) -> str:
-    message = str(error) if isinstance(error, CoordinateError) else traceback.format_exc()
+    message = str(error) if isinstance(error, CoordinateError | OSError) else traceback.format_exc()
     return message.strip()

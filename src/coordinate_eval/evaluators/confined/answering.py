@@ -30,7 +30,9 @@ from coordinate_eval.evaluators.confined.messages import (
     Reply,
     ResponseFiles,
     Setup,
+    Unread,
     Work,
+    reading,
 )
 from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.records import Dataset, DatasetRequests, ItemRequests, Request
@@ -129,12 +131,13 @@ def _reply(evaluator: Evaluator, command: Command) -> Reply:
     try:
         return _call(evaluator, command)
     except Exception as error:  # a task's own code may raise anything
-        ours = isinstance(error, CoordinateError)
+        ours = isinstance(error, CoordinateError | Unread)
         message = str(error) if ours else traceback.format_exc()
         shown = message.strip()[-MOST_ERROR_CHARACTERS:].encode("utf-8", "backslashreplace")
         return Reply(
             number=command.number,
             error=shown.decode() or type(error).__name__,
+            unread=isinstance(error, Unread),
             offline=isinstance(error, DataMissing),
         )
 
@@ -146,7 +149,8 @@ def _call(evaluator: Evaluator, command: Command) -> Reply:
     responses = ResponseFiles(tuple(map(Path, command.responses)))
     answers = AnswerFiles(tuple(map(Path, command.answers)))
     if command.work is Work.LOAD:
-        index = _files.read_record(Path(command.index), DatasetRequests)
+        with reading(Path(command.index)):
+            index = _files.read_record(Path(command.index), DatasetRequests)
         return Reply(number=number, names=evaluator.load(dataset, index))
     if command.work is Work.QUESTIONS:
         return Reply(number=number, questions=evaluator.questions(dataset, responses))

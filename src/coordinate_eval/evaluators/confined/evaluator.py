@@ -24,6 +24,7 @@ from coordinate_eval.evaluators.confined.messages import (
     Reply,
     ResponseFiles,
     Setup,
+    Unread,
     Work,
     check_names,
     check_questions,
@@ -120,6 +121,7 @@ class ConfinedEvaluator:
                 or it may run text of the model and nothing confines it here.
             RecordError: the process said something else than scores of this dataset.
             ProcessEnded: the process ended before it replied.
+            OSError: a file of the run cannot be read now, or no process can be started.
         """
         return self._scores(_command(Work.FINISH, dataset, responses, answers))
 
@@ -243,6 +245,8 @@ def _command(
 
 
 def _checked(reply: Reply) -> Reply:
+    if reply.unread:
+        raise Unread(reply.error[-MOST_ERROR_CHARACTERS:])
     if reply.error:
         raise UserError(reply.error[-MOST_ERROR_CHARACTERS:])
     return reply

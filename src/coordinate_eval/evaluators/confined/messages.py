@@ -7,6 +7,7 @@ What the model wrote may run inside such a process. A reply is therefore data, c
 who asked: its size, its shape, and that it concerns nothing but the dataset that was asked about.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,10 @@ MOST_ERROR_CHARACTERS = 20_000
 
 MOST_TIMEOUT_SECONDS = 3600.0
 """Longest time that a question may ask for one program."""
+
+
+class Unread(OSError):
+    """A file of the run cannot be read now. Another attempt may read it."""
 
 
 class Setup(Record):
@@ -94,6 +99,7 @@ class Asked(Record):
 
     number: int
     error: str = ""
+    unread: bool = Field(default=False, description="the error is an `Unread`")
     questions: Annotated[list[Question], FailFast()] = Field(default=[], max_length=MOST_QUESTIONS)
 
 
@@ -108,6 +114,15 @@ class Reply(Asked):
     offline: bool = Field(default=False, description="the error is a `DataMissing`: of build")
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Say `Unread` of an error in the block, which reads a file of the run."""
+    try:
+        yield
+    except OSError as error:
+        raise Unread(f"{path} cannot be read: {error.strerror}") from error
+
+
 @dataclass(frozen=True)
 class ResponseFiles:
     """The responses in some files of the run directory, read anew by each iteration."""
@@ -116,8 +131,9 @@ class ResponseFiles:
 
     def __iter__(self) -> Iterator[Response]:
         for path in self.paths:
-            for line in _files.lines(path):
-                yield Response.model_validate_json(line)
+            with reading(path):
+                for line in _files.lines(path):
+                    yield Response.model_validate_json(line)
 
 
 @dataclass(frozen=True)
@@ -128,8 +144,13 @@ class AnswerFiles(Mapping[str, Answer]):
 
     @cached_property
     def _answers(self) -> dict[str, Answer]:
-        read = (Answer.model_validate_json(line) for p in self.paths for line in _files.lines(p))
-        return {answer.id: answer for answer in read}
+        found = {}
+        for path in self.paths:
+            with reading(path):
+                for line in _files.lines(path):
+                    answer = Answer.model_validate_json(line)
+                    found[answer.id] = answer
+        return found
 
     def __getitem__(self, identifier: str) -> Answer:
         return self._answers[identifier]
