@@ -21,6 +21,8 @@ from coordinate_eval.records import Record
 
 RecordT = TypeVar("RecordT", bound=Record)
 
+_never_made: set[Path] = set()
+
 
 def write(path: Path, text: str) -> None:
     """Write `text` to `path` in one step that survives a crash. An earlier file is replaced."""
@@ -233,6 +235,25 @@ def make_closed(folder: Path) -> None:
         os.removexattr(folder, "system.posix_acl_default")
 
 
+def never_make(folder: Path) -> None:
+    """Make this folder in no call of this process: who removes it removes it for good."""
+    _never_made.add(folder)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, where they are missing.
+
+    Raises:
+        OSError: it cannot be made, or a folder that is never made is missing.
+    """
+    try:
+        if folder not in _never_made:
+            folder.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+
+
 def touch(folder: Path) -> None:
     """Create a file in a folder and remove it, so that clients list the folder afresh."""
     mark = folder / f".{token()}.tmp"
@@ -254,7 +275,7 @@ def pretty(value: object) -> str:
 
 
 def _beside(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.parent / f".{path.name[:100]}.{token()}.tmp"
     try:
         with temporary.open("x") as file:

@@ -103,7 +103,7 @@ class SlurmCluster:
         """
         made = submission(job, self._settings)
         self._check_minutes(job)
-        Path(job.log).parent.mkdir(parents=True, exist_ok=True)
+        Path(job.log).parent.mkdir(exist_ok=True)
         return read_job_id(self.client.run("sbatch", *made.args, script=made.script))
 
     def poll(self, prefix: str) -> list[TaskStatus]:

@@ -12,8 +12,10 @@ from typing import Annotated
 import typer
 
 from coordinate_eval.coordinator.cli.output import printable_output
-from coordinate_eval.coordinator.run.own import enter
+from coordinate_eval.coordinator.run.own import check_there, enter
+from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.signals import end_with_parent_if_asked
+from coordinate_eval.errors import CoordinateError
 
 _Round = Annotated[int, typer.Option("--round")]
 
@@ -33,12 +35,19 @@ def register(app: typer.Typer) -> None:
 
 
 def _printing(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose log a person can print on a terminal."""
+    """Return a command whose log a person can print on a terminal.
+
+    Where its run is removed meanwhile, the log ends with that, whatever failed first.
+    """
 
     @functools.wraps(command)
-    def printing(*args: object, **options: object) -> None:
+    def printing(run_dir: Path, **options: object) -> None:
         with printable_output():
-            command(*args, **options)
+            try:
+                command(run_dir, **options)
+            except (OSError, CoordinateError):
+                check_there(RunDir(run_dir))
+                raise
 
     return printing
 

@@ -240,7 +240,7 @@ class AttemptWriter:
     def __init__(self, ledger: Ledger, span: Span, attempt: int) -> None:
         self._ledger, self._span, self._attempt = ledger, span, attempt
         self._path = ledger.run.unpublished(ledger.name, span, attempt)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        _files.make_folder(self._path.parent)
         self._file = _files.open_to_write(self._path)
         self._note: BinaryIO | None = None
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from coordinate_eval import _owner
+from coordinate_eval import _files, _owner
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import ForeignError, RecordError
 
@@ -47,17 +47,43 @@ def is_own(path: Path) -> bool:
 def work_folder(run_dir: RunDir) -> Path:
     """Return the empty folder in which a run's processes work. Make it if it is missing."""
     # Runs of earlier versions have none.
-    run_dir.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    run_dir.work.mkdir(mode=0o700, exist_ok=True)
     return run_dir.work
+
+
+def is_removed(run_dir: RunDir) -> bool:
+    """Return whether somebody has removed the run: it has no `run.json`."""
+    try:
+        run_dir.run.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # storage fails, which may pass
+        return False
+    return False
+
+
+def check_there(run_dir: RunDir) -> None:
+    """Check that nobody has removed the run.
+
+    Raises:
+        RecordError: somebody has.
+    """
+    if is_removed(run_dir):
+        raise RecordError(
+            f"run directory {run_dir.root} has been removed: nothing more is done for this run"
+        )
 
 
 def enter(root: Path) -> RunDir:
     """Return the user's own run directory, and make its empty folder the working directory.
+
+    This process does not make the directory again if it is removed.
 
     Raises:
         ForeignError: it is not the user's own.
         RecordError: it is missing, or cannot be read.
     """
     run_dir = own(root)
+    _files.never_make(run_dir.root)
     os.chdir(work_folder(run_dir))
     return run_dir

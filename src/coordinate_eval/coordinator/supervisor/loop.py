@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import OF_DATASETS, Ledger, LedgerName
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.jobs import read_submitted
-from coordinate_eval.coordinator.run.own import work_folder
+from coordinate_eval.coordinator.run.own import check_there, is_removed, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import kind_of
 from coordinate_eval.coordinator.run.records import Submitted, read_run
@@ -131,11 +131,16 @@ class Supervisor:
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
+        _files.never_make(run_dir.root)
         work_folder(run_dir)
         self._epoch = take_over(run_dir)
 
     def run(self) -> dict[str, Any] | None:
-        """Supervise until the run is over. Return its results, or None if a successor goes on."""
+        """Supervise until the run is over. Return its results, or None if a successor goes on.
+
+        Raises:
+            CoordinateError, OSError: it cannot go on, or the run was removed.
+        """
         for dataset in self._run.suite.datasets:
             # The cause of an earlier error may be gone: a full disk, a missing package.
             self._dir.requests_error(dataset.name).unlink(missing_ok=True)
@@ -157,6 +162,7 @@ class Supervisor:
         faults = silences = 0
         while True:
             try:
+                check_there(self._dir)
                 self._check_epoch()
                 tasks = self._cluster.poll(jobs.prefix(self._run))
                 if time.time() > self._handover:
@@ -174,6 +180,9 @@ class Supervisor:
                 if goes_on:
                     continue
             except (ClusterError, OSError, RecordError) as error:
+                if is_removed(self._dir):
+                    self._drain()
+                    check_there(self._dir)
                 if isinstance(error, SubmitRefused) and self._strict:
                     raise
                 # Wait for a silent scheduler for ever, but not for errors that may not pass.
@@ -205,6 +214,7 @@ class Supervisor:
 
     def _act(self, action: Action, facts: Facts) -> Finish | bool:
         """Carry out an action. Return how the run ends, or whether the next poll is due at once."""
+        check_there(self._dir)
         self._check_epoch()
         if isinstance(action, Finish):
             return action

@@ -11,6 +11,7 @@ import time
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report.failures import own_log
 from coordinate_eval.coordinator.run import measurements
+from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, read_run
 from coordinate_eval.coordinator.workers.signals import (
@@ -61,6 +62,7 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
                 copies = run_dir.copies(node)
                 measurements.append_copy(copies, weights.copy_seconds, run.checkpoint)
                 while time.time() < deadline:
+                    check_there(run_dir)
                     if released.exists() or run_dir.cancelled.exists():
                         break
                     time.sleep(WATCH_SECONDS)

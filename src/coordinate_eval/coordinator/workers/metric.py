@@ -13,6 +13,7 @@ import time
 from coordinate_eval import _files
 from coordinate_eval.cluster import INDEX_VARIABLE
 from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger, own_task
+from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import portions_with_questions, unanswered_portions
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -52,6 +53,7 @@ def run_metric(run_dir: RunDir) -> int:
     idle_since = time.monotonic()
     with contextlib.suppress(StopRequested):
         while time.monotonic() - idle_since < IDLE_SECONDS:
+            check_there(run_dir)
             claimed = _claim(run_dir, run, ledger, index)
             if claimed is not None:
                 _answer(run_dir, ledger, *claimed, sandbox)

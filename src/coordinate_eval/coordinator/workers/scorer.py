@@ -36,6 +36,7 @@ from coordinate_eval.coordinator.report.first_signal import Estimate, Signal
 from coordinate_eval.coordinator.report.results import request_indexes, unscored_datasets
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, LedgerName, own_task
 from coordinate_eval.coordinator.run.measurements import append_scoring
+from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -147,6 +148,7 @@ class _Scorer:
         """Score what others have not claimed, until nothing is left or this job may leave."""
         idle_since = time.monotonic()
         while unscored_datasets(self._dir, self._run):
+            check_there(self._dir)
             if self._work_on_one():
                 idle_since = time.monotonic()
             elif self._index and time.monotonic() - idle_since > IDLE_SECONDS:

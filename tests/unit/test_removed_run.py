@@ -1,0 +1,92 @@
+"""A run whose directory is removed: all that works for it ends, and nothing makes it again."""
+
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from tests.reviewer import FakeCluster
+from tests.unit.test_decide import make_run
+from typer.testing import CliRunner
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.run.own import enter
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.supervisor.loop import Supervisor
+from coordinate_eval.coordinator.workers import keeper, metric, scorer
+from coordinate_eval.coordinator.workers.staging import StagedWeights
+from coordinate_eval.errors import RecordError
+from coordinate_eval.records import Shard
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A planned run, in a folder of runs."""
+    made = RunDir(tmp_path / "runs" / "r")
+    shard = Shard(dataset="a", start=0, stop=5, gpu_seconds=1, metric_cpu_seconds=1)
+    settings = {"stage": {"root": str(tmp_path)}, "metrics": {"allow_unsafe_code": True}}
+    run = make_run(folder=str(tmp_path), shards=[shard], asks=["a"], settings=settings)
+    _files.write_record(made.run, run)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_files, "_never_made", set())
+    return made
+
+
+class Removing(FakeCluster):
+    """A scheduler during whose answer the run is removed. A trial is running."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        super().__init__()
+        self._dir = run_dir
+        self.cancelled: list[str] = []
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        shutil.rmtree(self._dir.root, ignore_errors=True)
+        if self.cancelled:
+            return []
+        return [TaskStatus(name=f"{prefix}t0-n1", job_id="7", state=State.RUNNING)]
+
+    def cancel(self, job_ids: list[str]) -> None:
+        self.cancelled += job_ids
+
+
+def test_its_supervisor_cancels_its_jobs_and_ends(run_dir: RunDir) -> None:
+    cluster = Removing(run_dir)
+    supervisor = Supervisor(run_dir, cluster)
+    with pytest.raises(RecordError, match="has been removed"):
+        supervisor.run()
+    assert (cluster.cancelled, cluster.submitted) == (["7"], [])
+    assert not run_dir.root.exists()
+
+
+def test_no_process_of_it_makes_it_again(run_dir: RunDir) -> None:
+    entered = enter(run_dir.root)
+    _files.write(entered.claim("outputs", make_run().shards[0].span, 1), "")
+    shutil.rmtree(run_dir.root)
+    for path in (entered.results, entered.job("j"), entered.claims_folder("outputs", "a") / "c"):
+        with pytest.raises(FileNotFoundError):
+            _files.write(path, "")
+    assert not run_dir.root.exists()
+
+
+@pytest.mark.parametrize("command", ["_score", "_metric", "_keep"])
+def test_its_jobs_end_with_one_message(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def removed(seconds: float) -> None:
+        shutil.rmtree(run_dir.root, ignore_errors=True)
+
+    monkeypatch.setattr("time.sleep", removed)
+    monkeypatch.setattr(scorer, "start_evaluator", lambda *_: nullcontext())
+    monkeypatch.setattr(StagedWeights, "copy", lambda *_: True)
+    for module in (scorer, metric, keeper):
+        monkeypatch.setattr(module, "stop_on_signals", lambda: None)
+    node = ["n1"] if command == "_keep" else []
+    done = CliRunner().invoke(app, [command, str(run_dir.root), *node])
+    assert isinstance(done.exception, RecordError), done.exception
+    assert str(done.exception) == (
+        f"run directory {run_dir.root} has been removed: nothing more is done for this run"
+    )
+    assert not run_dir.root.exists()
