@@ -206,7 +206,11 @@ def records_in(folder: Path) -> list[Path]:
 
 
 def modified(path: Path) -> float:
-    """Return the time of a file's last change in seconds since the epoch; 0 if it is not there."""
+    """Return the time of a file's last change in seconds since the epoch; 0 if it is not there.
+
+    The file server's clock may differ from this machine's. Which of two files is older, only
+    their times of change tell, and not what processes write into them.
+    """
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

@@ -49,7 +49,9 @@ def recurring_failure(run_dir: RunDir, rounds: Sequence[Round]) -> bool:
     not start on one node may be that node's fault; if none starts on several nodes, another round
     is no help. A trial that has ever answered proves the input to be right.
     """
-    if not rounds or rounds[-1].created < _files.modified(run_dir.resumed):
+    if not rounds:
+        return False
+    if _files.modified(run_dir.round(rounds[-1].number)) < _files.modified(run_dir.resumed):
         return False
     trials = list(read_trials_of(run_dir, rounds[-1]))
     errors = {trial.message.replace(trial.node, "NODE") for trial in trials}
@@ -92,13 +94,15 @@ def _failures(run_dir: RunDir) -> Iterator[Failure]:
         for node in round_.nodes:
             path = run_dir.stage(round_.number, node.name)
             stage = _files.read_record_if_there(path, StageProgress)
-            if stage is not None and stage.state == "failed" and stage.updated >= since:
+            if stage is None or stage.state != "failed":
+                continue
+            if _files.modified(path) >= since:
                 yield Failure("keeper", node.name, node.name, stage.message, stage.log)
         for trial in read_trials_of(run_dir, round_):
-            if trial.state == "failed" and trial.updated >= since:
+            if trial.state == "failed" and _files.modified(run_dir.trial(trial.trial)) >= since:
                 yield Failure("trial", trial.trial, trial.node, trial.message, trial.log)
     for submitted in read_submitted(run_dir):
-        if submitted.refusal and submitted.time >= since:
+        if submitted.refusal and _files.modified(run_dir.job(submitted.job.name)) >= since:
             # The lines that follow are the command, which differs from job to job.
             words = submitted.refusal.splitlines()[0]
             yield Failure("job", submitted.job.name, submitted.job.node or "", words, "")

@@ -85,8 +85,8 @@ def has_ended_incomplete(run_dir: RunDir) -> bool:
     """Return whether a run's last supervision ended without all results."""
     if not run_dir.results.exists() or is_complete(run_dir):
         return False
-    epoch = _latest(run_dir)
-    begun = max(_files.modified(run_dir.resumed), epoch.time if epoch else 0.0)
+    latest = run_dir.supervisor(latest_epoch(run_dir))
+    begun = max(map(_files.modified, (run_dir.resumed, latest)))
     return _files.modified(run_dir.results) >= begun
 
 

@@ -218,7 +218,9 @@ class Ledger:
         for attempt in range(1, attempts + 1):
             path = self.run.revocation(self.name, span, attempt)
             end = _files.read_record_if_there(path, Revocation)
-            if end is not None and end.cause == "died" and end.time >= since:
+            if end is None or end.cause != "died":
+                continue
+            if _files.modified(path) >= since:
                 running = self.run.running(self.name, span, attempt)
                 yield _files.read(running).decode() if running.exists() else ""
 

@@ -83,7 +83,8 @@ def count_idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float
     idle, end = 0, now
     for round_ in reversed(rounds):
         trials = list(read_trials_of(run_dir, round_))
-        if round_.created < since or any(trial.responses for trial in trials):
+        created = _files.modified(run_dir.round(round_.number))
+        if created < since or any(trial.responses for trial in trials):
             break
         idle += bool(trials) or end - round_.created < patience
         end = round_.created

@@ -1,0 +1,99 @@
+"""A file server whose clock differs from that of the nodes: what was before a resume stays so."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from tests.unit.test_decide import make_run
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.report.failures import recurring_failure, report_failures
+from coordinate_eval.coordinator.report.state import has_ended_incomplete
+from coordinate_eval.coordinator.run import resumes
+from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.epochs import take_over
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
+from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.supervisor.facts import count_idle_rounds
+
+skewed = pytest.mark.parametrize("ahead", [-100.0, 0.0, 100.0])
+
+
+class Served:
+    """A run on a server that writes its own time at each file, and looks no file up twice."""
+
+    def __init__(self, folder: Path, ahead: float) -> None:
+        self.dir, self.run = RunDir(folder), make_run(folder=str(folder))
+        self._ahead = ahead
+        self._seen: set[tuple[Path, int]] = set()
+        _files.write_record(self.dir.run, self.run)
+
+    def stamp(self) -> None:
+        """Give what was written since the last stamp the server's time, and let some time pass."""
+        for path in self.dir.root.rglob("*"):
+            if path.is_file() and (path, path.stat().st_ino) not in self._seen:
+                changed = path.stat().st_mtime + self._ahead
+                os.utime(path, (changed, changed))
+                self._seen.add((path, path.stat().st_ino))
+        before = time.time()
+        while time.time() < before + 0.01:
+            pass
+
+    def fail(self, number: int) -> None:
+        """A round starts, its trial fails, and its shard loses its owner."""
+        node = RoundNode(name="n1", gpu_type="h200", trials=1)
+        round_ = Round(number=number, created=time.time(), nodes=[node], minutes=15)
+        _files.write_record(self.dir.round(number), round_)
+        trial = f"n1-0-r{number}" if number else "n1-0"
+        failed = TrialProgress(
+            trial=trial, task="1_0", node="n1", state="failed", started=time.time(),
+            updated=time.time(), message="no room", cause="input",
+        )  # fmt: skip
+        _files.write_record(self.dir.trial(trial), failed)
+        span = self.run.shards[0].span
+        attempt = Ledger(self.dir, "outputs").claim(span, trial, "1_0")
+        assert attempt is not None
+        Ledger(self.dir, "outputs").revoke(span, attempt, "died")
+        self.stamp()
+
+    def counted(self) -> tuple[int, int, bool, int]:
+        """Idle rounds, deaths at the shard, whether it would fail again, and failures."""
+        rounds: list[Round] = list(read_rounds(self.dir))
+        run: Run = self.run
+        return (
+            count_idle_rounds(self.dir, run, rounds, time.time()),
+            Ledger(self.dir, "outputs").count_deaths(run.shards[0].span),
+            recurring_failure(self.dir, rounds),
+            len(report_failures(self.dir)),
+        )
+
+
+@skewed
+def test_what_failed_counts_until_the_run_is_resumed(tmp_path: Path, ahead: float) -> None:
+    served = Served(tmp_path, ahead)
+    served.fail(0)
+    served.fail(1)
+    assert served.counted() == (2, 2, True, 1)
+    resumes.note(served.dir, by_hand=True)
+    served.stamp()
+    assert served.counted() == (0, 0, False, 0)
+    served.fail(2)
+    assert served.counted() == (1, 1, True, 1)
+
+
+@skewed
+def test_a_run_has_ended_when_its_last_supervisor_wrote_results(
+    tmp_path: Path, ahead: float
+) -> None:
+    served = Served(tmp_path, ahead)
+    take_over(served.dir)
+    served.stamp()
+    assert not has_ended_incomplete(served.dir)
+    _files.write(served.dir.results, '{"complete": false}')
+    served.stamp()
+    assert has_ended_incomplete(served.dir)
+    take_over(served.dir)
+    served.stamp()
+    assert not has_ended_incomplete(served.dir)
