@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.cli.cancel import cancel_run
 from coordinate_eval.coordinator.cli.run import start_run
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import jobs, resumes
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted, read_run
@@ -72,6 +72,36 @@ def test_asking_again_says_why_it_failed_and_stops_after_some_tries(reviewer: Re
     assert len(reviewer.cluster.submitted) == 1
     fail(reviewer)
     ask(reviewer)
+
+
+def test_several_who_ask_at_once_make_one_try(
+    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each looks before the supervisor of another is to be seen."""
+    ask(reviewer)
+    monkeypatch.setattr(reviewer.cluster, "poll", lambda prefix: [])
+    for _ in range(MOST_TRIES):
+        run_dir = fail(reviewer)
+        for _ in range(MOST_TRIES + 1):
+            ask(reviewer)
+        take_over(run_dir)  # it fails at once
+    assert resumes.tries_without_progress(run_dir) == MOST_TRIES
+    with pytest.raises(CoordinateError, match="without any progress"):
+        ask(reviewer)
+
+
+def test_a_supervisor_that_never_starts_is_not_asked_for_without_end(
+    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(reviewer)
+    run_dir = fail(reviewer)
+    monkeypatch.setattr(reviewer.cluster, "poll", lambda prefix: [])
+    monkeypatch.setattr(resumes, "STARTING_SECONDS", 0.0)
+    for _ in range(MOST_TRIES):
+        ask(reviewer)
+    with pytest.raises(CoordinateError):
+        ask(reviewer)
+    assert not run_dir.supervisors_folder.exists()
 
 
 def test_asking_again_with_other_settings_says_which_are_kept(reviewer: Reviewer) -> None:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.epochs import latest_epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import all_portions
 from coordinate_eval.coordinator.run.records import read_run
@@ -14,6 +15,9 @@ from coordinate_eval.records import Record
 
 MOST_TRIES = 3
 """Resumes in a row without progress after which asking again for the run is refused."""
+
+STARTING_SECONDS = 60.0
+"""Time in which a resume that no supervisor has taken up is one for all who ask for it."""
 
 
 class Resumed(Record):
@@ -29,19 +33,38 @@ class Resumed(Record):
 
 
 def tries_without_progress(run_dir: RunDir) -> int:
-    """Return the number of resumes in a row, by asking again, that made no progress."""
-    try:
-        last = _files.read_record_if_there(run_dir.resumed, Resumed)
-    except RecordError:  # an empty one, of an earlier version
+    """Return the number of resumes in a row, by asking again, that made no progress.
+
+    One that is starting may still make some: whoever asks for it too asks for the same one.
+    """
+    last = _last(run_dir)
+    if last is None or last.done != _count_done(run_dir):
         return 0
-    return last.tries if last is not None and last.done == _count_done(run_dir) else 0
+    return max(0, last.tries - _is_starting(run_dir, last))
 
 
 def note(run_dir: RunDir, *, by_hand: bool) -> None:
-    """Write that the run is resumed now."""
+    """Write that the run is resumed now, unless somebody else has asked for it just before."""
+    last = _last(run_dir)
+    if not by_hand and last is not None and _is_starting(run_dir, last):
+        return
     tries = 0 if by_hand else tries_without_progress(run_dir) + 1
     record = Resumed(time=time.time(), tries=tries, done=_count_done(run_dir))
     _files.write_record(run_dir.resumed, record)
+
+
+def _last(run_dir: RunDir) -> Resumed | None:
+    try:
+        return _files.read_record_if_there(run_dir.resumed, Resumed)
+    except RecordError:  # an empty one, of an earlier version
+        return None
+
+
+def _is_starting(run_dir: RunDir, last: Resumed) -> bool:
+    """Return whether the last resume was a moment ago, and no supervisor has taken it up."""
+    supervised = (run_dir.supervisor(latest_epoch(run_dir)), run_dir.results)
+    taken_up = max(map(_files.modified, supervised)) > _files.modified(run_dir.resumed)
+    return time.time() - last.time < STARTING_SECONDS and not taken_up
 
 
 def _count_done(run_dir: RunDir) -> int:
