@@ -89,8 +89,8 @@ class FakeCluster:
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         return [
-            TaskStatus(name=job.name, job_id="1", state=State.RUNNING)
-            for job in self.submitted
+            TaskStatus(name=job.name, job_id=str(number), state=State.RUNNING)
+            for number, job in enumerate(self.submitted, 1)
             if job.name.startswith(prefix)
         ]
 

@@ -196,6 +196,15 @@ def test_what_does_not_start_in_time_is_cancelled() -> None:
     assert cancel.job_ids == (f"{TRIAL[0]}_1",)
 
 
+def test_of_two_jobs_of_one_name_the_recorded_one_stays() -> None:
+    known = submitted(*KEEP, *TRIAL)
+    double = TaskStatus(name=TRIAL[0], job_id="other", index=1, state=State.PENDING)
+    ended = TaskStatus(name=KEEP[0], job_id="before", state=State.ENDED)
+    alive = [task for name in (*KEEP, *TRIAL) for task in tasks(name, State.RUNNING)]
+    actions = d.decide(RUN, DIR, facts(submitted=known, tasks=[*alive, double, ended]))
+    assert [a.job_ids for a in actions if isinstance(a, d.Cancel)] == [("other",)]
+
+
 def test_waiting_trials_are_cancelled_when_nothing_is_left_to_do() -> None:
     names = [*KEEP, *TRIAL]
     waiting = tasks(TRIAL[0], State.RUNNING, State.PENDING)

@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.records import StageProgress, Submitted, TrialProgress
 from coordinate_eval.coordinator.supervisor import decide
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
 from coordinate_eval.errors import ClusterError, ClusterSilent
@@ -106,7 +106,8 @@ class Failing(FakeCluster):
                 found_trial = TrialProgress.model_validate(common | trial | {"cause": self._cause})
                 _files.write_record(self._dir.trial(name), found_trial)
             self.trials += job.count
-        return super().submit(job)
+        super().submit(job)
+        return job.name
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         return [
@@ -239,3 +240,50 @@ def test_no_supervisor_hands_over_to_one_that_has_ended(
     supervisor.leave_soon()
     assert supervisor.run() is None
     assert [job.name for job in cluster.submitted] == [name]
+
+
+class Late(FakeCluster):
+    """A scheduler that takes the first job so late that another supervisor has submitted it."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        super().__init__()
+        self._dir = run_dir
+        self.alive: dict[str, str] = {}
+
+    def submit(self, job: Job) -> str:
+        if not self._dir.supervisor(2).exists():
+            with pytest.raises(Enough):
+                Supervisor(self._dir, self).run()
+        job_id = super().submit(job)
+        self.alive[job_id] = job.name
+        return job_id
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        return [
+            TaskStatus(name=name, job_id=job_id, state=State.RUNNING)
+            for job_id, name in self.alive.items()
+        ]
+
+    def cancel(self, job_ids: list[str]) -> None:
+        for job_id in job_ids:
+            del self.alive[job_id]
+
+
+def test_a_job_that_two_submitted_stays_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, _ = unplanned(tmp_path)
+    cluster = Late(run_dir)
+
+    def enough(self: Supervisor, seconds: float, **_: Any) -> None:
+        raise Enough
+
+    monkeypatch.setattr(Supervisor, "_wait", enough)
+    with pytest.raises(Enough):  # it waits before it notices that another one has taken over
+        Supervisor(run_dir, cluster).run()
+    (name,) = set(cluster.alive.values())
+    assert len(cluster.alive) == 2
+    first = _files.read_record(run_dir.job(name), Submitted).job_id
+    with pytest.raises(Enough):
+        Supervisor(run_dir, cluster).run()
+    assert cluster.alive == {first: name}

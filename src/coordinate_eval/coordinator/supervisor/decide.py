@@ -148,6 +148,7 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
         return [Finish("cancelled")]
     orphans = _orphans(facts)
     actions: list[Action] = [Revoke(ledger, claim) for ledger, claim in orphans]
+    actions += _doubles(run, facts)
     for kind in Pullers:
         held = [each for each in facts.open_claims if each not in orphans]
         busy = sum(ledger in LEDGERS_OF[kind] for ledger, _ in held)
@@ -205,6 +206,19 @@ def _orphans(facts: Facts) -> list[tuple[LedgerName, OpenClaim]]:
         for ledger, open_claim in facts.open_claims
         if open_claim.claim.task.rsplit(".", 1)[0] not in living
     ]
+
+
+def _doubles(run: Run, facts: Facts) -> list[Action]:
+    """Cancel jobs that two supervisors submitted at the same time, but for the recorded ones."""
+    doubles = set()
+    for task in facts.tasks:
+        first = facts.submitted.get(task.name)
+        if task.state is State.ENDED or first is None or jobs.is_supervisor(run, task.name):
+            continue
+        if first.job_id not in (None, task.job_id):
+            doubles.add(task.job_id)
+    why = "another supervisor had submitted the same jobs"
+    return [Cancel(tuple(sorted(doubles)), why)] if doubles else []
 
 
 def _node(run: Run, run_dir: RunDir, facts: Facts, round_: Round, node: RoundNode) -> list[Action]:

@@ -270,7 +270,8 @@ class Supervisor:
         if kind is not None:
             self._arrays.count(self._run, kind, facts)
         submitted = Submitted(job=job, job_id=job_id, refusal=refusal, time=time.time())
-        _files.write_record(self._dir.job(job.name), submitted)
+        # Another supervisor may have been first. Then its job stays.
+        _files.create(self._dir.job(job.name), submitted.model_dump_json(by_alias=True, indent=1))
         return False
 
     def _find_or_submit(self, job: Job, tasks: list[TaskStatus]) -> str:
