@@ -2,7 +2,8 @@
 
 `coordinate-eval _keep RUN NODE`. A keeper removes what killed jobs of this user left, copies the
 weights, records its progress in the run directory, and waits until the supervisor releases the
-node, a signal comes, or its time limit is near. Then it lets go of the weights.
+node, a signal comes, its time limit is near, or the run has lost its supervisor. Then it lets go of
+the weights.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from coordinate_eval.coordinator.workers.signals import (
     stop_on_signals,
 )
 from coordinate_eval.coordinator.workers.staging import StagedWeights, Throttle
+from coordinate_eval.coordinator.workers.supervision import Supervision
 
 WATCH_SECONDS = 1.0
 """Time between two looks at whether the node is released."""
@@ -61,7 +63,9 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
                 write_progress("ready", run.staged_bytes)
                 copies = run_dir.copies(node)
                 measurements.append_copy(copies, weights.copy_seconds, run.checkpoint)
-                while time.time() < deadline:
+                # Trials that run hold the weights, too.
+                supervision = Supervision(run_dir, run.settings.supervisor.patience_seconds)
+                while time.time() < deadline and not supervision.is_lost():
                     check_there(run_dir)
                     if released.exists() or run_dir.cancelled.exists():
                         break

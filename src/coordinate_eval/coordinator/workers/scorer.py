@@ -13,7 +13,8 @@ a dataset that ends several is given up. Where storage fails, the attempt is ove
 the next one, a few times.
 
 The first job of an array stays until everything is scored, so that the last dataset waits for no
-queue. The others leave when they have found nothing to claim for a while.
+queue, unless the run has lost its supervisor. The others leave when they have found nothing to do
+for a while.
 """
 
 import contextlib
@@ -42,6 +43,7 @@ from coordinate_eval.coordinator.run.pullers import Pullers
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.run.work import claimable
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
+from coordinate_eval.coordinator.workers.supervision import Supervision
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.base import Scorer
 from coordinate_eval.evaluators.confined.evaluator import ConfinedEvaluator, Place
@@ -147,11 +149,14 @@ class _Scorer:
     def work(self) -> None:
         """Score what others have not claimed, until nothing is left or this job may leave."""
         idle_since = time.monotonic()
+        patience = self._run.settings.supervisor.patience_seconds
+        supervision = Supervision(self._dir, patience)
         while unscored_datasets(self._dir, self._run):
             check_there(self._dir)
+            lost = supervision.is_lost()
             if self._work_on_one():
                 idle_since = time.monotonic()
-            elif self._index and time.monotonic() - idle_since > IDLE_SECONDS:
+            elif lost or (self._index and time.monotonic() - idle_since > IDLE_SECONDS):
                 return
             else:
                 time.sleep(POLL_SECONDS)
