@@ -1,0 +1,277 @@
+"""CPU seconds of building prompts and of scoring, beside the harness itself
+
+    python benchmarks/harness_cost.py --scale 0.1
+
+The base suite's full shape with a share of its items in each task, built and scored by processes
+like those of a run, one dataset after the other. *Harness* is lm-evaluation-harness itself on the
+same tasks and machine: it makes prompts and scores in one call, and what is counted has no tokens,
+no loading of tasks and no standard errors that are drawn, which ours have. Datasets whose answers
+are programs are left out: the harness fetches their metric from a hub.
+
+*All items* are scaled from those that were measured: a dataset's seconds times its items, over
+those that it had. What a task costs whatever its items, such as loading it, is so counted more
+often than it occurs. *On 8 cores* is simulated, with whole datasets, the longest first. Memory is
+the largest resident set of a process, which kept the limits of a run. Bytes of requests are those
+of the items measured.
+"""
+
+import argparse
+import heapq
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.full_shape.make import MAX_LENGTH, Made, make, scaled
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs import suite
+from coordinate_eval.evaluators.confined.messages import Command, Reply, Setup, Work
+from coordinate_eval.evaluators.confined.process import BuildingProcess, ScoringProcess
+from coordinate_eval.evaluators.sandbox.confinement import Level, View
+from coordinate_eval.evaluators.sandbox.memory import members
+from coordinate_eval.priors import catalogue
+from coordinate_eval.records import (
+    Dataset,
+    DatasetRequests,
+    ItemRequests,
+    Key,
+    Request,
+    RequestKind,
+    Response,
+)
+
+CORES = 8
+LONG_TOKENS = 8000
+MOST_SECONDS = 3600
+
+
+class Cost(NamedTuple):
+    """CPU seconds of some items."""
+
+    items: float
+    harness: float
+    building: float
+    scoring: float
+
+    def times(self, factor: float) -> "Cost":
+        """Return the cost of this many times the items."""
+        return Cost(*(factor * each for each in self))
+
+
+class Measured(NamedTuple):
+    """What was measured of a suite."""
+
+    costs: Mapping[str, Cost]
+    start_seconds: tuple[float, float]
+    """CPU seconds until a process that builds, and one that scores, can begin."""
+    peak_bytes: tuple[int, int]
+    """The largest memory of these processes."""
+    stored_bytes: int
+    """Requests as they are stored, a line an item."""
+    request_line_bytes: int
+    """The same as a line a request."""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--scale", type=float, default=0.1, help="share of the items")
+    given = parser.parse_args()
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["HF_HOME"] = str(folder / "caches")
+        measured = measure(folder, make(folder / "suite", scaled(given.scale)))
+    console = Console()
+    whole = {name: cost.times(_items(name) / cost.items) for name, cost in measured.costs.items()}
+    console.print(_by_kind(measured.costs, whole))
+    console.print(_in_all(measured, whole))
+
+
+def measure(folder: Path, made: Made) -> Measured:
+    """Let the harness make prompts and score; then build and score each dataset."""
+    harness = _harness_seconds(made)
+    wanted = suite.load(str(made.suite))
+    datasets = [dataset for dataset in wanted.datasets if dataset.name in harness]
+    setup = Setup(
+        tokenizer=str(made.checkpoint),
+        include_path=wanted.include_path,
+        engine="vllm",
+        max_length=MAX_LENGTH,
+    )
+    indexes: dict[str, DatasetRequests] = {}
+    building, scoring = {}, {}
+    with BuildingProcess(setup) as process:
+        starts = [_started(process, datasets[0])]
+        for dataset in datasets:
+            before = _cpu_seconds()
+            requests = folder / f"{dataset.name}.jsonl"
+            built = _ask(process, Work.BUILD, dataset, requests=str(requests)).built
+            assert built is not None
+            building[dataset.name] = _cpu_seconds() - before
+            indexes[dataset.name] = built
+            _files.write_record(requests.with_suffix(".json"), built)
+        peaks = [_peak_bytes()]
+    line_bytes = sum(_respond(folder, dataset.name) for dataset in datasets)
+    with ScoringProcess(setup, Level.LIMITS, View(), os.environ, MOST_SECONDS) as process:
+        starts.append(_started(process, datasets[0]))
+        for dataset in datasets:
+            before = _cpu_seconds()
+            _ask(process, Work.LOAD, dataset, index=str(folder / f"{dataset.name}.json"))
+            responses = [str(folder / f"{dataset.name}.responses")]
+            _ask(process, Work.FINISH, dataset, responses=responses)
+            scoring[dataset.name] = _cpu_seconds() - before
+        peaks.append(_peak_bytes())
+    costs = {
+        name: Cost(index.items, index.items * harness[name], building[name], scoring[name])
+        for name, index in indexes.items()
+    }
+    stored = sum((folder / f"{name}.jsonl").stat().st_size for name in indexes)
+    return Measured(costs, (starts[0], starts[1]), (peaks[0], peaks[1]), stored, line_bytes)
+
+
+def _ask(
+    process: BuildingProcess | ScoringProcess, work: Work, dataset: Dataset, **files: object
+) -> Reply:
+    reply = process.ask(
+        Command.model_validate({"number": 0, "work": work, "dataset": dataset, **files})
+    )
+    assert not reply.error, reply.error
+    return reply
+
+
+def _started(process: BuildingProcess | ScoringProcess, dataset: Dataset) -> float:
+    """Return the CPU seconds in which a process starts."""
+    before = _cpu_seconds()
+    reply = process.ask(Command(number=0, work=Work.LOAD, dataset=dataset, index="nowhere"))
+    assert reply.error  # it answers, having loaded nothing
+    return _cpu_seconds() - before
+
+
+def _respond(folder: Path, dataset: str) -> int:
+    """Write made-up responses to a dataset's requests; return the bytes of a line a request."""
+    dice = random.Random(0)  # noqa: S311  # responses, not secrets
+    in_bytes = 0
+    with (folder / f"{dataset}.responses").open("w") as file:
+        for line in _files.lines(folder / f"{dataset}.jsonl"):
+            for request in ItemRequests.model_validate_json(line).of_dataset(dataset):
+                in_bytes += len(request.line())
+                file.write(_response(request, dice).line())
+    return in_bytes
+
+
+def _response(request: Request, dice: random.Random) -> Response:
+    key = {name: getattr(request, name) for name in Key.model_fields}
+    if request.kind is RequestKind.GENERATE:
+        text = f"It is so. The answer is {dice.randrange(10)}."
+        return Response(**key, text=text, tokens=9, finish="stop")
+    nats, greedy = -9 * dice.random(), dice.random() < 0.5
+    return Response(**key, logprob=nats, greedy=greedy, tokens=1, finish="scored")
+
+
+def _harness_seconds(made: Made) -> dict[str, float]:
+    """Return the CPU seconds per item of the harness itself, by dataset that it can score."""
+    command = [sys.executable, "-m", "benchmarks._harness_seconds", str(made.suite.parent)]
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of the processes below this one that have not ended."""
+    ticks = 0
+    for process in _below():
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])  # utime, stime: proc(5)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _peak_bytes() -> int:
+    """Return the largest resident set that one of the processes below this one has had."""
+    status = (Path(f"/proc/{process}/status").read_text() for process in _below())
+    return 1024 * max(int(text.partition("VmHWM:")[2].split()[0]) for text in status)
+
+
+def _below() -> Iterable[int]:
+    return [process for process in members(os.getpid()) if process != os.getpid()]
+
+
+def _items(dataset: str) -> int:
+    return catalogue.entries()[dataset].items
+
+
+def _kind(dataset: str) -> str:
+    entry = catalogue.entries()[dataset]
+    if entry.prompt_tokens > LONG_TOKENS:
+        return f"prompts of more than {LONG_TOKENS:,} tokens"
+    what = "choices" if entry.kind == "loglikelihood" else "texts"
+    return f"{what}, {'some' if entry.num_fewshot else 'no'} examples"
+
+
+def _sum(costs: Iterable[Cost]) -> Cost:
+    return Cost(*(sum(each) for each in zip(*costs, strict=True)))
+
+
+def _on_cores(seconds: Iterable[float]) -> float:
+    """Return when the last of these jobs ends on `CORES`, the longest first."""
+    ends = [0.0] * CORES
+    for each in sorted(seconds, reverse=True):
+        heapq.heappush(ends, heapq.heappop(ends) + each)
+    return max(ends)
+
+
+def _by_kind(costs: Mapping[str, Cost], whole: Mapping[str, Cost]) -> Table:
+    """Return CPU milliseconds per item by kind of dataset."""
+    table = Table("CPU ms an item", title="By kind of dataset", title_justify="left")
+    columns = ("measured", "items in all", "harness", "building", "scoring", "harness / scoring")
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    by_kind: dict[str, list[str]] = defaultdict(list)
+    for name in costs:
+        by_kind[_kind(name)].append(name)
+    for kind, names in sorted(by_kind.items()):
+        measured = _sum(costs[name] for name in names)
+        cost = _sum(whole[name] for name in names)
+        each = (1000 * seconds / cost.items for seconds in cost[1:])
+        ratio = cost.harness / cost.scoring
+        cells = (f"{measured.items:,.0f}", f"{cost.items:,.0f}", *(f"{ms:.2f}" for ms in each))
+        table.add_row(kind, *cells, f"{ratio:.1f}")
+    return table
+
+
+def _in_all(measured: Measured, whole: Mapping[str, Cost]) -> Table:
+    """Return seconds, memory and bytes of all datasets."""
+    table = Table("", title="In all", title_justify="left")
+    for heading in ("harness", "building", "scoring"):
+        table.add_column(heading, justify="right")
+    some, every = _sum(measured.costs.values()), _sum(whole.values())
+    for cost, words in ((some, "measured"), (every, "all items, scaled")):
+        table.add_row(
+            f"CPU seconds, {cost.items:,.0f} items ({words})",
+            *(f"{seconds:,.0f}" for seconds in cost[1:]),
+        )
+    building, scoring = (_on_cores(cost[place] for cost in whole.values()) for place in (2, 3))
+    table.add_row(f"all items on {CORES} cores, seconds", "", f"{building:,.0f}", f"{scoring:,.0f}")
+    table.add_row("start of a process", "", *(f"{s:.1f}" for s in measured.start_seconds))
+    table.add_row(
+        "memory of a process, GiB", "", *(f"{b / 2**30:.2f}" for b in measured.peak_bytes)
+    )
+    table.add_row("requests, MB: a line an item", "", f"{measured.stored_bytes / 1e6:,.1f}", "")
+    table.add_row("a line a request", "", f"{measured.request_line_bytes / 1e6:,.1f}", "")
+    return table
+
+
+if __name__ == "__main__":
+    main()
