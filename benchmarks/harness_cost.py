@@ -54,6 +54,7 @@ from coordinate_eval.records import (
 CORES = 8
 LONG_TOKENS = 8000
 MOST_SECONDS = 3600
+MOST_BYTES = 8 << 30
 
 
 class Cost(NamedTuple):
@@ -74,7 +75,7 @@ class Measured(NamedTuple):
 
     costs: Mapping[str, Cost]
     start_seconds: tuple[float, float]
-    """CPU seconds until a process that builds, and one that scores, can begin."""
+    """CPU seconds of a process that builds, and of one that scores, before its first dataset."""
     peak_bytes: tuple[int, int]
     """The largest memory of these processes."""
     stored_bytes: int
@@ -109,36 +110,38 @@ def measure(folder: Path, made: Made) -> Measured:
         include_path=wanted.include_path,
         engine="vllm",
         max_length=MAX_LENGTH,
+        memory_bytes=MOST_BYTES,
     )
     indexes: dict[str, DatasetRequests] = {}
-    building, scoring = {}, {}
+    # A process does the first dataset twice: what that takes more at first is its start.
+    building, scoring = [], []
     with BuildingProcess(setup) as process:
-        starts = [_started(process, datasets[0])]
-        for dataset in datasets:
+        for dataset in [datasets[0], *datasets]:
             before = _cpu_seconds()
             requests = folder / f"{dataset.name}.jsonl"
+            requests.unlink(missing_ok=True)
             built = _ask(process, Work.BUILD, dataset, requests=str(requests)).built
             assert built is not None
-            building[dataset.name] = _cpu_seconds() - before
+            building.append(_cpu_seconds() - before)
             indexes[dataset.name] = built
             _files.write_record(requests.with_suffix(".json"), built)
         peaks = [_peak_bytes()]
     line_bytes = sum(_respond(folder, dataset.name) for dataset in datasets)
     with ScoringProcess(setup, Level.LIMITS, View(), os.environ, MOST_SECONDS) as process:
-        starts.append(_started(process, datasets[0]))
-        for dataset in datasets:
+        for dataset in [datasets[0], *datasets]:
             before = _cpu_seconds()
             _ask(process, Work.LOAD, dataset, index=str(folder / f"{dataset.name}.json"))
             responses = [str(folder / f"{dataset.name}.responses")]
             _ask(process, Work.FINISH, dataset, responses=responses)
-            scoring[dataset.name] = _cpu_seconds() - before
+            scoring.append(_cpu_seconds() - before)
         peaks.append(_peak_bytes())
+    starts = (building.pop(0) - building[0], scoring.pop(0) - scoring[0])
     costs = {
-        name: Cost(index.items, index.items * harness[name], building[name], scoring[name])
-        for name, index in indexes.items()
+        name: Cost(index.items, index.items * harness[name], *ours)
+        for (name, index), *ours in zip(indexes.items(), building, scoring, strict=True)
     }
     stored = sum((folder / f"{name}.jsonl").stat().st_size for name in indexes)
-    return Measured(costs, (starts[0], starts[1]), (peaks[0], peaks[1]), stored, line_bytes)
+    return Measured(costs, starts, (peaks[0], peaks[1]), stored, line_bytes)
 
 
 def _ask(
@@ -149,14 +152,6 @@ def _ask(
     )
     assert not reply.error, reply.error
     return reply
-
-
-def _started(process: BuildingProcess | ScoringProcess, dataset: Dataset) -> float:
-    """Return the CPU seconds in which a process starts."""
-    before = _cpu_seconds()
-    reply = process.ask(Command(number=0, work=Work.LOAD, dataset=dataset, index="nowhere"))
-    assert reply.error  # it answers, having loaded nothing
-    return _cpu_seconds() - before
 
 
 def _respond(folder: Path, dataset: str) -> int:
