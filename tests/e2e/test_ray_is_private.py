@@ -150,7 +150,7 @@ def _address(text: str) -> tuple[Any, int]:
 
 @pytest.fixture(scope="module")
 def running(user: Workspace) -> Iterator[Running]:
-    made = Running(user, "private", seconds_per_request=20)
+    made = Running(user, "private", seconds_per_request=900)  # outlasts the tests
     yield made
     made.driver.send_signal(signal.SIGINT)
     made.ended(130)
