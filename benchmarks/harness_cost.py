@@ -9,8 +9,8 @@ tokens, no loading of tasks and no standard errors that are drawn, which ours ha
 answers are programs are left out: the harness fetches their metric from a hub. `--scale 0.1` takes
 a tenth of the items.
 
-*On 8 cores* is simulated, with whole datasets, the longest first. Memory is the largest resident
-set of a process, within the limits of a run.
+The start of a process is not counted. *On 8 cores* is simulated, with whole datasets, the longest
+first. Memory is the largest resident set of a process, within the limits of a run.
 """
 
 import argparse
@@ -69,10 +69,8 @@ class Measured(NamedTuple):
     """What was measured of a suite."""
 
     costs: Mapping[str, Cost]
-    start_seconds: tuple[float, float]
-    """CPU seconds of a process that builds, and of one that scores, before its first dataset."""
     peak_bytes: tuple[int, int]
-    """The largest memory of these processes."""
+    """The largest memory of the process that builds, and of the one that scores."""
     stored_bytes: int
     """Requests as they are stored, a line an item."""
     request_line_bytes: int
@@ -107,7 +105,7 @@ def measure(folder: Path, made: Made, harness: Mapping[str, float]) -> Measured:
         memory_bytes=MOST_BYTES,
     )
     indexes: dict[str, DatasetRequests] = {}
-    # A process does the first dataset twice: what that takes more at first is its start.
+    # A process does the first dataset twice: what that takes at first is its start, too.
     building, scoring = [], []
     with BuildingProcess(setup) as process:
         for dataset in [datasets[0], *datasets]:
@@ -129,13 +127,12 @@ def measure(folder: Path, made: Made, harness: Mapping[str, float]) -> Measured:
             _ask(process, Work.FINISH, dataset, responses=responses)
             scoring.append(_cpu_seconds() - before)
         peaks.append(_peak_bytes())
-    starts = (building.pop(0) - building[0], scoring.pop(0) - scoring[0])
     costs = {
         name: Cost(index.items, index.items * harness[name], *ours)
-        for (name, index), *ours in zip(indexes.items(), building, scoring, strict=True)
+        for (name, index), *ours in zip(indexes.items(), building[1:], scoring[1:], strict=True)
     }
     stored = sum((folder / f"{name}.jsonl").stat().st_size for name in indexes)
-    return Measured(costs, starts, (peaks[0], peaks[1]), stored, line_bytes)
+    return Measured(costs, (peaks[0], peaks[1]), stored, line_bytes)
 
 
 def _ask(
@@ -244,7 +241,6 @@ def _in_all(measured: Measured) -> Table:
     )
     building, scoring = (_on_cores(cost[place] for cost in costs) for place in (2, 3))
     table.add_row(f"seconds on {CORES} cores", "", f"{building:,.0f}", f"{scoring:,.0f}")
-    table.add_row("start of a process", "", *(f"{s:.1f}" for s in measured.start_seconds))
     table.add_row(
         "memory of a process, GiB", "", *(f"{b / 2**30:.2f}" for b in measured.peak_bytes)
     )

@@ -93,6 +93,17 @@ def test_the_catalogue_knows_a_dataset_by_name_or_task() -> None:
     assert limited.items == 10
 
 
+def test_examples_that_all_items_share_are_computed_once() -> None:
+    def computed(name: str) -> float:
+        work = catalogue.predicted_work(Dataset(name=name))
+        assert work is not None
+        return (work.prompt_tokens - work.cached_tokens) / work.items
+
+    assert computed("mmlu") < 160  # 756 tokens a choice, of which 126 are the question
+    assert computed("gsm8k") < 100
+    assert computed("hellaswag") >= 880  # each item draws its own
+
+
 def test_every_row_of_the_catalogue_can_be_predicted() -> None:
     for name in catalogue.entries():
         asked = catalogue.predicted_work(Dataset(name=name, task=name))

@@ -2,7 +2,8 @@
 
 `catalogue.csv` has one row per dataset. Items come from dataset cards and upstream files. Mean
 prompt and output tokens per request were measured on those files if they are public, and estimated
-otherwise. Metric seconds are per item, on one core.
+otherwise. `same_examples` is 1 if a task shows the same examples to all its items, as the harness's
+own configurations say. Metric seconds are per item, on one core.
 """
 
 import csv
@@ -46,6 +47,7 @@ class Entry(NamedTuple):
     output_tokens: float
     max_output_tokens: int
     num_fewshot: int
+    same_examples: int
     metric_cpu_seconds: float
 
 
@@ -90,19 +92,27 @@ def predicted_work(dataset: Dataset) -> Work | None:
         prompt_tokens=requests * entry.prompt_tokens,
         output_tokens=requests * entry.output_tokens,
         longest_output_tokens=min(entry.max_output_tokens, 4 * entry.output_tokens),
-        cached_tokens=requests * _shared_by_choices(entry),
+        cached_tokens=count * (dataset.repeats or 1) * _computed_before(entry),
         metric_cpu_seconds=count * entry.metric_cpu_seconds,
     )
 
 
-def _shared_by_choices(entry: Entry) -> float:
-    """Return the mean tokens of a request that the choice before it has computed.
+def _computed_before(entry: Entry) -> float:
+    """Return the mean tokens of an item's requests that were computed with those before them.
 
-    The choices of an item are assumed to share their context, in blocks of `CACHE_BLOCK` tokens.
+    These are whole blocks of `CACHE_BLOCK` tokens. The choices of an item are assumed to share all
+    of their prompt, and an example to be as long as a question.
     """
-    choices = entry.requests_per_item if entry.kind == "loglikelihood" else 1.0
-    blocks = entry.prompt_tokens // CACHE_BLOCK
-    return blocks * CACHE_BLOCK * max(0.0, 1 - 1 / choices)
+    examples = entry.same_examples * entry.num_fewshot
+    shared = _blocks(entry.prompt_tokens * examples / (examples + 1))
+    if entry.kind == "loglikelihood":
+        return shared + (entry.requests_per_item - 1) * _blocks(entry.prompt_tokens)
+    return shared * entry.requests_per_item
+
+
+def _blocks(tokens: float) -> float:
+    """Return the tokens of the whole blocks of a prompt."""
+    return tokens // CACHE_BLOCK * CACHE_BLOCK
 
 
 def built_work(dataset: Dataset, built: DatasetRequests) -> Work:
