@@ -346,6 +346,7 @@ class DatasetResults(Record):
     n_shot: dict[str, Any] = {}
     n_samples: dict[str, Any] = {}
     versions: dict[str, Any] = {}
+    cpu_seconds: float = Field(default=0.0, description="that scoring took")
 
 
 def computed_before(request: Request, before: Request | None) -> int:

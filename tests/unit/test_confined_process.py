@@ -2,17 +2,20 @@
 
 import os
 import subprocess
+import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from coordinate_eval.errors import RecordError
 from coordinate_eval.evaluators.confined import process
 from coordinate_eval.evaluators.confined.messages import Command, Setup, Work
 from coordinate_eval.records import Dataset
 
 COMMAND = Command(number=0, work=Work.QUESTIONS, dataset=Dataset(name="evil"))
+FINISH = COMMAND.model_copy(update={"work": Work.FINISH})
 
 
 class Asked(process._Process):
@@ -55,3 +58,20 @@ os.write(fd, b'"}\\n')
     assert len(reply.error) == 40_000
     # As an object of its own, a piece takes 35 bytes, and 8 in a list.
     assert most < process._PIECE_BYTES + 20_000 * 20
+
+
+@pytest.mark.parametrize("said", ["1e9", "0.0", "1.7976931348623157e308"])
+def test_it_took_no_more_cpu_seconds_than_it_was_waited_for(
+    asked: Callable[[str], Asked], said: str
+) -> None:
+    began = time.monotonic()
+    with asked(f"""os.write(fd, b'{{"number": 1, "cpu_seconds": {said}}}\\n')""") as answering:
+        reply = answering.ask(FINISH)
+    assert 0 <= reply.cpu_seconds <= min(float(said), time.monotonic() - began)
+
+
+@pytest.mark.parametrize("said", ["NaN", "Infinity", "-1.0", "1e400"])
+def test_what_is_no_number_of_seconds_is_no_reply(asked: Callable[[str], Asked], said: str) -> None:
+    text = f"""os.write(fd, b'{{"number": 1, "cpu_seconds": {said}}}\\n')"""
+    with asked(text) as answering, pytest.raises(RecordError, match="was disturbed"):
+        answering.ask(FINISH)

@@ -33,6 +33,7 @@ from coordinate_eval.records import (
     Suite,
 )
 
+CPU_SECONDS = 1234.5
 SECONDS = {"short": 1.0, "long": 100.0, "asks": 10.0}
 
 
@@ -55,7 +56,9 @@ class FakeEvaluator:
     ) -> DatasetResults:
         self.finished.append(dataset.name)
         self._does(dataset.name)
-        return DatasetResults(dataset=dataset.name, items=len(answers), results={})
+        return DatasetResults(
+            dataset=dataset.name, items=len(answers), results={}, cpu_seconds=CPU_SECONDS
+        )
 
     finish_part = finish
 
@@ -150,10 +153,10 @@ def test_the_longest_dataset_first_and_each_once(
     assert results(run_dir) == ALL
     assert sorted(evaluator.asked) == ["0-2", "2-4"]
     assert [name for name in evaluator.finished if name != "asks"] == ["long", "short"]
-    # Later plans learn from what each took.
+    # Later plans learn from what each took, however long it waited for a core.
     assert {
-        name: len(list(read_scorings(run_dir.scorings(name)))) for name in ALL
-    } == dict.fromkeys(ALL, 1)
+        name: [seen.seconds for seen in read_scorings(run_dir.scorings(name))] for name in ALL
+    } == {name: [CPU_SECONDS] for name in ALL}
 
 
 def test_two_jobs_share_the_work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ class MetricSeen(_Seen):
 
 
 class ScoreSeen(_Seen):
-    """The seconds of scoring a dataset, or parts of it, on one core."""
+    """The CPU seconds of scoring a dataset."""
 
     kind: Literal["score"] = "score"
     dataset: str

@@ -56,7 +56,7 @@ class WeightsCopied(Record):
 
 
 class Scored(Record):
-    """The scoring of a dataset, or of a part of it, on one core."""
+    """The scoring of a dataset, in CPU seconds."""
 
     time: float = Field(ge=0, lt=1e11, description="of its end")
     items: int = Field(gt=0)

@@ -221,11 +221,9 @@ class _Scorer:
     def _write_results(self, dataset: Dataset, _: Span) -> None:
         shards = [shard for shard in self._run.shards if shard.dataset == dataset.name]
         responses, answers = self._responses(shards), self._answers(shards)
-        began = time.monotonic()
         results = _ask(lambda: self._evaluator.finish(dataset, responses, answers))
-        seconds = time.monotonic() - began
         if (index := self._indexes.get(dataset.name)) is not None:
-            append_scoring(self._dir.scorings(dataset.name), seconds, index)
+            append_scoring(self._dir.scorings(dataset.name), results.cpu_seconds, index)
         # Another job that was taken for dead may have been first.
         _files.create(self._dir.dataset_results(dataset.name), results.model_dump_json(indent=1))
 

@@ -74,9 +74,13 @@ def main() -> None:
     mirroring.join()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS)
+    before = 0.0
     for line in commands:
         command = Command.model_validate_json(line)
         reply = _reply(evaluator, command)
+        used = sum(os.times()[:4])  # in this process and those that it has waited for
+        reply = reply.model_copy(update={"cpu_seconds": used - before})
+        before = used
         if os.getpid() != own:  # what the model wrote has forked
             os._exit(1)
         replies.write(reply.line().encode())

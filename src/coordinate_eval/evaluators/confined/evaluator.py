@@ -54,6 +54,18 @@ class _Holder:
 
     process: ScoringProcess
     names: dict[str, set[str]] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
+    """CPU seconds that it took since it was last told to load a dataset."""
+
+    def ask(self, command: Command) -> Reply:
+        """Return the reply to a command, if it is no error."""
+        reply = self.process.ask(command)
+        self.cpu_seconds += reply.cpu_seconds
+        if reply.unread:
+            raise Unread(reply.error[-MOST_ERROR_CHARACTERS:])
+        if reply.error:
+            raise UserError(reply.error[-MOST_ERROR_CHARACTERS:])
+        return reply
 
 
 class ConfinedEvaluator:
@@ -107,7 +119,7 @@ class ConfinedEvaluator:
         """
         with self._loaded(dataset) as holder:
             command = _command(Work.QUESTIONS, dataset, responses)
-            questions = _checked(holder.process.ask(command)).questions
+            questions = holder.ask(command).questions
             check_questions(questions, command)
         return questions
 
@@ -133,11 +145,11 @@ class ConfinedEvaluator:
 
     def _scores(self, command: Command) -> DatasetResults:
         with self._loaded(command.dataset) as holder:
-            results = _checked(holder.process.ask(command)).results
+            results = holder.ask(command).results
             if results is None:
                 raise RecordError(f"dataset {command.dataset.name!r}: its process gave no scores")
             check_names(results, holder.names[command.dataset.name], command)
-        return results
+        return results.model_copy(update={"cpu_seconds": holder.cpu_seconds})
 
     @contextmanager
     def _loaded(self, dataset: Dataset) -> Iterator[_Holder]:
@@ -158,7 +170,8 @@ class ConfinedEvaluator:
         try:
             load = _command(Work.LOAD, dataset)
             index = str(self._index_file(dataset.name))
-            names = _checked(holder.process.ask(load.model_copy(update={"index": index}))).names
+            holder.cpu_seconds = 0.0
+            names = holder.ask(load.model_copy(update={"index": index})).names
             holder.names.setdefault(dataset.name, set(names))
             yield holder
         finally:
@@ -242,11 +255,3 @@ def _command(
         responses=[str(path) for path in responses.paths] if responses else [],
         answers=[str(path) for path in answers.paths] if answers else [],
     )
-
-
-def _checked(reply: Reply) -> Reply:
-    if reply.unread:
-        raise Unread(reply.error[-MOST_ERROR_CHARACTERS:])
-    if reply.error:
-        raise UserError(reply.error[-MOST_ERROR_CHARACTERS:])
-    return reply

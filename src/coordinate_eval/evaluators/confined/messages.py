@@ -111,6 +111,12 @@ class Reply(Asked):
     )
     results: DatasetResults | None = None
     built: DatasetRequests | None = None
+    cpu_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="that the process took since its last reply, or since it began",
+    )
     offline: bool = Field(default=False, description="the error is a `DataMissing`: of build")
 
 

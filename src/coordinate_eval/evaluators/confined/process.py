@@ -99,6 +99,8 @@ class _Process:
     def ask(self, command: Command) -> Reply:
         """Return the reply to a command, which is given a number.
 
+        A process may say anything: of CPU seconds no more count than it took to reply.
+
         Raises:
             ProcessEnded: there will be no reply.
             EndlessCall: a call of native code was ended, and the process with it.
@@ -107,12 +109,15 @@ class _Process:
         numbered = command.model_copy(update={"number": next(self._numbers)})
         long = command.work in (Work.QUESTIONS, Work.BUILD)
         most = MOST_LONG_REPLY_BYTES if long else MOST_REPLY_BYTES
+        began = time.monotonic()
         try:
             self._write(numbered.line())
-            return read_reply(self._read_line(most), numbered)
+            reply = read_reply(self._read_line(most), numbered)
         except BaseException:
             self.close()
             raise
+        cpu_seconds = min(reply.cpu_seconds, time.monotonic() - began)
+        return reply.model_copy(update={"cpu_seconds": cpu_seconds})
 
     def kill(self) -> None:
         """End the process from another thread than the one that asks, which notices it."""
