@@ -160,6 +160,29 @@ def test_the_time_left_follows_the_pace_of_what_is_done(run_dir: RunDir) -> None
     assert left == pytest.approx(2 * 10 / 1, rel=0.1)  # ten seconds for one
 
 
+def test_the_time_left_counts_down_while_a_dataset_is_scored(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(score_seconds={"a": 100.0, "b": 10.0})
+    publish(run_dir, len(SPANS))
+    began, passed = time.time(), [0.0]
+    monkeypatch.setattr(time, "time", lambda: began + passed[0])
+
+    def left_after(seconds: float) -> float | None:
+        passed[0] = seconds
+        known = state.progress(run_dir, run, [SUPERVISOR], silent=False, requests=REQUESTS)
+        assert known.phase is Phase.SCORING
+        return known.left_seconds
+
+    assert left_after(0) == left_after(5) == 100  # nobody has begun
+    assert Ledger(run_dir, "results").claim(whole("a"), "score-0", "8_0") == 1
+    assert left_after(5) == 100
+    assert left_after(45) == pytest.approx(60)
+    score(run_dir, "b")
+    assert left_after(95) == pytest.approx(10)
+    assert left_after(300) is None
+
+
 def test_a_lost_trial_does_not_run(run_dir: RunDir) -> None:
     _files.write_record(run_dir.round(0), ROUND)
     trial(run_dir, "n1", 0, "running")

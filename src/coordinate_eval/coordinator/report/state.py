@@ -16,14 +16,14 @@ from coordinate_eval._format import plural
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.report.results import read_results, unbuildable, unscored_datasets
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claims import Ledger, whole
 from coordinate_eval.coordinator.run.epochs import Epoch, latest_epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import portions_with_questions
 from coordinate_eval.coordinator.run.records import Round, Run, StageProgress, TrialProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.work import all_spans
-from coordinate_eval.records import Dataset, DatasetRequests, Record, Span
+from coordinate_eval.records import DatasetRequests, Record, Span
 
 LEAST_SHARE = 0.03
 """Share of the work that must be done before its pace tells more than the prediction."""
@@ -172,8 +172,8 @@ def progress(
     if phase in (Phase.STAGING, Phase.STARTING, Phase.RUNNING, Phase.SCORING):
         spent = sum(t.updated - t.ready for t in trials.values() if t.ready is not None)
         share = responses / max(1, requests)
-        unscored = unscored_datasets(run_dir, run)
-        left = _seconds_left(run, now, undone, unanswered, unscored, share, planned, spent)
+        scoring = _scoring_left(run_dir, run)
+        left = _seconds_left(run, now, undone, unanswered, scoring, share, planned, spent)
     return Progress(
         phase=phase,
         detail=detail,
@@ -318,7 +318,7 @@ def _seconds_left(
     trials: dict[str, TrialProgress],
     undone: list[Span],
     unanswered: list[Span],
-    unscored: list[Dataset],
+    scoring: list[float],
     responded: float,
     planned: int,
     spent: float,
@@ -331,6 +331,7 @@ def _seconds_left(
 
     Args:
         trials: those of the current round.
+        scoring: predicted seconds that are left of each dataset without scores.
         responded: share of all responses that are there.
         planned: number of trials of the current round.
         spent: seconds in which trials of all rounds have answered.
@@ -353,9 +354,17 @@ def _seconds_left(
     asking = sum(value for span, value in metric.items() if span in spans)
     asking += len(unanswered) * run.portion_seconds
     seconds = max(seconds, asking / max(1, run.settings.metrics.cpus))
-    scoring = [run.score_seconds.get(dataset.name, 0.0) for dataset in unscored]
     seconds = max(seconds, sum(scoring) / run.settings.scoring.jobs, *scoring)
     return seconds if seconds >= 1 else None
+
+
+def _scoring_left(run_dir: RunDir, run: Run) -> list[float]:
+    """Return the predicted seconds of each dataset without scores, less those since its claim."""
+    unscored, now = unscored_datasets(run_dir, run), time.time()
+    claims = Ledger(run_dir, "results").open_claims(whole(dataset.name) for dataset in unscored)
+    begun = {claim.span.dataset: claim.claim.time for claim in claims}
+    predicted = {dataset.name: run.score_seconds.get(dataset.name, 0.0) for dataset in unscored}
+    return [max(0.0, value - (now - begun.get(name, now))) for name, value in predicted.items()]
 
 
 def _elapsed(run_dir: RunDir, run: Run, phase: Phase) -> float:
