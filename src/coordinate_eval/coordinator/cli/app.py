@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from coordinate_eval import __version__, _launchers, _search_paths
 from coordinate_eval._format import visible
@@ -27,7 +26,7 @@ from coordinate_eval.errors import CoordinateError, UserError
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
-class _Group(TyperGroup):
+class _Group(options.Commands):
     """The commands. `run` is the default one, also for shell completion."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own type

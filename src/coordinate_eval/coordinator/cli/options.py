@@ -6,11 +6,35 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 _WHAT = "What to evaluate"
 _WHERE = "Where to run"
 _PLAN = "Plan"
 _OUTPUT = "Run and output"
+
+
+class Commands(TyperGroup):
+    """Commands whose help says what to type after an option, and nothing after a flag."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's own type
+        """Return the group's own parameters."""
+        return _as_typed(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - typer's own types
+        """Return a command, if there is one of this name."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            _as_typed(found.get_params(ctx))
+        return found
+
+
+def _as_typed(parameters: list[Any]) -> list[Any]:
+    """Return parameters without the word `<bool>` that typer shows after flags."""
+    for each in parameters:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return parameters
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -53,6 +77,7 @@ SettingsFile = Annotated[
     Path | None,
     typer.Option(
         "--settings",
+        metavar="FILE",
         help="Read settings from this TOML file.",
         show_default="your config.toml",
         rich_help_panel=_OUTPUT,
@@ -71,7 +96,7 @@ Verbose = Annotated[
     typer.Option(
         "--verbose",
         "-v",
-        help="Print the job scripts of a dry run, and the warnings of other libraries.",
+        help="Show the warnings of other libraries, and the job scripts of a dry run.",
         rich_help_panel=_OUTPUT,
     ),
 ]
@@ -136,24 +161,35 @@ Checkpoint = Annotated[
 Suite = Annotated[
     str | None,
     typer.Option(
-        help="A shipped suite's name, or a suite file.", show_default="base", rich_help_panel=_WHAT
+        metavar="SUITE",
+        help="A shipped suite's name, or a suite file.",
+        show_default="base",
+        rich_help_panel=_WHAT,
     ),
 ]
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        help="Evaluate only these datasets; names or patterns: gsm8k,arc_*.", rich_help_panel=_WHAT
+        metavar="NAMES",
+        help="Evaluate only these datasets; names or patterns: gsm8k,arc_*.",
+        rich_help_panel=_WHAT,
     ),
 ]
 Skip = Annotated[
     list[str] | None,
     typer.Option(
-        help="Leave out these datasets; names or patterns: gsm8k,arc_*.", rich_help_panel=_WHAT
+        metavar="NAMES",
+        help="Leave out these datasets; names or patterns: gsm8k,arc_*.",
+        rich_help_panel=_WHAT,
     ),
 ]
 Group = Annotated[
     list[str] | None,
-    typer.Option(help="Evaluate only these groups of datasets: maths,code.", rich_help_panel=_WHAT),
+    typer.Option(
+        metavar="NAMES",
+        help="Evaluate only these groups of datasets: maths,code.",
+        rich_help_panel=_WHAT,
+    ),
 ]
 Limit = Annotated[
     int | None,
@@ -171,15 +207,23 @@ Step = Annotated[
 ]  # fmt: skip
 ModelConfig = Annotated[
     Path | None,
-    typer.Option("--config", help="The config.json of a .pt checkpoint.", rich_help_panel=_WHAT),
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="The config.json of a .pt checkpoint.",
+        rich_help_panel=_WHAT,
+    ),
 ]
 Tokenizer = Annotated[
     Path | None,
-    typer.Option(help="The folder of a .pt checkpoint's tokenizer.", rich_help_panel=_WHAT),
+    typer.Option(
+        metavar="DIR", help="The folder of a .pt checkpoint's tokenizer.", rich_help_panel=_WHAT
+    ),
 ]
 Engine = Annotated[
     str | None,
     typer.Option(
+        metavar="NAME",
         help="vllm or transformers; simulated makes up the responses.",
         show_default="vllm",
         rich_help_panel=_WHAT,
@@ -198,6 +242,7 @@ EngineArgs = Annotated[
 Cluster = Annotated[
     str | None,
     typer.Option(
+        metavar="NAME",
         help="slurm; ray: this machine; or, with --dry-run, a cluster file.",
         show_default="slurm if it is configured, else ray",
         rich_help_panel=_WHERE,
@@ -206,6 +251,7 @@ Cluster = Annotated[
 Nodes = Annotated[
     str | None,
     typer.Option(
+        metavar="NODES",
         help="The number of nodes to use at most, or their names: gpu[1-4,7].",
         rich_help_panel=_WHERE,
     ),
@@ -224,17 +270,22 @@ Queue = Annotated[
     typer.Option("--queue", help="If no GPU is free, wait for one.", rich_help_panel=_WHERE),
 ]
 Partition = Annotated[
-    str | None, typer.Option(help="Slurm partition for GPU jobs.", rich_help_panel=_WHERE)
+    str | None,
+    typer.Option(metavar="NAME", help="Slurm partition for GPU jobs.", rich_help_panel=_WHERE),
 ]
-Account = Annotated[str | None, typer.Option(help="Slurm account.", rich_help_panel=_WHERE)]
-Qos = Annotated[str | None, typer.Option(help="Slurm QOS.", rich_help_panel=_WHERE)]
+Account = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Slurm account.", rich_help_panel=_WHERE)
+]
+Qos = Annotated[str | None, typer.Option(metavar="NAME", help="Slurm QOS.", rich_help_panel=_WHERE)]
 Constraint = Annotated[
-    str | None, typer.Option(help="Slurm node features.", rich_help_panel=_WHERE)
+    str | None,
+    typer.Option(metavar="FEATURES", help="Slurm node features.", rich_help_panel=_WHERE),
 ]
 RunDirectory = Annotated[
     Path | None,
     typer.Option(
         "--run-dir",
+        metavar="DIR",
         help="The run's directory, on storage that all nodes share.",
         show_default="runs_dir/<id>",
         rich_help_panel=_WHERE,
@@ -247,11 +298,16 @@ DryRun = Annotated[
 ]
 Html = Annotated[
     Path | None,
-    typer.Option(help="With --dry-run: write the plan as one HTML page.", rich_help_panel=_PLAN),
+    typer.Option(
+        metavar="FILE",
+        help="With --dry-run: write the plan as one HTML page.",
+        rich_help_panel=_PLAN,
+    ),
 ]
 Scripts = Annotated[
     Path | None,
     typer.Option(
+        metavar="DIR",
         help="With --dry-run: write the exact job scripts into this new folder.",
         rich_help_panel=_PLAN,
     ),
@@ -275,12 +331,16 @@ Estimate = Annotated[
 PlanFile = Annotated[
     Path | None,
     typer.Option(
-        "--plan", help="Submit the plan that --dry-run --json printed.", rich_help_panel=_PLAN
+        "--plan",
+        metavar="FILE",
+        help="Submit the plan that --dry-run --json printed.",
+        rich_help_panel=_PLAN,
     ),
 ]
 Objective = Annotated[
     str | None,
     typer.Option(
+        metavar="NAME",
         help="makespan: end as soon as possible; gpu-hours: use few GPUs.",
         show_default="makespan",
         rich_help_panel=_PLAN,
@@ -314,10 +374,16 @@ SuiteName = Annotated[
 ]
 ModelSize = Annotated[
     str | None,
-    typer.Option(help="Predict for a model with this many parameters: 350m.", show_default="7b"),
+    typer.Option(
+        metavar="SIZE",
+        help="Predict for a model with this many parameters: 350m.",
+        show_default="7b",
+    ),
 ]
 PredictedCheckpoint = Annotated[
-    Path | None, typer.Option(help="Predict for this checkpoint instead.")
+    Path | None, typer.Option(metavar="CKPT", help="Predict for this checkpoint instead.")
 ]
-GpuType = Annotated[str, typer.Option(help="Type of the GPUs.")]
-TensorParallel = Annotated[int, typer.Option(min=1, max=1024, help="GPUs of one trial.")]
+GpuType = Annotated[str, typer.Option(metavar="NAME", help="Type of the GPUs.")]
+TensorParallel = Annotated[
+    int, typer.Option(min=1, max=1024, metavar="N", help="GPUs of one trial.")
+]

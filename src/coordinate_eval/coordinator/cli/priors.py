@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from coordinate_eval.priors.store import Store
     from coordinate_eval.records import Dataset
 
-app = typer.Typer(help="Show, export or import what finished runs measured.")
+app = typer.Typer(cls=options.Commands, help="Show, export or import what finished runs measured.")
 
 MOST_LEFT_OUT = 5
 """Newest runs that are predicted from all others, to see how well that does."""
@@ -53,18 +53,24 @@ class _Source(NamedTuple):
 @app.command()
 def show(
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Predict for this checkpoint.", show_default="newest seen")
+        Path | None,
+        typer.Option(
+            metavar="CKPT", help="Predict for this checkpoint.", show_default="newest seen"
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Or for a model of this size, such as 7b or 350m.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Or for a model of this size, such as 7b or 350m."),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="Type of GPU.", show_default="newest seen")
+        str | None, typer.Option(metavar="NAME", help="Type of GPU.", show_default="newest seen")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="vllm or transformers.", show_default="vllm")
+        str | None, typer.Option(metavar="NAME", help="vllm or transformers.", show_default="vllm")
     ] = None,
-    suite: Annotated[str | None, typer.Option(help="A shipped suite's name, or a file.")] = None,
+    suite: Annotated[
+        str | None, typer.Option(metavar="SUITE", help="A shipped suite's name, or a file.")
+    ] = None,
     as_json: options.Json = False,
     settings_file: options.SettingsFile = None,
 ) -> None:

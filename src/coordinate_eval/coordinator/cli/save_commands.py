@@ -19,6 +19,7 @@ _Folder = Annotated[
 _Pattern = Annotated[
     str | None,
     typer.Option(
+        metavar="PATTERN",
         help="Names of checkpoints below DIR: 'step-{step}', 'run-*/iter_{step}/hf'.",
         show_default="every folder whose name tells a step",
         rich_help_panel=_WATCH,
@@ -72,13 +73,23 @@ _PrefetchedFor = Annotated[
     ),
 ]
 _Checkpoint = Annotated[
-    Path | None, typer.Option(help="The same as CKPT.", rich_help_panel="What to evaluate")
+    Path | None,
+    typer.Option(metavar="CKPT", help="The same as CKPT.", rich_help_panel="What to evaluate"),
 ]
 _Jobs = Annotated[
     int | None,
     typer.Option(
         min=1, max=1024, metavar="N", help="Build with at most N processes.",
         show_default="one for each core",
+    ),
+]  # fmt: skip
+
+
+_Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Show the warnings of other libraries.",
+        rich_help_panel="Run and output",
     ),
 ]  # fmt: skip
 
@@ -191,7 +202,7 @@ def prefetch(
     tokenizer: options.Tokenizer = None,
     jobs: _Jobs = None,
     as_json: options.Json = False,
-    verbose: options.Verbose = False,
+    verbose: _Verbose = False,
     settings_file: options.SettingsFile = None,
 ) -> None:
     """Download the data of a suite and build its prompts, for the tokenizer of a checkpoint.
