@@ -1,6 +1,6 @@
 """One job per dataset against coordinate-eval, computed, and measured to the last score
 
-    python benchmarks/makespan.py --scale 8 2
+    python benchmarks/makespan.py --scale 4 1 --check 2
 
 The base suite of a 7B model, on one and on four nodes of eight H200. Scripts around a scheduler
 submit one job per dataset. The jobs start in the suite's order. Each takes a GPU, loads the weights
