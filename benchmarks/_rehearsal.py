@@ -171,6 +171,7 @@ def _make(folder: Path, costs: Sequence[Cost]) -> Made:
             "chunk_overhead_seconds": cost.chunk_overhead_seconds,
             "cpu_seconds": cost.metric_cpu_seconds,
             "score_seconds": cost.score_seconds,
+            "spread": cost.spread,
         }
     made.suite.write_text(yaml.safe_dump(content))
     return made
@@ -199,7 +200,6 @@ def _scaled(cost: Cost, scale: float) -> Cost:
             "chunk_overhead_seconds": cost.chunk_overhead_seconds / scale,
             "metric_cpu_seconds": programs / scale,
             "score_seconds": roofline.score_seconds(items, items * entry.requests_per_item),
-            "spread": 0.0,
         }
     )
 

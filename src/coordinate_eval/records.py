@@ -67,8 +67,15 @@ class Prior(Record):
     cpu_seconds: float = Field(default=0.0, ge=0, le=1e12)
     chunk_overhead_seconds: float = Field(default=0.0, ge=0, le=1e6)
     floor_seconds: float = Field(default=0.0, ge=0, le=1e9)
-    # Left out where it is 0: suites without it keep their digest.
+    # Left out where they are 0: suites without them keep their digest.
     score_seconds: float = Field(default=0.0, ge=0, le=1e9, exclude_if=lambda s: s == 0)
+    spread: float = Field(
+        default=0.0,
+        ge=0,
+        le=10,
+        exclude_if=lambda s: s == 0,
+        description="standard deviation of the logarithm of the true gpu_seconds over these",
+    )
 
 
 class Dataset(Record):

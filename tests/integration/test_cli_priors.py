@@ -142,6 +142,9 @@ def test_a_plan_on_a_cluster_file_does_not_depend_on_what_others_ran(user: Works
     assert user.call(*args).stdout == before
     (dataset,) = json.loads(before)["datasets"]
     assert dataset["spread"] == 0.5
+    suite.write_text("datasets: [{name: x, items: 9, prior: {gpu_seconds: 4, spread: 0.2}}]\n")
+    (dataset,) = json.loads(user.call(*args).stdout)["datasets"]
+    assert (dataset["gpu_seconds"], dataset["spread"]) == (4, 0.2)
 
 
 def mistake(user: Workspace, *args: str) -> str:

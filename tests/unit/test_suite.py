@@ -292,7 +292,7 @@ def test_a_limit_counts_for_each_task_of_a_dataset() -> None:
     made = suite.narrow(
         parse(
             "datasets:\n- {name: a, items: 50, prior: \n"
-            "   {gpu_seconds: 100, cpu_seconds: 5, floor_seconds: 7}}\n"
+            "   {gpu_seconds: 100, cpu_seconds: 5, floor_seconds: 7, spread: 0.4}}\n"
             "- {name: b, task: t, limit: 3}\n- {name: c, task: t}\n"
         ),
         limit=10,
@@ -301,6 +301,7 @@ def test_a_limit_counts_for_each_task_of_a_dataset() -> None:
     prior = made.datasets[0].prior
     assert prior is not None
     assert (prior.gpu_seconds, prior.cpu_seconds, prior.floor_seconds) == (20, 1, 7)
+    assert prior.spread == 0.4
 
 
 @given(

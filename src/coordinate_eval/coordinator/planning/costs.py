@@ -91,6 +91,7 @@ def dataset_cost(
             floor_seconds=given.floor_seconds,
             score_seconds=given.score_seconds,
             splittable=dataset.splittable,
+            spread=given.spread,
         )
     expected = priors.predict(subject(dataset), work, on, built=built)
     return Cost(

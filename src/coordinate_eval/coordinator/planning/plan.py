@@ -29,7 +29,7 @@ class Cost(Record):
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="standard deviation of the logarithm of gpu_seconds; 0 where costs are given",
+        description="standard deviation of the logarithm of the true gpu_seconds over these",
     )
 
 
