@@ -1,6 +1,6 @@
 """One job per dataset against coordinate-eval, computed, and measured to the last score
 
-    python benchmarks/makespan.py --scale 4 1 --check 2
+    python benchmarks/makespan.py --scale 4 1
 
 The base suite of a 7B model, on one and on four nodes of eight H200. Scripts around a scheduler
 submit one job per dataset. The jobs start in the suite's order. Each takes a GPU, loads the weights
@@ -21,6 +21,7 @@ jobs, scoring by the harness, files, queues and claims are real. What the rows m
   row in another time: what differs then is the machine, not the plan.
 - *True times* of datasets are the predicted ones times lognormal factors. They are in a file that
   only engines read. Both ways have the same. Metrics that run programs take what was predicted.
+  In all rows the plan is told that predictions may be off by σ = 0.5, as those that are shipped.
 - *Jobs* is one job per dataset: a process that sleeps, submitted to a Slurm of its own, in time
   that is always four times as fast. The job holds its GPU while the harness makes its prompts and
   scores, by CPU seconds measured here on 2 % of the items. In *free*, nothing but the engine and
@@ -35,7 +36,7 @@ jobs, scoring by the harness, files, queues and claims are real. What the rows m
 - *Cores* are the CPU seconds of all processes of the run per second and core; *busy* is what all
   processes of this machine used, Slurm's daemons and others' among them: a
   row where it is far above *cores* was disturbed. The two cores stand for up to 512. They are full
-  whenever 32 trials or metric jobs start at once, which takes 4 real seconds or more.
+  for some real seconds when 32 trials start at once.
 """
 
 import argparse
