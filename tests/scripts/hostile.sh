@@ -6,6 +6,7 @@ $(touch x)' \
   --output=/dev/null \
   --open-mode=append \
   --export=ALL \
+  --propagate=NONE \
   --nodes=1 \
   --ntasks=1 \
   --cpus-per-task=1 \

@@ -4,6 +4,7 @@ sbatch \
   --output=/runs/7/logs/trial-node1.%A_%a.log \
   --open-mode=append \
   --export=ALL \
+  --propagate=NONE \
   --nodes=1 \
   --ntasks=1 \
   --cpus-per-task=8 \

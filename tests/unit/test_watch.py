@@ -297,7 +297,8 @@ def test_the_line_for_cron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     settings = Settings(runs_dir="/shared/runs")
     line = cron_line(Path("ckpts"), ["ckpts", "--cron", "--most", "2"], 600, settings)
     assert line == (
-        f"*/10 * * * * cd {tmp_path} && env PATH=/opt/slurm/bin:/usr/local/bin:/usr/bin:/bin "
+        f"*/10 * * * * cd {tmp_path} && mkdir -p /shared/runs && "
+        "env PATH=/opt/slurm/bin:/usr/local/bin:/usr/bin:/bin "
         r"COORDINATE_EVAL_CONFIG=/100\%/config.toml 'SLURM_CONF=/etc/slurm it/slurm.conf' "
         f"/venv/bin/python -P -m coordinate_eval watch {tmp_path}/ckpts --most 2 --once "
         ">>/shared/runs/watch.log 2>&1"

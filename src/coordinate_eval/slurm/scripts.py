@@ -84,6 +84,7 @@ def _options(job: Job, settings: SlurmSettings) -> tuple[str, ...]:
         f"--output={_log_pattern(job)}",
         "--open-mode=append",
         "--export=ALL",
+        "--propagate=NONE",  # a login node's limits, such as ulimit -t, are none of a job's
         "--nodes=1",
         "--ntasks=1",
         f"--cpus-per-task={job.cpus}",

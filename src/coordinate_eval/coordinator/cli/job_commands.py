@@ -3,7 +3,6 @@
 import functools
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,12 +65,13 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
     began = float(os.environ.get(STARTED_VARIABLE) or time.time())
     limit = minutes - (time.time() - began) / 60 if minutes else float("inf")
     with clusters.by_name(run.cluster, run.settings) as cluster:
-        supervisor = Supervisor(entered, cluster, minutes=limit, tell=_log)
+        log = _Log()
+        supervisor = Supervisor(entered, cluster, minutes=limit, tell=log.tell, note=log.note)
         # Slurm warns of preemption as well as of the time limit.
         signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
         results = supervisor.run()
     if results is not None and (problem := write_report(entered, results)):
-        _log(None, problem)
+        log.note(problem)
     raise typer.Exit(0 if results is None or results["complete"] else 1)
 
 
@@ -127,8 +127,20 @@ def score(run_dir: Path) -> None:
     raise typer.Exit(run_scorer(enter(run_dir)))
 
 
-def _log(facts: object, event: str) -> None:
-    if event:
-        words = "waiting for jobs to end and free their nodes" if event == "drain" else event
-        sys.stdout.write(words + "\n")
-        sys.stdout.flush()
+class _Log:
+    """The log of a supervisor: what happened when, each line once in a row."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def tell(self, _: object, event: str) -> None:
+        """Write an event. Facts alone are none."""
+        if event:
+            drain = "waiting for jobs to end and free their nodes"
+            self.note(drain if event == "drain" else event)
+
+    def note(self, step: str) -> None:
+        """Write a step."""
+        if step != self._last:
+            print(time.strftime("%Y-%m-%d %H:%M:%S"), step, flush=True)
+            self._last = step

@@ -254,8 +254,8 @@ def cron_line(folder: Path, argv: Sequence[str], every_seconds: float, settings:
     command = [*program(sys.executable), "watch", *words, "--once"]
     log = Path(settings.runs_dir).expanduser().absolute() / "watch.log"
     line = (
-        f"cd {shlex.quote(str(Path.cwd()))} && env {shlex.join([*variables, *command])} "
-        f">>{shlex.quote(str(log))} 2>&1"
+        f"cd {shlex.quote(str(Path.cwd()))} && mkdir -p {shlex.quote(str(log.parent))} && "
+        f"env {shlex.join([*variables, *command])} >>{shlex.quote(str(log))} 2>&1"
     )
     if not line.isprintable():
         raise UserError("a crontab cannot name a path with a newline: rename it")

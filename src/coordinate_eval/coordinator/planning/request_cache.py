@@ -158,7 +158,7 @@ class Builder:
             del self._process
             raise UserError(
                 f"dataset {dataset.name!r} cannot be built: {error}; what is printed above may "
-                "say why. Is there enough memory on this machine?"
+                "say why. If memory ran out, [build] memory_gib gives build jobs more"
             ) from error
         if reply.built is None:
             kind = DataMissing if reply.offline else UserError

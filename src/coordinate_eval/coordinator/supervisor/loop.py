@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from coordinate_eval import _files
+from coordinate_eval._format import plural
 from coordinate_eval.cluster import Cluster, Job, State, TaskStatus
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.planning.request_cache import link_found
@@ -106,6 +107,7 @@ class Supervisor:
         strict: raise `SubmitRefused` if the scheduler refuses the run's first job.
         tell: called with the facts after each poll and an empty string, or with None and an event
             for the user. When only keepers are left, it is called with the facts and "drain".
+        note: called with each step that is taken, in words for a log.
     """
 
     def __init__(
@@ -116,12 +118,14 @@ class Supervisor:
         minutes: float = float("inf"),
         strict: bool = False,
         tell: Callable[[Facts | None, str], None] = lambda facts, event: None,
+        note: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._dir = run_dir
         self._run = read_run(run_dir)
         self._cluster = cluster
         self._strict = strict
         self._tell = tell
+        self._note = note
         self._handover = time.time() + minutes * 60 - HANDOVER_SECONDS
         cores = self._run.settings.ray.cpus or os.cpu_count() or 1
         self._cores = cores if cluster.local else None
@@ -134,6 +138,7 @@ class Supervisor:
         _files.never_make(run_dir.root)
         work_folder(run_dir)
         self._epoch = take_over(run_dir)
+        self._note(f"supervisor {self._epoch} of run {self._run.id}, in {run_dir.root}")
 
     def run(self) -> dict[str, Any] | None:
         """Supervise until the run is over. Return its results, or None if a successor goes on.
@@ -269,6 +274,9 @@ class Supervisor:
             return Finish(f"the scheduler refused {job.name} {refusals} times in a row: {refusal}")
         if kind is not None:
             self._arrays.count(self._run, kind, facts)
+        if job_id:
+            where = f" on {job.node}" if job.node else ""
+            self._note(f"{job.name} is job {job_id}: {plural(job.count, 'task')}{where}")
         submitted = Submitted(job=job, job_id=job_id, refusal=refusal, time=time.time())
         # Another supervisor may have been first. Then its job stays.
         _files.create(self._dir.job(job.name), submitted.model_dump_json(by_alias=True, indent=1))
@@ -311,6 +319,7 @@ class Supervisor:
             return False
         except UserError as error:
             return Finish(str(error))
+        self._note("the prompts are built, and the run is planned")
         self._refuse_unconfined()
         return True
 
@@ -334,6 +343,8 @@ class Supervisor:
             self._round_after = time.time() + POLLS_PER_SEARCH * self._poll_seconds
             return False
         _files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
+        names = ", ".join(node.name for node in new.nodes)
+        self._note(f"round {new.number} on {names}; left: {plural(len(left), 'shard')}")
         return True
 
     def _finish(self, action: Finish, facts: Facts) -> dict[str, Any]:
@@ -348,6 +359,7 @@ class Supervisor:
         results["scheduler_calls"] = dict(self._cluster.calls)
         results["ledger"] = self._ledger()
         _files.write(self._dir.results, _files.pretty(results))
+        self._note(action.why or "every dataset is scored")
         self._learn()
         self._tell(facts, "drain")
         self._drain()
