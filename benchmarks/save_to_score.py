@@ -1,6 +1,6 @@
 """From save to last score: what surrounds the GPUs, by phase, before and now
 
-    python benchmarks/save_to_score.py --before 9fa2ac6
+    python benchmarks/save_to_score.py --before 9fa2ac6 --scale 1
 
 The seconds from the call of `coordinate-eval CKPT`, the first one of a model, until each phase has
 ended, on a real Slurm of one node of eight GPUs on this machine, with engines that answer at once.
@@ -10,7 +10,9 @@ The suite has 8,739 items and about 22,000 requests, in the shapes of MMLU with 
 GSM8K, HellaSwag and TriviaQA. `--scale 1` adds the base suite's full shape, 59 datasets with 419
 leaf tasks and 345,293 items, and `--scale 0.1` a tenth of its items.
 
-*Before* is the commit that is named, run on the same machine just before or after. CPU seconds are
+*Before* is the commit that is named, run on the same machine just before or after, but not on the
+full shape. There the engines' part, too, is work of this machine: eight processes write 902,166
+responses, from the first one to the last. CPU seconds are
 those of all processes of the run. They are less disturbed by other processes than the other rows,
 for which the machine's two cores are few: a cluster has more, and pullers that use them.
 """
@@ -35,6 +37,7 @@ from tests.runs import Workspace
 from benchmarks._phases import Phases, phases
 from benchmarks._slurm import Watch, await_empty_queue, cluster, impossible
 from benchmarks.full_shape.make import Amount, Made, make, scaled
+from coordinate_eval.priors import catalogue
 
 MIXTURE = Amount({"mmlu": 2420, "hellaswag": 2000, "gsm8k": 1319, "triviaqa": 3000})
 ROWS = (
@@ -70,10 +73,17 @@ def main() -> None:
     suites = [("8,739 items", MIXTURE)]
     if given.scale is not None:
         amount = scaled(given.scale)
-        suites.append((f"{sum(amount.items.values()):,} items of the full shape", amount))
-    with _source_of(given.before) as source:
+        suites.append((f"{_scored(amount):,} items of the full shape", amount))
+    with _source_of(given.before) as before:
         for title, amount in suites:
-            console.print(_table(title, measured(amount, [*source, _ROOT / "src"])))
+            sources = [*before, _ROOT / "src"] if amount is MIXTURE else [_ROOT / "src"]
+            console.print(_table(title, measured(amount, sources)))
+
+
+def _scored(amount: Amount) -> int:
+    """Return the number of items of the datasets that have a task."""
+    entries = catalogue.entries()
+    return sum(items for name, items in amount.items.items() if entries[name].task)
 
 
 def measured(amount: Amount, sources: Sequence[Path]) -> list[Run]:
