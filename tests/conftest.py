@@ -15,6 +15,10 @@ settings.load_profile("ours")
 # Tests that import libraries in this process begin as the program does.
 switch_off_telemetry()
 
+# A shell's background job ignores SIGINT, and so would all that these tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _STOPS = (signal.SIGTERM, signal.SIGUSR1)
 
 

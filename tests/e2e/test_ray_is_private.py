@@ -253,7 +253,7 @@ def pem(running: Running) -> list[str]:
 
 
 def test_two_at_once_keep_out_of_each_others_way(user: Workspace, running: Running) -> None:
-    other = Running(user, "private too", seconds_per_request=0.2)
+    other = Running(user, "private too", seconds_per_request=0.02)
     assert not set(other.addresses()) & set(running.addresses())
     assert other.folder != running.folder
     other.ended(0)
