@@ -1,4 +1,4 @@
-"""Whether anybody supervises the run that a job works for.
+"""Notice that nobody supervises the run any more that a job works for.
 
 A supervisor may be lost for good: cancelled by an administrator, or out of memory. Jobs that wait
 for others would then hold memory until their time limits.
