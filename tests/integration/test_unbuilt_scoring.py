@@ -91,7 +91,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     },
     "its own examples": {**CHOICE, "num_fewshot": 1, "fewshot_split": "test"},
     "mutual information": {**CHOICE, "metric_list": [{"metric": "acc_mutual_info"}]},
-    "pairs of metrics": {**CHOICE, "metric_list": [{"metric": m} for m in ("mcc", "acc")]},
+    "pairs of metrics": {**CHOICE, "metric_list": [{"metric": m} for m in ("brier_score", "acc")]},
     "text": {**WRITTEN, "num_fewshot": 2, "fewshot_split": "train"},
     "several filters": {
         **WRITTEN,
