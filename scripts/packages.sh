@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Debian packages that the tests use: a real Slurm, a real sandbox, a real browser. Installs what
-# is missing where it may; says what to run where it may not.
+# Debian packages that the tests use: a real Slurm, a real sandbox, a real browser, compilers.
+# Installs what is missing where it may; says what to run where it may not.
 set -euo pipefail
 
 packages=(slurm-wlm slurm-client munge bubblewrap)
+packages+=(g++ libboost-dev libssl-dev golang-go golang-github-stretchr-testify-dev)
+packages+=(default-jdk-headless libjavatuples-java nodejs)
+packages+=(rustc cargo librust-md5-dev librust-rand-dev librust-regex-dev)
 # Ubuntu has Chromium outside its packages only: there the test of a page in a browser is skipped.
 [ -r /etc/debian_version ] && ! grep -qi ubuntu /etc/os-release && packages+=(chromium)
 missing=()
@@ -19,7 +22,7 @@ if ! command -v apt-get >/dev/null; then
     exit 0
 fi
 if [ "$(id -u)" -ne 0 ]; then
-    echo "to run the Slurm tests too: sudo apt-get install -y ${missing[*]}" >&2
+    echo "to run all tests: sudo apt-get install -y ${missing[*]}" >&2
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive

@@ -241,6 +241,12 @@ class DatasetRequests(Record):
     )
     longest_output_tokens: int = Field(description="largest output limit of one request")
     asks: bool = Field(description="whether its metric asks questions")
+    languages: list[str] = Field(
+        default=[], description="languages of the programs that its metric asks for"
+    )
+    metric_cpu_seconds: float = Field(
+        default=0.0, description="CPU seconds of usual programs in these languages, one a request"
+    )
     built: float | None = Field(default=None, description="time at which they were built")
     runs_text: str = Field(
         default="its requests were built by an earlier version",
@@ -318,13 +324,18 @@ class QuestionKind(StrEnum):
     PROGRAM = "program"
 
 
+PYTHON = "python"
+"""The language of programs of which nothing else is said."""
+
+
 class Question(Record):
     """One piece of expensive work for a metric, identified by its content."""
 
-    id: str = Field(description="sha256 of kind, content and timeout")
+    id: str = Field(description="sha256 of kind, content, timeout, and language but for Python")
     kind: QuestionKind
     content: str = Field(description="program to run")
     timeout_seconds: float
+    language: str = Field(default=PYTHON, description="of the program")
 
 
 class Answer(Record):
@@ -335,6 +346,7 @@ class Answer(Record):
     result: str = Field(description="'passed', 'timed out' or 'failed: …'")
     seconds: float
     cpu_seconds: float = Field(default=0.0, description="CPU time of a program that timed out")
+    toolchain: str = Field(default="", description="version of the compiler; empty for Python")
 
 
 class DatasetResults(Record):
@@ -354,6 +366,9 @@ class DatasetResults(Record):
     n_samples: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     cpu_seconds: float = Field(default=0.0, description="that scoring took")
+    toolchains: dict[str, str] = Field(
+        default={}, description="language of programs → versions of the compilers that were used"
+    )
 
 
 def computed_before(request: Request, before: Request | None) -> int:

@@ -278,9 +278,9 @@ def test_no_questions_no_answers() -> None:
 def no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without bubblewrap, and where users may not create namespaces."""
 
-    def only_limits(level: Level, user: int | None) -> object:
+    def only_limits(level: Level, view: confinement.View, user: int | None) -> object:
         if level is Level.LIMITS:
-            return confinement.confined(level, user=user)
+            return confinement.confined(level, view, user)
         raise OSError("not on this machine")
 
     monkeypatch.setattr(module, "confined", only_limits)

@@ -31,6 +31,7 @@ TASKS = {
     "xcopa": 11,
     "blimp": 67,
     "xnli": 15,
+    "humaneval_x": 6,
 }
 """Number of tasks that share the items of a dataset; 1 if not listed. A limit applies to each."""
 
@@ -121,7 +122,7 @@ def built_work(dataset: Dataset, built: DatasetRequests) -> Work:
     limit_sum = built.max_output_tokens
     output = limit_sum * UNKNOWN_OUTPUT_SHARE
     longest = float(built.longest_output_tokens)
-    metric = 2.0 * built.items if built.asks else 0.0
+    metric = built.metric_cpu_seconds
     if entry is not None:
         output = min(limit_sum, built.generate_requests * entry.output_tokens)
         longest = min(longest, 4 * entry.output_tokens)

@@ -33,7 +33,7 @@ from coordinate_eval.evaluators.harness.watched_tokenizer import unusable
 from coordinate_eval.evaluators.pulse import EndlessCall
 from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Suite
 
-FORMAT = 5
+FORMAT = 6
 """Increased when a key comes to mean different requests, or an index has new facts."""
 
 

@@ -215,12 +215,15 @@ def check_questions(questions: list[Question], command: Command) -> None:
     """
     # This module has no heavy imports.
     from coordinate_eval.evaluators.harness.code_eval import program_question
+    from coordinate_eval.evaluators.sandbox.languages import LANGUAGES
 
     for question in questions:
         seconds = question.timeout_seconds
         if not (math.isfinite(seconds) and 0 < seconds <= MOST_TIMEOUT_SECONDS):
             raise _wrong(command, f"a program of its metric asks for {seconds:g} seconds")
-        if question != program_question(question.content, seconds):
+        if question.language not in LANGUAGES:
+            raise _wrong(command, "a program of its metric is in an unknown language")
+        if question != program_question(question.content, seconds, question.language):
             raise _wrong(command, "a question of its metric has another one's id")
 
 

@@ -20,35 +20,37 @@ from contextvars import ContextVar
 from typing import Any
 
 from coordinate_eval.evaluators.around_import import around_import
-from coordinate_eval.records import Answer, Question, QuestionKind
+from coordinate_eval.evaluators.sandbox.languages import language as known_language
+from coordinate_eval.records import PYTHON, Answer, Question, QuestionKind
 
 Verdict = tuple[bool, str]
 """True if the program passed, and one of 'passed', 'timed out' and 'failed: …'."""
 
-Judge = Callable[[str, float], Verdict]
-"""A function of a program and its time limit in seconds that returns a verdict."""
+Judge = Callable[[Question], Verdict]
+"""A function of the question for a program that returns a verdict."""
 
 _METRIC = "code_eval"
-# The defaults of the real metric.
-_DEFAULT_TIMEOUT_SECONDS = 3.0
+# The default of the real metric.
 _DEFAULT_KS = (1, 10, 100)
 
 
-def _everything_passes(program: str, timeout_seconds: float) -> Verdict:
+def _everything_passes(question: Question) -> Verdict:
     return True, "passed"
 
 
 _judge: ContextVar[Judge] = ContextVar("_judge", default=_everything_passes)
 
 
-def program_question(program: str, timeout_seconds: float) -> Question:
-    """Return the question for a program. Its id is a hash of the program and its time limit."""
+def program_question(program: str, timeout_seconds: float, language: str = PYTHON) -> Question:
+    """Return the question for a program. Its id is a hash of all that it says."""
     known_by = [QuestionKind.PROGRAM.value, program, timeout_seconds]
+    known_by += [language] * (language != PYTHON)
     return Question(
         id=hashlib.sha256(json.dumps(known_by, separators=(",", ":")).encode()).hexdigest(),
         kind=QuestionKind.PROGRAM,
         content=program,
         timeout_seconds=timeout_seconds,
+        language=language,
     )
 
 
@@ -58,9 +60,8 @@ class Collector:
     def __init__(self) -> None:
         self._questions: dict[str, Question] = {}
 
-    def __call__(self, program: str, timeout_seconds: float) -> Verdict:
+    def __call__(self, question: Question) -> Verdict:
         """Record the question and return a failure."""
-        question = program_question(program, timeout_seconds)
         self._questions.setdefault(question.id, question)
         return False, "failed: not run yet"
 
@@ -80,15 +81,22 @@ class AnswerBook:
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
         self._answers = answers
+        self._toolchains: dict[str, set[str]] = {}
         self.missing: set[str] = set()
 
-    def __call__(self, program: str, timeout_seconds: float) -> Verdict:
+    @property
+    def toolchains(self) -> dict[str, str]:
+        """The versions of the compilers behind the answers, by language."""
+        return {name: ", ".join(sorted(found)) for name, found in self._toolchains.items()}
+
+    def __call__(self, question: Question) -> Verdict:
         """Return the verdict in the answer to this program."""
-        identifier = program_question(program, timeout_seconds).id
-        answer = self._answers.get(identifier)
+        answer = self._answers.get(question.id)
         if answer is None:
-            self.missing.add(identifier)
+            self.missing.add(question.id)
             return False, "failed: never answered"
+        if answer.toolchain:
+            self._toolchains.setdefault(question.language, set()).add(answer.toolchain)
         return answer.passed, answer.result
 
 
@@ -111,21 +119,26 @@ class CodeEval:
         predictions: Sequence[Sequence[str]],
         references: Sequence[str],
         k: int | Sequence[int] = _DEFAULT_KS,
-        timeout: float = _DEFAULT_TIMEOUT_SECONDS,
+        timeout: float | None = None,
+        language: str = PYTHON,
         **_tuning: Any,  # noqa: ANN401  the number of workers and the like, unused as nothing runs
     ) -> tuple[dict[str, float], dict[int, list[tuple[int, dict[str, Any]]]]]:
         """Judge each candidate of each task, followed by the task's test.
+
+        `language` is one of the sandbox's `LANGUAGES`; the real metric knows only Python. Its time
+        limit is used if no `timeout` is given.
 
         `predictions` holds the candidates of each task and `references` its test. Returns the same
         as the real metric: `{"pass@k": mean over tasks}` for every `k` for which each task has
         enough candidates, and the verdicts by task.
         """
         judge = _judge.get()
+        seconds = float(known_language(language).timeout_seconds if timeout is None else timeout)
         verdicts: dict[int, list[tuple[int, dict[str, Any]]]] = {}
         for task, (candidates, test) in enumerate(zip(predictions, references, strict=True)):
             verdicts[task] = []
             for completion, candidate in enumerate(candidates):
-                passed, result = judge(f"{candidate}\n{test}", float(timeout))
+                passed, result = judge(program_question(f"{candidate}\n{test}", seconds, language))
                 entry = {
                     "task_id": task,
                     "passed": passed,

@@ -44,11 +44,13 @@ from coordinate_eval.evaluators.harness.task_loader import (
     asks_questions,
     harness_session,
     in_words,
+    language_of_programs,
 )
 from coordinate_eval.evaluators.harness.tokenizer import load_tokenizer
 from coordinate_eval.evaluators.harness.unbuilt_dataset import PromptsNeeded, UnbuiltDataset
 from coordinate_eval.evaluators.harness.watched_tokenizer import WatchedTokenizer
 from coordinate_eval.evaluators.pulse import Pulse
+from coordinate_eval.evaluators.sandbox.languages import language
 from coordinate_eval.records import (
     Answer,
     Dataset,
@@ -118,7 +120,8 @@ class HarnessEvaluator:
             UserError: the task is unknown or malformed, it has no items, or a prompt does not suit
                 this model.
         """
-        requests = prompt_tokens = cached_tokens = 0
+        prompt_tokens = cached_tokens = 0
+        by_task: Counter[str] = Counter()
         outputs: list[int] = []
         before: Request | None = None
         with harness_session():
@@ -132,26 +135,30 @@ class HarnessEvaluator:
                 write(request)
                 if digests:
                     digests[request.item].add(request)
-                requests += 1
+                by_task[request.task] += 1
                 prompt_tokens += len(request.tokens) + len(request.continuation)
                 cached_tokens += computed_before(request, before)
                 before = request
                 if request.kind is RequestKind.GENERATE:
                     outputs.append(request.max_tokens)
         tasks = built.loaded.tasks
+        programs = {name: language_of_programs(task) for name, task in tasks.items()}
+        rows = {name: language(spoken) for name, spoken in programs.items() if spoken}
         from_this = made_from(tasks, self._options(dataset), built.random_states)
         return DatasetRequests(
             dataset=dataset.name,
             key="",
             items=built.items,
-            requests=requests,
+            requests=by_task.total(),
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             generate_requests=len(outputs),
             max_output_tokens=sum(outputs),
             longest_output_tokens=max(outputs, default=0),
             build_cpu_seconds=time.process_time() - began,
-            asks=any(asks_questions(task) for task in tasks.values()),
+            asks=bool(rows),
+            languages=sorted({spoken for spoken in programs.values() if spoken}),
+            metric_cpu_seconds=sum(by_task[name] * row.cpu_seconds for name, row in rows.items()),
             runs_text=next(filter(None, map(what_runs_text, tasks.values())), ""),
             versions={name: str(task.VERSION) for name, task in tasks.items()},
             sources={
@@ -223,9 +230,10 @@ class HarnessEvaluator:
                 )
         _check_answered(dataset, book)
         del self._kept[_key(dataset)]
-        return dataset_results(
+        results = dataset_results(
             dataset, top=found.loaded.top, items=found.items, evaluated=evaluated
         )
+        return results.model_copy(update={"toolchains": book.toolchains})
 
     def finish_part(
         self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]

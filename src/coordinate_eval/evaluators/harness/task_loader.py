@@ -30,7 +30,7 @@ from coordinate_eval.evaluators.harness.standard_errors import bootstrapped_here
 from coordinate_eval.evaluators.harness.task_index import own_tasks
 from coordinate_eval.evaluators.harness.task_names import NO_HUB, no_such_task
 from coordinate_eval.evaluators.harness.template_cache import compiled_once
-from coordinate_eval.records import Dataset
+from coordinate_eval.records import PYTHON, Dataset
 
 _SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 _OFFLINE = frozenset(
@@ -172,6 +172,18 @@ def asks_questions(task: Task) -> bool:
         type(task).process_results,
     ]
     return bool(getattr(task, "UNSAFE_CODE", False)) or any(map(asks_code_eval, functions))
+
+
+def language_of_programs(task: Task) -> str | None:
+    """Return the language of the programs that a task's metric asks for, None if it asks for none.
+
+    It is the metric's argument `language`, or else Python.
+    """
+    if not asks_questions(task):
+        return None
+    arguments = getattr(task, "_metric_fn_kwargs", {}).values()
+    given = (each["language"] for each in arguments if "language" in each)
+    return str(next(given, PYTHON))
 
 
 @contextmanager

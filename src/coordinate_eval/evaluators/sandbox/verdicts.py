@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from coordinate_eval.records import Answer, Question
+from coordinate_eval.records import PYTHON, Answer, Question
 
 HAD_ITS_CORE: Final = 0.9
 """A program that had this part of its time limit as CPU time gains little from being alone."""
@@ -20,6 +20,13 @@ _NAMES = re.compile(
     r"|BrokenProcessPool|its process ended before the program did"
     r")"
 )
+# What compilers and their programs print of the same: strerror(3), and a part of a compiler or a
+# virtual machine that could not start or was killed.
+_PRINTED = re.compile(
+    r"Resource temporarily unavailable|resource temporarily unavailable|[Cc]annot allocate memory"
+    r"|[Nn]o space left on device|OutOfMemoryError|unable to create native thread"
+    r"|[Kk]illed signal|signal: killed|failed: (it does not compile: )?signal 9"
+)
 
 
 def may_be_scarcity(question: Question, answer: Answer) -> bool:
@@ -33,4 +40,6 @@ def may_be_scarcity(question: Question, answer: Answer) -> bool:
         return False
     if answer.result == "timed out":
         return answer.cpu_seconds < HAD_ITS_CORE * question.timeout_seconds
+    if question.language != PYTHON:
+        return bool(_PRINTED.search(answer.result))
     return bool(_NAMES.match(answer.result) or _NUMBERS.search(answer.result))
