@@ -56,6 +56,9 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
         "schema": "coordinate-eval/scores@1",
         "complete": not missing,
         **merged,
+        "toolchains": {
+            name: found.toolchains for name, found in scored.items() if found.toolchains
+        },
         "items": {name: found.items for name, found in scored.items()},
         "missing": missing,
         "left_out": run.left_out,

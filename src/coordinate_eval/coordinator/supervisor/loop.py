@@ -50,7 +50,7 @@ from coordinate_eval.coordinator.supervisor.facts import (
 from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
 from coordinate_eval.coordinator.supervisor.make_plan import NothingFree, make_plan
 from coordinate_eval.coordinator.supervisor.next_round import next_round
-from coordinate_eval.coordinator.supervisor.unconfined import refuse_unconfined
+from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
@@ -151,7 +151,7 @@ class Supervisor:
             self._dir.requests_error(dataset.name).unlink(missing_ok=True)
             self._dir.dataset_error(dataset.name).unlink(missing_ok=True)
         if self._run.planned:
-            self._refuse_unconfined()
+            self._refuse()
         else:
             self._link_found()
         try:
@@ -302,9 +302,8 @@ class Supervisor:
         except (OSError, CoordinateError) as error:
             self._tell(None, f"nothing is taken from the cache of requests: {error}")
 
-    def _refuse_unconfined(self) -> None:
-        refused = refuse_unconfined(self._dir, self._run)
-        if refused:
+    def _refuse(self) -> None:
+        for refused in refuse(self._dir, self._run):
             self._tell(None, refused)
 
     def _make_plan(self) -> Finish | bool:
@@ -320,7 +319,7 @@ class Supervisor:
         except UserError as error:
             return Finish(str(error))
         self._note("the prompts are built, and the run is planned")
-        self._refuse_unconfined()
+        self._refuse()
         return True
 
     def _new_round(self) -> bool:

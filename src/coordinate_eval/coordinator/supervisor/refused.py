@@ -1,0 +1,59 @@
+"""Datasets that nobody can score here, found before a GPU works for them."""
+
+import os
+from collections.abc import Iterator
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.report.results import request_indexes, unscored_datasets
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.evaluators.confined.evaluator import find_level, refusal
+from coordinate_eval.evaluators.sandbox import toolchains
+from coordinate_eval.evaluators.sandbox.languages import missing_packages
+from coordinate_eval.records import DatasetRequests
+
+
+def refuse(run_dir: RunDir, run: Run) -> list[str]:
+    """Give up the datasets that cannot be scored here.
+
+    These are datasets whose scoring may run what the model wrote, where nothing confines it; and
+    those whose metric asks for programs in a language whose compiler is not installed.
+
+    It is called before the first job is submitted: no GPU works for them. This node speaks for
+    those of scoring and metric jobs. One of them that can do less refuses its work itself.
+
+    Returns:
+        events for the user, mostly none.
+    """
+    unscored = {dataset.name for dataset in unscored_datasets(run_dir, run)}
+    indexes = {n: i for n, i in request_indexes(run_dir, run).items() if n in unscored}
+    events = []
+    for reasons, why in (
+        (dict(_unconfined(run, indexes)), "Nothing confines what their scoring may run"),
+        (dict(_without_compiler(indexes)), "A compiler of their programs is missing"),
+    ):
+        for name, reason in reasons.items():
+            _files.write(run_dir.dataset_error(name), f"{reason}\n")
+        if reasons:
+            events.append(
+                f"not run: {', '.join(reasons)}. {why} on {os.uname().nodename}; results.json says "
+                "what to do"
+            )
+    return events
+
+
+def _unconfined(run: Run, indexes: dict[str, DatasetRequests]) -> Iterator[tuple[str, str]]:
+    """Yield the datasets whose scoring may run text that nothing here confines, with the reason."""
+    runs_text = {name: index.runs_text for name, index in indexes.items() if index.runs_text}
+    level, why = find_level(run.settings.metrics.allow_unsafe_code) if runs_text else (None, "")
+    if level is None:
+        for name, what in runs_text.items():
+            yield name, refusal(name, what, why)
+
+
+def _without_compiler(indexes: dict[str, DatasetRequests]) -> Iterator[tuple[str, str]]:
+    """Yield the datasets with programs in a language that is not installed, with the reason."""
+    for name, index in indexes.items():
+        missing = missing_packages(index.languages)
+        if missing:
+            yield name, f"dataset {name!r}: {toolchains.refusal(missing, 'its')}"
