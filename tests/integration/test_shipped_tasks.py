@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.dozen import LANGUAGES, PROBLEMS, humaneval_x, multipl_e, solution
 from tests.tiny import tiny_model
 
 pytest.importorskip("lm_eval")
 
 from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.inputs.suite_yaml import shipped_folder
-from coordinate_eval.evaluators.harness.code_eval import program_question
+from coordinate_eval.evaluators.harness.code_eval import judged_by, program_question
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.priors import catalogue
 from coordinate_eval.records import Answer, Dataset, DatasetResults, Request, Response
@@ -271,6 +272,83 @@ def test_real_items_of_mgsm(language: str, tmp_path: Path) -> None:
     assert made.built.items == 250
     gold = [f" … {row['answer_number']}" for row in rows]
     assert made.score(gold, "exact_match,flexible-extract") == 1.0
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_humaneval_x(language: str, tmp_path: Path) -> None:
+    rows = [humaneval_x(problem, language) for problem in PROBLEMS[:4]]
+    made = bench(tmp_path, f"humaneval_x_{language}", rows)
+    assert made.built.languages == [language]
+    assert made.built.metric_cpu_seconds > 0
+    head = "fn largest(a: i32" if language == "rust" else "largest"
+    assert head in made.prompt()
+    goods = [solution(problem, language) for problem in PROBLEMS[:4]]
+    asked: list[str] = []
+
+    def passes(program: str) -> bool:
+        asked.append(program)
+        return "WRONG" not in program
+
+    cut = "    WRONG }" if language == "java" else "WRONG }"
+    rambling = [f"{good}\n{'x = WRONG' if language == 'python' else cut}" for good in goods]
+    assert made.score(rambling, "pass@1,program", passes) == 1.0  # all after its end is cut
+    assert all(row["test"].strip() in program for row, program in zip(rows, asked, strict=True))
+    bad = goods[0].replace("r", "WRONG", 1)
+    assert made.score([bad, *goods[1:]], "pass@1,program", passes) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "body"),
+    [
+        ("go", "    if x { y() }\n}\n\nfunc other() {}", "    if x { y() }\n}"),
+        ("java", "        f();\n    }\n}\n// more", "        f();\n    }\n}"),
+        ("java", "        f();\n    }\n    public static void main(", "        f();\n    }\n}"),
+        ("cpp", "    for (;;) { x(); }\n    y(", "    for (;;) { x(); }"),
+        ("js", "  return 1", "  return 1"),
+        ("python", "    return 1\n\n\nprint(2)\n    3", "    return 1\n\n"),
+    ],
+)
+def test_where_an_answer_of_humaneval_x_ends(language: str, text: str, body: str) -> None:
+    assert module("humaneval_x").answer(language, text) == body
+
+
+def test_go_imports_what_the_answer_uses_and_its_tests_do_not(tmp_path: Path) -> None:
+    row = humaneval_x(PROBLEMS[0], "go")
+    ((program,),) = module("humaneval_x").programs(
+        [["    // as in strings.\n    fmt.Println(rand.Int())\n    return a\n}\n"]], [row]
+    )
+    assert program.count("import (") == 2
+    for package, wanted in (("fmt", 1), ("math/rand", 1), ("strings", 0), ("math", 0)):
+        assert program.count(f'"{package}"') == wanted
+
+
+@pytest.mark.parametrize("language", [name for name in LANGUAGES if name != "python"])
+def test_multipl_e(language: str, tmp_path: Path) -> None:
+    rows = [multipl_e(problem, language) for problem in PROBLEMS[:2]]
+    made = bench(tmp_path, f"multipl_e_{language}", rows)
+    assert made.built.languages == [language]
+    asked: list[str] = []
+
+    def passes(program: str) -> bool:
+        asked.append(program)
+        return "MORE" not in program
+
+    texts = [f" body {n}{row['stop_tokens'][0]} MORE" for n, row in enumerate(rows)]
+    assert made.score(texts, "pass@1,program", passes) == 1.0
+    for program, row in zip(asked, rows, strict=True):
+        assert program.startswith(row["prompt"].strip() + " body ")
+        assert row["tests"] in program
+
+
+def test_several_samples_give_an_unbiased_estimate(tmp_path: Path) -> None:
+    """Of four samples two pass: pass@1 is 1/2, and pass@2 is 1 - C(2, 2) / C(4, 2)."""
+    row = humaneval_x(PROBLEMS[0], "js")
+    made = bench(tmp_path, "humaneval_x_js", [row])
+    predictions = [["a", "b", "c", "WRONG"]]
+    with judged_by(lambda question: (question.content[0] in "ab", "passed")):
+        scores = module("humaneval_x").pass_at_k([row["test"]], predictions, [1, 2, 8], "js")
+    assert made.built.languages == ["js"]
+    assert scores == pytest.approx({"pass@1": 0.5, "pass@2": 5 / 6})
 
 
 def test_every_task_of_the_base_suite_is_there() -> None:

@@ -23,7 +23,7 @@ BOMB = (
     + "}"
 )
 """4²² values in a few hundred bytes."""
-UNRUNNABLE = ["humaneval_x", "mt_bench", "arena_hard", "vicuna_bench"]
+UNRUNNABLE = ["mt_bench", "arena_hard", "vicuna_bench"]
 
 
 def parse(text: str, folder: Path = Path()) -> Suite:
@@ -329,7 +329,7 @@ def test_what_cannot_be_run_is_named() -> None:
     kept, left_out = suite.runnable(base)
     assert list(left_out) == UNRUNNABLE
     assert "judge" in left_out["mt_bench"]
-    assert len(kept.datasets) == 59
+    assert len(kept.datasets) == 60
     assert kept.digest == base.digest
     with pytest.raises(UserError, match="dataset mt_bench: no task"):
         suite.runnable(suite.narrow(base, only=["mt_bench"]))

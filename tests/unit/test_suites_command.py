@@ -40,7 +40,7 @@ def described(*args: object) -> dict[str, Any]:
 def test_the_shipped_suites_are_listed() -> None:
     rows = json.loads(call("suites", "--json").stdout)
     base = next(row for row in rows if row["suite"] == "base")
-    assert (base["datasets"], base["with_task"]) == (63, 59)
+    assert (base["datasets"], base["with_task"]) == (63, 60)
     assert f"{base['items']:,}" in call("suites").stdout
 
 
@@ -164,7 +164,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     (tmp_path / "mine.yaml").write_text(
         f"include_path: ['{TASKS}']\n"
         "datasets: [tiny_cloze, tiny_choice, {name: mt_bench, group: talk},"
-        " {name: humaneval_x, group: code}]\n"
+        " {name: vicuna_bench, group: code}]\n"
     )
     monkeypatch.chdir(TASKS)
     return made
@@ -184,10 +184,10 @@ def start(user: Workspace, *args: object) -> tuple[Run, RunDir, str]:
 def test_what_has_no_task_is_left_out_and_said(user: Workspace) -> None:
     run, run_dir, said = start(user)
     assert [d.name for d in run.suite.datasets] == ["tiny_cloze", "tiny_choice"]
-    assert list(run.left_out) == ["mt_bench", "humaneval_x"]
+    assert list(run.left_out) == ["mt_bench", "vicuna_bench"]
     (line,) = (line for line in said.splitlines() if "left out" in line)
     assert "mt_bench" in line
-    assert "humaneval_x" in line
+    assert "vicuna_bench" in line
     results = report.collect_results(run_dir, run)
     assert results["left_out"] == run.left_out
     console = Console(width=200)
@@ -200,7 +200,7 @@ def test_what_has_no_task_is_left_out_and_said(user: Workspace) -> None:
 def test_a_part_of_a_suite_is_a_run_of_its_own(user: Workspace) -> None:
     whole, _, _ = start(user)
     part, _, _ = start(user, "--only", "tiny_*", "--limit", "2")
-    other, _, said = start(user, "--skip", "tiny_choice,mt_bench", "--skip", "humaneval_x")
+    other, _, said = start(user, "--skip", "tiny_choice,mt_bench", "--skip", "vicuna_bench")
     assert len({whole.id, part.id, other.id}) == 3
     assert [d.limit for d in part.suite.datasets] == [2, 2]
     assert [d.name for d in other.suite.datasets] == ["tiny_cloze"]
