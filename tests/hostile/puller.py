@@ -15,7 +15,7 @@ from typing import Any
 from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.evaluators.sandbox.inside import show
 from coordinate_eval.evaluators.sandbox.sandbox import Level, Sandbox
-from coordinate_eval.records import Question, QuestionKind
+from coordinate_eval.records import PYTHON, Question, QuestionKind
 
 ADD_KEY, KEYCTL = (248, 250) if platform.machine() == "x86_64" else (217, 219)
 JOIN_SESSION, LINK, READ = 1, 8, 11
@@ -72,8 +72,11 @@ class _Owned:
         }
 
 
-def _run(sandbox: Sandbox, program: str, seconds: float) -> dict[str, Any]:
-    question = Question(id="q", kind=QuestionKind.PROGRAM, content=program, timeout_seconds=seconds)
+def _run(sandbox: Sandbox, program: str, seconds: float, language: str) -> dict[str, Any]:
+    question = Question(
+        id="q", kind=QuestionKind.PROGRAM, content=program, timeout_seconds=seconds,
+        language=language,
+    )  # fmt: skip
     try:
         return dict(json.loads(sandbox.run(question).line()))
     except (CoordinateError, OSError) as error:
@@ -96,8 +99,8 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its terminal closes before its input does
     for line in sys.stdin:
         match json.loads(line):
-            case {"run": program, "seconds": seconds}:
-                answer = _run(sandbox, program, seconds)
+            case {"run": program, "seconds": seconds, **more}:
+                answer = _run(sandbox, program, seconds, str(more.get("language", PYTHON)))
             case {"probe": allow_unsafe}:
                 answer = dict(_probe(allow_unsafe))
             case {"state": _}:
