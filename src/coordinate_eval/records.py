@@ -78,6 +78,45 @@ class Prior(Record):
     )
 
 
+class Message(Record):
+    """A message to a judge."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str = Field(description="a Jinja template")
+
+
+class Rubric(Record):
+    """How a judge, which is another model, rates the answers of a dataset."""
+
+    name: str
+    prompts: dict[FileName, list[Message]] = Field(
+        description="what the judge is asked about an item, by the name of that part of the score"
+    )
+    pair: bool = Field(
+        default=False,
+        description="the answer is compared with a baseline's, then again with sides exchanged",
+    )
+    id: str | None = Field(
+        default=None, description="field of a document by which a baseline's answer is found"
+    )
+    patterns: list[str] = Field(
+        description="regular expressions, tried in turn; their first group is the verdict"
+    )
+    take: Literal["first", "last"] = Field(default="first", description="which match counts")
+    ignore_case: bool = False
+    scale: tuple[float, float] | None = Field(
+        default=None, description="least and greatest rating, where verdicts are numbers"
+    )
+    labels: dict[str, list[float]] = Field(
+        default={}, description="values that a verdict stands for; it counts once for each"
+    )
+    by: str | None = Field(
+        default=None, description="field of a document; its values have scores of their own"
+    )
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    max_tokens: int = Field(default=2048, ge=1, le=1_000_000)
+
+
 class Dataset(Record):
     """One dataset of a suite, with the suite's defaults merged in."""
 
@@ -98,6 +137,12 @@ class Dataset(Record):
     fewshot_as_multiturn: bool = False
     think_end_token: str | None = None
     metadata: dict[str, Any] = {}
+    # Left out where there is none: suites without it keep their digest.
+    rubric: Rubric | None = Field(
+        default=None,
+        exclude_if=lambda r: r is None,
+        description="how a judge rates the answers, in place of the task's own metrics",
+    )
 
 
 class Suite(Record):
@@ -160,6 +205,11 @@ class Request(Key):
     sampling: dict[str, float] = Field(
         default={}, description="temperature, top_p, top_k, seed …; empty means greedy"
     )
+    follow_ups: list[list[int]] = Field(
+        default=[],
+        description="further turns of a conversation: tokens that come after prompt and answer, "
+        "to be continued in the same way",
+    )
 
 
 class Asked(Record):
@@ -175,6 +225,7 @@ class Asked(Record):
     max_tokens: int = 0
     stop: list[str] = []
     sampling: dict[str, float] = {}
+    follow_ups: list[list[int]] = []
 
 
 class ItemRequests(Record):
@@ -241,6 +292,11 @@ class DatasetRequests(Record):
     )
     longest_output_tokens: int = Field(description="largest output limit of one request")
     asks: bool = Field(description="whether its metric asks questions")
+    judged: bool = Field(default=False, description="whether it asks a judge")
+    question_ids: list[str] = Field(
+        default=[],
+        description="of each item, by which a baseline's answer is found, if it needs one",
+    )
     languages: list[str] = Field(
         default=[], description="languages of the programs that its metric asks for"
     )
@@ -304,6 +360,14 @@ class Shard(Record):
         return Span(self.dataset, self.start, self.stop)
 
 
+class Turn(Record):
+    """The answer to one follow-up of a request."""
+
+    text: str
+    tokens: int
+    finish: Literal["stop", "length"]
+
+
 class Response(Key):
     """The answer of an engine to the request with the same key."""
 
@@ -316,12 +380,14 @@ class Response(Key):
     )
     tokens: int = Field(description="tokens generated, or scored")
     finish: Literal["stop", "length", "scored"]
+    turns: list[Turn] = Field(default=[], description="the answers to its follow-ups, in order")
 
 
 class QuestionKind(StrEnum):
     """The kinds of expensive work in a metric that can be done item by item."""
 
     PROGRAM = "program"
+    JUDGE = "judge"
 
 
 PYTHON = "python"
@@ -331,20 +397,29 @@ PYTHON = "python"
 class Question(Record):
     """One piece of expensive work for a metric, identified by its content."""
 
-    id: str = Field(description="sha256 of kind, content, timeout, and language but for Python")
+    id: str = Field(
+        description="sha256 of kind, content, timeout, and language but for Python; for a judge of "
+        "kind, judge and content"
+    )
     kind: QuestionKind
-    content: str = Field(description="program to run")
-    timeout_seconds: float
+    content: str = Field(
+        description="program to run; or JSON for a judge: messages, temperature, max_tokens"
+    )
+    timeout_seconds: float = 0.0
     language: str = Field(default=PYTHON, description="of the program")
+    judge: str = Field(default="", description="model and revision of the judge")
 
 
 class Answer(Record):
     """The outcome of a question."""
 
     id: str
-    passed: bool
-    result: str = Field(description="'passed', 'timed out' or 'failed: …'")
+    passed: bool = Field(description="the program passed, or the judge answered")
+    result: str = Field(
+        description="'passed', 'timed out' or 'failed: …'; or the judge's words, or why it refused"
+    )
     seconds: float
+    tokens: int = Field(default=0, description="that the judge read and wrote")
     cpu_seconds: float = Field(default=0.0, description="CPU time of a program that timed out")
     toolchain: str = Field(default="", description="version of the compiler; empty for Python")
 
@@ -368,6 +443,11 @@ class DatasetResults(Record):
     cpu_seconds: float = Field(default=0.0, description="that scoring took")
     toolchains: dict[str, str] = Field(
         default={}, description="language of programs → versions of the compilers that were used"
+    )
+    judge: dict[str, Any] = Field(
+        default={},
+        description="of a judged dataset: model, revision, digest of the rubric, questions, and "
+        "how many of their answers had no verdict",
     )
 
 

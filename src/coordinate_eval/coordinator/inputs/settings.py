@@ -151,6 +151,39 @@ class MetricSettings(_Section):
     )
 
 
+class JudgeSettings(_Section):
+    """The model that rates the answers of judged datasets."""
+
+    base_url: str | None = Field(
+        default=None,
+        description="address of an OpenAI-compatible server, such as http://host:8000/v1",
+    )
+    model: str | None = Field(default=None, description="the judge's name on that server")
+    revision: str = Field(
+        default="", description="tells judges of one name apart; it is part of the results"
+    )
+    api_key_env: str | None = Field(
+        default=None, description="environment variable with the server's key"
+    )
+    concurrency: int = Field(
+        default=32, ge=1, le=4096, description="questions to the judge at the same time"
+    )
+    requests_per_minute: float | None = Field(
+        default=None, gt=0, le=1e6, description="questions in a minute, at most"
+    )
+    max_requests: int | None = Field(default=None, ge=1, description="questions of a run, at most")
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="tokens that the judge reads and writes for a run, at most"
+    )
+    timeout_seconds: float = Field(
+        default=600.0, gt=0, le=MOST_SECONDS, description="time for one answer of the judge"
+    )
+    baseline: str | None = Field(
+        default=None,
+        description="answers to compare with: a file of them, or a run directory",
+    )
+
+
 class ScoringSettings(_Section):
     """The jobs that score datasets."""
 
@@ -247,6 +280,7 @@ class Settings(Record):
     trial: TrialSettings = TrialSettings()
     build: BuildSettings = BuildSettings()
     metrics: MetricSettings = MetricSettings()
+    judge: JudgeSettings = JudgeSettings()
     scoring: ScoringSettings = ScoringSettings()
     supervisor: SupervisorSettings = SupervisorSettings()
     slurm: SlurmSettings = SlurmSettings()
