@@ -7,6 +7,7 @@ one record per line; its version is in the file that describes it.
 Units are seconds, bytes, tokens and items. Times are seconds since the epoch.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple
@@ -211,6 +212,11 @@ class Request(Key):
         "to be continued in the same way",
     )
 
+    @property
+    def turns(self) -> int:
+        """The number of answers that it asks for."""
+        return 1 + len(self.follow_ups)
+
 
 class Asked(Record):
     """One request of an item, but for what it shares with others of the item."""
@@ -281,8 +287,11 @@ class DatasetRequests(Record):
     dataset: str
     key: str = Field(description="cache key: hash of everything the requests depend on")
     items: int
-    requests: int
-    prompt_tokens: int = Field(description="sum over requests, continuation included")
+    requests: int = Field(description="each turn of a conversation is one")
+    prompt_tokens: int = Field(
+        description="sum over requests, continuation included; a later turn has those before it, "
+        "without the answers"
+    )
     cached_tokens: int = Field(
         default=0, description="of these, in whole blocks shared with the request before"
     )
@@ -290,7 +299,9 @@ class DatasetRequests(Record):
     max_output_tokens: int = Field(
         description="sum of the output limits of all generating requests"
     )
-    longest_output_tokens: int = Field(description="largest output limit of one request")
+    longest_output_tokens: int = Field(
+        description="largest output limit of one request, or of all turns of a conversation"
+    )
     asks: bool = Field(description="whether its metric asks questions")
     judged: bool = Field(default=False, description="whether it asks a judge")
     question_ids: list[str] = Field(
@@ -302,6 +313,10 @@ class DatasetRequests(Record):
     )
     metric_cpu_seconds: float = Field(
         default=0.0, description="CPU seconds of usual programs in these languages, one a request"
+    )
+    plain_chat: bool = Field(
+        default=False,
+        description="the checkpoint has no chat template: the tasks' own turn_template stood in",
     )
     built: float | None = Field(default=None, description="time at which they were built")
     runs_text: str = Field(
@@ -441,6 +456,10 @@ class DatasetResults(Record):
     n_samples: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     cpu_seconds: float = Field(default=0.0, description="that scoring took")
+    plain_chat: bool = Field(
+        default=False,
+        description="the checkpoint has no chat template: the tasks' own turn_template stood in",
+    )
     toolchains: dict[str, str] = Field(
         default={}, description="language of programs → versions of the compilers that were used"
     )
@@ -449,6 +468,20 @@ class DatasetResults(Record):
         description="of a judged dataset: model, revision, digest of the rubric, questions, and "
         "how many of their answers had no verdict",
     )
+
+
+def prompt_lengths(request: Request) -> list[int]:
+    """Return the tokens of each turn's prompt, continuation included.
+
+    That of a later turn has the turns before it, without their answers, whose length is not known.
+    """
+    first = len(request.tokens) + len(request.continuation)
+    return list(itertools.accumulate(map(len, request.follow_ups), initial=first))
+
+
+def computed_by_turns(request: Request) -> int:
+    """Return how many tokens of later turns an engine need not compute: blocks of those before."""
+    return sum(length // CACHE_BLOCK * CACHE_BLOCK for length in prompt_lengths(request)[:-1])
 
 
 def computed_before(request: Request, before: Request | None) -> int:

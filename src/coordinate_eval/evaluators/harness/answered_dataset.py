@@ -12,6 +12,7 @@ import numpy as np
 from lm_eval.api.instance import Instance
 
 from coordinate_eval.errors import RecordError
+from coordinate_eval.evaluators.harness.conversation import Conversation
 from coordinate_eval.evaluators.harness.language_models import Generation, RequestModel
 from coordinate_eval.evaluators.harness.made_from import RandomStates
 from coordinate_eval.evaluators.harness.task_loader import LoadedTasks
@@ -37,7 +38,8 @@ Answered = list[tuple[Ask, list[Any]]]
 """Instances, each with its responses, one for each repeat.
 
 The response to a log-likelihood is (nats, greedy), to a rolling one the sum over its windows, and
-to a generation the text as the harness would cut it.
+to a generation the text as the harness would cut it. Where the task names follow-ups, it is the
+list of the texts of all turns, also for a document that has none.
 """
 
 
@@ -56,12 +58,15 @@ class AnsweredDataset(ABC):
 
     items: int
     random_states: RandomStates
+    plain_chat: bool
+    """Whether tasks gave their own template in place of the checkpoint's, which has none."""
 
     def __init__(self, dataset: Dataset, loaded: LoadedTasks, model: RequestModel) -> None:
         """Prepare a dataset whose tasks are loaded."""
         self.loaded = loaded
         self.model = model
         self._dataset = dataset
+        self._conversations = {name: Conversation.of(task) for name, task in loaded.tasks.items()}
 
     @property
     @abstractmethod
@@ -127,7 +132,18 @@ class AnsweredDataset(ABC):
             return self._scored(ask, response)
         if response.text is None:
             raise RecordError(f"dataset {self._dataset.name!r}: the response to {ask} has no text")
-        return self.model.cut(response.text, self._generation(ask))
+        generation = self._generation(ask)
+        texts = [response.text, *(turn.text for turn in response.turns)]
+        cut = [self.model.cut(text, generation) for text in texts]
+        conversation = self._conversations[ask.task]
+        if conversation.follow_ups is None:
+            return cut[0]
+        if len(response.turns) != len(conversation.questions(ask.instance.doc)):
+            raise RecordError(
+                f"dataset {self._dataset.name!r}: the response to {ask} lacks turns of its "
+                "conversation"
+            )
+        return cut
 
     @abstractmethod
     def _generation(self, ask: Ask) -> Generation:

@@ -14,6 +14,7 @@ from coordinate_eval.evaluators.harness.answered_dataset import (
     Ask,
     already_built,
 )
+from coordinate_eval.evaluators.harness.conversation import Chat, Conversation
 from coordinate_eval.evaluators.harness.language_models import Generation, Prompt, RequestModel
 from coordinate_eval.evaluators.harness.made_from import ItemDigest, item_digests
 from coordinate_eval.evaluators.harness.task_loader import LoadedTasks, in_words
@@ -35,11 +36,13 @@ class BuiltDataset(AnsweredDataset):
         self.asks: list[Ask] = []
         self.items = 0
         for name, task in loaded.tasks.items():
-            _build_instances(name, task, dataset, model)
+            _build_instances(name, task, dataset, self._conversations[name], model)
             self._add(name, task.instances)
             # `evaluate` would build them again, with random generators in another state.
             task.build_all_requests = already_built
         self._keep_random_states()
+        templates = [each.turn_template for each in self._conversations.values()]
+        self.plain_chat = dataset.chat_template and any(templates) and not model.has_chat_template
 
     @property
     def size(self) -> int:
@@ -99,6 +102,7 @@ class BuiltDataset(AnsweredDataset):
             max_tokens=generation.max_tokens if generation else 0,
             stop=generation.stop if generation else [],
             sampling=generation.sampling if generation else {},
+            follow_ups=prompt.follow_ups,
         )
 
     def rewind(self) -> None:
@@ -157,21 +161,33 @@ _CHANGED = (
 
 
 def prompt_hash(instance: Instance) -> str:
-    """Return 16 hex digits of the sha256 of a prompt and its generation arguments."""
+    """Return 16 hex digits of the sha256 of a prompt, its generation arguments and follow-ups."""
     asked = json.dumps(list(instance.args), sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
-def _build_instances(name: str, task: Any, dataset: Dataset, model: RequestModel) -> None:  # noqa: ANN401  lm_eval has no types
+def _build_instances(
+    name: str,
+    task: Any,  # noqa: ANN401  lm_eval has no types
+    dataset: Dataset,
+    conversation: Conversation,
+    model: RequestModel,
+) -> None:
+    chat: Chat | None = None
     try:
+        if dataset.chat_template:
+            has_one = conversation.turn_template is None or model.has_chat_template
+            chat = model.apply_chat_template if has_one else conversation.plain_chat
         task.build_all_requests(
             limit=dataset.limit,
             system_instruction=dataset.system_instruction,
             apply_chat_template=dataset.chat_template,
             fewshot_as_multiturn=dataset.fewshot_as_multiturn,
-            chat_template=model.apply_chat_template if dataset.chat_template else None,
+            chat_template=chat,
             tokenizer_name=model.tokenizer_name if dataset.chat_template else "",
         )
+        for instance in task.instances:
+            conversation.complete(instance, chat)
     except Exception as error:
         where = f"dataset {dataset.name!r}: task {name!r}"
         if getattr(task, "_instances", None) == []:

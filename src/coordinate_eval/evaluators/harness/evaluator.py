@@ -61,6 +61,8 @@ from coordinate_eval.records import (
     RequestKind,
     Response,
     computed_before,
+    computed_by_turns,
+    prompt_lengths,
 )
 
 _MOST_KEPT = 100_000
@@ -120,7 +122,7 @@ class HarnessEvaluator:
             UserError: the task is unknown or malformed, it has no items, or a prompt does not suit
                 this model.
         """
-        prompt_tokens = cached_tokens = 0
+        prompt_tokens = cached_tokens = generate_requests = 0
         by_task: Counter[str] = Counter()
         outputs: list[int] = []
         before: Request | None = None
@@ -135,12 +137,13 @@ class HarnessEvaluator:
                 write(request)
                 if digests:
                     digests[request.item].add(request)
-                by_task[request.task] += 1
-                prompt_tokens += len(request.tokens) + len(request.continuation)
-                cached_tokens += computed_before(request, before)
+                by_task[request.task] += request.turns
+                prompt_tokens += sum(prompt_lengths(request))
+                cached_tokens += computed_before(request, before) + computed_by_turns(request)
                 before = request
                 if request.kind is RequestKind.GENERATE:
-                    outputs.append(request.max_tokens)
+                    generate_requests += request.turns
+                    outputs.append(request.turns * request.max_tokens)
         tasks = built.loaded.tasks
         programs = {name: language_of_programs(task) for name, task in tasks.items()}
         rows = {name: language(spoken) for name, spoken in programs.items() if spoken}
@@ -152,13 +155,14 @@ class HarnessEvaluator:
             requests=by_task.total(),
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
-            generate_requests=len(outputs),
+            generate_requests=generate_requests,
             max_output_tokens=sum(outputs),
             longest_output_tokens=max(outputs, default=0),
             build_cpu_seconds=time.process_time() - began,
             asks=bool(rows),
             languages=sorted({spoken for spoken in programs.values() if spoken}),
             metric_cpu_seconds=sum(by_task[name] * row.cpu_seconds for name, row in rows.items()),
+            plain_chat=built.plain_chat,
             runs_text=next(filter(None, map(what_runs_text, tasks.values())), ""),
             versions={name: str(task.VERSION) for name, task in tasks.items()},
             sources={
@@ -233,7 +237,8 @@ class HarnessEvaluator:
         results = dataset_results(
             dataset, top=found.loaded.top, items=found.items, evaluated=evaluated
         )
-        return results.model_copy(update={"toolchains": book.toolchains})
+        noted = {"toolchains": book.toolchains, "plain_chat": found.plain_chat}
+        return results.model_copy(update=noted)
 
     def finish_part(
         self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]

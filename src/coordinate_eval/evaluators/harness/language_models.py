@@ -33,6 +33,7 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from coordinate_eval.evaluators.engines.common import SAMPLING
+from coordinate_eval.evaluators.harness.conversation import Message
 from coordinate_eval.evaluators.harness.word_tokens import WordTokens
 
 Backend = Literal["hf", "vllm"]
@@ -64,6 +65,8 @@ class Prompt:
     tokens: list[int]
     continuation: list[int] = field(default_factory=list)
     generation: Generation | None = None
+    follow_ups: list[list[int]] = field(default_factory=list)
+    """Further turns: what comes between an answer and the next, after each answer."""
 
 
 class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
@@ -122,13 +125,18 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         """The path of the tokenizer, with `__` for each slash."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint has a chat template."""
+        return self.tokenizer.chat_template is not None
+
     def apply_chat_template(
-        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+        self, chat_history: Sequence[Message], add_generation_prompt: bool = True
     ) -> str:
         """Return the chat as text, without the system message if the template refuses one."""
         from jinja2.exceptions import TemplateError
 
-        def render(messages: list[dict[str, str]]) -> str:
+        def render(messages: Sequence[Message]) -> str:
             text: str = self.tokenizer.apply_chat_template(
                 messages,
                 tokenize=False,
@@ -219,10 +227,15 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def generate_until(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[Prompt]:
-        """Return contexts, cut on the left to leave room for the output."""
-        return [self._open_prompt(*request.args[:2]) for request in requests]
+        """Return contexts, cut on the left to leave room for the output, and their follow-ups.
 
-    def _open_prompt(self, context: str, gen_kwargs: dict[str, Any]) -> Prompt:
+        A later turn begins with all that was said before. An engine cuts it in the same way.
+        """
+        return [self._open_prompt(*request.args) for request in requests]
+
+    def _open_prompt(
+        self, context: str, gen_kwargs: dict[str, Any], between: Sequence[str] = ()
+    ) -> Prompt:
         generation = self.generation(gen_kwargs)
         room = self.max_length - generation.max_tokens
         if room <= 0:
@@ -235,7 +248,23 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         if self._backend == "hf" and self.tokenizer.bos_token is None:
             special = True
         tokens = self.tok_encode(context, add_special_tokens=special)
-        return Prompt((tokens or [self.prefix_token_id])[-room:], generation=generation)
+        return Prompt(
+            (tokens or [self.prefix_token_id])[-room:],
+            generation=generation,
+            follow_ups=list(map(self._inner_tokens, between)),
+        )
+
+    def _inner_tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text that has others before it.
+
+        Some tokenizers put a space before a text. So it is cut behind a letter, if the two have no
+        token in common.
+        """
+        letter = self._tokens.encode("a", False)
+        both = self._tokens.encode(f"a{text}", False)
+        if both[: len(letter)] == letter:
+            return both[len(letter) :]
+        return self._tokens.encode(text, False)
 
     def generation(self, gen_kwargs: dict[str, Any]) -> Generation:
         """Return a task's generation arguments as the harness's model classes understand them.

@@ -17,6 +17,7 @@ from typing import Any
 from lm_eval.api.task import ConfigurableTask, Task
 from pydantic_core import to_json
 
+from coordinate_eval.evaluators.harness.conversation import Conversation
 from coordinate_eval.evaluators.harness.runs_text import scoring_functions
 from coordinate_eval.records import Key
 
@@ -77,7 +78,10 @@ def made_from(tasks: Mapping[str, Task], options: str, random_states: RandomStat
         if None in noted.values():
             return ""
         config = dataclasses.asdict(task.config)
-        del config["metadata"]  # no prompt has it, and the folder of the tokenizer is in it
+        del config["metadata"]  # the folder of the tokenizer is in it
+        conversation = Conversation.of(task)
+        if conversation != Conversation():
+            parts.append(repr(conversation))
         parts.append(json.dumps([name, noted, _keyed(config)], default=_described(code)))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:_DIGITS]
 

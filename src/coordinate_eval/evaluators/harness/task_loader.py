@@ -25,6 +25,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from coordinate_eval.errors import CoordinateError, DataMissing, UserError
 from coordinate_eval.evaluators.harness.code_eval import asks_code_eval, stand_in
+from coordinate_eval.evaluators.harness.conversation import Conversation
 from coordinate_eval.evaluators.harness.scripts import refuse_scripts
 from coordinate_eval.evaluators.harness.standard_errors import bootstrapped_here
 from coordinate_eval.evaluators.harness.task_index import own_tasks
@@ -225,6 +226,7 @@ def _check(name: str, task: Task) -> None:
         raise ValueError(f"task {name!r} has output_type {kind!r}, which is not supported")
     if getattr(task, "MULTIMODAL", False):
         raise ValueError(f"task {name!r} needs images or sound, which are not supported")
+    Conversation.of(task)
     if task.get_config("process_results") is not None:
         return
     for metric, function in getattr(task, "_metric_fn_list", {}).items():

@@ -52,6 +52,7 @@ class UnbuiltDataset(AnsweredDataset):
         """
         super().__init__(dataset, loaded, model)
         model.end_text = index.end_text  # no tokenizer is loaded for it
+        self.plain_chat = index.plain_chat
         self._digests = index.item_digests
         self._places: list[tuple[str, int, Any]] = []
         self._generations: dict[str, Generation] = {}
@@ -121,4 +122,8 @@ class UnbuiltDataset(AnsweredDataset):
         return found
 
     def _generation(self, ask: Ask) -> Generation:
-        return self._generations[ask.task]
+        conversation = self._conversations[ask.task]
+        if conversation.sampling is None:
+            return self._generations[ask.task]
+        given = self.loaded.tasks[ask.task].config.generation_kwargs
+        return self.model.generation(conversation.arguments(given, ask.instance.doc))

@@ -67,6 +67,7 @@ class WatchedTokenizer:
         self.eos_token_id: int | None = self.watched.eos_token_id
         self.bos_token: str | None = self.watched.bos_token
         self.eos_token: str | None = self.watched.eos_token
+        self.chat_template: object = self.watched.chat_template
 
     def __call__(self, texts: list[str], **options: bool) -> Mapping[str, list[list[int]]]:
         """Return the tokens of several texts, as `input_ids`."""
