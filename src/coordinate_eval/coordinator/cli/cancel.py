@@ -17,13 +17,15 @@ CANCEL_SECONDS = 60.0
 
 
 def cancel_run(run_dir: RunDir) -> None:
-    """End all jobs of a run, and mark its directory.
+    """End all jobs of a run and of its judge's runs, and mark their directories.
 
     Raises:
         ClusterSilent: the scheduler did not answer; the run is marked, so try again.
     """
     run = read_run(run_dir)
     _files.write(run_dir.cancelled, "")
+    for inner in sorted(run_dir.judge_folder.glob("*/run/run.json")):
+        cancel_run(RunDir(inner.parent))
     cluster = clusters.by_name(run.cluster, run.settings)
     if cluster.local:
         say(f"run {run.id} ends as soon as its supervisor sees that")

@@ -158,6 +158,14 @@ class JudgeSettings(_Section):
         default=None,
         description="address of an OpenAI-compatible server, such as http://host:8000/v1",
     )
+    checkpoint: str | None = Field(
+        default=None,
+        description="a checkpoint that is the judge, in place of a server: jobs of this program "
+        "run it",
+    )
+    engine_args: dict[str, Any] = Field(
+        default={}, description="arguments of the engine that runs that checkpoint"
+    )
     model: str | None = Field(default=None, description="the judge's name on that server")
     revision: str = Field(
         default="", description="tells judges of one name apart; it is part of the results"

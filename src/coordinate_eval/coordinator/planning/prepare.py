@@ -15,6 +15,7 @@ from pathlib import Path
 from coordinate_eval import _files
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs import judge_checkpoint
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -142,12 +143,14 @@ def read_inputs(
     if path is None:
         raise UserError("give a checkpoint CKPT, or --plan FILE of a plan that names one")
     inspected = checkpoints.inspect(path, config=config, tokenizer=tokenizer)
+    settings = judge_checkpoint.named(settings)
     here = Path.cwd()
     folder = "" if why_not_for_tasks(here, inspected) else str(here)
     found = Inputs(inspected, suite, settings, reviewed, folder=folder, step=step)
     if reviewed is not None:
         reviewed_plan.check_same(reviewed, inspected, suite, settings, found.max_length)
     engines.check_args(settings.engine.name, settings.engine.args)
+    engines.check_args(settings.engine.name, settings.judge.engine_args)
     return found
 
 

@@ -73,6 +73,11 @@ class RunDir:
         """An empty folder: the working directory of the run's processes."""
         return self.root / "work"
 
+    @property
+    def judge_folder(self) -> Path:
+        """Folder of the runs in which a checkpoint judges the answers of this one."""
+        return self.root / "judge"
+
     # Rounds, jobs, and the processes that jobs run.
 
     def round(self, number: int) -> Path:
