@@ -327,6 +327,10 @@ class DatasetRequests(Record):
         default=None, description="CPU seconds of building, without downloads and shared loading"
     )
     versions: dict[str, str] = Field(default={}, description="version of each leaf task")
+    scripts: dict[str, list[str]] = Field(
+        default={},
+        description="scripts, such as LATIN, in which each generating leaf task is written",
+    )
     sources: dict[str, str] = Field(
         default={}, description="local data files they were built from: path → '<size> <mtime_ns>'"
     )
@@ -439,6 +443,16 @@ class Answer(Record):
     toolchain: str = Field(default="", description="version of the compiler; empty for Python")
 
 
+class Outputs(Record):
+    """How many generated answers of a dataset show that something has gone wrong."""
+
+    responses: int = Field(ge=0, description="generated answers; a conversation counts as one")
+    empty: int = Field(default=0, ge=0, description="of these, without any text")
+    repeated: int = Field(default=0, ge=0, description="of these, mostly repetition")
+    other_script: int = Field(default=0, ge=0, description="of these, in a script not the task's")
+    cut: int = Field(default=0, ge=0, description="of these, ended by the limit of tokens")
+
+
 class DatasetResults(Record):
     """The content of `results/<dataset>.json`, in the harness's own shape."""
 
@@ -463,6 +477,7 @@ class DatasetResults(Record):
     toolchains: dict[str, str] = Field(
         default={}, description="language of programs → versions of the compilers that were used"
     )
+    outputs: Outputs | None = Field(default=None, description="of a dataset that generates")
     judge: dict[str, Any] = Field(
         default={},
         description="of a judged dataset: model, revision, digest of the rubric, questions, and "

@@ -252,3 +252,16 @@ def _named(name: str) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+def test_degenerate_answers_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(TASKS)
+    texts = ["is 3.", "", "three " * 40, "это три, потому что один и два"]
+    run_dir = make_scorable(tmp_path / "run", TASKS, {"tiny_sums": texts, "tiny_choice": ["x"]})
+    scored = wait_for(start_scorer(run_dir, {"HOME": str(tmp_path)}), run_dir)
+    assert (scored.status, scored.errors) == (0, {}), scored.said
+    found = scored.results["tiny_sums"].outputs
+    assert found is not None
+    shares = [found.empty, found.repeated, found.other_script, found.cut]
+    assert [round(4 * share / found.responses) for share in shares] == [1, 1, 1, 0]
+    assert scored.results["tiny_choice"].outputs is None

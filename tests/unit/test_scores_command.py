@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.inputs.saved import step_of
 from coordinate_eval.coordinator.report.main_metric import Score, main_score
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import RecordError, UserError
-from coordinate_eval.records import DatasetResults
+from coordinate_eval.records import DatasetResults, Outputs
 
 
 def results(name: str, tasks: dict[str, dict[str, Any]], **more: Any) -> DatasetResults:
@@ -201,3 +201,18 @@ def test_many_datasets_are_shown_in_parts(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
     for name in names:
         assert text.count(f"{name} ") == 1, name
+
+
+def test_tables_of_scores_and_status_warn(home: Path) -> None:
+    run_dir = RunDir(home / "step-100-x")
+    found = results("a", {"a": {"acc,none": 0.1}}, outputs=Outputs(responses=10, repeated=4))
+    _files.write_record(run_dir.dataset_results("a"), found)
+    line = "a: 40% of answers are mostly repetition"
+    assert f"100: {line}" in call(home, "scores").stdout
+    assert line in call(home, "scores", str(run_dir.root)).stdout
+    rows = json.loads(call(home, "scores", "--json").stdout)["rows"]
+    assert [row["warnings"] for row in rows] == [[line], [], []]
+    shown = json.loads(call(home, "status", str(run_dir.root), "--json").stdout)["datasets"]["a"]
+    assert shown["warnings"] == [line]
+    assert shown["outputs"]["repeated"] == 4
+    assert line in call(home, "status", str(run_dir.root)).stdout

@@ -27,6 +27,7 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, Submitted, read_run
 from coordinate_eval.errors import ClusterError, UserError
+from coordinate_eval.records import Outputs
 
 if TYPE_CHECKING:
     from coordinate_eval.coordinator.supervisor.decide import Facts
@@ -169,6 +170,9 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
     else:
         console = table_console()
         console.print(results_table(results))
+        for name, outputs in results["outputs"].items():
+            for line in report.degenerate(name, Outputs.model_validate(outputs)):
+                console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         if not results["complete"]:
             for line in reasons_why_stopped(run_dir):
                 console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)

@@ -18,12 +18,12 @@ from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.main_metric import Score, main_score
+from coordinate_eval.coordinator.report.results import read_dataset
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import is_own, own
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import ClusterError, ForeignError, RecordError, UserError
-from coordinate_eval.records import DatasetResults
 
 Found = tuple[RunDir, Run]
 
@@ -136,7 +136,7 @@ def readable_rows(
 
 def dataset_score(run_dir: RunDir, dataset: str, metric: str | None = None) -> Score | None:
     """Return the main metric of a dataset, or the metric named; None where there is no result."""
-    found = _files.read_record_if_there(run_dir.dataset_results(dataset), DatasetResults)
+    found = read_dataset(run_dir, dataset)
     return main_score(found, metric) if found is not None else None
 
 

@@ -15,10 +15,12 @@ from rich.table import Table
 from coordinate_eval import _owner
 from coordinate_eval._format import visible
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
-from coordinate_eval.coordinator.cli.runs import dataset_score, find, find_all, readable_rows
+from coordinate_eval.coordinator.cli.runs import find, find_all, readable_rows
 from coordinate_eval.coordinator.inputs.saved import step_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.main_metric import main_score
+from coordinate_eval.coordinator.report.results import degenerate, read_dataset
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import UserError
@@ -71,7 +73,9 @@ def _named(names: Sequence[str], settings: Settings) -> list[RunDir]:
 
 
 def _row(run_dir: RunDir, run: Run, metric: str | None) -> dict[str, Any]:
-    scores = {d.name: dataset_score(run_dir, d.name, metric) for d in run.suite.datasets}
+    read = ((d.name, read_dataset(run_dir, d.name)) for d in run.suite.datasets)
+    found = {name: results for name, results in read if results is not None}
+    scores = {name: main_score(results, metric) for name, results in found.items()}
     return {
         "step": step_of(run.checkpoint.path) if run.step is None else run.step,
         "run": run.id,
@@ -81,6 +85,7 @@ def _row(run_dir: RunDir, run: Run, metric: str | None) -> dict[str, Any]:
         "created": run.created,
         "complete": state.is_complete(run_dir),
         "scores": {name: score._asdict() for name, score in scores.items() if score is not None},
+        "warnings": [line for name in found for line in degenerate(name, found[name].outputs)],
     }
 
 
@@ -122,6 +127,10 @@ def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Se
         for row in rows:
             table.add_row(_label(row, rows), *_cells(row, part))
         console.print(table)
+    for row in rows:
+        for warning in row["warnings"]:
+            text = warning if len(rows) == 1 else f"{_label(row, rows)}: {warning}"
+            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
     if not all(row["complete"] for row in rows):
         text = f"{INCOMPLETE} not all results are there: `coordinate-eval status RUN` says why"
         console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -12,11 +12,12 @@ from coordinate_eval import _files, _owner
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.cli import status_screen
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
-from coordinate_eval.coordinator.cli.runs import dataset_score, find_to_show, name_for_commands
+from coordinate_eval.coordinator.cli.runs import find_to_show, name_for_commands
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import failures, results, state
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
+from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Ledger, whole
@@ -175,12 +176,15 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
         if dataset.name not in left:
             failed = run_dir.dataset_error(dataset.name).exists()
             word = "failed" if failed else "scored"
-        score = dataset_score(run_dir, dataset.name)
+        found = results.read_dataset(run_dir, dataset.name)
+        score = main_score(found) if found else None
         datasets[dataset.name] = {
             "state": word,
             "shards": shards,
             "shards_done": shards - missing,
             "score": None if score is None else score._asdict(),
+            "outputs": found.outputs.model_dump() if found and found.outputs else None,
+            "warnings": results.degenerate(dataset.name, found.outputs) if found else [],
         }
     return datasets
 

@@ -1,5 +1,6 @@
 """The screen of `coordinate-eval status`, made from the document that describes a run."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -86,6 +87,8 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
         yield _scores(shown)
     else:
         yield _datasets(shown)
+    for warning in itertools.chain(*(row["warnings"] for row in shown["datasets"].values())):
+        yield Text(warning, style="yellow")
     if shown["first_signal"] is not None:
         yield first_signal_table(shown["first_signal"])
     if shown["jobs"]:

@@ -15,7 +15,17 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import ForeignError, RecordError
-from coordinate_eval.records import Dataset, DatasetRequests, DatasetResults, Record
+from coordinate_eval.records import Dataset, DatasetRequests, DatasetResults, Outputs, Record
+
+WORTH_SAYING = 0.1
+"""Share of a dataset's answers that has to be degenerate before people are told."""
+
+_DEGENERATE = {
+    "empty": "are empty",
+    "repeated": "are mostly repetition",
+    "other_script": "are in another script than the prompts",
+    "cut": "are cut by length",
+}
 
 MOST_NAMES = 5
 """Datasets that are named where more have the same reason."""
@@ -28,6 +38,7 @@ class _Shown(Record):
     run: str = ""
     results: dict[str, dict[str, Any]] = Field(default={})
     n_samples: dict[str, dict[str, Any]] = Field(default={})
+    outputs: dict[str, Outputs] = Field(default={})
     missing: dict[str, str] = Field(default={})
     left_out: dict[str, str] = Field(default={})
     reason: str = ""
@@ -41,7 +52,7 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
     """
     scored = {}
     for dataset in run.suite.datasets:
-        found = _files.read_record_if_there(run_dir.dataset_results(dataset.name), DatasetResults)
+        found = read_dataset(run_dir, dataset.name)
         if found is not None:
             scored[dataset.name] = found
     missing = {
@@ -60,6 +71,9 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
             name: found.toolchains for name, found in scored.items() if found.toolchains
         },
         "items": {name: found.items for name, found in scored.items()},
+        "outputs": {
+            name: found.outputs.model_dump() for name, found in scored.items() if found.outputs
+        },
         "missing": missing,
         "left_out": run.left_out,
         "reason": reason if missing else "",
@@ -75,6 +89,11 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
         "seconds": round(time.time() - run.created, 3),
         "coordinate_eval_version": __version__,
     }
+
+
+def read_dataset(run_dir: RunDir, dataset: str) -> DatasetResults | None:
+    """Return the results of a dataset, None if it has none yet."""
+    return _files.read_record_if_there(run_dir.dataset_results(dataset), DatasetResults)
 
 
 def read_results(run_dir: RunDir) -> dict[str, Any] | None:
@@ -173,6 +192,18 @@ def reasons(results: Mapping[str, Any] | None) -> list[str]:
         more = f" and {len(datasets) - MOST_NAMES} more" if len(datasets) > MOST_NAMES else ""
         lines.append(f"no results of {', '.join(datasets[:MOST_NAMES])}{more}: {why}")
     return lines
+
+
+def degenerate(dataset: str, outputs: Outputs | None) -> list[str]:
+    """Return what is wrong with so many generated answers of a dataset that people should look."""
+    if outputs is None or not outputs.responses:
+        return []
+    shares = {kind: getattr(outputs, kind) / outputs.responses for kind in _DEGENERATE}
+    return [
+        f"{dataset}: {share:.0%} of answers {_DEGENERATE[kind]}"
+        for kind, share in shares.items()
+        if share >= WORTH_SAYING
+    ]
 
 
 def _without_numbers(why: str) -> str:

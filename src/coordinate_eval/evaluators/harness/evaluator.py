@@ -14,6 +14,7 @@ suite can have one task with two settings.
 """
 
 import hashlib
+import itertools
 import json
 import time
 from collections import Counter, OrderedDict
@@ -37,6 +38,13 @@ from coordinate_eval.evaluators.harness.language_models import (
     RequestModel,
 )
 from coordinate_eval.evaluators.harness.made_from import made_from, without_examples
+from coordinate_eval.evaluators.harness.outputs import (
+    SEEN_DOCUMENTS,
+    ReadResponses,
+    scripts_of,
+    tally,
+    texts_in,
+)
 from coordinate_eval.evaluators.harness.results import dataset_results, result_names
 from coordinate_eval.evaluators.harness.runs_text import what_runs_text
 from coordinate_eval.evaluators.harness.task_loader import (
@@ -108,6 +116,7 @@ class HarnessEvaluator:
             include_path=include_path, tokenizer=tokenizer, seed=seed, kept_tasks=kept_tasks
         )
         self._kept: OrderedDict[str, AnsweredDataset] = OrderedDict()
+        self._scripts: dict[str, dict[str, list[str]]] = {}
 
     @cached_property
     def _tokenizer(self) -> Any:  # noqa: ANN401  one of many classes of transformers, or ours
@@ -165,6 +174,7 @@ class HarnessEvaluator:
             plain_chat=built.plain_chat,
             runs_text=next(filter(None, map(what_runs_text, tasks.values())), ""),
             versions={name: str(task.VERSION) for name, task in tasks.items()},
+            scripts=_scripts(built),
             sources={
                 path: state
                 for task in tasks.values()
@@ -193,6 +203,7 @@ class HarnessEvaluator:
         """
         with harness_session():
             loaded = (self._unchanged(dataset, index) or self._built(dataset)).loaded
+        self._scripts[_key(dataset)] = index.scripts
         return result_names(dataset, top=loaded.top, names=[*loaded.tasks, *loaded.table["groups"]])
 
     def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
@@ -221,9 +232,10 @@ class HarnessEvaluator:
             RecordError: a response or an answer is missing, or answers another prompt.
             UserError: the task's own code fails.
         """
-        book = AnswerBook(answers)
+        book, read = AnswerBook(answers), ReadResponses(responses)
         with harness_session():
-            found, answered = self._answered(dataset, responses, whole=True)
+            found, answered = self._answered(dataset, read, whole=True)
+            outputs = tally(_texts(answered), read.cut, self._scripts.get(_key(dataset), {}))
             with judged_by(book), _own_code(dataset):
                 evaluated = evaluate(
                     ReplayModel({id(ask.instance): given for ask, given in answered}),
@@ -237,7 +249,11 @@ class HarnessEvaluator:
         results = dataset_results(
             dataset, top=found.loaded.top, items=found.items, evaluated=evaluated
         )
-        noted = {"toolchains": book.toolchains, "plain_chat": found.plain_chat}
+        noted = {
+            "toolchains": book.toolchains,
+            "plain_chat": found.plain_chat,
+            "outputs": outputs,
+        }
         return results.model_copy(update=noted)
 
     def finish_part(
@@ -339,6 +355,24 @@ class HarnessEvaluator:
             if path.is_file() and path.name != "config.json":  # each checkpoint has its own
                 digest.update(f"{path.name}\n".encode() + path.read_bytes())
         return digest.hexdigest()
+
+
+def _scripts(built: BuiltDataset) -> dict[str, list[str]]:
+    """Return the scripts in which each generating task is written, by some of its prompts."""
+    texts: dict[str, list[str]] = {}
+    for name, asks in itertools.groupby(built.asks, key=lambda ask: ask.task):
+        asked = [ask.instance for ask in asks if ask.instance.request_type == "generate_until"]
+        for instance in asked[:: len(asked) // SEEN_DOCUMENTS + 1]:
+            texts.setdefault(name, []).extend([instance.args[0], *texts_in(instance.doc)])
+    return {name: scripts_of(found) for name, found in texts.items()}
+
+
+def _texts(answered: Answered) -> Iterator[tuple[str, list[str]]]:
+    """Yield the task of each generated answer, and the texts of its turns."""
+    for ask, given in answered:
+        if ask.instance.request_type == "generate_until":
+            for answer in given:
+                yield ask.task, [answer] if isinstance(answer, str) else answer
 
 
 def _of_many(answered: Answered) -> Answered:

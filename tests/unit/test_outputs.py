@@ -1,0 +1,97 @@
+"""Degenerate answers: what counts as one, and when people are told."""
+
+import pytest
+
+from coordinate_eval.coordinator.report.results import degenerate
+from coordinate_eval.evaluators.harness.outputs import (
+    ReadResponses,
+    is_other_script,
+    is_repeated,
+    letters,
+    scripts_of,
+    tally,
+    texts_in,
+)
+from coordinate_eval.records import Outputs, Response, Turn
+
+PROSE = (
+    "Janet sells the eggs that her ducks lay at the market, less the three that she eats for "
+    "breakfast and the four that she bakes into muffins for her friends every single day."
+)
+CHINESE = (
+    "珍妮特的鸭子每天下十六个蛋。她每天早上早餐吃三个，每天为朋友烤松饼用四个，其余的在集市上卖掉。"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "repeated"),
+    [
+        (PROSE, False),
+        (CHINESE, False),
+        (f"{PROSE} " * 8, True),
+        (CHINESE * 8, True),
+        ("The answer is 4. " * 30, True),
+        ("a" * 2000, True),
+        ("!\n" * 40, True),
+        ("no no no", False),  # too short to tell
+        ("", False),
+        (" ".join(map(str, range(2000))), False),
+    ],
+)
+def test_an_answer_that_goes_round_in_circles(text: str, repeated: bool) -> None:
+    assert is_repeated(text) == repeated
+
+
+def test_the_script_of_an_answer() -> None:
+    assert letters("Ünïcode ok 12") == {"LATIN": 9}
+    assert letters("すし と 寿司") == {"CJK": 5}
+    assert letters("１Ａ") == {"LATIN": 1}
+    assert scripts_of([PROSE, CHINESE]) == ["CJK", "LATIN"]
+    assert scripts_of([PROSE * 9, "α"]) == ["LATIN"]  # a letter of a formula is no script
+    assert is_other_script(CHINESE, ["LATIN"])
+    assert is_other_script(PROSE, ["CJK"])
+    assert not is_other_script(PROSE, ["LATIN"])
+    assert not is_other_script(f"{PROSE} ({CHINESE[:20]})", ["LATIN"])
+    assert not is_other_script("是", ["LATIN"])  # too short to tell
+    document = {"q": "a", "n": 3, "choices": ["b", {"text": "c"}], "none": None}
+    assert list(texts_in(document)) == ["a", "b", "c"]
+
+
+def test_answers_are_counted_by_their_tasks_and_turns() -> None:
+    answers = [
+        ("en", [PROSE]),
+        ("en", [CHINESE]),
+        ("zh", [CHINESE]),
+        ("zh", ["  \n"]),
+        ("unknown", [CHINESE]),
+        ("en", [PROSE, ""]),  # a conversation
+        ("en", [PROSE, PROSE * 9]),
+    ]
+    assert tally(answers, 2, {"en": ["LATIN"], "zh": ["CJK"]}) == Outputs(
+        responses=7, empty=2, repeated=1, other_script=1, cut=2
+    )
+    assert tally([], 0, {}) is None
+
+
+def test_what_is_read_twice_is_counted_once() -> None:
+    def response(finish: str, *turns: str) -> Response:
+        return Response.model_validate(
+            {
+                "dataset": "d", "item": 0, "task": "d", "doc": 0, "prompt_hash": "",
+                "text": "", "tokens": 1, "finish": finish,
+                "turns": [Turn.model_validate({"text": "", "tokens": 1, "finish": each})
+                          for each in turns],
+            }
+        )  # fmt: skip
+
+    every = [response("length"), response("stop"), response("stop", "stop", "length")]
+    read = ReadResponses(every)
+    assert [*read] == [*read] == every
+    assert read.cut == 2
+
+
+def test_people_are_told_of_many_degenerate_answers() -> None:
+    assert degenerate("gsm8k", Outputs(responses=1319, empty=3, cut=501)) == [
+        "gsm8k: 38% of answers are cut by length"
+    ]
+    assert degenerate("arc", None) == []
