@@ -14,7 +14,7 @@ from coordinate_eval import records
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators.engines import vllm_arguments
 from coordinate_eval.evaluators.engines.base import Engine, start
-from coordinate_eval.records import Request, RequestKind, Response
+from coordinate_eval.records import Request, RequestKind, Response, Turn
 
 RUNNING = 8
 """Sequences that the vLLM under test runs at once."""
@@ -330,6 +330,119 @@ def test_repetition_penalty_is_the_same_in_both(vllm: Engine, transformers: Engi
     sampling = {"temperature": 0.0, "repetition_penalty": 1.3}
     requests = [write(n, "the cat sat " * n, sampling=sampling) for n in range(1, 6)]
     same(run(vllm, requests), run(transformers, requests))
+
+
+THEN = "</s>\n<|turn|>one two</s>"
+"""A follow-up: the end of an answer, and a question, in the words of a template."""
+
+
+def conversations(count: int, **fields: object) -> list[Request]:
+    """Requests of one to three turns, and many lengths."""
+    return [
+        write(
+            n,
+            "the cat sat " * (1 + n % 7),
+            follow_ups=[ids(THEN)] * (n % 3),
+            **({"max_tokens": 1 + n * 5 % 30} | fields),
+        )
+        for n in range(count)
+    ]
+
+
+def by_hand(engine: Engine, request: Request, max_length: int = MAX_LENGTH) -> Response:
+    """The response to a conversation, from single requests with prompts made by hand.
+
+    Answers are made into tokens again, so their texts must have the tokens that were generated.
+    """
+    prompt, turns = request.tokens, []
+    for follow_up in [*request.follow_ups, None]:
+        single = request.model_copy(update={"tokens": prompt, "follow_ups": []})
+        turns.append(run(engine, [single])[request.item])
+        text = turns[-1].text
+        assert text is not None
+        prompt = [*prompt, *ids(text), *(follow_up or [])]
+        prompt = prompt[-(max_length - request.max_tokens) :]
+    first, *others = turns
+    later = [Turn(text=t.text or "", tokens=t.tokens, finish="length") for t in others]
+    return first.model_copy(update={"turns": later})
+
+
+def test_engines_hold_the_same_conversations(vllm: Engine, transformers: Engine) -> None:
+    free = conversations(24)
+    # At stop strings, which may begin within a token; and among other requests.
+    short = [one.model_copy(update={"item": 100 + one.item}) for one in conversations(24)]
+    short = [one.model_copy(update={"stop": ["a", "ne", "\n", " t"]}) for one in short]
+    others = [one.model_copy(update={"item": 200 + one.item}) for one in mixed(24)]
+    requests = [*free, *short, *others]
+    found = run(vllm, requests)
+    same(found, run(transformers, requests))
+    assert [len(found[n].turns) for n in range(24)] == [n % 3 for n in range(24)]
+    later = [turn for one in found.values() for turn in one.turns]
+    assert {turn.finish for turn in later} == {"stop", "length"}
+    assert len({turn.text for turn in later}) > 12
+
+
+def test_a_conversation_is_single_requests_with_longer_prompts(engine: Engine) -> None:
+    # Each token of these answers is a whole character, of which its text has that one token again.
+    requests = [
+        request
+        for request in conversations(60, max_tokens=1)
+        if request.follow_ups and _plain(by_hand(engine, request))
+    ]
+    assert len(requests) > 5
+    found = run(engine, requests)
+    for request in requests:
+        wanted = by_hand(engine, request)
+        assert [t.text for t in found[request.item].turns] == [t.text for t in wanted.turns]
+        assert found[request.item].text == wanted.text
+
+
+def _plain(response: Response) -> bool:
+    texts = [response.text or "", *(turn.text for turn in response.turns)]
+    return all(text and len(ids(text)) == 1 for text in texts)
+
+
+def test_a_conversation_that_outgrows_the_context_goes_on(
+    vllm: Engine, transformers: Engine
+) -> None:
+    almost = [5 + n % 300 for n in range(MAX_LENGTH - 40)]
+    requests = [
+        write(0, "", tokens=almost, max_tokens=30, follow_ups=[ids(THEN), ids(THEN)]),
+        write(1, "", tokens=almost, max_tokens=40, follow_ups=[almost * 2]),
+        write(2, "the cat", max_tokens=MAX_LENGTH * 2, follow_ups=[ids(THEN)], stop=["a"]),
+    ]
+    responses = run(transformers, requests)
+    assert [len(responses[n].turns) for n in range(3)] == [2, 1, 1]
+    same(run(vllm, requests), responses)
+
+
+def test_a_sampled_conversation_is_the_same_in_any_company(transformers: Engine) -> None:
+    requests = conversations(12, sampling={"temperature": 1.0}, max_tokens=12)
+    whole = run(transformers, requests)
+    apart = {n: r for one in reversed(requests) for n, r in run(transformers, [one]).items()}
+    assert whole == apart
+    assert len({response.text for response in whole.values()}) > 6
+
+
+def test_a_next_turn_goes_in_at_once_and_reads_the_cache(vllm: Engine) -> None:
+    def steps(requests: list[Request]) -> tuple[int, int]:
+        before = vllm.steps, vllm.computed_tokens  # type: ignore[attr-defined]  # vLLM's own
+        run(vllm, requests)
+        return vllm.steps - before[0], vllm.computed_tokens - before[1]  # type: ignore[attr-defined]
+
+    def unseen(n: int) -> list[int]:
+        return [5 + (n * 41 + 7 * m) % 371 for m in range(4 * BLOCK)]
+
+    count = 4 * RUNNING
+    fields = {"max_tokens": 8, "sampling": {"temperature": 1.0}}
+    single = [write(n, "", tokens=unseen(n), **fields) for n in range(2 * count)]
+    double = [
+        write(n, "", tokens=unseen(2 * count + n), follow_ups=[ids(THEN)], **fields)
+        for n in range(count)
+    ]
+    (apart, each), (held, both) = steps(single), steps(double)
+    assert held <= apart  # as many answers, and as full
+    assert both < each / 2 + count * (len(ids(THEN)) + 8 + BLOCK)  # the first prompts once
 
 
 def test_pulls_no_further_than_it_must(engine: Engine) -> None:

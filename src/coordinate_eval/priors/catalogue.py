@@ -92,10 +92,23 @@ def predicted_work(dataset: Dataset) -> Work | None:
         requests=requests,
         prompt_tokens=requests * entry.prompt_tokens,
         output_tokens=requests * entry.output_tokens,
-        longest_output_tokens=min(entry.max_output_tokens, 4 * entry.output_tokens),
+        longest_output_tokens=min(_in_turn(entry) * entry.max_output_tokens, _longest(entry)),
         cached_tokens=count * (dataset.repeats or 1) * _computed_before(entry),
         metric_cpu_seconds=count * entry.metric_cpu_seconds,
     )
+
+
+def _longest(entry: Entry) -> float:
+    """Return the expected tokens of the longest item's output, before any limit."""
+    return 4 * _in_turn(entry) * entry.output_tokens
+
+
+def _in_turn(entry: Entry) -> float:
+    """Return the requests of an item that follow each other: what a judge rates is a conversation.
+
+    Those of other items are in flight together.
+    """
+    return entry.requests_per_item if entry.kind == "judge" else 1
 
 
 def _computed_before(entry: Entry) -> float:
@@ -125,7 +138,7 @@ def built_work(dataset: Dataset, built: DatasetRequests) -> Work:
     metric = built.metric_cpu_seconds
     if entry is not None:
         output = min(limit_sum, built.generate_requests * entry.output_tokens)
-        longest = min(longest, 4 * entry.output_tokens)
+        longest = min(longest, _longest(entry))
         metric = built.items * entry.metric_cpu_seconds
     return Work(
         items=built.items,

@@ -3,17 +3,24 @@
 An engine answers requests of several shards together, so the wall time between the first and the
 last response of a shard is not its cost. Instead, the time between two answers is split among the
 requests that are being computed, in proportion to their work. An engine with continuous batching
-computes all requests that are pulled and not yet answered; their work is that of one step, and what
-a prompt shares with the one before it is no work (`records.computed_before`). An
-engine that sorts requests into batches names the batch that it computes; their work is all that
-they need, and waiting requests cost nothing. The shares of all requests add up to the time in which
-any request was in flight.
+computes all requests that are pulled and not yet answered; their work is that of one step. What a
+prompt shares with the one before it is no work (`records.computed_before`), and neither is what a
+later turn of a conversation shares with those before it. An engine that sorts requests into batches
+names the batch that it computes; their work is all that they need, and waiting requests cost
+nothing. The shares of all requests add up to the time in which any request was in flight.
 """
 
 import time
 from collections.abc import Callable, Sequence
 
-from coordinate_eval.records import Key, Request, RequestKind, computed_before
+from coordinate_eval.records import (
+    Key,
+    Request,
+    RequestKind,
+    computed_before,
+    computed_by_turns,
+    prompt_lengths,
+)
 
 STEP_TOKENS = 250.0
 """Prompt tokens that take as long to compute as a step takes to read the weights, for any model:
@@ -26,18 +33,18 @@ _Name = tuple[object, ...]
 
 
 def steps(request: Request) -> float:
-    """Return the steps that a request takes: one per token, or one to score it."""
+    """Return the steps that a request takes: one per token of each turn, or one to score it."""
     if request.kind is RequestKind.LOGLIKELIHOOD:
         return 1.0
-    return max(1.0, WRITTEN_SHARE * request.max_tokens)
+    return request.turns * max(1.0, WRITTEN_SHARE * request.max_tokens)
 
 
 def work(request: Request, together: int, shared: int = 0) -> float:
     """Return the work of a request, in prompt tokens, with `together` requests at once.
 
-    `shared` tokens of its prompt need not be computed. A request is some work in any case.
+    `shared` tokens of its prompts need not be computed. A request is some work in any case.
     """
-    prompt = max(1, len(request.tokens) + len(request.continuation) - shared)
+    prompt = max(1, sum(prompt_lengths(request)) - shared)
     if request.kind is RequestKind.LOGLIKELIHOOD:
         return prompt
     return prompt + steps(request) * (1 + STEP_TOKENS / together)
@@ -69,7 +76,8 @@ class Shares:
         """Record that the engine has pulled this request."""
         if not self._waiting and not self._computed:
             self._last = self._clock()
-        self._waiting[_name(request)] = request, computed_before(request, self._pulled)
+        shared = computed_before(request, self._pulled) + computed_by_turns(request)
+        self._waiting[_name(request)] = request, shared
         self._pulled = request
 
     def answered(self, key: Key, batch: Sequence[Request] | None) -> float:

@@ -39,11 +39,11 @@ class ShardDone(Record):
     start: int
     stop: int
     items: int = Field(description="with a request that was answered here")
-    requests: int
-    prompt_tokens: int
+    requests: int = Field(description="each turn of a conversation is one")
+    prompt_tokens: int = Field(description="see `DatasetRequests`")
     output_tokens: int
     scored_tokens: int
-    longest_output_tokens: int
+    longest_output_tokens: int = Field(description="of one request, or of all turns of one")
     gpu_seconds: float = Field(description="its share of the engine's time, see `attribute`")
 
 
@@ -83,13 +83,14 @@ class Tally:
 
     def add(self, response: Response, seconds: float) -> None:
         """Count a response. `seconds` is its share of the engine's time."""
-        self.requests += 1
+        self.requests += 1 + len(response.turns)
         self.gpu_seconds += seconds
         if response.finish == "scored":
             self.scored_tokens += response.tokens
             return
-        self.output_tokens += response.tokens
-        self.longest_output_tokens = max(self.longest_output_tokens, response.tokens)
+        written = response.tokens + sum(turn.tokens for turn in response.turns)
+        self.output_tokens += written
+        self.longest_output_tokens = max(self.longest_output_tokens, written)
 
     def to_line(self, span: Span) -> ShardDone:
         """Return the line for this shard, which is done now."""

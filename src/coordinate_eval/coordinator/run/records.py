@@ -200,7 +200,7 @@ class TrialProgress(Record):
     last: float | None = Field(default=None, description="engine answered, so far the last time")
     updated: float
     shards: int = Field(default=0, description="published by this trial")
-    responses: int = 0
+    responses: int = Field(default=0, description="each turn of a conversation is one")
     message: str = Field(default="", description="why it failed, or ended early")
     cause: Literal["input", "engine start", "other"] | None = Field(
         default=None, description="of a failure; bad input fails in every trial"

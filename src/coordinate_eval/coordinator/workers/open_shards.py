@@ -11,7 +11,15 @@ from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.pace import Pace
 from coordinate_eval.errors import RecordError
-from coordinate_eval.records import DatasetRequests, ItemRequests, Request, Response, Shard, Span
+from coordinate_eval.records import (
+    DatasetRequests,
+    ItemRequests,
+    Request,
+    Response,
+    Shard,
+    Span,
+    prompt_lengths,
+)
 
 
 @dataclass
@@ -57,7 +65,7 @@ class OpenShards:
         if not left:
             self._publish(work)
         work.tally.items = len({r.item for r in left})
-        work.tally.prompt_tokens = sum(len(r.tokens) + len(r.continuation) for r in left)
+        work.tally.prompt_tokens = sum(sum(prompt_lengths(r)) for r in left)
         return left
 
     def store(self, response: Response, seconds: float) -> None:

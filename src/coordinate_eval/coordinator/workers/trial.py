@@ -259,7 +259,7 @@ class TrialRunner:
             for response in responses:
                 self._reached("last")
                 self._times.setdefault("ready", self._times["last"])
-                self._responses += 1
+                self._responses += 1 + len(response.turns)
                 self._open.store(response, self._shares.answered(response, engine.computing))
                 if self._throttle():
                     self.write_progress("running")

@@ -4,6 +4,9 @@ An engine turns requests into responses and knows nothing of tasks. It pulls req
 that the caller can decide late which one comes next. It answers in any order. While there are
 requests, it keeps as many in flight as it can run at once.
 
+A request with follow-ups is one conversation: its turns go in one after the other, ahead of new
+requests, and the whole has one response. `turns.py` has the rules.
+
 The evaluator truncates prompts, cuts texts at stop strings and removes thinking. An engine may end
 a generation once its text holds one of `Request.stop`. The text may or may not include that stop
 string.

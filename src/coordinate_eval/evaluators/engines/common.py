@@ -9,15 +9,18 @@
 # The libraries of the extras have no types here: they may be absent while types are checked.
 # ruff: noqa: ANN401
 
+import hashlib
 import importlib
+import itertools
 import math
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators import own_code
-from coordinate_eval.records import Key, Request, RequestKind, Response
+from coordinate_eval.records import Key, Request, RequestKind, Response, Turn
 
 SAMPLING = {
     # name: (default, least, most, whether it is a whole number)
@@ -28,7 +31,8 @@ SAMPLING = {
     "repetition_penalty": (1.0, 1e-9, math.inf, False),
     "seed": (-1, -1, 2**63 - 1, True),
 }
-"""The names allowed in `Request.sampling`. A `top_k` below 1 and a `seed` of -1 mean none."""
+"""The names allowed in `Request.sampling`. A `top_k` below 1 means none, and a `seed` of -1
+one of the request's own."""
 
 GREEDY_BELOW = 1e-5
 """A temperature below this means greedy decoding, as in vLLM."""
@@ -84,11 +88,12 @@ def check(request: Request, *, max_length: int, most_scored: int, vocabulary: in
         EngineError: the request cannot be answered; the message names it and the reason.
     """
     tokens = [*request.tokens, *request.continuation]
+    known = [*tokens, *itertools.chain.from_iterable(request.follow_ups)]
     scores = request.kind is RequestKind.LOGLIKELIHOOD
     most = most_scored if scores else max_length - 1
     if not request.tokens:
         wrong = "its prompt has no tokens"
-    elif not 0 <= min(tokens) <= max(tokens) < vocabulary:
+    elif not 0 <= min(known) <= max(known) < vocabulary:
         wrong = f"it has token ids outside of the model's 0 to {vocabulary - 1}"
     elif len(tokens) > most:
         wrong = f"it has {len(tokens)} tokens; at most {most} fit into a context of {max_length}"
@@ -104,7 +109,8 @@ def check(request: Request, *, max_length: int, most_scored: int, vocabulary: in
 def sampling(request: Request) -> dict[str, Any]:
     """Return the request's value, or the default, of every parameter in `SAMPLING`.
 
-    A request that gives none is decoded greedily.
+    A request that gives none is decoded greedily. One that is sampled without a seed has one from
+    its own identity and prompt: it gets the same text wherever and with whatever else it runs.
 
     Raises:
         EngineError: the request has an unknown parameter, or a value out of range.
@@ -125,6 +131,9 @@ def sampling(request: Request) -> dict[str, Any]:
                 f"{'a whole number ' if whole else ''}from {least} to {most}"
             )
         chosen[name] = int(value) if whole else value
+    if chosen["seed"] < 0 and chosen["temperature"] >= GREEDY_BELOW:
+        named_so = repr([*request.identity(), request.prompt_hash])
+        chosen["seed"] = int.from_bytes(hashlib.sha256(named_so.encode()).digest()[:4])
     return chosen
 
 
@@ -141,10 +150,30 @@ def respond(
     text: str | None = None,
     logprob: float | None = None,
     greedy: bool | None = None,
+    turns: Sequence[Turn] = (),
 ) -> Response:
     """Return the response with the key of this request and the given answer."""
     key = {name: getattr(request, name) for name in Key.model_fields}
-    return Response(**key, text=text, logprob=logprob, greedy=greedy, tokens=tokens, finish=finish)
+    return Response(
+        **key,
+        text=text,
+        logprob=logprob,
+        greedy=greedy,
+        tokens=tokens,
+        finish=finish,
+        turns=list(turns),
+    )
+
+
+def inner_tokens(encode: Callable[[str], list[int]], text: str) -> list[int]:
+    """Return the tokens of a text that has others before it.
+
+    Some tokenizers put a space before a text. So it is encoded behind a letter, if the two have no
+    token in common. `encode` returns the tokens of a text, without special ones around it.
+    """
+    letter = encode("a")
+    both = encode(f"a{text}")
+    return both[len(letter) :] if both[: len(letter)] == letter else encode(text)
 
 
 def _hide_broken() -> None:

@@ -11,6 +11,7 @@ import json
 import random
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from coordinate_eval import _format
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators.engines import arguments
 from coordinate_eval.evaluators.engines.common import respond
+from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Record, Request, RequestKind, Response
 
 _DEFAULTS: dict[str, float | str | None] = {
@@ -31,7 +33,11 @@ _DEFAULTS: dict[str, float | str | None] = {
     "times": None,
 }
 
-_WORDS = ("the", "answer", "is", "yes", "no", "Paris", "42", "return", "def", "x", "=", "(A)", "\n")
+_NO_LIMIT = 1 << 30
+"""Tokens of a context that is never full."""
+
+WORDS = ("the", "answer", "is", "yes", "no", "Paris", "42", "return", "def", "x", "=", "(A)", "\n")
+"""What it writes. A word is a token, whose id is its place here."""
 
 
 def check_args(args: Mapping[str, Any]) -> None:
@@ -69,7 +75,7 @@ def start(
     model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
 ) -> "SimulatedEngine":
     """Start the engine, which reads no model. See `base.EngineModule`."""
-    return SimulatedEngine(args=args)
+    return SimulatedEngine(args=args, max_length=max_length)
 
 
 class Times(Record):
@@ -84,13 +90,14 @@ class SimulatedEngine:
     """An engine that answers at once, or as slowly as its arguments say.
 
     Args:
-        args: `seconds_per_request`, the time between two responses (default 0);
+        args: `seconds_per_request`, the time that each turn of a request takes (default 0);
             `start_seconds`, the time that the constructor takes (default 0);
             `concurrency`, the number of requests in flight, of which one after another is computed.
             If that takes no time, their order is shuffled but fixed (default 32);
             `fail_after`, the number of responses after which it fails (default never);
             `times`, the path of a JSON file with `Times` by dataset, in place of
             `seconds_per_request` for these datasets (default none).
+        max_length: most tokens of a prompt and its output together, for later turns.
 
     Raises:
         UserError: an argument is unknown, or not a number in its range, or `times` cannot be read.
@@ -99,8 +106,9 @@ class SimulatedEngine:
     computing: list[Request] | None = None
     """The one request that it pretends to compute."""
 
-    def __init__(self, *, args: dict[str, Any]) -> None:
+    def __init__(self, *, args: dict[str, Any], max_length: int = _NO_LIMIT) -> None:
         check_args(args)
+        self._max_length = max_length
         chosen = _DEFAULTS | args
         self._times = _read_times(chosen["times"]) if chosen["times"] else {}
         self._other = Times(seconds_per_request=chosen["seconds_per_request"])
@@ -133,7 +141,7 @@ class SimulatedEngine:
             self.computing = [request]
             time.sleep(max(0.0, due - time.monotonic()))
             self._answered += 1
-            yield answer(request)
+            yield answer(request, self._max_length)
 
     def _due(self, request: Request) -> float:
         """Return when a request is answered that was pulled now, 0 for at once.
@@ -147,7 +155,7 @@ class SimulatedEngine:
             and last.dataset == request.dataset
             and 0 <= request.item - last.item <= 1
         )
-        seconds = times.seconds_per_request
+        seconds = times.seconds_per_request * request.turns
         least = 0.0 if neighbours else times.floor_seconds
         if not max(seconds, least):
             return 0.0
@@ -169,23 +177,32 @@ def _read_times(path: str) -> dict[str, Times]:
         raise UserError(f"engine argument times: {path}: {_format.problem(error)}") from error
 
 
-def answer(request: Request) -> Response:
+def answer(request: Request, max_length: int = _NO_LIMIT) -> Response:
     """Return the made-up response to a request. Equal requests get equal responses."""
-    asked = [request.tokens, request.continuation, request.max_tokens, request.stop]
-    if request.sampling:  # repeats of a sampled prompt differ
-        asked += [sorted(request.sampling.items()), request.repeat]
-    digest = hashlib.sha256(json.dumps([request.kind, *asked]).encode()).digest()
     if request.kind is RequestKind.LOGLIKELIHOOD:
+        digest = _digest(request, request.tokens)
         scored = len(request.continuation)
         logprob = -scored * (0.1 + int.from_bytes(digest[:4]) / 2**30)
         return respond(
             request, logprob=logprob, greedy=digest[4] < 64, tokens=scored, finish="scored"
         )
-    words = [_WORDS[byte % len(_WORDS)] for byte in digest[: 1 + digest[0] % 24]]
-    kept = words[: request.max_tokens]
-    return respond(
-        request,
-        text=" ".join(kept),
-        tokens=len(kept),
-        finish="stop" if len(kept) == len(words) else "length",
-    )
+    turns = Turns(request, max_length)
+    while True:
+        digest = _digest(request, turns.prompt)
+        tokens = [byte % len(WORDS) for byte in digest[: 1 + digest[0] % 24]]
+        kept = tokens[: request.max_tokens]
+        response = turns.add(
+            text=" ".join(WORDS[token] for token in kept),
+            tokens=len(kept),
+            finish="stop" if len(kept) == len(tokens) else "length",
+            said=partial(list, kept),
+        )
+        if response is not None:
+            return response
+
+
+def _digest(request: Request, prompt: list[int]) -> bytes:
+    asked = [prompt, request.continuation, request.max_tokens, request.stop]
+    if request.sampling:  # repeats of a sampled prompt differ
+        asked += [sorted(request.sampling.items()), request.repeat]
+    return hashlib.sha256(json.dumps([request.kind, *asked]).encode()).digest()

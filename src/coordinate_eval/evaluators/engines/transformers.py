@@ -18,6 +18,7 @@ from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import arguments, common
 from coordinate_eval.evaluators.engines.transformers_text import Text
+from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Request, RequestKind, Response
 
 _INSTALL = "coordinate-eval[transformers]"
@@ -154,7 +155,7 @@ class TransformersEngine:
         """Return the responses to a batch of requests of one kind."""
         if self._model is None:
             raise EngineError("this transformers engine is closed: start another")
-        answer = self._score if batch[0].kind is RequestKind.LOGLIKELIHOOD else self._generate
+        answer = self._score if batch[0].kind is RequestKind.LOGLIKELIHOOD else self._converse
         try:
             with self._torch.inference_mode():
                 return answer(self._model, batch)
@@ -199,18 +200,28 @@ class TransformersEngine:
             )
         return responses
 
-    def _generate(self, model: Any, batch: list[Request]) -> list[Response]:
-        """Generate a batch of texts, padded on the left."""
+    def _converse(self, model: Any, batch: list[Request]) -> list[Response]:
+        """Generate the texts of a batch, turn after turn."""
+        left = [Turns(request, self._max_length) for request in batch]
+        responses = []
+        while left:
+            ended = [text.end() for text in self._generate(model, left)]
+            responses += [response for response in ended if response is not None]
+            left = [turns for turns, last in zip(left, ended, strict=True) if last is None]
+        return responses
+
+    def _generate(self, model: Any, batch: list[Turns]) -> list[Text]:
+        """Generate a text for each of these turns, padded on the left."""
         torch = self._torch
-        width = max(len(request.tokens) for request in batch)
-        short = [width - len(request.tokens) for request in batch]
+        width = max(len(turns.prompt) for turns in batch)
+        short = [width - len(turns.prompt) for turns in batch]
         ids = torch.tensor(
-            [[0] * pad + r.tokens for pad, r in zip(short, batch, strict=True)],
+            [[0] * pad + t.prompt for pad, t in zip(short, batch, strict=True)],
             device=model.device,
         )
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in short], device=model.device)
         texts = [
-            Text(torch, self._tokenizer, request, self._ends, self._max_length) for request in batch
+            Text(torch, self._tokenizer, turns, self._ends, self._max_length) for turns in batch
         ]
 
         def choose(_: Any, scores: Any) -> Any:
@@ -233,15 +244,17 @@ class TransformersEngine:
             logits_processor=[choose],
             stopping_criteria=self._transformers.StoppingCriteriaList([ended]),
         )
-        return [text.response() for text in texts]
+        return texts
 
 
 def batches(requests: list[Request], size: int) -> Iterator[list[Request]]:
     """Yield batches of requests of one kind and similar length, the longest first."""
     for kind in RequestKind:
         alike = [request for request in requests if request.kind is kind]
-        # A batch of texts takes as long as its longest one.
-        alike.sort(key=lambda r: (r.max_tokens, len(r.tokens) + len(r.continuation)), reverse=True)
+        # A batch of texts takes as long as its longest one, and is full while all have a next turn.
+        alike.sort(
+            key=lambda r: (r.turns, r.max_tokens, len(r.tokens) + len(r.continuation)), reverse=True
+        )
         for start in range(0, len(alike), size):
             yield alike[start : start + size]
 

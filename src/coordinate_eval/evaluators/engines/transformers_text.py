@@ -14,33 +14,37 @@ from collections.abc import Collection
 from typing import Any, Literal
 
 from coordinate_eval.evaluators.engines import common
-from coordinate_eval.records import Request, Response
+from coordinate_eval.evaluators.engines.turns import Decoder, Turns, tokens_of
+from coordinate_eval.records import Response
 
 
 class Text:
-    """The text that the model has written for one request so far.
+    """The text that the model has written so far in one turn of a request.
 
     Args:
         torch: the module, imported by the engine.
         tokenizer: a `tokenizers.Tokenizer`.
-        request: the request; its sampling parameters are checked here.
+        turns: the request's turns; its sampling parameters are checked here.
         ends: tokens that end every text.
         max_length: most tokens of a prompt and its output together.
     """
 
     def __init__(
-        self, torch: Any, tokenizer: Any, request: Request, ends: Collection[int], max_length: int
+        self, torch: Any, tokenizer: Any, turns: Turns, ends: Collection[int], max_length: int
     ) -> None:
         self._torch = torch
-        self._request = request
+        self._tokenizer = tokenizer
+        self._turns = turns
         self._ends = ends
-        self._wanted = common.sampling(request)
+        self._wanted = common.sampling(turns.request)
         self._generator: Any | None = None
-        self._decoder = _Decoder(tokenizer, request.tokens)
-        self._stops = common.stops(request)
+        self._decoder = Decoder(tokenizer, turns.prompt)
+        self._stops = common.stops(turns.request)
         self._tokens: list[int] = []
+        self._known: list[int] = []
         self._text = ""
-        self.most = min(request.max_tokens, max_length - len(request.tokens))
+        self._stopped = False
+        self.most = min(turns.request.max_tokens, max_length - len(turns.prompt))
         """Number of tokens at which the text is cut."""
         self.finish: Literal["stop", "length"] | None = None
         """The reason for which the text has ended, or None if it has not."""
@@ -63,29 +67,36 @@ class Text:
             return token
         before = len(self._text)
         self._text += self._decoder.add(token)
+        self._known.append(len(self._text))
         end = first_stop(self._text, self._stops, before)
         if end is not None:
             self._text = self._text[:end]
+            self._stopped = True
             self.finish = "stop"
         elif len(self._tokens) >= self.most:
             self.finish = "length"
         return token
 
-    def response(self) -> Response:
-        """Return the text as the response to its request. The text must have ended."""
+    def end(self) -> Response | None:
+        """Give the text, which must have ended, to the turns. Return the response to the last."""
         assert self.finish is not None
-        return common.respond(
-            self._request, text=self._text, tokens=len(self._tokens), finish=self.finish
-        )
+        return self._turns.add(self._text, len(self._tokens), self.finish, self._said)
+
+    def _said(self) -> list[int]:
+        if self._stopped:
+            return tokens_of(self._text, self._tokens, self._known, self._encode)
+        return self._tokens[: len(self._known)]  # without the one that has ended it
+
+    def _encode(self, text: str) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return tokens
 
     def _sample(self, logits: Any) -> int:
         """Draw the next token, or return the likeliest if the temperature is 0."""
         torch, wanted = self._torch, self._wanted
         logits = logits.clone()
         if wanted["repetition_penalty"] != 1:
-            seen = torch.tensor(
-                sorted({*self._request.tokens, *self._tokens}), device=logits.device
-            )
+            seen = torch.tensor(sorted({*self._turns.prompt, *self._tokens}), device=logits.device)
             rows, penalty = logits[seen], wanted["repetition_penalty"]
             logits[seen] = torch.where(rows > 0, rows / penalty, rows * penalty)
         if wanted["temperature"] < common.GREEDY_BELOW:
@@ -114,25 +125,3 @@ def first_stop(text: str, stops: list[str], before: int) -> int | None:
         if (start := text.find(stop, max(0, before - len(stop) + 1))) >= 0
     ]
     return min(found)[2] if found else None
-
-
-class _Decoder:
-    """An incremental decoder of the tokens that follow a prompt."""
-
-    def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
-        from tokenizers.decoders import DecodeStream
-
-        self._tokenizer = tokenizer
-        self._new = DecodeStream
-        self._stream = DecodeStream(ids=prompt, skip_special_tokens=False)
-
-    def add(self, token: int) -> str:
-        """Return the characters that this token completes: none, one or several."""
-        try:
-            return self._stream.step(self._tokenizer, token) or ""
-        except Exception as error:
-            if "Invalid prefix" not in str(error):
-                raise
-            # The stream fails on tokens whose text changes with the next token: start a new one.
-            self._stream = self._new(skip_special_tokens=False)
-            return self._stream.step(self._tokenizer, token) or ""

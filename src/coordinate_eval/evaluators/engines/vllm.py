@@ -15,6 +15,7 @@ import functools
 import gc
 import importlib
 import inspect
+import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from typing import Any, Protocol
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import common
+from coordinate_eval.evaluators.engines.turns import Decoder, Turns, tokens_of
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS, Scoring, together
 from coordinate_eval.records import Request, RequestKind, Response
@@ -110,40 +112,65 @@ class _Text:
         """Return the arguments of `SamplingParams`."""
         wanted = common.sampling(self.request)
         return wanted | {
-            "seed": None if wanted["seed"] < 0 else wanted["seed"],
+            "seed": self._seed(wanted["seed"]),
             "max_tokens": self.request.max_tokens,
             "stop": common.stops(self.request),
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
         }
 
+    def _seed(self, wanted: int) -> int | None:
+        # On a CPU, vLLM's runner V1 fails at a seed if a step ends within the prompt: a generator
+        # has no offset there. So only a seed that somebody asks for is given to it.
+        own = self.request.sampling.get("seed", -1) < 0
+        return None if wanted < 0 or (own and _on_cpu()) else wanted
+
 
 class _Writing:
-    """The text of one request."""
+    """The text of one request, or the texts of its turns: one request to vLLM after the other."""
 
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self.requests = requests
+    def __init__(self, request: Request, max_length: int, tokenizer: Any) -> None:
+        self.requests: Sequence[Request] = [request]
+        self._turns = Turns(request, max_length)
+        self._tokenizer = tokenizer
 
     def asks(self) -> list[_Text]:
-        """Return what to ask."""
-        return [_Text(request.tokens, request) for request in self.requests]
+        """Return what to ask first, or next."""
+        return [_Text(self._turns.prompt, self._turns.request)]
 
     def take(self, ask: _Text, output: Any) -> tuple[list[Response], list[_Text]]:
-        """Return the response in a finished `RequestOutput`.
+        """Take a finished `RequestOutput`. Return the response, or the next turn to ask for.
 
         Raises:
             EngineError: vLLM gave up.
         """
-        request, answer = ask.request, output.outputs[0]
+        answer = output.outputs[0]
         if answer.finish_reason not in ("stop", "length"):
             raise EngineError(
-                f"vLLM ended {common.named(request)} for reason {answer.finish_reason!r}"
+                f"vLLM ended {common.named(ask.request)} for reason {answer.finish_reason!r}"
             )
-        made = len(answer.token_ids)
-        response = common.respond(
-            request, text=answer.text, tokens=made, finish=answer.finish_reason
+        response = self._turns.add(
+            answer.text,
+            len(answer.token_ids),
+            answer.finish_reason,
+            lambda: self._said(ask.tokens, answer),
         )
-        return [response], []
+        return ([], self.asks()) if response is None else ([response], [])
+
+    def _said(self, prompt: list[int], answer: Any) -> list[int]:
+        """Return the tokens of an answer without what has ended it."""
+        tokens = list(answer.token_ids)
+        if answer.finish_reason == "length":
+            return tokens
+        if not isinstance(answer.stop_reason, str):
+            return tokens[:-1]
+        ends: list[int] = []
+        # Without it, as for a tokenizer in Python, the whole text is made into tokens again.
+        if backend := getattr(self._tokenizer, "backend_tokenizer", None):
+            decoder = Decoder(backend, prompt)
+            ends = list(itertools.accumulate(len(decoder.add(token)) for token in tokens))
+        encode = functools.partial(self._tokenizer.encode, add_special_tokens=False)
+        return tokens_of(answer.text, tokens, ends, encode)
 
 
 class VllmEngine:
@@ -307,17 +334,18 @@ class VllmEngine:
             )
         if group[0].kind is RequestKind.LOGLIKELIHOOD:
             return Scoring(group, self.most_ids)
-        return _Writing(group)
+        (request,) = group
+        tokenizer = self._running().get_tokenizer() if request.follow_ups else None
+        return _Writing(request, self._max_length, tokenizer)
 
     def _ask(self, flight: dict[str, tuple[_Work, Any]], work: _Work, ask: Any) -> None:
         """Add a request to vLLM's scheduler and to `flight`."""
-        if self._engine is None:
-            raise EngineError("this vLLM engine is closed: start another")
+        engine = self._running()
         name = str(self.asked)
         self.asked += 1
         prompt = {"type": "token", "prompt_token_ids": ask.tokens}
         try:
-            self._engine.add_request(name, prompt, self._parameters(**ask.settings()))
+            engine.add_request(name, prompt, self._parameters(**ask.settings()))
         except Exception as error:
             raise EngineError(
                 f"vLLM refused {common.named(work.requests[0])}: {common.last_words(error)}"
@@ -326,14 +354,23 @@ class VllmEngine:
 
     def _step(self) -> list[Any]:
         """Run one engine step and return the outputs of the requests that it finished."""
-        if self._engine is None:
-            raise EngineError("this vLLM engine was closed while requests were in flight")
+        engine = self._running()
         self.steps += 1
         try:
-            outputs = self._engine.step()
+            outputs = engine.step()
         except Exception as error:
             raise EngineError(f"vLLM failed: {common.last_words(error)}") from error
         return [output for output in outputs if output.finished]
+
+    def _running(self) -> Any:
+        """Return vLLM's engine.
+
+        Raises:
+            EngineError: this one is closed.
+        """
+        if self._engine is None:
+            raise EngineError("this vLLM engine is closed: start another")
+        return self._engine
 
     def _abort(self, flight: Mapping[str, object]) -> None:
         """Abort the requests in flight, so that the next run starts on an idle engine."""

@@ -19,7 +19,7 @@ context free for the output.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from lm_eval.api.instance import Instance
@@ -32,7 +32,7 @@ from lm_eval.models.utils import (
 )
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from coordinate_eval.evaluators.engines.common import SAMPLING
+from coordinate_eval.evaluators.engines.common import SAMPLING, inner_tokens
 from coordinate_eval.evaluators.harness.conversation import Message
 from coordinate_eval.evaluators.harness.word_tokens import WordTokens
 
@@ -248,23 +248,12 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         if self._backend == "hf" and self.tokenizer.bos_token is None:
             special = True
         tokens = self.tok_encode(context, add_special_tokens=special)
+        plain = partial(self._tokens.encode, add_special_tokens=False)
         return Prompt(
             (tokens or [self.prefix_token_id])[-room:],
             generation=generation,
-            follow_ups=list(map(self._inner_tokens, between)),
+            follow_ups=[inner_tokens(plain, text) for text in between],
         )
-
-    def _inner_tokens(self, text: str) -> list[int]:
-        """Return the tokens of a text that has others before it.
-
-        Some tokenizers put a space before a text. So it is cut behind a letter, if the two have no
-        token in common.
-        """
-        letter = self._tokens.encode("a", False)
-        both = self._tokens.encode(f"a{text}", False)
-        if both[: len(letter)] == letter:
-            return both[len(letter) :]
-        return self._tokens.encode(text, False)
 
     def generation(self, gen_kwargs: dict[str, Any]) -> Generation:
         """Return a task's generation arguments as the harness's model classes understand them.
