@@ -9,6 +9,8 @@ CoordinateError
 │   ├── ClusterSilent    the scheduler did not answer; try again later
 │   └── SubmitRefused    the scheduler refused a job, and would refuse it again
 ├── EngineError          an engine failed to start or to answer
+├── JudgeRefuses         the judge answers nothing of this run: its key, its name, its address
+├── JudgeSilent          the judge gave no usable answer; it may later
 └── RecordError          a file of a run directory is missing, torn or of another version
 
 The command's exit status is 2 for UserError and SubmitRefused, 3 for ClusterSilent, and 1 for all
@@ -60,6 +62,14 @@ class SubmitRefused(ClusterError):
 
 class EngineError(CoordinateError):
     """An engine failed to start or to answer."""
+
+
+class JudgeRefuses(CoordinateError):
+    """The judge would answer no question. The text says why, and what to do."""
+
+
+class JudgeSilent(CoordinateError):
+    """The judge gave no usable answer for a while. It may later. The text has its last words."""
 
 
 class RecordError(CoordinateError):

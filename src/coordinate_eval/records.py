@@ -439,6 +439,7 @@ class Answer(Record):
     )
     seconds: float
     tokens: int = Field(default=0, description="that the judge read and wrote")
+    kept: bool = Field(default=False, description="an earlier run had asked the judge")
     cpu_seconds: float = Field(default=0.0, description="CPU time of a program that timed out")
     toolchain: str = Field(default="", description="version of the compiler; empty for Python")
 

@@ -14,6 +14,7 @@ from coordinate_eval.coordinator.run.claims import LEDGERS, Claim, LedgerName, O
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name, useful_pullers
 from coordinate_eval.coordinator.run.records import (
+    JudgeProgress,
     Round,
     RoundNode,
     Run,
@@ -461,3 +462,56 @@ def test_pullers_that_have_left_are_replaced_while_others_still_work() -> None:
         replace(known, submitted={**known.submitted, **submitted(first, when=99)}),
     ):
         assert submits(d.decide(run, DIR, quiet)) == []
+
+
+JUDGED = make_run(asks=["a", "b"], judged=["b"])
+JUDGE_JOB = pullers_name(JUDGED, Pullers.JUDGE, 0)
+
+
+def of_the_judge(state: str, said: str = "") -> JudgeProgress:
+    return JudgeProgress.model_validate({"state": state, "said": said, "updated": 0})
+
+
+def test_one_job_asks_the_judge_and_no_metric_job_does() -> None:
+    working = facts(
+        submitted=submitted(*KEEP, *TRIAL),
+        tasks=tasks(TRIAL[0], State.RUNNING),
+        claimable=waiting_for(answers=[SPANS[2]]),
+    )
+    (job,) = [a.job for a in d.decide(JUDGED, DIR, working) if isinstance(a, d.Submit)][:1]
+    assert submits(d.decide(JUDGED, DIR, working)) == [JUDGE_JOB]
+    assert (job.count, job.cpus, job.gpus) == (1, 1, 0)
+    claim = OpenClaim(SPANS[2], 1, Claim(owner="judge", task="j", host="", pid=1, time=0, token=""))
+    there = replace(
+        working,
+        submitted=submitted(*KEEP, *TRIAL, JUDGE_JOB),
+        tasks=[*working.tasks, TaskStatus(name=JUDGE_JOB, job_id="j", state=State.RUNNING)],
+    )
+    none_held: list[tuple[LedgerName, OpenClaim]] = []
+    for held in (none_held, [*none_held, ("answers", claim), ("answers", claim)]):
+        both = replace(there, open_claims=held, claimable=waiting_for(answers=[SPANS[0], SPANS[2]]))
+        assert submits(d.decide(JUDGED, DIR, both)) == [pullers_name(JUDGED, Pullers.METRIC, 0)]
+    died = replace(there, tasks=working.tasks)
+    assert submits(d.decide(JUDGED, DIR, died)) == [pullers_name(JUDGED, Pullers.JUDGE, 1)]
+
+
+def test_a_judge_that_is_away_is_waited_for_only_while_other_work_goes_on() -> None:
+    over = facts(
+        submitted=submitted(*KEEP, *TRIAL, JUDGE_JOB),
+        unpublished=[],
+        claimable={**NOTHING, "answers": [SPANS[2]]},
+        judge=of_the_judge("silent", "connection refused"),
+        unscored=1,
+    )
+    ends = [a.why for a in d.decide(JUDGED, DIR, over) if isinstance(a, d.Finish)]
+    assert ends == ["questions wait for their judge: connection refused"]
+    again = pullers_name(JUDGED, Pullers.JUDGE, 1)
+    trials = replace(over, unpublished=[SPANS[0]], tasks=tasks(TRIAL[0], State.RUNNING))
+    metrics = replace(over, claimable={**NOTHING, "answers": SPANS})
+    for going_on in (trials, metrics):
+        assert again in submits(d.decide(JUDGED, DIR, going_on))
+        for state in ("refuses", "spent"):
+            no_more = replace(going_on, judge=of_the_judge(state, "why"))
+            actions = d.decide(JUDGED, DIR, no_more)
+            assert again not in submits(actions)
+            assert not any(isinstance(action, d.Finish) for action in actions)

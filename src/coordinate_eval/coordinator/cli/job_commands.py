@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
         ("_node", node),
         ("_build", build),
         ("_metric", metric),
+        ("_judge", judge),
         ("_score", score),
     ):
         app.command(name=name, hidden=True)(_printing(command))
@@ -117,6 +118,14 @@ def metric(run_dir: Path) -> None:
     # Where nothing confines programs, they share this process's user.
     show(False)
     raise typer.Exit(run_metric(enter(run_dir)))
+
+
+def judge(run_dir: Path) -> None:
+    """Ask the judge what metrics want to know."""
+    from coordinate_eval.coordinator.workers.judge import run_judge
+
+    end_with_parent_if_asked()
+    raise typer.Exit(run_judge(enter(run_dir)))
 
 
 def score(run_dir: Path) -> None:

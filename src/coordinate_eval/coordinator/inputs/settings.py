@@ -191,6 +191,12 @@ class JudgeSettings(_Section):
         description="answers to compare with: a file of them, or a run directory",
     )
 
+    @property
+    def name(self) -> str:
+        """The judge in questions and results: its model, with its revision if it has one."""
+        model = self.model or ""
+        return f"{model}@{self.revision}" if self.revision else model
+
 
 class ScoringSettings(_Section):
     """The jobs that score datasets."""

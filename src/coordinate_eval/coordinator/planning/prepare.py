@@ -303,6 +303,8 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
         for cost in plan.datasets
         if (built[cost.name].asks if cost.name in built else cost.name in costly)
     ]
+    rubrics = {dataset.name for dataset in run.suite.datasets if dataset.rubric is not None}
+    judged = [n for n in asks if (built[n].judged if n in built else n in rubrics)]
     metric_seconds = sum(s.metric_cpu_seconds for s in shards if s.dataset in asks)
     return run.model_copy(
         update={
@@ -311,6 +313,7 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
             "engine_start_seconds": plan.trials[0].setup_seconds,
             "copy_seconds": max((stage.seconds for stage in plan.stages), default=None),
             "asks": asks,
+            "judged": judged,
             "shards": shards,
             "portion_seconds": portion_seconds(metric_seconds),
             "score_seconds": {cost.name: cost.score_seconds for cost in plan.datasets},

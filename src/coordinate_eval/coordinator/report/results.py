@@ -13,7 +13,7 @@ from coordinate_eval.coordinator.report.failures import LAST_LOG_LINES, report_f
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import JudgeProgress, Run
 from coordinate_eval.errors import ForeignError, RecordError
 from coordinate_eval.records import Dataset, DatasetRequests, DatasetResults, Outputs, Record
 
@@ -136,6 +136,8 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
     asked = [
         p for s in run.shards_with_questions() if s.dataset == dataset for p in run.portions(s)
     ]
+    if dataset in run.judged and Ledger(run_dir, "answers").unpublished(asked):
+        return _why_not_judged(run_dir, run)
     if Ledger(run_dir, "answers").unpublished(asked):
         why = "the questions of its metric are not all answered"
         said = _last_words(run_dir, run, Pullers.METRIC)
@@ -144,6 +146,14 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
         return f"{MAX_DEATHS} scoring jobs died on it; logs: {run_dir.logs}"
     said = _last_words(run_dir, run, Pullers.SCORE)
     return "\n".join(["not scored; the last scoring job said:", *said]) if said else "not scored"
+
+
+def _why_not_judged(run_dir: RunDir, run: Run) -> str:
+    """Return what the judge, or the job that asks it, said last."""
+    progress = _files.read_record_if_there(run_dir.judge, JudgeProgress)
+    said = progress.said if progress is not None else ""
+    said = said or " ".join(_last_words(run_dir, run, Pullers.JUDGE)) or "it was not asked"
+    return f"waits for its judge: {said}; `coordinate-eval resume {run.id}` goes on"
 
 
 def _why_not_planned(run_dir: RunDir, run: Run, dataset: str) -> str:

@@ -49,6 +49,11 @@ class RunDir:
         return self.root / "first-signal.json"
 
     @property
+    def judge(self) -> Path:
+        """`JudgeProgress`: how far the judge is."""
+        return self.root / "judge.json"
+
+    @property
     def cancelled(self) -> Path:
         """An empty file: the run was cancelled."""
         return self.root / "cancelled"

@@ -1,4 +1,4 @@
-"""Portions: the spans of questions that metric jobs claim and answer."""
+"""Portions: the spans of questions that are claimed and answered together."""
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claims import Ledger
@@ -25,6 +25,10 @@ def portions_with_questions(run_dir: RunDir, run: Run) -> list[Span]:
     return [span for span in all_portions(run) if f"{span.stem}.jsonl" in written[span.dataset]]
 
 
-def unanswered_portions(run_dir: RunDir, run: Run) -> list[Span]:
-    """Return the portions whose answers are not published, with or without written questions."""
-    return Ledger(run_dir, "answers").unpublished(all_portions(run))
+def unanswered_portions(run_dir: RunDir, run: Run, *, judged: bool) -> list[Span]:
+    """Return the portions whose answers are not published, with or without written questions.
+
+    They are those of questions to a judge, or those of all others.
+    """
+    mine = [span for span in all_portions(run) if (span.dataset in run.judged) == judged]
+    return Ledger(run_dir, "answers").unpublished(mine)

@@ -16,18 +16,30 @@ class Pullers(StrEnum):
 
     BUILD = "build"
     METRIC = "metric"
+    JUDGE = "judge"
     SCORE = "score"
 
 
 LEDGERS_OF: Mapping[Pullers, tuple[LedgerName, ...]] = {
     Pullers.BUILD: ("requests",),
     Pullers.METRIC: ("answers",),
+    Pullers.JUDGE: ("answers",),
     Pullers.SCORE: ("questions", "estimates", "results"),
 }
 """The ledgers with the work of each kind: what others wait for comes first."""
 
+JUDGE_MEMORY_GIB = 2.0
+"""Memory of the job that asks a judge: a thousand long answers at the same time fit."""
+
 SCORING_SECONDS_PER_JOB = 5.0
 """A further scoring job pays when it scores for longer than the harness takes to start."""
+
+
+def works_on(run: Run, kind: Pullers, ledger: LedgerName, dataset: str) -> bool:
+    """Return whether such pullers do this work: a judge's answers are not for metric jobs."""
+    if ledger not in LEDGERS_OF[kind]:
+        return False
+    return ledger != "answers" or (kind is Pullers.JUDGE) == (dataset in run.judged)
 
 
 def pullers_name(run: Run, kind: Pullers, number: int) -> str:
@@ -57,6 +69,8 @@ def most_pullers(run: Run, kind: Pullers, cores: int | None = None) -> int:
             return most if cores is None else max(1, min(most, cores))
         case Pullers.METRIC:
             return run.settings.metrics.cpus
+        case Pullers.JUDGE:
+            return 1  # it has many questions in flight
         case Pullers.SCORE:
             most = run.settings.scoring.jobs
             return most if cores is None else max(1, min(most, cores // 2))
@@ -69,7 +83,9 @@ def useful_pullers(run: Run, kind: Pullers, cores: int | None = None) -> int:
             # Loading the harness takes as long as building something small.
             useful = math.ceil(len(run.suite.datasets) / 2)
         case Pullers.METRIC:
-            useful = sum(run.portion_count(shard) for shard in run.shards_with_questions())
+            useful = sum(run.portion_count(s) for s in run.shards_with_questions(judged=False))
+        case Pullers.JUDGE:
+            useful = 1
         case Pullers.SCORE:
             seconds = sum(run.score_seconds.values())
             useful = min(len(run.suite.datasets), math.ceil(seconds / SCORING_SECONDS_PER_JOB))
@@ -84,6 +100,8 @@ def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: in
             memory_gib, minutes = run.settings.build.memory_gib, run.settings.build.minutes
         case Pullers.METRIC:
             memory_gib, minutes = run.settings.metrics.memory_gib, _metric_minutes(run, count)
+        case Pullers.JUDGE:
+            memory_gib, minutes = JUDGE_MEMORY_GIB, run.settings.supervisor.minutes
         case Pullers.SCORE:
             # They wait for responses, as long as there is a supervisor.
             memory_gib, minutes = run.settings.scoring.memory_gib, run.settings.supervisor.minutes
@@ -101,7 +119,8 @@ def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: in
 
 def _metric_minutes(run: Run, count: int) -> int:
     """Return the time limit of an array of metric jobs."""
-    seconds = sum(s.metric_cpu_seconds for s in run.shards_with_questions()) / count
+    asking = run.shards_with_questions(judged=False)
+    seconds = sum(s.metric_cpu_seconds for s in asking) / count
     trial = run.settings.trial
     return time_limit_minutes(
         trial.time_limit_factor, seconds, trial.min_minutes, trial.max_minutes

@@ -37,6 +37,7 @@ class Planned(Record):
         default=None, description="expected of a copy of the weights to a node"
     )
     asks: list[str] = Field(default=[], description="datasets whose metric asks questions")
+    judged: list[str] = Field(default=[], description="of these, datasets that ask a judge")
     shards: list[Shard] = Field(
         default=[], description="all work, in the order in which trials claim it"
     )
@@ -92,9 +93,10 @@ class Run(Planned):
         """Return whether the run has its plan: every plan has shards."""
         return bool(self.shards)
 
-    def shards_with_questions(self) -> list[Shard]:
-        """Return the shards whose metric asks questions."""
-        return [shard for shard in self.shards if shard.dataset in self.asks]
+    def shards_with_questions(self, *, judged: bool | None = None) -> list[Shard]:
+        """Return the shards whose metric asks questions: all, or only those to a judge or not."""
+        asking = [shard for shard in self.shards if shard.dataset in self.asks]
+        return [s for s in asking if judged in (None, s.dataset in self.judged)]
 
     def portion_count(self, shard: Shard) -> int:
         """Return the number of portions of a shard's questions."""
@@ -170,6 +172,27 @@ class Submitted(Record):
     job_id: str | None
     refusal: str = ""
     time: float
+
+
+class JudgeProgress(Record):
+    """`judge.json`: how far the judge is, as the job says that asks it."""
+
+    state: Literal["asking", "silent", "refuses", "spent"] = Field(
+        description="it is asked; it gave nothing usable for a while; it would answer nothing; "
+        "its budget is spent"
+    )
+    said: str = Field(default="", description="what was wrong last, or where the job ended, why")
+    answered: int = Field(default=0, description="questions that the judge answered for this run")
+    kept: int = Field(default=0, description="questions that it had answered for earlier runs")
+    left: int = Field(default=0, description="questions that are written and not answered")
+    tokens: int = Field(default=0, description="that the judge read and wrote for this run")
+    cpu_seconds: float = Field(default=0.0, description="of all jobs that asked")
+    updated: float
+
+    @property
+    def asked_no_more(self) -> bool:
+        """Return whether asking again needs somebody to change something first."""
+        return self.state in ("refuses", "spent")
 
 
 class StageProgress(Record):

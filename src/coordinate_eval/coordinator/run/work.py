@@ -5,7 +5,7 @@ from itertools import chain
 from coordinate_eval.coordinator.run.claims import Ledger, LedgerName, whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import all_portions, portions_with_questions
-from coordinate_eval.coordinator.run.pullers import LEDGERS_OF, Pullers
+from coordinate_eval.coordinator.run.pullers import LEDGERS_OF, Pullers, works_on
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import Shard, Span
 
@@ -34,8 +34,9 @@ def claimable(run_dir: RunDir, run: Run, kind: Pullers) -> dict[LedgerName, list
     match kind:
         case Pullers.BUILD:
             ready = {"requests": all_spans(run, "requests")}
-        case Pullers.METRIC:
-            ready = {"answers": portions_with_questions(run_dir, run)}
+        case Pullers.METRIC | Pullers.JUDGE:
+            written = portions_with_questions(run_dir, run)
+            ready = {"answers": [s for s in written if works_on(run, kind, "answers", s.dataset)]}
         case Pullers.SCORE:
             ready = _scorable(run_dir, run)
     return {name: Ledger(run_dir, name).claimable(spans) for name, spans in ready.items()}
@@ -78,7 +79,9 @@ def work_left(run_dir: RunDir, run: Run, kind: Pullers) -> tuple[int, int]:
     """
     left = deaths = 0
     for ledger in (Ledger(run_dir, name) for name in LEDGERS_OF[kind]):
-        unpublished = ledger.unpublished(all_spans(run, ledger.name))
+        spans = all_spans(run, ledger.name)
+        mine = [span for span in spans if works_on(run, kind, ledger.name, span.dataset)]
+        unpublished = ledger.unpublished(mine)
         left += len(unpublished)
         deaths += ledger.deaths_while_running(unpublished).total()
     return left, deaths

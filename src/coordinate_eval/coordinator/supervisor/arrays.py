@@ -29,7 +29,7 @@ class Arrays:
         """
         self._refusals[kind] = 0
         alive = [task.name for task in facts.tasks if task.state is not State.ENDED]
-        if any(is_pullers(run, name, kind) for name in alive) or not facts.waiting_for(kind):
+        if any(is_pullers(run, name, kind) for name in alive) or not facts.waiting_for(run, kind):
             return
         left = work_left(self._dir, run, kind)
         self.idle[kind] = self.idle[kind] + 1 if left == self._left.get(kind) else 0

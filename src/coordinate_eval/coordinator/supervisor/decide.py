@@ -5,21 +5,28 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinate_eval.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, LedgerName, OpenClaim
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import (
-    LEDGERS_OF,
     Pullers,
     is_pullers,
     most_pullers,
     pullers_job,
     useful_pullers,
+    works_on,
 )
-from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, StageProgress, Submitted
+from coordinate_eval.coordinator.run.records import (
+    JudgeProgress,
+    Round,
+    RoundNode,
+    Run,
+    StageProgress,
+    Submitted,
+)
 from coordinate_eval.records import Span
 
 MAX_IDLE_ROUNDS = 3
@@ -57,6 +64,7 @@ class Facts:
         idle_arrays: last arrays of pullers in a row that did nothing, by kind.
         recurring: all trials of the last round failed, and others would fail in the same way.
         cores: of this machine, if all jobs of the run share it.
+        judge: how far the judge is, None before it is asked.
     """
 
     now: float
@@ -76,14 +84,26 @@ class Facts:
     idle_arrays: Mapping[Pullers, int]
     recurring: bool
     cores: int | None = None
+    judge: JudgeProgress | None = None
 
     def alive(self, name: str) -> list[TaskStatus]:
         """Return the tasks of a job that have not ended."""
         return [t for t in self.tasks if t.name == name and t.state is not State.ENDED]
 
-    def waiting_for(self, kind: Pullers) -> int:
+    def waiting_for(self, run: Run, kind: Pullers) -> int:
         """Return how many spans pullers of this kind can claim now."""
-        return sum(len(self.claimable[ledger]) for ledger in LEDGERS_OF[kind])
+        return sum(
+            works_on(run, kind, ledger, span.dataset)
+            for ledger, spans in self.claimable.items()
+            for span in spans
+        )
+
+    def held_by(self, run: Run, kind: Pullers) -> int:
+        """Return how many open claims are on work of this kind of pullers."""
+        return sum(
+            works_on(run, kind, ledger, open_claim.span.dataset)
+            for ledger, open_claim in self.open_claims
+        )
 
     def ended(self, name: str) -> bool:
         """Return whether a job was submitted and all of its tasks have ended."""
@@ -149,10 +169,9 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     orphans = _orphans(facts)
     actions: list[Action] = [Revoke(ledger, claim) for ledger, claim in orphans]
     actions += _doubles(run, facts)
+    held = replace(facts, open_claims=[c for c in facts.open_claims if c not in orphans])
     for kind in Pullers:
-        held = [each for each in facts.open_claims if each not in orphans]
-        busy = sum(ledger in LEDGERS_OF[kind] for ledger, _ in held)
-        actions += _pullers(run, run_dir, facts, kind, busy)
+        actions += _pullers(run, run_dir, facts, kind, held.held_by(run, kind))
     if not run.planned:
         return actions + _before_plan(run, facts)
     round_over = facts.round is None
@@ -165,7 +184,7 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     elif facts.unpublished and round_over:
         actions += _next_round(facts)
     elif not facts.unpublished and round_over:
-        actions += _waiting_for_scores(facts)
+        actions += _waiting_for_scores(run, facts)
     return actions
 
 
@@ -322,15 +341,33 @@ def _next_round(facts: Facts) -> list[Action]:
     return [NewRound()]
 
 
-def _waiting_for_scores(facts: Facts) -> list[Action]:
+def _waiting_for_scores(run: Run, facts: Facts) -> list[Action]:
     """Wait for answers and scores, which are all that is missing, or give up."""
-    stuck = [kind for kind in Pullers if facts.waiting_for(kind)]
-    hopeful = any(facts.idle_arrays[kind] < MAX_IDLE_ARRAYS for kind in stuck)
+    stuck = [kind for kind in Pullers if facts.waiting_for(run, kind)]
+    hopeful = any(_hopeful(run, facts, kind) for kind in stuck)
     if facts.open_claims or hopeful:
         return []
+    if Pullers.JUDGE in stuck and facts.judge is not None and facts.judge.said:
+        return [Finish(f"questions wait for their judge: {facts.judge.said}")]
     for kind in stuck:
         return [Finish(f"{facts.idle_arrays[kind]} arrays of {kind} jobs in a row did nothing")]
     return [Finish("the datasets that are left cannot be scored")]
+
+
+def _hopeful(run: Run, facts: Facts, kind: Pullers) -> bool:
+    """Return whether another array of pullers may do what those before it have not done.
+
+    A judge that was silent may answer again. It is waited for as long as other work goes on.
+    """
+    if kind is not Pullers.JUDGE or facts.judge is None or facts.judge.state == "asking":
+        return facts.idle_arrays[kind] < MAX_IDLE_ARRAYS
+    if facts.judge.asked_no_more:
+        return False
+    others = [each for each in Pullers if each is not Pullers.JUDGE]
+    return bool(facts.unpublished) or any(
+        facts.held_by(run, each) or (facts.waiting_for(run, each) and _hopeful(run, facts, each))
+        for each in others
+    )
 
 
 def _pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: int) -> list[Action]:
@@ -338,13 +375,13 @@ def _pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: int) 
 
     `busy` of those that are there have work.
     """
-    if facts.idle_arrays[kind] >= MAX_IDLE_ARRAYS:
+    if not _hopeful(run, facts, kind):
         return []
     arrays = [name for name in facts.submitted if is_pullers(run, name, kind)]
     alive = sum(len(facts.alive(name)) for name in arrays)
     last = max((facts.submitted[name].time for name in arrays), default=0.0)
     free = alive - busy
-    waiting = facts.waiting_for(kind)
+    waiting = facts.waiting_for(run, kind)
     # The harness starts while weights are copied and engines start.
     early = kind is Pullers.SCORE and not alive and facts.unscored > 0 and _has_nodes(run, facts)
     wanted = min(most_pullers(run, kind, facts.cores) - busy, max(waiting, early))

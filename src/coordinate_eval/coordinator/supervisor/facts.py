@@ -6,14 +6,15 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.report.failures import read_trials_of, recurring_failure
 from coordinate_eval.coordinator.report.results import given_up, unbuildable, unscored_datasets
-from coordinate_eval.coordinator.run.claims import LEDGERS, Ledger
+from coordinate_eval.coordinator.run.claims import LEDGERS, Ledger, LedgerName
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers
-from coordinate_eval.coordinator.run.records import Round, Run, StageProgress
+from coordinate_eval.coordinator.run.records import JudgeProgress, Round, Run, StageProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.work import all_spans, claimable
 from coordinate_eval.coordinator.supervisor.decide import Facts
+from coordinate_eval.records import Span
 
 
 def gather_facts(
@@ -54,7 +55,7 @@ def gather_facts(
         unpublished=unpublished,
         claimable={
             "outputs": outputs.claimable(unpublished),
-            **{n: s for kind in Pullers for n, s in claimable(run_dir, run, kind).items()},
+            **_claimable(run_dir, run),
         },
         open_claims=[
             (name, claim)
@@ -69,7 +70,17 @@ def gather_facts(
         idle_arrays=idle_arrays,
         cores=cores,
         recurring=recurring_failure(run_dir, rounds),
+        judge=_files.read_record_if_there(run_dir.judge, JudgeProgress),
     )
+
+
+def _claimable(run_dir: RunDir, run: Run) -> dict[LedgerName, list[Span]]:
+    """Return what pullers can claim now, by ledger."""
+    found: dict[LedgerName, list[Span]] = {}
+    for kind in Pullers:
+        for name, spans in claimable(run_dir, run, kind).items():
+            found.setdefault(name, []).extend(spans)
+    return found
 
 
 def count_idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float) -> int:

@@ -58,8 +58,10 @@ def collect_observations(run_dir: RunDir, run: Run) -> list[Seen]:
     model = model_of(run.checkpoint, run.tensor_parallel, run_dir.model / "config.json")
     starts, shards = _read_trials(run_dir, run, name, model)
     datasets = list(_datasets(run_dir, run, name, shards))
-    # A dataset may have run under several conditions; its metric counts once.
-    with_questions = {seen.dataset: seen for seen in datasets if seen.dataset in run.asks}
+    # A dataset may have run under several conditions; its metric counts once. The seconds of a
+    # judge are not those of a core.
+    asking = set(run.asks) - set(run.judged)
+    with_questions = {seen.dataset: seen for seen in datasets if seen.dataset in asking}
     return [
         *starts,
         *datasets,

@@ -150,6 +150,7 @@ class Supervisor:
             # The cause of an earlier error may be gone: a full disk, a missing package.
             self._dir.requests_error(dataset.name).unlink(missing_ok=True)
             self._dir.dataset_error(dataset.name).unlink(missing_ok=True)
+        self._dir.judge.unlink(missing_ok=True)
         if self._run.planned:
             self._refuse()
         else:

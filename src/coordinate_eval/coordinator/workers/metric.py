@@ -15,8 +15,10 @@ from coordinate_eval.cluster import INDEX_VARIABLE
 from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger, own_task
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import portions_with_questions, unanswered_portions
+from coordinate_eval.coordinator.run.portions import unanswered_portions
+from coordinate_eval.coordinator.run.pullers import Pullers
 from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.coordinator.run.work import claimable
 from coordinate_eval.coordinator.workers.alone import alone_on_this_node
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
 from coordinate_eval.evaluators.sandbox.sandbox import Sandbox, SandboxError
@@ -58,7 +60,7 @@ def run_metric(run_dir: RunDir) -> int:
             if claimed is not None:
                 _answer(run_dir, ledger, *claimed, sandbox)
                 idle_since = time.monotonic()
-            elif not unanswered_portions(run_dir, run):
+            elif not unanswered_portions(run_dir, run, judged=False):
                 return 0
             else:
                 time.sleep(0.5)
@@ -70,7 +72,7 @@ def _claim(run_dir: RunDir, run: Run, ledger: Ledger, index: int) -> tuple[Span,
 
     Each job begins its search elsewhere, so that not all try the first portion.
     """
-    portions = ledger.claimable(portions_with_questions(run_dir, run))
+    portions = claimable(run_dir, run, Pullers.METRIC)["answers"]
     first = index % len(portions) if portions else 0
     for portion in portions[first:] + portions[:first]:
         attempt = ledger.claim(portion, f"metric-{index}", own_task())

@@ -1,0 +1,67 @@
+"""Answers of judges, kept by content for all runs of a user: no question is paid for twice."""
+
+import contextlib
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from coordinate_eval import _files, _owner
+from coordinate_eval.errors import CoordinateError
+from coordinate_eval.records import Answer, Question, Record
+
+
+class _Kept(Record):
+    """One file: an answer, and whose it is."""
+
+    schema_: Literal["coordinate-eval/judged@1"] = Field(
+        default="coordinate-eval/judged@1", alias="schema"
+    )
+    model_config = ConfigDict(populate_by_name=True)
+
+    judge: str
+    answer: Answer
+
+
+class KeptAnswers:
+    """The answers of one judge, a file each. Without a folder that can be used, it keeps none."""
+
+    def __init__(self, cache: Path, judge: str) -> None:
+        self._judge = judge
+        digest = hashlib.sha256(judge.encode()).hexdigest()[:10]
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", judge).strip("-.")[-40:]
+        mine = cache / f"judged-{os.geteuid()}"
+        self._folder: Path | None = mine / f"{name or 'judge'}-{digest}"
+        try:
+            for folder in (mine, self._folder):
+                _files.make_closed(folder)
+                _owner.check_folder(folder)
+        except (OSError, CoordinateError) as error:
+            sys.stderr.write(f"the judge's answers are not kept for later runs: {error}\n")
+            self._folder = None
+
+    def find(self, question: Question) -> Answer | None:
+        """Return the answer to a question, None if there is none that can be used."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError, CoordinateError):
+                found = _files.read_record_if_there(self._path(self._folder, question.id), _Kept)
+                if found and (found.judge, found.answer.id) == (self._judge, question.id):
+                    return found.answer.model_copy(
+                        update={"kept": True, "tokens": 0, "seconds": 0.0}
+                    )
+        return None
+
+    def store(self, answer: Answer) -> None:
+        """Keep an answer. One that is there stays; an error costs later runs a question."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                kept = _Kept(judge=self._judge, answer=answer)
+                _files.create(self._path(self._folder, answer.id), kept.model_dump_json())
+
+    @staticmethod
+    def _path(folder: Path, identity: str) -> Path:
+        return folder / identity[:2] / f"{identity}.json"

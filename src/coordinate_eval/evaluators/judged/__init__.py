@@ -1,0 +1,1 @@
+"""Datasets whose answers another model rates: the judge."""
