@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from coordinate_eval.records import (
     Request,
     RequestKind,
     Response,
+    Rubric,
     Shard,
     Suite,
 )
@@ -84,7 +86,11 @@ def write_task(folder: Path, name: str, module: str, items: int) -> Dataset:
 
 
 def make_scorable(
-    root: Path, tasks: Path, responses: Mapping[str, Sequence[str]], **settings: Any
+    root: Path,
+    tasks: Path,
+    responses: Mapping[str, Sequence[str]],
+    rubrics: Mapping[str, Rubric] = MappingProxyType({}),
+    **settings: Any,
 ) -> RunDir:
     """Make a run of these datasets, in this order, to whose items the model wrote these texts.
 
@@ -98,7 +104,7 @@ def make_scorable(
     shards = []
     for name, texts in responses.items():
         requests: list[Request] = []
-        index = evaluator.build(Dataset(name=name, task=name), requests.append)
+        index = evaluator.build(_dataset(name, rubrics), requests.append)
         index = index.model_copy(update={"offsets": [0] * (index.items + 1)})
         _files.write_record(run_dir.requests_index(name), index)
         shards.append(
@@ -108,17 +114,22 @@ def make_scorable(
             _response(request, texts[request.item % len(texts)]).line() for request in requests
         ]
         _files.write(run_dir.published("outputs", shards[-1].span), "".join(lines))
-    datasets = [Dataset(name=name, task=name) for name in responses]
+    datasets = [_dataset(name, rubrics) for name in responses]
     suite = Suite(name="s", digest="d", include_path=[str(tasks)], datasets=datasets)
     run = make_run(
         folder=str(tasks),
         suite=suite,
         shards=shards,
+        asks=list(rubrics),
         max_length=1024,
         settings=Settings.model_validate(settings),
     )
     _files.write_record(run_dir.run, run)
     return run_dir
+
+
+def _dataset(name: str, rubrics: Mapping[str, Rubric]) -> Dataset:
+    return Dataset(name=name, task=name, rubric=rubrics.get(name))
 
 
 def start_scorer(

@@ -429,6 +429,11 @@ class Question(Record):
     judge: str = Field(default="", description="model and revision of the judge")
 
 
+def judge_name(model: str, revision: str) -> str:
+    """Return the name of a judge in questions."""
+    return f"{model}@{revision}" if revision else model
+
+
 class Answer(Record):
     """The outcome of a question."""
 

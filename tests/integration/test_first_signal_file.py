@@ -21,7 +21,7 @@ from rich.console import Console
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.harness.built_dataset import prompt_hash
-from coordinate_eval.evaluators.harness.code_eval import AnswerBook, judged_by
+from coordinate_eval.evaluators.harness.code_eval import AnswerBook, answered_by
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import (
     Answer,
@@ -140,7 +140,7 @@ def test_some_items_score_as_the_harness_scores_these_samples(
     ours = Scored(name)
     found = ours.part(samples)
     # The harness keeps what it loaded: the programs are looked up here too.
-    with judged_by(AnswerBook(ours.answers)):
+    with answered_by(AnswerBook(ours.answers)):
         theirs = reference(name, samples)
     assert found.items == sum(map(len, samples.values()))
     assert found.results.keys() == theirs.keys()

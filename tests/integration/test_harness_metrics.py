@@ -15,8 +15,8 @@ from coordinate_eval.evaluators.harness.code_eval import (
     AnswerBook,
     CodeEval,
     Collector,
+    answered_by,
     asks_code_eval,
-    judged_by,
     pass_at,
     stand_in,
 )
@@ -28,7 +28,7 @@ PROGRAMS = [["def f(): return 1", "def f(): return 0"], ["def g(): return 2", "d
 
 def _ask(**options: object) -> Collector:
     collector = Collector()
-    with judged_by(collector):
+    with answered_by(collector):
         CodeEval().compute(references=TESTS, predictions=PROGRAMS, k=[1], **options)  # type: ignore[arg-type]  # options of many types
     return collector
 
@@ -61,14 +61,14 @@ def test_a_question_is_known_by_kind_content_and_timeout() -> None:
 
 
 def test_collecting_scores_nothing() -> None:
-    with judged_by(Collector()):
+    with answered_by(Collector()):
         scores, _ = CodeEval().compute(references=TESTS, predictions=PROGRAMS, k=[1, 2])
     assert scores == {"pass@1": 0.0, "pass@2": 0.0}
 
 
 def test_answers_become_scores() -> None:
     book = AnswerBook(_answers(_ask(), "return 1"))
-    with judged_by(book):
+    with answered_by(book):
         scores, verdicts = CodeEval().compute(references=TESTS, predictions=PROGRAMS, k=[1, 2, 3])
     assert scores == {"pass@1": 0.25, "pass@2": 0.5}  # nobody has three samples
     assert [entry["passed"] for _, entry in verdicts[0]] == [True, False]
@@ -79,7 +79,7 @@ def test_a_program_without_answer_is_missed_even_if_the_task_swallows_everything
     answers = _answers(_ask(), "return")
     lost = answers.popitem()[0]
     book = AnswerBook(answers)
-    with judged_by(book):
+    with answered_by(book):
         CodeEval().compute(references=TESTS, predictions=PROGRAMS, k=1)
     assert book.missing == {lost}
 

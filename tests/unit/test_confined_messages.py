@@ -1,6 +1,7 @@
 """Replies of a process in which what the model wrote may have run: data, and checked."""
 
 import errno
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,12 @@ from coordinate_eval.evaluators.confined.messages import (
     read_reply,
 )
 from coordinate_eval.evaluators.harness.code_eval import program_question
-from coordinate_eval.records import Dataset, DatasetResults
+from coordinate_eval.evaluators.judged.prompts import (
+    MOST_CHARACTERS,
+    judge_question,
+    question_of,
+)
+from coordinate_eval.records import Dataset, DatasetResults, Message, Question, Rubric
 
 COMMAND = Command(number=2, work=Work.FINISH, dataset=Dataset(name="evil"))
 
@@ -89,15 +95,63 @@ def test_no_reply_gives_scores_of_another_dataset(changes: dict[str, object]) ->
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan, 2 * MOST_TIMEOUT_SECONDS])
 def test_no_question_waits_for_ever(seconds: float) -> None:
-    check_questions([program_question("pass", 3.0)], COMMAND)
+    check_questions([program_question("pass", 3.0)], COMMAND, "")
     with pytest.raises(RecordError, match="seconds"):
-        check_questions([program_question("pass", seconds)], COMMAND)
+        check_questions([program_question("pass", seconds)], COMMAND, "")
 
 
 def test_no_question_has_the_id_of_another() -> None:
     question = program_question("pass", 3.0).model_copy(update={"content": "exit()"})
     with pytest.raises(RecordError, match="another one's id"):
-        check_questions([question], COMMAND)
+        check_questions([question], COMMAND, "")
+
+
+JUDGED = COMMAND.model_copy(
+    update={
+        "dataset": Dataset(
+            name="evil",
+            rubric=Rubric(
+                name="r", prompts={"p": [Message(role="user", content="")]}, patterns=["(.)"]
+            ),
+        )
+    }
+)
+
+
+def _asked(judge: str = "m@1", **changes: object) -> Question:
+    assert JUDGED.dataset.rubric is not None
+    right = judge_question("", JUDGED.dataset.rubric, [Message(role="user", content="?")])
+    return question_of(judge, json.dumps(json.loads(right.content) | changes))
+
+
+def test_a_rubric_asks_its_judge() -> None:
+    check_questions([_asked()], JUDGED, "m@1")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        program_question("exit()", 3.0),
+        _asked("another"),
+        _asked().model_copy(update={"id": "0" * 64}),
+        _asked(temperature=1.0),
+        _asked(max_tokens=10**6),
+        _asked(tools=[]),
+        _asked(messages=[]),
+        _asked(messages=[{"role": "system", "content": "?"}]),
+        _asked(messages=[{"role": "user", "content": "?", "name": "root"}]),
+        _asked(messages=[{"role": "user", "content": "?" * (MOST_CHARACTERS + 1)}]),
+        question_of("m@1", "no JSON"),
+    ],
+)
+def test_a_judge_is_asked_nothing_else(question: Question) -> None:
+    with pytest.raises(RecordError, match="judge"):
+        check_questions([question], JUDGED, "m@1")
+
+
+def test_a_metric_without_a_rubric_asks_no_judge() -> None:
+    with pytest.raises(RecordError, match="seconds"):
+        check_questions([_asked()], COMMAND, "m@1")
 
 
 class Reads:

@@ -102,15 +102,19 @@ def harness_evaluator(
     max_length: int,
     pulse: Pulse | None = None,
     kept_tasks: Path | None = None,
+    judge: tuple[str, str] = ("", ""),
+    baselines: Path | None = None,
 ) -> Evaluator:
     """Return the evaluator over lm-evaluation-harness.
 
     Its tasks are the harness's own and those in the folders `include_path`; the last one wins.
     It reads the tokenizer from the folder `tokenizer`. It cuts prompts to `max_length` tokens in
     the way of the harness's own model class for `engine`. It notes calls of the tokenizer in
-    `pulse`, and keeps the index of the harness's tasks in the file `kept_tasks`.
+    `pulse`, and keeps the index of the harness's tasks in the file `kept_tasks`. Answers of judged
+    datasets are rated by `judge`, a model and its revision, and compared with those in `baselines`.
     """
     from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
+    from coordinate_eval.evaluators.harness.judged_task import Panel
 
     return HarnessEvaluator(
         tokenizer=tokenizer,
@@ -119,4 +123,5 @@ def harness_evaluator(
         backend="vllm" if engine == "vllm" else "hf",
         pulse=pulse,
         kept_tasks=kept_tasks,
+        panel=Panel(*judge, baselines),
     )

@@ -19,7 +19,7 @@ from coordinate_eval import _format, _owner, _user_files, cluster
 from coordinate_eval.cluster import MOST_CPUS, MOST_GPUS
 from coordinate_eval.errors import UserError
 from coordinate_eval.ray_cluster import RaySettings
-from coordinate_eval.records import EngineSettings, Record
+from coordinate_eval.records import EngineSettings, Record, judge_name
 from coordinate_eval.slurm.settings import SlurmSettings
 
 PREFIX = "COORDINATE_EVAL_"
@@ -193,9 +193,8 @@ class JudgeSettings(_Section):
 
     @property
     def name(self) -> str:
-        """The judge in questions and results: its model, with its revision if it has one."""
-        model = self.model or ""
-        return f"{model}@{self.revision}" if self.revision else model
+        """The judge's name in questions, with its revision; empty if there is no judge."""
+        return judge_name(self.model, self.revision) if self.model else ""
 
 
 class ScoringSettings(_Section):

@@ -12,11 +12,11 @@ from pathlib import Path
 from pydantic import ConfigDict, ValidationError
 
 from coordinate_eval import _format, _owner, _user_files
-from coordinate_eval.coordinator.inputs import suite_yaml
+from coordinate_eval.coordinator.inputs import rubric, suite_yaml
 from coordinate_eval.coordinator.inputs.suite_yaml import Located, Source, shipped, wrong
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue
-from coordinate_eval.records import Dataset, Prior, Suite
+from coordinate_eval.records import Dataset, Prior, Rubric, Suite
 
 __all__ = ["load", "narrow", "parse", "runnable", "shipped"]
 
@@ -261,6 +261,11 @@ def _digest(include_path: Sequence[str], datasets: Sequence[Dataset]) -> str:
 def _dataset(entry: Located, defaults: Located) -> Dataset:
     suite_yaml.only(entry, set(_StrictDataset.model_fields), "a dataset")
     given = entry.over(defaults)
+    if isinstance(file := given.get("rubric"), str):
+        read = given | {"rubric": rubric.load(file, given.at("rubric"))}
+        given = Located(read, given.place, given.places)
+    elif file is not None:
+        raise wrong(given.at("rubric"), "rubric must be the name or the file of one rubric")
     try:
         dataset = _StrictDataset.model_validate(given)
     except ValidationError as error:
@@ -275,7 +280,11 @@ def _dataset(entry: Located, defaults: Located) -> Dataset:
                 f"{key} {value!r}: use only letters, digits and _ . + = @ , -",
             )
     _in_range(dataset, given)
+    if dataset.rubric is not None and dataset.task is None:
+        raise wrong(given.at("rubric"), f"dataset {dataset.name} has a rubric and needs a task")
     for key, value in given.items():
+        if isinstance(value, Rubric):
+            continue
         suite_yaml.check_json(value, given.at(key), f"dataset {dataset.name}: {key}")
     unknown = catalogue.find(dataset) is None
     if dataset.task is None and unknown and (dataset.items is None or dataset.prior is None):

@@ -29,6 +29,7 @@ class Place(NamedTuple):
 
     where: str
     line: int
+    what: str = "suite"
 
 
 class Located(dict[str, Any]):
@@ -66,6 +67,7 @@ class Source(NamedTuple):
     """The folder that its paths are relative to."""
     identity: str
     """Equal for equal files, however they are named."""
+    what: str = "suite"
 
 
 class Merged(NamedTuple):
@@ -85,6 +87,11 @@ def shipped_folder() -> Path:
 def shipped() -> list[str]:
     """Return the names of the shipped suites."""
     return sorted(path.stem for path in shipped_folder().glob("*.yaml"))
+
+
+def shipped_rubrics() -> list[str]:
+    """Return the names of the shipped rubrics."""
+    return sorted(path.stem for path in (shipped_folder() / "rubrics").glob("*.yaml"))
 
 
 def find(name: str, folder: Path = Path()) -> Source:
@@ -129,7 +136,7 @@ def merged(source: Source) -> Merged:
                 raise wrong(place, f"skip: {unknown('dataset', pattern, datasets)}")
             for name in found:
                 del datasets[name]
-        _add(tree, datasets)
+        _add(tree, folder, datasets)
     title = chain[-1][0].get("name")
     if not isinstance(title, str | None):
         raise wrong(chain[-1][0].at("name"), "name must be a text")
@@ -153,7 +160,7 @@ def unknown(what: str, name: str, names: Iterable[str]) -> str:
 
 def wrong(place: Place, what: str) -> UserError:
     """Return an error with file and line."""
-    return UserError(f"suite {place.where}, line {place.line}: {what}")
+    return UserError(f"{place.what} {place.where}, line {place.line}: {what}")
 
 
 def check_json(value: object, place: Place, what: str) -> None:
@@ -179,7 +186,8 @@ def _chain(source: Source) -> list[tuple[Located, Path]]:
     chain: list[tuple[Located, Path]] = []
     seen: list[str] = []
     while True:
-        tree = _tree(source)
+        tree = located(source)
+        only(tree, _KEYS, "a suite")
         chain.append((tree, source.folder))
         seen.append(source.identity)
         name = tree.get("extends")
@@ -198,7 +206,7 @@ def _chain(source: Source) -> list[tuple[Located, Path]]:
             raise wrong(tree.at("extends"), f"extends is circular: {circle}")
 
 
-def _add(tree: Located, datasets: dict[str, Located]) -> None:
+def _add(tree: Located, folder: Path, datasets: dict[str, Located]) -> None:
     """Add the datasets of one tree to those it inherits, or change them."""
     entries = tree.get("datasets", LocatedList([], []) if "extends" in tree else None)
     if not isinstance(entries, LocatedList) or not (entries or "extends" in tree):
@@ -225,6 +233,8 @@ def _add(tree: Located, datasets: dict[str, Located]) -> None:
                 f"dataset {name} is listed twice, first {_said(before.place)}: to change it, give "
                 f"its name, {before['name']}, and the keys to change",
             )
+        if isinstance(rubric := entry.get("rubric"), str) and rubric not in shipped_rubrics():
+            entry["rubric"] = str(folder / rubric)
         datasets[name] = entry.over(before) if before is not None else entry
 
 
@@ -254,9 +264,10 @@ def _strings(tree: Located, key: str, what: str) -> list[tuple[str, Place]]:
 
 class _Loader(yaml.SafeLoader):
     where = ""
+    what = ""
 
     def place(self, node: yaml.Node) -> Place:
-        return Place(self.where, node.start_mark.line + 1)
+        return Place(self.where, node.start_mark.line + 1, self.what)
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> Located:
@@ -285,23 +296,28 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_SEQUENCE_TAG, _sequence)
 
 
-def _tree(source: Source) -> Located:
-    start = Place(source.where, 1)
+def located(source: Source) -> Located:
+    """Return the mapping in a YAML file, with the line of every key.
+
+    Raises:
+        UserError: It is malformed; names file and line.
+    """
+    start = Place(source.where, 1, source.what)
     try:
         loader = _Loader(source.text)
-        loader.where = source.where
+        loader.where, loader.what = source.where, source.what
         tree = loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise wrong(Place(source.where, line), error.problem or "not YAML") from error
+        place = Place(source.where, line, source.what)
+        raise wrong(place, error.problem or "not YAML") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # Numbers of too many digits, impossible dates, or brackets nested too deeply.
         raise wrong(start, f"not YAML: {error}") from error
     if not isinstance(tree, Located):
-        raise wrong(start, "a suite must be a mapping with `datasets`")
+        raise wrong(start, f"a {source.what} must be a mapping")
     if excess := _excess(tree):
         raise wrong(start, f"it has {excess}")
-    only(tree, _KEYS, "a suite")
     return tree
 
 

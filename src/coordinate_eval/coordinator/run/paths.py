@@ -83,6 +83,15 @@ class RunDir:
         """Folder of the runs in which a checkpoint judges the answers of this one."""
         return self.root / "judge"
 
+    @property
+    def baselines_folder(self) -> Path:
+        """Folder of the answers with which a judge compares those of the checkpoint."""
+        return self.root / "baselines"
+
+    def baseline(self, dataset: str) -> Path:
+        """File of the baseline's answers to a dataset's questions."""
+        return self.baselines_folder / f"{dataset}.jsonl"
+
     # Rounds, jobs, and the processes that jobs run.
 
     def round(self, number: int) -> Path:

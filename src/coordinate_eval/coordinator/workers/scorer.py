@@ -109,6 +109,9 @@ def start_evaluator(
             max_length=run.max_length,
             kept_tasks=str(kept_file(Path(settings.cache_dir).expanduser()) or ""),
             folder=run.folder if may_work else "",
+            judge_model=settings.judge.model or "",
+            judge_revision=settings.judge.revision,
+            baselines=str(run_dir.baselines_folder) if run_dir.baselines_folder.is_dir() else "",
             memory_bytes=int(MEMORY_PART * settings.scoring.memory_gib * 2**30),
         ),
         Place(

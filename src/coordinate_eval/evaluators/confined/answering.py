@@ -70,6 +70,8 @@ def main() -> None:
         setup.max_length,
         Pulse(note[0]) if note else None,
         Path(setup.kept_tasks) if setup.kept_tasks else None,
+        (setup.judge_model, setup.judge_revision),
+        Path(setup.baselines) if setup.baselines else None,
     )
     mirroring.join()
     gc.freeze()

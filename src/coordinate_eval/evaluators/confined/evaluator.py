@@ -32,7 +32,13 @@ from coordinate_eval.evaluators.confined.messages import (
 from coordinate_eval.evaluators.confined.process import ScoringProcess
 from coordinate_eval.evaluators.sandbox.confinement import Level, View
 from coordinate_eval.evaluators.sandbox.sandbox import Sandbox
-from coordinate_eval.records import Dataset, DatasetRequests, DatasetResults, Question
+from coordinate_eval.records import (
+    Dataset,
+    DatasetRequests,
+    DatasetResults,
+    Question,
+    judge_name,
+)
 
 TMP_BYTES = 1 << 30
 """For links to the caches' files, and for what a task's own code derives from its data."""
@@ -120,7 +126,8 @@ class ConfinedEvaluator:
         with self._loaded(dataset) as holder:
             command = _command(Work.QUESTIONS, dataset, responses)
             questions = holder.ask(command).questions
-            check_questions(questions, command)
+            judge = judge_name(self._setup.judge_model, self._setup.judge_revision)
+            check_questions(questions, command, judge)
         return questions
 
     def finish(
@@ -223,6 +230,7 @@ class ConfinedEvaluator:
             *map(self._index_file, names),
             place.tokenizer,
             *([Path(self._setup.kept_tasks)] if self._setup.kept_tasks else []),
+            *([Path(self._setup.baselines)] if self._setup.baselines else []),
             self._caches.hub,
             *self._caches.written.values(),
         ]

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import FailFast, Field, ValidationError
+from pydantic import ConfigDict, FailFast, Field, ValidationError
 
 from coordinate_eval import _files
 from coordinate_eval.errors import RecordError
@@ -25,9 +25,11 @@ from coordinate_eval.records import (
     Dataset,
     DatasetRequests,
     DatasetResults,
+    Message,
     Question,
     Record,
     Response,
+    Rubric,
 )
 
 MOST_REPLY_BYTES = 4 << 20
@@ -63,6 +65,9 @@ class Setup(Record):
     folder: str = Field(
         default="", description="where tasks' relative paths begin, if it is not where it starts"
     )
+    judge_model: str = Field(default="", description="who is asked about answers; empty if nobody")
+    judge_revision: str = ""
+    baselines: str = Field(default="", description="folder with the answers of baselines")
     memory_bytes: int = Field(default=0, description="most memory of its processes; 0: any")
     mirrors: dict[str, str] = Field(
         default={}, description="read-only cache → writable folder to be filled with links to it"
@@ -207,12 +212,18 @@ def check_names(results: DatasetResults, names: set[str], command: Command) -> N
         raise _wrong(command, f"its process gave scores of {foreign[0][:100]!r}")
 
 
-def check_questions(questions: list[Question], command: Command) -> None:
-    """Check that questions are programs under their own ids, with a time that can be waited for.
+def check_questions(questions: list[Question], command: Command, judge: str) -> None:
+    """Check that questions are what a metric may ask: programs, or a rubric's of its judge.
+
+    Each must have its own id. Programs have a time that can be waited for.
 
     Raises:
         RecordError: they are not.
     """
+    if command.dataset.rubric is not None:
+        for question in questions:
+            _check_judged(question, command.dataset.rubric, command, judge)
+        return
     # This module has no heavy imports.
     from coordinate_eval.evaluators.harness.code_eval import program_question
     from coordinate_eval.evaluators.sandbox.languages import LANGUAGES
@@ -225,6 +236,38 @@ def check_questions(questions: list[Question], command: Command) -> None:
             raise _wrong(command, "a program of its metric is in an unknown language")
         if question != program_question(question.content, seconds, question.language):
             raise _wrong(command, "a question of its metric has another one's id")
+
+
+def _check_judged(question: Question, rubric: Rubric, command: Command, judge: str) -> None:
+    from coordinate_eval.evaluators.judged.prompts import MOST_CHARACTERS, question_of
+
+    if question != question_of(judge, question.content):
+        raise _wrong(command, "a question of its metric is not one to the judge, or has another id")
+    try:
+        asked = _Asked.model_validate_json(question.content)
+    except ValidationError as error:
+        raise _wrong(command, "a question to the judge is malformed") from error
+    roles = [[message.role for message in prompt] for prompt in rubric.prompts.values()]
+    if (
+        [message.role for message in asked.messages] not in roles
+        or (asked.temperature, asked.max_tokens) != (rubric.temperature, rubric.max_tokens)
+        or any(len(message.content) > MOST_CHARACTERS for message in asked.messages)
+    ):
+        raise _wrong(command, "a question to the judge is not one of its rubric")
+
+
+class _Message(Message):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Asked(Record):
+    """The content of a question to a judge."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    messages: list[_Message]
+    temperature: float
+    max_tokens: int
 
 
 def _wrong(command: Command, what: str) -> RecordError:

@@ -2,11 +2,13 @@
 
 Tasks with generated programs load `evaluate.load("code_eval")`, which downloads the metric from a
 hub and executes the programs in this process. Some tasks run it as soon as they are imported.
-After `stand_in`, that call returns a `CodeEval` instead, whose verdicts come from a *judge*:
+After `stand_in`, that call returns a `CodeEval` instead, whose verdicts come from an *oracle*:
 
 - by default every program passes, which suits the test run on import;
 - `Collector` records the programs, as questions for the sandbox;
 - `AnswerBook` looks up the sandbox's answers.
+
+What a judge is asked about answers goes the same way: see `judged_task.py`.
 
 All other metrics are loaded as usual.
 """
@@ -24,10 +26,10 @@ from coordinate_eval.evaluators.sandbox.languages import language as known_langu
 from coordinate_eval.records import PYTHON, Answer, Question, QuestionKind
 
 Verdict = tuple[bool, str]
-"""True if the program passed, and one of 'passed', 'timed out' and 'failed: …'."""
+"""`passed` and `result` of an `Answer`."""
 
-Judge = Callable[[Question], Verdict]
-"""A function of the question for a program that returns a verdict."""
+Oracle = Callable[[Question], Verdict]
+"""A function of a question that returns a verdict."""
 
 _METRIC = "code_eval"
 # The default of the real metric.
@@ -38,7 +40,7 @@ def _everything_passes(question: Question) -> Verdict:
     return True, "passed"
 
 
-_judge: ContextVar[Judge] = ContextVar("_judge", default=_everything_passes)
+_oracle: ContextVar[Oracle] = ContextVar("_oracle", default=_everything_passes)
 
 
 def program_question(program: str, timeout_seconds: float, language: str = PYTHON) -> Question:
@@ -55,7 +57,7 @@ def program_question(program: str, timeout_seconds: float, language: str = PYTHO
 
 
 class Collector:
-    """A judge that records every question and fails all programs."""
+    """An oracle that records every question and fails all of them."""
 
     def __init__(self) -> None:
         self._questions: dict[str, Question] = {}
@@ -72,9 +74,9 @@ class Collector:
 
 
 class AnswerBook:
-    """A judge that looks up the sandbox's answers.
+    """An oracle that looks up answers.
 
-    A program without an answer fails, and its id is added to `missing`, which the caller must
+    A question without an answer fails, and its id is added to `missing`, which the caller must
     check afterwards. An exception would not do: the code of a task could catch it and return a
     wrong score.
     """
@@ -90,7 +92,7 @@ class AnswerBook:
         return {name: ", ".join(sorted(found)) for name, found in self._toolchains.items()}
 
     def __call__(self, question: Question) -> Verdict:
-        """Return the verdict in the answer to this program."""
+        """Return the verdict in the answer to this question."""
         answer = self._answers.get(question.id)
         if answer is None:
             self.missing.add(question.id)
@@ -101,13 +103,18 @@ class AnswerBook:
 
 
 @contextmanager
-def judged_by(judge: Judge) -> Iterator[None]:
-    """Use `judge` for every program inside the block."""
-    token = _judge.set(judge)
+def answered_by(oracle: Oracle) -> Iterator[None]:
+    """Use `oracle` for every question inside the block."""
+    token = _oracle.set(oracle)
     try:
         yield
     finally:
-        _judge.reset(token)
+        _oracle.reset(token)
+
+
+def ask(question: Question) -> Verdict:
+    """Return the verdict on a question."""
+    return _oracle.get()(question)
 
 
 class CodeEval:
@@ -123,7 +130,7 @@ class CodeEval:
         language: str = PYTHON,
         **_tuning: Any,  # noqa: ANN401  the number of workers and the like, unused as nothing runs
     ) -> tuple[dict[str, float], dict[int, list[tuple[int, dict[str, Any]]]]]:
-        """Judge each candidate of each task, followed by the task's test.
+        """Run each candidate of each task, followed by the task's test.
 
         `language` is one of the sandbox's `LANGUAGES`; the real metric knows only Python. Its time
         limit is used if no `timeout` is given.
@@ -132,13 +139,12 @@ class CodeEval:
         as the real metric: `{"pass@k": mean over tasks}` for every `k` for which each task has
         enough candidates, and the verdicts by task.
         """
-        judge = _judge.get()
         seconds = float(known_language(language).timeout_seconds if timeout is None else timeout)
         verdicts: dict[int, list[tuple[int, dict[str, Any]]]] = {}
         for task, (candidates, test) in enumerate(zip(predictions, references, strict=True)):
             verdicts[task] = []
             for completion, candidate in enumerate(candidates):
-                passed, result = judge(program_question(f"{candidate}\n{test}", seconds, language))
+                passed, result = ask(program_question(f"{candidate}\n{test}", seconds, language))
                 entry = {
                     "task_id": task,
                     "passed": passed,

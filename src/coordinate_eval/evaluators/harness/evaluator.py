@@ -2,7 +2,7 @@
 
 `build` lets the harness make all prompts of a dataset, and tokenizes them as its model classes do.
 `finish` runs the harness's `evaluate` once over the recorded responses. `questions` runs the same
-scoring on some of the items, and records the programs instead of running them.
+scoring on some of the items, and records the questions instead of answering them.
 
 The scores equal those of the command `lm_eval --seed 0,SEED,SEED,SEED` with the same tasks and
 options. A metric that draws random numbers gets the same numbers at every scoring. They differ from
@@ -30,8 +30,9 @@ from lm_eval.evaluator import evaluate
 from coordinate_eval.errors import CoordinateError, RecordError, UserError
 from coordinate_eval.evaluators.harness.answered_dataset import Answered, AnsweredDataset
 from coordinate_eval.evaluators.harness.built_dataset import BuiltDataset
-from coordinate_eval.evaluators.harness.code_eval import AnswerBook, Collector, judged_by
+from coordinate_eval.evaluators.harness.code_eval import AnswerBook, Collector, answered_by
 from coordinate_eval.evaluators.harness.data_files import data_sources
+from coordinate_eval.evaluators.harness.judged_task import NOBODY, Panel, judge_results
 from coordinate_eval.evaluators.harness.language_models import (
     Backend,
     ReplayModel,
@@ -93,6 +94,7 @@ class HarnessEvaluator:
         backend: Backend = "hf",
         pulse: Pulse | None = None,
         kept_tasks: Path | None = None,
+        panel: Panel = NOBODY,
     ) -> None:
         """Prepare an evaluator. Reads nothing yet.
 
@@ -106,14 +108,20 @@ class HarnessEvaluator:
                 tokens too long for it.
             pulse: where to note calls of the tokenizer, for whoever watches this process.
             kept_tasks: where the index of the harness's tasks is kept; see `task_names.py`.
+            panel: who rates the answers of datasets with a rubric.
         """
+        self._panel = panel
         self._tokenizer_folder = tokenizer
         self._max_length = max_length
         self._backend: Backend = backend
         self._pulse = pulse
         self._seed = seed
         self._loader = TaskLoader(
-            include_path=include_path, tokenizer=tokenizer, seed=seed, kept_tasks=kept_tasks
+            include_path=include_path,
+            tokenizer=tokenizer,
+            seed=seed,
+            kept_tasks=kept_tasks,
+            panel=panel,
         )
         self._kept: OrderedDict[str, AnsweredDataset] = OrderedDict()
         self._scripts: dict[str, dict[str, list[str]]] = {}
@@ -141,6 +149,7 @@ class HarnessEvaluator:
             self._loader.begin(dataset)
             began = time.process_time()
             built = self._built(dataset)
+            question_ids = _check_judged(built)
             digests = built.digests()
             for request in built.requests():
                 write(request)
@@ -168,7 +177,9 @@ class HarnessEvaluator:
             max_output_tokens=sum(outputs),
             longest_output_tokens=max(outputs, default=0),
             build_cpu_seconds=time.process_time() - began,
-            asks=bool(rows),
+            asks=bool(rows) or dataset.rubric is not None,
+            judged=dataset.rubric is not None,
+            question_ids=question_ids,
             languages=sorted({spoken for spoken in programs.values() if spoken}),
             metric_cpu_seconds=sum(by_task[name] * row.cpu_seconds for name, row in rows.items()),
             plain_chat=built.plain_chat,
@@ -216,10 +227,10 @@ class HarnessEvaluator:
         collector = Collector()
         with harness_session():
             found, answered = self._answered(dataset, responses, whole=False)
-            with judged_by(collector), _own_code(dataset):
+            with answered_by(collector), _own_code(dataset):
                 for name, task in found.loaded.tasks.items():
                     chosen = [(ask, texts) for ask, texts in answered if ask.task == name]
-                    if chosen and asks_questions(task):
+                    if chosen and (asks_questions(task) or found.loaded.judged):
                         _score_documents(task, chosen)
         return collector.questions
 
@@ -236,7 +247,8 @@ class HarnessEvaluator:
         with harness_session():
             found, answered = self._answered(dataset, read, whole=True)
             outputs = tally(_texts(answered), read.cut, self._scripts.get(_key(dataset), {}))
-            with judged_by(book), _own_code(dataset):
+            found.loaded.count_anew()
+            with answered_by(book), _own_code(dataset):
                 evaluated = evaluate(
                     ReplayModel({id(ask.instance): given for ask, given in answered}),
                     found.loaded.table,
@@ -244,13 +256,15 @@ class HarnessEvaluator:
                     log_samples=False,
                     confirm_run_unsafe_code=True,
                 )
-        _check_answered(dataset, book)
+            _check_answered(dataset, book)
+            judge = self._about_judge(dataset, found, answered)
         del self._kept[_key(dataset)]
         results = dataset_results(
             dataset, top=found.loaded.top, items=found.items, evaluated=evaluated
         )
         noted = {
             "toolchains": book.toolchains,
+            "judge": judge,
             "plain_chat": found.plain_chat,
             "outputs": outputs,
         }
@@ -276,7 +290,7 @@ class HarnessEvaluator:
             answered = _of_many(given)
             if not answered:
                 raise UserError(f"dataset {dataset.name!r}: no item has a response")
-            with found.only(answered) as part, judged_by(book), _own_code(dataset):
+            with found.only(answered) as part, answered_by(book), _own_code(dataset):
                 evaluated = evaluate(
                     ReplayModel(part.recorded),
                     part.table,
@@ -287,6 +301,20 @@ class HarnessEvaluator:
         _check_answered(dataset, book)
         items = len({ask.item for ask, _ in answered})
         return dataset_results(dataset, top=found.loaded.top, items=items, evaluated=evaluated)
+
+    def _about_judge(
+        self, dataset: Dataset, found: AnsweredDataset, answered: Answered
+    ) -> dict[str, Any]:
+        """Return what the results say about the judge, nothing if there is none."""
+        if dataset.rubric is None:
+            return {}
+        documents: dict[str, dict[int, Any]] = {name: {} for name in found.loaded.judged}
+        for asked, _ in answered:
+            documents[asked.task].setdefault(asked.doc, asked.instance.doc)
+        judged = [
+            (task, list(documents[name].values())) for name, task in found.loaded.judged.items()
+        ]
+        return judge_results(judged, dataset.rubric, self._panel)
 
     def _answered(
         self, dataset: Dataset, responses: Iterable[Response], *, whole: bool
@@ -375,6 +403,19 @@ def _texts(answered: Answered) -> Iterator[tuple[str, list[str]]]:
                 yield ask.task, [answer] if isinstance(answer, str) else answer
 
 
+def _check_judged(built: BuiltDataset) -> list[str]:
+    """Try the rubric on each document. Return the ids by which a baseline's answers are found.
+
+    Raises:
+        UserError: the rubric needs what a document lacks.
+    """
+    ids = []
+    for name, judged in built.loaded.judged.items():
+        documents = {ask.doc: ask.instance.doc for ask in built.asks if ask.task == name}
+        ids += judged.check(list(documents.values()))
+    return ids
+
+
 def _of_many(answered: Answered) -> Answered:
     """Return the instances of tasks with several documents, or all if no task has several."""
     documents = Counter(task for task, _ in {(ask.task, ask.doc) for ask, _ in answered})
@@ -386,8 +427,8 @@ def _of_many(answered: Answered) -> Answered:
 def _check_answered(dataset: Dataset, book: AnswerBook) -> None:
     if book.missing:
         raise RecordError(
-            f"dataset {dataset.name!r}: {len(book.missing)} programs of its metric have no "
-            f"answer, such as {min(book.missing)}: run its metric job again"
+            f"dataset {dataset.name!r}: {len(book.missing)} questions of its metric have no "
+            f"answer, such as {min(book.missing)}: run the job that answers them again"
         )
 
 

@@ -22,6 +22,10 @@ import lm_eval
 from lm_eval.api.task import Task
 
 from coordinate_eval.evaluators.harness.code_eval import asks_code_eval
+from coordinate_eval.evaluators.judged.verdicts import Mean
+
+_JUDGING = ("coordinate_eval.evaluators.harness.judged_task", Mean.__module__)
+"""What scores in place of a judged task's own functions: to it, answers are values."""
 
 _HARNESS = Path(lm_eval.__file__).parent
 _OWN_TASKS = _HARNESS / "tasks"
@@ -162,6 +166,8 @@ def _is_known(function: Any) -> bool:  # noqa: ANN401  whatever a task calls
     module = str(getattr(function, "__module__", None) or type(function).__module__)
     if module == "builtins":
         return getattr(function, "__name__", "") not in _RUNNING_NAMES
+    if module in _JUDGING:
+        return True
     return not module.startswith("lm_eval.tasks") and _is_harmless(module, 0)
 
 

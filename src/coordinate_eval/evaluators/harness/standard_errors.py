@@ -1,5 +1,7 @@
 """The harness's bootstrapped standard errors, computed in this process.
 
+An aggregation with a method `stderr` knows its own standard error, which the harness then takes.
+
 The harness computes them in a pool of forked processes: one for each core of the machine, even if
 the job has a single core. A fork of a process with threads can hang, and it outlives a scorer that
 is killed. This module computes the same numbers without processes, in about a third of the CPU
@@ -11,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from lm_eval import evaluator_utils
 from lm_eval.api import metrics
 
 _CHUNK = 1000
@@ -40,10 +43,16 @@ def bootstrap_stderr(
 
 @contextmanager
 def bootstrapped_here() -> Iterator[None]:
-    """Let the harness use `bootstrap_stderr` of this module inside the block."""
-    real = metrics.bootstrap_stderr
+    """Let the harness compute standard errors as this module does inside the block."""
+    real, real_choice = metrics.bootstrap_stderr, evaluator_utils.stderr_for_metric
+
+    def stderr_for_metric(metric: Any, bootstrap_iters: int) -> Any:  # noqa: ANN401  as there
+        return getattr(metric, "stderr", None) or real_choice(metric, bootstrap_iters)
+
     metrics.bootstrap_stderr = bootstrap_stderr
+    evaluator_utils.stderr_for_metric = stderr_for_metric
     try:
         yield
     finally:
         metrics.bootstrap_stderr = real
+        evaluator_utils.stderr_for_metric = real_choice

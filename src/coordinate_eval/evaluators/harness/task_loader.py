@@ -26,6 +26,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from coordinate_eval.errors import CoordinateError, DataMissing, UserError
 from coordinate_eval.evaluators.harness.code_eval import asks_code_eval, stand_in
 from coordinate_eval.evaluators.harness.conversation import Conversation
+from coordinate_eval.evaluators.harness.judged_task import NOBODY, Count, JudgedTask, Panel
 from coordinate_eval.evaluators.harness.scripts import refuse_scripts
 from coordinate_eval.evaluators.harness.standard_errors import bootstrapped_here
 from coordinate_eval.evaluators.harness.task_index import own_tasks
@@ -54,12 +55,19 @@ class LoadedTasks:
     """The return value of `TaskManager.load`: `tasks`, `groups` and `group_map` by name."""
     top: str | None
     """The task or group named by the dataset, None for a tag."""
+    judged: dict[str, JudgedTask]
+    """The rubric's side of each leaf task, of a dataset with a rubric."""
 
     @property
     def tasks(self) -> dict[str, Task]:
         """The leaf tasks by name, in the harness's order."""
         tasks: dict[str, Task] = self.table["tasks"]
         return tasks
+
+    def count_anew(self) -> None:
+        """Forget what became of the questions of earlier scorings."""
+        for judged in self.judged.values():
+            judged.count = Count()
 
 
 class TaskLoader:
@@ -72,8 +80,14 @@ class TaskLoader:
         tokenizer: Path,
         seed: int,
         kept_tasks: Path | None = None,
+        panel: Panel = NOBODY,
     ) -> None:
-        """Prepare a loader. `kept_tasks` is where the index of the harness's tasks is kept."""
+        """Prepare a loader.
+
+        `kept_tasks` is where the index of the harness's tasks is kept. The panel rates the answers
+        of datasets with a rubric.
+        """
+        self._panel = panel
         self._include_path = list(include_path)
         self._kept_tasks = kept_tasks
         self._tokenizer = tokenizer
@@ -111,13 +125,16 @@ class TaskLoader:
             if name not in manager.task_index and not Path(name).expanduser().is_file():
                 raise UserError(self._unknown(dataset, name, manager))
             table = manager.load([name])
+            judged: dict[str, JudgedTask] = {}
             for task_name, task in table["tasks"].items():
+                if dataset.rubric is not None:
+                    judged[task_name] = JudgedTask(task, dataset.name, dataset.rubric, self._panel)
                 _check(task_name, task)
                 self._configure(task, dataset)
         entry = manager.task_index.get(name)
         is_tag = entry is not None and entry.kind is Kind.TAG
         top = None if is_tag else next(iter(table.get("groups") or table["tasks"]))
-        return LoadedTasks(table, top)
+        return LoadedTasks(table, top, judged)
 
     def _manager(self, name: str, metadata: dict[str, Any]) -> TaskManager:
         own = self._manager_of(False, metadata) if self._include_path else None

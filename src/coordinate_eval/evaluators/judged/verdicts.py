@@ -1,0 +1,186 @@
+"""What a judge's words mean, and the scores that verdicts make. Pure functions of their arguments.
+
+A verdict is a list of values: one rating, or what a label stands for, once for each time that it
+counts. None stands for words without a verdict, which count in no mean and are counted themselves.
+
+Of a pair, side A is the baseline in the first game, and the answer in the second. A value is the
+share of a battle that side A wins. Rules of Arena-Hard (Li et al., 2024): a pair with a game
+without a verdict is left out whole; all battles of all others weigh the same.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from coordinate_eval.records import Rubric
+
+Verdict = list[float] | None
+
+SECONDS = 2.0
+"""Longest search for a verdict in a judge's words. A pattern may take for ever on some texts."""
+
+CONFIDENCE = 0.9
+RESAMPLES = 1000
+
+
+def find_verdict(words: str, rubric: Rubric) -> Verdict:
+    """Return the verdict in a judge's words, by the first pattern that matches."""
+    import regex  # a package of the harness: the standard library's knows no time limit
+
+    flags = regex.IGNORECASE if rubric.ignore_case else 0
+    for pattern in rubric.patterns:
+        found = None
+        try:
+            for match in regex.finditer(pattern, words, flags, timeout=SECONDS):
+                if match[1]:
+                    found = match[1]
+                    if rubric.take == "first":
+                        break
+        except TimeoutError:
+            return None
+        if found is not None:
+            return _meaning(found.strip(), rubric)
+    return None
+
+
+def _meaning(said: str, rubric: Rubric) -> Verdict:
+    if rubric.labels:
+        labels = rubric.labels
+        if rubric.ignore_case:
+            said, labels = said.upper(), {name.upper(): v for name, v in labels.items()}
+        return labels.get(said)
+    try:
+        rating = float(said)
+    except ValueError:
+        return None
+    least, most = rubric.scale or (-math.inf, math.inf)
+    return [rating] if math.isfinite(rating) and least <= rating <= most else None
+
+
+def battles(first: Verdict, second: Verdict) -> list[float]:
+    """Return the shares of battles that the answer wins in two games with sides exchanged."""
+    if first is None or second is None:
+        return []
+    return second + [1 - value for value in first]
+
+
+def side_preferred(first: Verdict, second: Verdict) -> float | None:
+    """Return 1 if the same side wins both games, else 0; None if a game has no verdict."""
+    if first is None or second is None:
+        return None
+    ahead = [np.sign(np.mean(values) - 0.5) for values in (first, second)]
+    return float(ahead[0] == ahead[1] != 0)
+
+
+Values = Sequence[Sequence[float]]
+"""The values of each document."""
+
+
+class Mean:
+    """The mean of all values of all documents, with a standard error that knows of documents."""
+
+    def __call__(self, documents: Values) -> float:
+        """Return the mean, NaN if there is no value."""
+        values = [value for document in documents for value in document]
+        return math.fsum(values) / len(values) if values else math.nan
+
+    def stderr(self, documents: Values) -> float:
+        """Return the standard error of this ratio of two sums over documents.
+
+        With one value each, it is the standard error of a mean. Values of one document are not
+        independent: see Miller, "Adding Error Bars to Evals" (2024), on clusters.
+        """
+        with_values = [document for document in documents if document]
+        count = len(with_values)
+        if count < 2:
+            return math.nan
+        mean = self(documents)
+        off = math.fsum((math.fsum(of) - mean * len(of)) ** 2 for of in with_values)
+        return math.sqrt(count / (count - 1) * off) / sum(map(len, with_values))
+
+
+class Bound:
+    """An end of the bootstrap interval of the mean of all values, drawn one by one."""
+
+    def __init__(self, quantile: float) -> None:
+        """Take an end by its quantile."""
+        self._quantile = quantile
+
+    def __call__(self, documents: Values) -> float:
+        """Return the end of the interval, NaN if there is no value. It is always the same one."""
+        values, counts = np.unique(
+            [value for document in documents for value in document], return_counts=True
+        )
+        if not len(values):
+            return math.nan
+        drawn = np.random.default_rng(0).multinomial(
+            counts.sum(), counts / counts.sum(), size=RESAMPLES
+        )
+        return float(np.quantile(drawn @ values / counts.sum(), self._quantile))
+
+
+class Total:
+    """The sum of all values."""
+
+    def __call__(self, documents: Values) -> float:
+        """Return the sum."""
+        return math.fsum(value for document in documents for value in document)
+
+
+def main_metric(rubric: Rubric) -> str:
+    """Return the name of the metric to which others add a prompt's name or a document's group."""
+    return "win_rate" if rubric.pair else "score"
+
+
+Aggregation = Callable[[Any], float]
+
+
+def metrics_of(rubric: Rubric) -> dict[str, tuple[Aggregation, bool]]:
+    """Return the metrics of a rubric: how each is computed, and whether more is better."""
+    tail = (1 - CONFIDENCE) / 2
+    if rubric.pair:
+        found: dict[str, tuple[Aggregation, bool]] = {
+            "win_rate": (Mean(), True),
+            "win_rate_low": (Bound(tail), True),
+            "win_rate_high": (Bound(1 - tail), True),
+            "position_bias": (Mean(), False),
+        }
+    else:
+        found = {"score": (Mean(), True)}
+    return found | {"no_verdict": (Total(), False)}
+
+
+def document_metrics(
+    rubric: Rubric, by: str | None, verdicts: dict[str, list[list[Verdict]]]
+) -> dict[str, list[float]]:
+    """Return the values of a document by metric.
+
+    Args:
+        rubric: the rubric.
+        by: the document's value of the rubric's field `by`, None if it has none.
+        verdicts: by prompt, of each of the document's answers, and of each game about it.
+    """
+    games = [games for of_prompt in verdicts.values() for games in of_prompt]
+    missing = [float(verdict is None) for of_answer in games for verdict in of_answer]
+    main = main_metric(rubric)
+    by_prompt = {name: _values(rubric, found) for name, found in verdicts.items()}
+    values = [value for of_prompt in by_prompt.values() for value in of_prompt]
+    found = {main: values}
+    if rubric.pair:
+        sides = [side_preferred(*two) for two in games]
+        found |= {f"{main}_low": values, f"{main}_high": values}
+        found["position_bias"] = [side for side in sides if side is not None]
+    if len(rubric.prompts) > 1:
+        found |= {f"{main}_{name}": of_prompt for name, of_prompt in by_prompt.items()}
+    if by is not None:
+        found[f"{main}_{by}"] = values
+    return found | {"no_verdict": missing}
+
+
+def _values(rubric: Rubric, answers: list[list[Verdict]]) -> list[float]:
+    """Return the values of a prompt's verdicts."""
+    if rubric.pair:
+        return [value for first, second in answers for value in battles(first, second)]
+    return [value for (verdict,) in answers if verdict is not None for value in verdict]

@@ -1,0 +1,302 @@
+"""Judged datasets: what a judge is asked about answers, and the results that its words make."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lm_eval")
+pytest.importorskip("transformers")
+
+from tests.runs import until
+from tests.scoring import make_scorable, start_scorer, wait_for
+from tests.tiny import tiny_model
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs import rubric
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.errors import RecordError, UserError
+from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
+from coordinate_eval.evaluators.harness.judged_task import Panel
+from coordinate_eval.records import (
+    Answer,
+    Dataset,
+    DatasetRequests,
+    DatasetResults,
+    Key,
+    Question,
+    Request,
+    Response,
+    Rubric,
+)
+
+SINGLE = """\
+prompts:
+  rating:
+  - {role: system, content: You rate.}
+  - {role: user, content: "{{ question }} {{ form.format(answer=answer) }}"}
+patterns: ['\\[\\[(\\d+)\\]\\]', '\\[(\\d+)\\]']
+scale: [1, 10]
+by: kind
+"""
+PAIR = """\
+pair: true
+id: n
+prompts: {better: "{{ question }} A: {{ answer_a }} B: {{ answer_b }}"}
+patterns: '\\[\\[([AB<>=]+)\\]\\]'
+take: last
+labels: {A>>B: [1, 1, 1], A>B: [1], A=B: [0.5], B>A: [0], B>>A: [0, 0, 0]}
+"""
+DOCUMENTS = [
+    {"n": n, "question": f"Q{n}?", "kind": "xy"[n % 2], "form": "<{answer}>"} for n in range(6)
+]
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    write_task(folder, DOCUMENTS)
+    return folder
+
+
+def write_task(folder: Path, documents: Sequence[dict[str, Any]], **changes: Any) -> None:
+    """Write the task `t`, whose own metric is not what counts."""
+    data = folder / "t.jsonl"
+    data.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    config = {
+        "task": "t",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "question",
+        "doc_to_target": "",
+        "generation_kwargs": {"until": ["STOP"], "max_gen_toks": 10},
+        "metric_list": [{"metric": "exact_match"}],
+        "filter_list": [{"name": "strict", "filter": [{"function": "take_first"}]}],
+        **changes,
+    }
+    (folder / "t.yaml").write_text(json.dumps(config))
+
+
+def read(text: str) -> Rubric:
+    return rubric.parse(text, where="r.yaml", name="r")
+
+
+class Judged:
+    """The dataset `t` with answers, and whoever scores it."""
+
+    def __init__(self, tasks: Path, text: str, baselines: Path | None = None) -> None:
+        self.dataset = Dataset(name="t", task="t", rubric=read(text))
+        self.requests: list[Request] = []
+        self.evaluator = HarnessEvaluator(
+            tokenizer=tiny_model(),
+            max_length=1024,
+            include_path=[str(tasks)],
+            panel=Panel("judge", "r1", baselines),
+        )
+        self.index = self.evaluator.build(self.dataset, self.requests.append)
+
+    def responses(self, texts: Sequence[str] = ("answer",)) -> list[Response]:
+        return [
+            Response(
+                **{name: getattr(asked, name) for name in Key.model_fields},
+                text=texts[asked.item % len(texts)],
+                tokens=1,
+                finish="stop",
+            )
+            for asked in self.requests
+        ]
+
+    def results(self, words: Callable[[Question, int], str | None]) -> DatasetResults:
+        """Score what the judge says to each question. None: it refuses."""
+        questions = self.evaluator.questions(self.dataset, self.responses())
+        answers = {}
+        for number, question in enumerate(questions):
+            said = words(question, number)
+            answers[question.id] = Answer(
+                id=question.id,
+                passed=said is not None,
+                result="refused: too long" if said is None else said,
+                seconds=1.0,
+            )
+        return self.evaluator.finish(self.dataset, self.responses(), answers)
+
+
+def messages(question: Question) -> list[tuple[str, str]]:
+    content = json.loads(question.content)
+    assert (content["temperature"], content["max_tokens"]) == (0.0, 2048)
+    return [(message["role"], message["content"]) for message in content["messages"]]
+
+
+def test_a_judge_is_asked_about_each_answer(tasks: Path) -> None:
+    judged = Judged(tasks, SINGLE)
+    assert judged.index.asks and judged.index.judged and not judged.index.runs_text
+    hostile = "{question} {{ 7 * 7 }} {0.__class__} STOP and more"
+    questions = judged.evaluator.questions(judged.dataset, judged.responses([hostile]))
+    assert messages(questions[2]) == [
+        ("system", "You rate."),
+        ("user", "Q2? <{question} {{ 7 * 7 }} {0.__class__} >"),
+    ]
+    assert {question.judge for question in questions} == {"judge@r1"}
+
+
+def test_ratings_make_the_results(tasks: Path) -> None:
+    said = ["[[8]]", "[[4]] [[9]]", "[2]", "no number", "[[11]]", None]
+    found = Judged(tasks, SINGLE).results(lambda _, n: said[n])
+    scores = found.results["t"]
+    assert scores["score,none"] == pytest.approx(14 / 3)
+    assert scores["score_stderr,none"] == pytest.approx(1.7638342)
+    assert (scores["score_x,none"], scores["score_y,none"]) == (5.0, 4.0)
+    assert scores["no_verdict,none"] == 3
+    assert "exact_match,strict" not in scores
+    assert found.higher_is_better["t"]["score"] is True
+    judge = found.judge
+    assert (judge["model"], judge["revision"], judge["rubric"]) == ("judge", "r1", "r")
+    assert (judge["questions"], judge["without_verdict"], judge["refused"]) == (6, 3, 1)
+
+
+def test_without_any_verdict_there_is_no_score(tasks: Path) -> None:
+    found = Judged(tasks, SINGLE).results(lambda *_: "I would rather not")
+    assert found.results["t"]["score,none"] == "N/A"
+    assert found.results["t"]["no_verdict,none"] == 6
+
+
+def test_scores_wait_for_all_answers(tasks: Path) -> None:
+    judged = Judged(tasks, SINGLE)
+    with pytest.raises(RecordError, match="6 questions of its metric have no answer"):
+        judged.evaluator.finish(judged.dataset, judged.responses(), {})
+
+
+def test_a_part_is_scored_alone(tasks: Path) -> None:
+    judged = Judged(tasks, SINGLE)
+    some = judged.responses()[:3]
+    asked = judged.evaluator.questions(judged.dataset, some)
+    answers = {q.id: Answer(id=q.id, passed=True, result="[[6]]", seconds=1) for q in asked}
+    found = judged.evaluator.finish_part(judged.dataset, some, answers)
+    assert (found.items, found.results["t"]["score,none"]) == (3, 6.0)
+
+
+def test_digests_are_of_what_all_checkpoints_share(tasks: Path) -> None:
+    one = Judged(tasks, SINGLE)
+    first = one.results(lambda *_: "[[6]]").judge
+    one.responses = lambda texts=(): Judged.responses(one, ["other"])  # type: ignore[method-assign]
+    assert one.results(lambda *_: "[[7]]").judge == first
+    other = Judged(tasks, SINGLE.replace("You rate", "You grade")).results(lambda *_: "[[6]]").judge
+    assert other["prompts_digest"] != first["prompts_digest"]
+
+
+def _baseline(folder: Path, count: int = 6) -> Path:
+    folder.mkdir()
+    lines = [json.dumps({"id": str(n), "answers": [f"base {n}"]}) for n in range(count)]
+    (folder / "t.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_pair_plays_two_games(tasks: Path, tmp_path: Path) -> None:
+    judged = Judged(tasks, PAIR, _baseline(tmp_path / "baselines"))
+    assert judged.index.question_ids == [str(n) for n in range(6)]
+    asked = [
+        messages(q)[0][1] for q in judged.evaluator.questions(judged.dataset, judged.responses())
+    ]
+    assert asked[:2] == ["Q0? A: base 0 B: answer", "Q0? A: answer B: base 0"]
+
+    def judge(question: Question, number: int) -> str:
+        said = ["[[A>B]] [[B>>A]]", "[[A=B]]", "?", "[[A>B]]", "[[A>B]]", "[[A>B]]"]
+        return said[number] if number < len(said) else "[[A=B]]"
+
+    found = judged.results(judge)
+    scores = found.results["t"]
+    won = [1, 1, 1, 0.5] + [0, 1] + 6 * [0.5]
+    assert scores["win_rate,none"] == sum(won) / len(won)
+    assert scores["win_rate_low,none"] < scores["win_rate,none"] < scores["win_rate_high,none"]
+    assert scores["position_bias,none"] == 1 / 5
+    assert (scores["no_verdict,none"], found.judge["pairs_left_out"]) == (1, 1)
+
+
+def test_a_missing_answer_of_the_baseline_is_named(tasks: Path, tmp_path: Path) -> None:
+    judged = Judged(tasks, PAIR, _baseline(tmp_path / "baselines", 4))
+    with pytest.raises(UserError, match="the baseline has no answer to '4'"):
+        judged.evaluator.questions(judged.dataset, judged.responses())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SINGLE.replace("question }}", "query }}"), "'query' is undefined"),
+        (SINGLE.replace("question }}", "doc.query }}"), "no attribute 'query'"),
+        (SINGLE.replace("answer=answer", "text=answer"), "'answer' is undefined"),
+        (SINGLE.replace("answer=answer", "answer=answers[1]"), "no element 1"),
+        (SINGLE.replace("by: kind", "by: sort"), "needs the field 'sort'"),
+        (PAIR.replace("id: n", "id: m"), "needs the field 'm'"),
+        (PAIR.replace("answer_a", "answer"), "'answer' is undefined"),
+        (PAIR.replace("id: n", "id: kind"), "two documents have the kind 'x'"),
+    ],
+)
+def test_what_does_not_suit_the_documents_is_said_while_building(
+    tasks: Path, text: str, words: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        Judged(tasks, text)
+    assert words in str(caught.value)
+    assert "dataset 't'" in str(caught.value)
+
+
+def test_a_rubric_needs_text(tasks: Path) -> None:
+    write_task(tasks, DOCUMENTS, output_type="loglikelihood", doc_to_target="kind")
+    with pytest.raises(UserError, match="a rubric needs a task with output_type generate_until"):
+        Judged(tasks, SINGLE)
+
+
+def test_a_prompt_that_is_empty_is_not_asked(tasks: Path) -> None:
+    text = SINGLE.replace("{{ question }}", "{% if n > 3 %}{{ question }}")
+    judged = Judged(tasks, text.replace('answer) }}"', 'answer) }}{% endif %}"'))
+    assert len(judged.evaluator.questions(judged.dataset, judged.responses())) == 2
+
+
+def test_an_answer_without_end_has_no_verdict(tasks: Path) -> None:
+    judged = Judged(tasks, SINGLE.replace("=answer)", "=answer * 4001)"))
+    texts = ["x" * 1000, *["y"] * 5]
+    asked = judged.evaluator.questions(judged.dataset, judged.responses(texts))
+    assert len(asked) == 5
+    answers = {q.id: Answer(id=q.id, passed=True, result="[[6]]", seconds=1) for q in asked}
+    found = judged.evaluator.finish(judged.dataset, judged.responses(texts), answers)
+    assert found.results["t"]["score,none"] == 6
+    assert (found.judge["without_verdict"], found.judge["refused"]) == (1, 1)
+
+
+def test_a_judged_run_is_scored_in_confined_processes(tasks: Path, tmp_path: Path) -> None:
+    run_dir = make_scorable(
+        tmp_path / "run",
+        tasks,
+        {"t": ["good", "bad \ufffd"]},
+        {"t": read(SINGLE)},
+        judge={"base_url": "http://127.0.0.1:9/v1", "model": "judge"},
+    )
+    scorer = start_scorer(run_dir, {"HOME": str(tmp_path)})
+    _answer_all(run_dir, lambda text: "[[9]]" if "good" in text else "[[1]]")
+    scored = wait_for(scorer, run_dir)
+    assert scored.results["t"].results["t"]["score,none"] == 5
+    assert scored.results["t"].judge["model"] == "judge"
+
+
+def _answer_all(run_dir: RunDir, judge: Callable[[str], str]) -> None:
+    """Wait for the questions of the run's only portion, and answer them."""
+    folder = run_dir.root / "questions" / "t"
+    until(lambda: [*folder.glob("*.jsonl")], "the questions are there")
+    for path in folder.glob("*.jsonl"):
+        asked = [Question.model_validate_json(line) for line in _files.lines(path)]
+        assert asked and {question.judge for question in asked} == {"judge"}
+        answers = [
+            Answer(id=q.id, passed=True, result=judge(q.content), seconds=0.1) for q in asked
+        ]
+        target = run_dir.root / "answers" / "t" / path.name
+        _files.write(target, "".join(answer.line() for answer in answers))
+
+
+def test_an_index_says_that_a_judge_is_asked(tasks: Path) -> None:
+    index = Judged(tasks, SINGLE).index
+    assert DatasetRequests.model_validate_json(index.model_dump_json()).judged
