@@ -8,7 +8,7 @@ import pytest
 
 from coordinate_eval.coordinator.inputs import judge_checkpoint
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.workers.judge_run import JudgeRun
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Answer, Question, QuestionKind
@@ -55,14 +55,18 @@ def question(number: int, words: int = 5) -> Question:
     )
 
 
-def asking(run_dir: RunDir, judge: Path, **settings: object) -> JudgeRun:
-    """The judge's run for twelve questions, of which one is too long."""
+def asked_by(run_dir: RunDir, judge: Path, **settings: object) -> Run:
+    """A run whose settings name a judge."""
     run = read_run(run_dir)
     chosen = run.settings.judge.model_copy(update={"checkpoint": str(judge), **settings})
     named = judge_checkpoint.named(run.settings.model_copy(update={"judge": chosen}))
-    run = run.model_copy(update={"settings": named})
+    return run.model_copy(update={"settings": named})
+
+
+def asking(run_dir: RunDir, judge: Path, **settings: object) -> JudgeRun:
+    """The judge's run for twelve questions, of which one is too long."""
     questions = [question(n, words=5 if n != 7 else 500) for n in range(12)]
-    return JudgeRun(run_dir, run, questions)
+    return JudgeRun(run_dir, asked_by(run_dir, judge, **settings), questions)
 
 
 def begun(asked: JudgeRun) -> bool:
@@ -95,6 +99,8 @@ def test_a_checkpoint_answers_also_if_its_run_is_killed(finished: RunDir, judge:
     assert all(answer.result and answer.tokens > 20 for answer in found.values())
     asked.start()  # complete: nothing is submitted
     assert answers(asking(finished, judge)) == found
+    some = JudgeRun(finished, asked_by(finished, judge), [question(3), question(5)])
+    assert some.root == asked.root
 
 
 def test_a_judge_that_has_changed_is_refused(
@@ -102,7 +108,8 @@ def test_a_judge_that_has_changed_is_refused(
 ) -> None:
     changed = workspace.folder / "changed"
     shutil.copytree(judge, changed)
-    asked = asking(finished, changed)
+    questions = [question(20)]
+    asked = JudgeRun(finished, asked_by(finished, changed), questions)
     (changed / "chat_template.jinja").write_text(TEMPLATE + " ")
     with pytest.raises(UserError, match="has changed since this run began"):
         asked.start()

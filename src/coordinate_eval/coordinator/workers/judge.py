@@ -2,7 +2,8 @@
 
 `coordinate-eval _judge RUN`. One job, on one core, has many questions in flight. It claims portions
 whose questions are written, asks those that nobody has answered yet, and publishes each portion
-with its last answer. A job that is killed loses what was in flight.
+with its last answer. A job that is killed loses what was in flight. A judge that is a checkpoint
+gets all questions at once, when they are written: see `judge_run.py`.
 
 It leaves when all is answered, when the judge gave nothing usable for `[supervisor]
 patience_seconds`, when the judge refuses, or when the budget is spent. `judge.json` says which.
@@ -11,6 +12,7 @@ patience_seconds`, when the judge refuses, or when the budget is spent. `judge.j
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -24,16 +26,28 @@ from typing import Literal
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings
+from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger, own_task
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import all_portions, unanswered_portions
+from coordinate_eval.coordinator.run.portions import (
+    all_portions,
+    portions_with_questions,
+    unanswered_portions,
+)
 from coordinate_eval.coordinator.run.pullers import Pullers
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
 from coordinate_eval.coordinator.run.work import claimable
+from coordinate_eval.coordinator.workers.judge_run import JudgeRun, JudgeRunEnded
 from coordinate_eval.coordinator.workers.kept_answers import KeptAnswers
 from coordinate_eval.coordinator.workers.supervision import Supervision
-from coordinate_eval.errors import CoordinateError, JudgeRefuses, JudgeSilent, UserError
+from coordinate_eval.errors import (
+    ClusterError,
+    CoordinateError,
+    JudgeRefuses,
+    JudgeSilent,
+    UserError,
+)
 from coordinate_eval.evaluators.judged.endpoint import Access, Endpoint, is_question
 from coordinate_eval.records import Answer, Question, Span
 
@@ -42,6 +56,9 @@ IDLE_SECONDS = 600.0
 
 POLL_SECONDS = 0.5
 """Time between two looks at what can be claimed."""
+
+LOOK_SECONDS = 60.0
+"""Time between two looks whether the run of a judge that is a checkpoint has a supervisor."""
 
 PROGRESS_SECONDS = 5.0
 """Time between two notes of how far the judge is."""
@@ -70,27 +87,36 @@ async def _until_signalled(run_dir: RunDir, run: Run) -> int:
 
 
 async def _work(run_dir: RunDir, run: Run) -> int:
-    settings = run.settings.judge
     job = _JudgeJob(run_dir, run)
     try:
-        access = Access.of(
-            settings.base_url or "", settings.model or "", settings.api_key_env, os.environ
-        )
-        async with Endpoint(
-            access,
-            concurrency=settings.concurrency,
-            requests_per_minute=settings.requests_per_minute,
-            timeout_seconds=settings.timeout_seconds,
-            patience_seconds=run.settings.supervisor.patience_seconds,
-        ) as judge:
-            await job.work(judge)
-    except JudgeSilent as error:
+        if run.settings.judge.checkpoint:
+            await job.work_with_checkpoint()
+        else:
+            async with _endpoint(run) as judge:
+                await job.work(judge)
+    except (JudgeSilent, JudgeRunEnded, ClusterError) as error:
         return job.leave("silent", str(error))
     except _Spent as error:
         return job.leave("spent", str(error))
     except (JudgeRefuses, UserError) as error:
         return job.leave("refuses", str(error))
     return job.leave("asking", "")
+
+
+def _endpoint(run: Run) -> Endpoint:
+    """Return the server that the run's settings name.
+
+    Raises:
+        UserError: its address is none, or its key is not there.
+    """
+    settings = run.settings.judge
+    return Endpoint(
+        Access.of(settings.base_url or "", settings.model or "", settings.api_key_env, os.environ),
+        concurrency=settings.concurrency,
+        requests_per_minute=settings.requests_per_minute,
+        timeout_seconds=settings.timeout_seconds,
+        patience_seconds=run.settings.supervisor.patience_seconds,
+    )
 
 
 class _Spent(Exception):
@@ -164,8 +190,73 @@ class _JudgeJob:
             for task in self._running:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
-            for portion in {id(p): p for ps in self._waiting.values() for p in ps}.values():
-                portion.writer.give_back("released")
+            self._give_back()
+
+    async def work_with_checkpoint(self) -> None:
+        """Have a checkpoint answer all questions in one run, when all of them are written.
+
+        Raises:
+            JudgeRunEnded: that run has ended without all answers.
+            UserError: the checkpoint cannot be used.
+            _Spent: the budget is too small for them.
+        """
+        supervision = Supervision(self._dir, self._run.settings.supervisor.patience_seconds)
+        try:
+            while self._lacks_questions():
+                if supervision.is_lost():
+                    return
+                check_there(self._dir)
+                self._note("asking", "")
+                await asyncio.sleep(POLL_SECONDS)
+            while await asyncio.to_thread(self._open_one):
+                pass
+            if not self._waiting:
+                return
+            self._check_budget()
+            judge = JudgeRun(self._dir, self._run, list(self._queue))
+            sys.stdout.write(f"the judge answers in {judge.root}\n")
+            looked = -math.inf
+            while self._waiting:
+                check_there(self._dir)
+                if time.monotonic() - looked > LOOK_SECONDS:
+                    await asyncio.to_thread(judge.start)
+                    looked = time.monotonic()
+                for answer in await asyncio.to_thread(lambda: list(judge.new_answers())):
+                    if answer.id in self._waiting:
+                        if answer.passed:
+                            self._kept.store(answer)
+                        self._store(answer)
+                self._note("asking", "")
+                if self._waiting:
+                    judge.check_goes_on()
+                    await asyncio.sleep(POLL_SECONDS)
+        finally:
+            self._give_back()
+
+    def _lacks_questions(self) -> bool:
+        """Return whether questions of some judged dataset are still to be written."""
+        written = set(portions_with_questions(self._dir, self._run))
+        lost = given_up(self._dir)
+        return any(
+            portion not in written
+            for portion in unanswered_portions(self._dir, self._run, judged=True)
+            if portion.dataset not in lost
+        )
+
+    def _check_budget(self) -> None:
+        """Check that the budget allows all questions that are queued.
+
+        Raises:
+            _Spent: it does not.
+        """
+        first, *others = self._queue
+        if why_not := self._budget.why_not(first, others):
+            raise _Spent(f"{why_not}; {plural(len(self._queue), 'question')} are to be asked")
+
+    def _give_back(self) -> None:
+        """End all open attempts. The next ones use their lines."""
+        for portion in {id(p): p for ps in self._waiting.values() for p in ps}.values():
+            portion.writer.give_back("released")
 
     def leave(self, state: Literal["asking", "silent", "refuses", "spent"], said: str) -> int:
         """Note why this job ends. Return its exit status."""

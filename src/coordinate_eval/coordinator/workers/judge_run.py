@@ -47,19 +47,24 @@ class JudgeRun:
     """The run in which a checkpoint answers some questions. Any number of processes may hold it."""
 
     def __init__(self, run_dir: RunDir, run: Run, questions: Sequence[Question]) -> None:
-        """Name the run. The same questions to the same judge always have the same one.
+        """Find the run that has these questions, or name a new one.
 
         Args:
             run_dir: the run that asks.
             run: what it is; its settings name the judge's checkpoint.
-            questions: those that are to be answered, without duplicates, in any order.
+            questions: those that are to be answered, without duplicates, in any order. A run that
+                has others too will do: some of its answers may have been taken over before.
         """
         self._asking = run
         self._questions = sorted(questions, key=lambda question: question.id)
         ids = [question.id for question in self._questions]
-        judge = run.settings.judge
-        what = json.dumps([judge.checkpoint, judge.revision, *ids])
-        self._folder = run_dir.judge_folder / hashlib.sha256(what.encode()).hexdigest()[:10]
+        digest = hashlib.sha256("".join(ids).encode()).hexdigest()[:10]
+        self._folder, self._ids = run_dir.judge_folder / digest, ids
+        for folder in sorted(run_dir.judge_folder.glob("*")):
+            with contextlib.suppress(FileNotFoundError):
+                known = [json.loads(line)["id"] for line in _files.lines(_questions_in(folder))]
+                if set(ids) <= set(known):
+                    self._folder, self._ids = folder, known
         self._dir = RunDir(self._folder / "run")
         self._read: set[Span] = set()
 
@@ -90,7 +95,7 @@ class JudgeRun:
                 submit_supervisor(self._dir, run, cluster)
 
     def new_answers(self) -> Iterator[Answer]:
-        """Yield the answers that were published since the last call.
+        """Yield the answers that were published since the last call, to any question of the run.
 
         A question that was cut to fit into the judge's context is one that it refuses.
         """
@@ -106,7 +111,7 @@ class JudgeRun:
                 room = run.max_length - request.max_tokens
                 fits = len(request.tokens) < room
                 yield Answer(
-                    id=self._questions[response.item].id,
+                    id=self._ids[response.item],
                     passed=fits,
                     result=(response.text or "")
                     if fits
@@ -141,9 +146,9 @@ class JudgeRun:
                 "would not be of one judge: start a new run"
             )
         most = inputs.max_length // MOST_OF_CONTEXT
-        lines = "".join(_line(question, most) for question in self._questions)
-        _files.write(tasks / "questions.jsonl", lines)
-        _files.write(tasks / "judge_questions.yaml", _task(tasks / "questions.jsonl"))
+        file = _questions_in(self._folder)
+        _files.create(file, "".join(_line(question, most) for question in self._questions))
+        _files.write(tasks / "judge_questions.yaml", _task(file))
         _files.write(self._folder / "suite.yaml", _SUITE)
         made = new_run(inputs, self._asking.cluster, exclusive=self._asking.exclusive)
         with contextlib.suppress(RunExists):  # another job was first
@@ -175,6 +180,11 @@ def _settings_of(settings: Settings) -> Settings:
     )
 
 
+def _questions_in(folder: Path) -> Path:
+    """Return the file of a judge's run with its questions, in the order of its items."""
+    return folder / "tasks" / "questions.jsonl"
+
+
 def _task(questions: Path) -> str:
     """Return the task of these questions, as YAML: JSON, but for its tag."""
     shipped = shipped_folder() / "tasks" / "judge_questions.yaml"
@@ -194,4 +204,5 @@ def _line(question: Question, most_tokens: int) -> str:
         "temperature": content["temperature"],
         "do_sample": content["temperature"] > 0,
     }
-    return json.dumps({"messages": content["messages"], "sampling": sampling}) + "\n"
+    document = {"id": question.id, "messages": content["messages"], "sampling": sampling}
+    return json.dumps(document) + "\n"
