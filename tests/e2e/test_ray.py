@@ -23,7 +23,7 @@ from tests.runs import (
 )
 from tests.tiny import need, tiny_model
 
-DATASETS = ("tiny_choice", "tiny_code", "tiny_sums")
+DATASETS = ("tiny_choice", "tiny_code", "tiny_sums", "tiny_talk")
 SLOW = ("--engine-args", '{"seconds_per_request": 0.2}')
 JOBS = ("_keep", "_trial", "_metric", "_score")
 
@@ -88,7 +88,9 @@ def test_every_request_is_answered_once(finished: Path) -> None:
     seen = [json.loads(line) for path in published(finished) for line in path.open()]
     keys = [(r["task"], r["doc"], r.get("index"), r.get("repeat")) for r in seen]
     indices = [json.loads(path.read_text()) for path in finished.glob("requests/*.json")]
-    assert len(set(keys)) == len(keys) == sum(index["requests"] for index in indices)
+    assert len(set(keys)) == len(keys)
+    turns = sum(1 + len(response.get("turns", [])) for response in seen)
+    assert turns == sum(index["requests"] for index in indices)
     assert results(finished)["items"] == {index["dataset"]: index["items"] for index in indices}
 
 

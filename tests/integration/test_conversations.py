@@ -193,6 +193,11 @@ def test_a_checkpoint_without_a_chat_template_chats_in_plain_text(place: Place) 
     assert place.text(requests[0].tokens) == "Be brief.\n\nUser: Who?\n\nAssistant:"
     assert place.text(requests[0].follow_ups[0]) == "\n\nUser: And now?\n\nAssistant:"
     assert index.plain_chat
+    responses = [answered(request, *["yes"] * request.turns) for request in requests]
+    scorer = place.evaluator(None)
+    assert scorer.finish(dataset, responses, {}).plain_chat
+    scorer.load(dataset, index)
+    assert scorer.finish(dataset, responses, {}).plain_chat
 
 
 def test_a_document_has_its_own_generation_arguments(place: Place) -> None:

@@ -74,6 +74,7 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
         "outputs": {
             name: found.outputs.model_dump() for name, found in scored.items() if found.outputs
         },
+        "plain_chat": [name for name, found in scored.items() if found.plain_chat],
         "missing": missing,
         "left_out": run.left_out,
         "reason": reason if missing else "",
