@@ -72,6 +72,9 @@ class Job(Record):
     gpu_work: bool = Field(
         default=False, description="runs in the GPU partition, even without GPUs"
     )
+    without: tuple[str, ...] = Field(
+        default=(), description="environment variables that it does not get: secrets of others"
+    )
     folder: str = Field(default="/", description="working directory, which is there already")
     log: str = Field(description="absolute path, to which a task adds its id and '.log'")
 

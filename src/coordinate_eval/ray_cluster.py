@@ -153,7 +153,9 @@ class RayCluster:
             # Keepers and trials share all cores. Tasks of metric jobs wait for a free core.
             cpus = 0 if job.gpu_work else job.cpus
             start = self._start.options(num_cpus=cpus, num_gpus=job.gpus, name=job.name)
-            handle = start.remote(list(job.argv), environment, job.folder, str(log))
+            handle = start.remote(
+                list(job.argv), environment, list(job.without), job.folder, str(log)
+            )
             self._tasks.append(_Task(job, job_id, index, log, handle))
         return job_id
 
@@ -183,12 +185,15 @@ class RayCluster:
                 self._ray.cancel(task.handle)
 
 
-def _run(argv: list[str], environment: dict[str, str], folder: str, log: str) -> int:
+def _run(
+    argv: list[str], environment: dict[str, str], without: list[str], folder: str, log: str
+) -> int:
     """Run one task in a Ray worker until it ends."""
+    inherited = environment_of_jobs({n: v for n, v in os.environ.items() if n not in without})
     with Path(log).open("ab") as out:
         job = subprocess.Popen(
             argv,
-            env=environment_of_jobs(dict(os.environ)) | environment,
+            env=inherited | environment,
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -69,7 +69,7 @@ def test_jobs_of_slurm_get_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     given = TORCHRUN | MPI | TUNED | {"CUDA_VISIBLE_DEVICES": "2", "SLURM_PROCID": "0"}
     for name, value in (given | KEPT).items():
         monkeypatch.setenv(name, value)
-    passed = _environment("sbatch")
+    passed = _environment("sbatch", ())
     assert not set(given) & set(passed)
     assert passed.items() >= KEPT.items()
 

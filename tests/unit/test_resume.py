@@ -15,6 +15,7 @@ from coordinate_eval.coordinator.cli import resume
 from coordinate_eval.coordinator.cli.cancel import cancel_run
 from coordinate_eval.coordinator.cli.run import start_run
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run import jobs, resumes
 from coordinate_eval.coordinator.run.epochs import take_over
@@ -68,7 +69,7 @@ def test_asking_again_says_why_it_failed_and_stops_after_some_tries(reviewer: Re
     assert caught.value.exit_status == 1
     assert f"coordinate-eval resume {run_dir.root.name}" in str(caught.value)
     assert not reviewer.cluster.submitted
-    assert resume.resume_run(run_dir, wait=False, as_json=False) == 0
+    assert resume.resume_run(run_dir, Settings(), wait=False, as_json=False) == 0
     assert len(reviewer.cluster.submitted) == 1
     fail(reviewer)
     ask(reviewer)
@@ -167,7 +168,7 @@ def test_a_supervisor_that_has_ended_the_run_is_no_reason_not_to_resume(
         results = {"complete": False, "failures": [], "missing": {"a": "no data"}}
         _files.write(RunDir(root).results, json.dumps(results))
     for _ in range(3):  # the next one waits in the queue
-        assert resume.resume_run(RunDir(root), wait=False, as_json=False) == 0
+        assert resume.resume_run(RunDir(root), Settings(), wait=False, as_json=False) == 0
         assert len(reviewer.cluster.submitted) == 2
     assert "is supervised by job" in reviewer.capsys.readouterr().err
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinate_eval.coordinator.inputs import suite
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue
 from coordinate_eval.records import Suite
@@ -326,15 +327,17 @@ def test_narrowing_twice_is_narrowing_once(
 
 def test_what_cannot_be_run_is_named() -> None:
     base = suite.load("base")
-    kept, left_out = suite.runnable(base)
+    kept, left_out = suite.runnable(base, JudgeSettings())
     assert list(left_out) == UNRUNNABLE
     assert "judge" in left_out["mt_bench"]
     assert len(kept.datasets) == 60
     assert kept.digest == base.digest
     with pytest.raises(UserError, match="dataset mt_bench: no task"):
-        suite.runnable(suite.narrow(base, only=["mt_bench"]))
+        suite.runnable(suite.narrow(base, only=["mt_bench"]), JudgeSettings())
     with pytest.raises(UserError, match="dataset a: no task"):
-        suite.runnable(parse("datasets:\n- {name: a, items: 5, prior: {gpu_seconds: 1}}\n"))
+        suite.runnable(
+            parse("datasets:\n- {name: a, items: 5, prior: {gpu_seconds: 1}}\n"), JudgeSettings()
+        )
 
 
 def test_the_group_of_a_dataset_is_for_people() -> None:

@@ -13,6 +13,7 @@ import os
 import shlex
 import subprocess
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,12 @@ class SlurmClient:
                 "correct it, or unset it to run without Slurm"
             )
 
-    def run(self, command: str, *args: str, script: str | None = None) -> str:
+    def run(
+        self, command: str, *args: str, script: str | None = None, without: Iterable[str] = ()
+    ) -> str:
         """Run one command and return its standard output. `script` is its standard input.
+
+        It does not get the environment variables `without`.
 
         Raises:
             ClusterSilent: no answer in time. The command may have taken effect.
@@ -93,7 +98,7 @@ class SlurmClient:
             done = subprocess.run(
                 [command, *args],
                 cwd="/",  # where the job's shell begins, and no node lacks it
-                env=_environment(command),
+                env=_environment(command, without),
                 input=(script or "").encode(),
                 capture_output=True,
                 timeout=self._timeout_seconds,
@@ -140,13 +145,15 @@ class SlurmClient:
         return answer
 
 
-def _environment(command: str) -> dict[str, str]:
-    """Return this process's environment without the variables that would change the command."""
+def _environment(command: str, without: Iterable[str]) -> dict[str, str]:
+    """Return this process's environment without these, and those that would change the command."""
     environment = {
         name: value
         for name, value in os.environ.items()
         if name in _KEPT_VARIABLES or not (name.startswith(_OWN_VARIABLES) or is_for_training(name))
     }
+    for name in without:
+        environment.pop(name, None)
     # sbatch passes its environment to the job, whose programs keep the user's locale.
     if command != "sbatch":
         environment["LC_ALL"] = "C"

@@ -104,7 +104,9 @@ class SlurmCluster:
         made = submission(job, self._settings)
         self._check_minutes(job)
         Path(job.log).parent.mkdir(exist_ok=True)
-        return read_job_id(self.client.run("sbatch", *made.args, script=made.script))
+        return read_job_id(
+            self.client.run("sbatch", *made.args, script=made.script, without=job.without)
+        )
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         """Return this user's tasks whose job name has this prefix, for as long as Slurm lists them.

@@ -145,6 +145,8 @@ def run(
     limit: options.Limit = None,
     engine: options.Engine = None,
     engine_args: options.EngineArgs = None,
+    judge_url: options.JudgeUrl = None,
+    judge_model: options.JudgeModel = None,
     step: options.Step = None,
     model_config: options.ModelConfig = None,
     tokenizer: options.Tokenizer = None,
@@ -208,6 +210,8 @@ def run(
         first_signal=first_signal,
         engine=engine,
         engine_args=engine_args,
+        judge_url=judge_url,
+        judge_model=judge_model,
         partition=partition,
         account=account,
         qos=qos,
@@ -300,6 +304,7 @@ def scores(
 @app.command()
 def resume(
     run: options.RunName = None,
+    judge_url: options.JudgeUrl = None,
     wait: options.Wait = False,
     as_json: options.Json = False,
     settings_file: options.SettingsFile = None,
@@ -308,8 +313,8 @@ def resume(
     from coordinate_eval.coordinator.cli.resume import resume_run
     from coordinate_eval.coordinator.cli.runs import find
 
-    settings, _ = load_settings({}, settings_file)
-    raise typer.Exit(resume_run(find(run, settings), wait=wait, as_json=as_json))
+    settings, _ = load_settings({"judge.base_url": judge_url}, settings_file)
+    raise typer.Exit(resume_run(find(run, settings), settings, wait=wait, as_json=as_json))
 
 
 @app.command()

@@ -12,6 +12,8 @@ _SETTINGS = {
     "deadline": "deadline_seconds",
     "engine": "engine.name",
     "engine_args": "engine.args",
+    "judge_url": "judge.base_url",
+    "judge_model": "judge.model",
     "partition": "slurm.partition",
     "account": "slurm.account",
     "qos": "slurm.qos",

@@ -238,6 +238,18 @@ EngineArgs = Annotated[
         rich_help_panel=_WHAT,
     ),
 ]
+JudgeUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="OpenAI-compatible server of the judge: http://host:8000/v1.",
+        rich_help_panel=_WHAT,
+    ),
+]
+JudgeModel = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The judge's name on that server.", rich_help_panel=_WHAT),
+]
 
 Cluster = Annotated[
     str | None,

@@ -1,5 +1,8 @@
 """`coordinate-eval resume`: continue a run, or say why it is not continued."""
 
+import os
+
+from coordinate_eval import _files
 from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.cli.foreground import (
     announce,
@@ -9,8 +12,9 @@ from coordinate_eval.coordinator.cli.foreground import (
 )
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.cli.runs import name_for_commands
-from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs import clusters, judge
 from coordinate_eval.coordinator.inputs.folders import working_in
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run import jobs, resumes
 from coordinate_eval.coordinator.run.create import submit_supervisor
@@ -22,20 +26,24 @@ from coordinate_eval.errors import CoordinateError
 _ANOTHER_PROCESS = "another process on this machine"
 
 
-def resume_run(run_dir: RunDir, *, wait: bool, as_json: bool, asked_again: bool = False) -> int:
+def resume_run(
+    run_dir: RunDir, settings: Settings, *, wait: bool, as_json: bool, asked_again: bool = False
+) -> int:
     """Continue a run, or print its results if it is complete; return the exit status.
 
     With `asked_again` nobody has typed `resume`: the run's checkpoint was named once more, perhaps
     by cron. Why the run stopped is said first, and after `resumes.MOST_TRIES` such tries without
-    progress nothing more is submitted.
+    progress nothing more is submitted. Of the `settings` those of the judge count, if it moved.
 
     Raises:
         CoordinateError: there were too many tries.
+        UserError: the key of the judge is not there.
     """
     run = read_run(run_dir)
     if state.is_complete(run_dir):
         say(f"run {run.id} is already complete")
         return show_results(run_dir, as_json=as_json)
+    run = _with_judge(run_dir, run, settings.judge)
     cluster = clusters.by_name(run.cluster, run.settings)
     if cluster.local:
         if asked_again and state.is_supervised(run_dir, run, []):
@@ -60,6 +68,20 @@ def resume_run(run_dir: RunDir, *, wait: bool, as_json: bool, asked_again: bool 
             return supervise(run_dir, run, cluster, as_json=as_json)
         announce(run_dir, run, submit_supervisor(run_dir, run, cluster), as_json=as_json)
     return 0
+
+
+def _with_judge(run_dir: RunDir, run: Run, given: JudgeSettings) -> Run:
+    """Return the run with its judge where it is now, and keep that for the run's jobs."""
+    if not any(dataset.rubric for dataset in run.suite.datasets):
+        return run
+    kept = run.settings.judge
+    if given.model and given.name != kept.name:
+        say(f"run {run.id} keeps its judge {kept.name}: {given.name} would be of another run")
+    now = judge.moved(kept, given)
+    judge.check(now, run.suite, os.environ)
+    if now != kept:
+        _files.write_record(run_dir.judge_settings, now)
+    return read_run(run_dir)
 
 
 def _say_supervised(run_dir: RunDir, run: Run, by: str) -> int:

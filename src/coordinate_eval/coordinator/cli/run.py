@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.foreground import announce, supervise
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say
 from coordinate_eval.coordinator.cli.resume import resume_run
-from coordinate_eval.coordinator.inputs import cluster_file, clusters, suite
+from coordinate_eval.coordinator.inputs import cluster_file, clusters, judge, suite
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable, working_in
 from coordinate_eval.coordinator.inputs.known_tasks import check_known
 from coordinate_eval.coordinator.inputs.settings import Settings, flatten
@@ -69,7 +69,8 @@ def start_run(
             reviewed_plan.check_run(inputs.reviewed, RunDir(root))
         if not is_complete(RunDir(root)):
             _say_what_is_kept(found_run, settings, root)
-        return resume_run(RunDir(root), wait=wait, as_json=as_json, asked_again=True)
+        return resume_run(RunDir(root), settings, wait=wait, as_json=as_json, asked_again=True)
+    judge.check(settings.judge, inputs.suite, os.environ)
     _check_folders(settings, root)
     _say_where_tasks_look(inputs)
     with working_in(""), chosen as cluster:
@@ -185,6 +186,7 @@ def _plan_now(
     from coordinate_eval.coordinator.planning.request_cache import builder_of
 
     settings = inputs.settings
+    judge.check(settings.judge, inputs.suite, os.environ)
     if not estimate:
         check_writable(settings, "cache_dir")
         _say_where_tasks_look(inputs)
@@ -233,7 +235,7 @@ def runnable(inputs: Inputs) -> Inputs:
     Raises:
         UserError: No dataset can be run, or there is no task of some name.
     """
-    kept, left_out = suite.runnable(inputs.suite)
+    kept, left_out = suite.runnable(inputs.suite, inputs.settings.judge)
     check_known(kept, Path(inputs.settings.cache_dir).expanduser(), inputs.folder)
     _say_by_reason(f"left out of suite {inputs.suite.name}", left_out)
     return replace(inputs, suite=kept, left_out=left_out)

@@ -410,7 +410,14 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
             raise UserError(f"setting {name} {_in(source)}: no home folder for {value}") from error
     places = {name: getattr(settings, name) for name in _FOLDERS}
     # Jobs work in another folder than the command.
-    absolute = {n: str(Path(p).absolute()) for n, p in places.items() if not p.startswith("~")}
+    absolute: dict[str, Any] = {
+        n: str(Path(p).absolute()) for n, p in places.items() if not p.startswith("~")
+    }
+    judge = settings.judge
+    if judge.baseline:
+        absolute["judge"] = judge.model_copy(
+            update={"baseline": str(Path(judge.baseline).absolute())}
+        )
     settings = settings.model_copy(update=absolute)
     for name, value in merged.items():
         if isinstance(value, str) and "\0" in value:

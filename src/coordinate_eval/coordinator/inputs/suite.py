@@ -13,6 +13,8 @@ from pydantic import ConfigDict, ValidationError
 
 from coordinate_eval import _format, _owner, _user_files
 from coordinate_eval.coordinator.inputs import rubric, suite_yaml
+from coordinate_eval.coordinator.inputs.judge import why_not_judged
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.inputs.suite_yaml import Located, Source, shipped, wrong
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue
@@ -159,16 +161,19 @@ def narrow(
     return suite.model_copy(update={"datasets": kept, "digest": digest})
 
 
-def runnable(suite: Suite) -> tuple[Suite, dict[str, str]]:
+def runnable(suite: Suite, judge: JudgeSettings) -> tuple[Suite, dict[str, str]]:
     """Return the suite without the datasets that cannot be run, and the reasons by name.
+
+    Those whose answers a judge would rate cannot without one.
 
     The suite keeps its digest, since it is still the suite that was asked for.
 
     Raises:
         UserError: No dataset can be run.
     """
-    left_out = without_task(suite)
-    kept = [d for d in suite.datasets if d.task is not None]
+    unjudged = {d.name: why for d in suite.datasets if (why := why_not_judged(d, judge))}
+    left_out = unjudged | without_task(suite)
+    kept = [d for d in suite.datasets if d.name not in left_out]
     if not kept:
         name, why = next(iter(left_out.items()))
         raise UserError(

@@ -86,7 +86,7 @@ def dataset_cost(
             name=dataset.name,
             items=work.items,
             gpu_seconds=given.gpu_seconds,
-            metric_cpu_seconds=given.cpu_seconds,
+            metric_cpu_seconds=0.0 if dataset.rubric else given.cpu_seconds,
             chunk_overhead_seconds=given.chunk_overhead_seconds,
             floor_seconds=given.floor_seconds,
             score_seconds=given.score_seconds,
@@ -98,7 +98,8 @@ def dataset_cost(
         name=dataset.name,
         items=work.items,
         gpu_seconds=expected.gpu_seconds,
-        metric_cpu_seconds=expected.metric_cpu_seconds,
+        # A judge takes no core.
+        metric_cpu_seconds=0.0 if dataset.rubric else expected.metric_cpu_seconds,
         chunk_overhead_seconds=roofline.CHUNK_OVERHEAD_SECONDS,
         floor_seconds=expected.floor_seconds,
         # Without a task, it is planned and never scored.

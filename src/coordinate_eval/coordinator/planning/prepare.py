@@ -298,12 +298,12 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
     )
     # Built requests tell whether a metric asks questions; unbuilt ones do if it costs anything.
     costly = {job.dataset for job in plan.metric_jobs}
+    rubrics = {dataset.name for dataset in run.suite.datasets if dataset.rubric is not None}
     asks = [
         cost.name
         for cost in plan.datasets
-        if (built[cost.name].asks if cost.name in built else cost.name in costly)
+        if (built[cost.name].asks if cost.name in built else cost.name in costly | rubrics)
     ]
-    rubrics = {dataset.name for dataset in run.suite.datasets if dataset.rubric is not None}
     judged = [n for n in asks if (built[n].judged if n in built else n in rubrics)]
     metric_seconds = sum(s.metric_cpu_seconds for s in shards if s.dataset in asks)
     return run.model_copy(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster
-from coordinate_eval.coordinator.inputs import clean_files
+from coordinate_eval.coordinator.inputs import clean_files, judge
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import latest_epoch
@@ -22,12 +22,16 @@ from coordinate_eval.records import Checkpoint, Record, Suite
 
 
 def run_id(checkpoint: Checkpoint, suite: Suite, settings: Settings) -> str:
-    """Return the id of a run: equal for equal checkpoint, suite and engine.
+    """Return the id of a run: equal for equal checkpoint, suite, engine and, if it asks one, judge.
 
     Asking twice for the same scores therefore finds the first run instead of starting another.
+
+    Raises:
+        UserError: answers that a judge compares with cannot be read.
     """
     engine = settings.engine.model_dump(mode="json")
     what = [checkpoint.identity, suite.digest, engine, settings.trial.max_length]
+    what += judge.identity(settings.judge, suite)
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(checkpoint.path).name).strip("-.")[-40:]
     return f"{name or 'checkpoint'}-{digest}"
@@ -38,7 +42,7 @@ def existing(root: Path, checkpoint: Checkpoint, suite: Suite, settings: Setting
 
     Raises:
         ForeignError: Another user made the directory, or can write in it.
-        UserError: The run is of another checkpoint, suite or engine, or the directory holds
+        UserError: The run is of another checkpoint, suite, engine or judge, or the directory holds
             something else.
     """
     try:
@@ -79,6 +83,13 @@ def existing(root: Path, checkpoint: Checkpoint, suite: Suite, settings: Setting
         raise UserError(
             f"run directory {root} was made with engine {run.settings.engine.name} "
             f"{run.settings.engine.args}: choose another --run-dir"
+        )
+    judged = any(dataset.rubric for dataset in suite.datasets)
+    if judged and run.id != run_id(checkpoint, suite, settings):
+        raise UserError(
+            f"run directory {root} was made with judge {run.settings.judge.name or '(none)'} and "
+            f"baseline {run.settings.judge.baseline or '(none)'}, and not with these settings of "
+            "[judge], or the baseline's answers have changed: choose another --run-dir"
         )
     return run
 

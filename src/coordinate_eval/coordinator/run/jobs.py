@@ -75,6 +75,7 @@ def keeper_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
         memory_mib=math.ceil(keeper_gib(run) * 1024),
         minutes=minutes,
         gpu_work=True,
+        without=secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
@@ -95,6 +96,7 @@ def trials_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
         memory_mib=math.ceil(trial.memory_gib * run.tensor_parallel * 1024),
         minutes=round_.minutes,
         gpu_work=True,
+        without=secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
@@ -116,6 +118,7 @@ def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
         memory_mib=math.ceil((trial.memory_gib * gpus + keeper_gib(run)) * 1024),
         minutes=round_.minutes,
         gpu_work=True,
+        without=secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
@@ -136,6 +139,12 @@ def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
+
+
+def secrets(run: Run) -> tuple[str, ...]:
+    """Return the environment variables that only a supervisor and the judge's job get."""
+    key = run.settings.judge.api_key_env
+    return (key,) if key else ()
 
 
 def program(python: str) -> tuple[str, ...]:

@@ -54,6 +54,11 @@ class RunDir:
         return self.root / "judge.json"
 
     @property
+    def judge_settings(self) -> Path:
+        """`JudgeSettings`: those of the last resume, in place of those in `run`."""
+        return self.root / "judge-settings.json"
+
+    @property
     def cancelled(self) -> Path:
         """An empty file: the run was cancelled."""
         return self.root / "cancelled"

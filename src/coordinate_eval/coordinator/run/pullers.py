@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from coordinate_eval.cluster import Job
 from coordinate_eval.coordinator.run.claims import LedgerName
-from coordinate_eval.coordinator.run.jobs import prefix, program, time_limit_minutes
+from coordinate_eval.coordinator.run.jobs import prefix, program, secrets, time_limit_minutes
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 
@@ -112,6 +112,7 @@ def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: in
         cpus=1,
         memory_mib=math.ceil(memory_gib * 1024),
         minutes=minutes,
+        without=() if kind is Pullers.JUDGE else secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )

@@ -8,7 +8,7 @@ from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Job
-from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Checkpoint, FileName, Record, Shard, Span, Suite
@@ -135,8 +135,15 @@ def read_run(run_dir: RunDir) -> Run:
 
 
 def read_run_if_there(run_dir: RunDir) -> Run | None:
-    """Return the run of a directory, with its plan if there is one; None if there is no run."""
+    """Return the run of a directory, with its plan if there is one; None if there is no run.
+
+    Its judge may have moved since it was created: see `resume`.
+    """
     run = _files.read_record_if_there(run_dir.run, Run)
+    judge = _files.read_record_if_there(run_dir.judge_settings, JudgeSettings)
+    if run is not None and judge is not None:
+        settings = run.settings.model_copy(update={"judge": judge})
+        run = run.model_copy(update={"settings": settings})
     planned = _files.read_record_if_there(run_dir.planned, Planned)
     if run is None or planned is None:
         return run

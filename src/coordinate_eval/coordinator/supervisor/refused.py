@@ -1,5 +1,6 @@
 """Datasets that nobody can score here, found before a GPU works for them."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 
@@ -7,7 +8,9 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.report.results import request_indexes, unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.errors import JudgeRefuses, JudgeSilent, UserError
 from coordinate_eval.evaluators.confined.evaluator import find_level, refusal
+from coordinate_eval.evaluators.judged.endpoint import Access, Endpoint
 from coordinate_eval.evaluators.sandbox import toolchains
 from coordinate_eval.evaluators.sandbox.languages import missing_packages
 from coordinate_eval.records import DatasetRequests
@@ -16,8 +19,9 @@ from coordinate_eval.records import DatasetRequests
 def refuse(run_dir: RunDir, run: Run) -> list[str]:
     """Give up the datasets that cannot be scored here.
 
-    These are datasets whose scoring may run what the model wrote, where nothing confines it; and
-    those whose metric asks for programs in a language whose compiler is not installed.
+    These are datasets whose scoring may run what the model wrote, where nothing confines it; those
+    whose metric asks for programs in a language whose compiler is not installed; and those whose
+    judge refuses the key, or has no such model. A judge that does not answer may do so later.
 
     It is called before the first job is submitted: no GPU works for them. This node speaks for
     those of scoring and metric jobs. One of them that can do less refuses its work itself.
@@ -39,7 +43,36 @@ def refuse(run_dir: RunDir, run: Run) -> list[str]:
                 f"not run: {', '.join(reasons)}. {why} on {os.uname().nodename}; results.json says "
                 "what to do"
             )
+    judged = [name for name, index in indexes.items() if index.judged]
+    if judged:
+        events += _ask_the_judge(run_dir, run, judged)
     return events
+
+
+def _ask_the_judge(run_dir: RunDir, run: Run, judged: list[str]) -> Iterator[str]:
+    """Ask the judge once whether it can be asked. Give up its datasets if it cannot."""
+    settings = run.settings.judge
+    if settings.checkpoint:
+        return  # it is no server
+    try:
+        access = Access.of(
+            settings.base_url or "", settings.model or "", settings.api_key_env, os.environ
+        )
+        asyncio.run(_check(access))
+    except JudgeSilent as error:
+        yield (
+            f"the judge of {', '.join(judged)} does not answer: {error}. Their answers are "
+            "collected, and it is asked again when they are there"
+        )
+    except (JudgeRefuses, UserError) as error:
+        for name in judged:
+            _files.write(run_dir.dataset_error(name), f"{error}\n")
+        yield f"not run: {', '.join(judged)}. {error}"
+
+
+async def _check(access: Access) -> None:
+    async with Endpoint(access) as judge:
+        await judge.check()
 
 
 def _unconfined(run: Run, indexes: dict[str, DatasetRequests]) -> Iterator[tuple[str, str]]:

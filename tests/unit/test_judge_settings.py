@@ -1,0 +1,179 @@
+"""What settings say of a judge, before anything is submitted; and its part in a run's name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.judges import Judge, fails
+from tests.plans import CHECKPOINT
+from tests.unit.test_decide import NODES, ROUND, make_run
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs import judge
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings, load
+from coordinate_eval.coordinator.inputs.suite import runnable
+from coordinate_eval.coordinator.report.results import given_up
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.create import existing, run_id
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.pullers import Pullers, pullers_job
+from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.coordinator.supervisor.refused import refuse
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Dataset, DatasetRequests, Message, Rubric, Suite
+from coordinate_eval.slurm.client import _environment
+
+PROMPT = [Message(role="user", content="Rate {{ answer }}.")]
+RUBRIC = Rubric(name="r", prompts={"one": PROMPT, "two": PROMPT}, patterns=["(.)"])
+PAIR = RUBRIC.model_copy(update={"pair": True})
+JUDGED = Dataset(name="b", task="b", rubric=RUBRIC, items=10)
+PAIRED = Dataset(name="c", task="c", rubric=PAIR, items=10)
+ALONE = Suite(name="s", digest="d", datasets=[Dataset(name="a", task="a")])
+ALL = Suite(name="s", digest="d", datasets=[*ALONE.datasets, JUDGED, PAIRED])
+URL = "http://host:8000/v1"
+
+
+def settings(**of_judge: Any) -> Settings:
+    return Settings.model_validate({"judge": of_judge})
+
+
+@pytest.mark.parametrize(
+    ("given", "left_out"),
+    [
+        ({}, {"b": "base_url and model", "c": "base_url and model"}),
+        ({"base_url": URL, "model": "m"}, {"c": "baseline"}),
+        ({"checkpoint": "/ckpt"}, {"c": "baseline"}),
+        ({"base_url": URL, "model": "m", "baseline": "/answers"}, {}),
+    ],
+)
+def test_what_no_judge_can_rate_is_left_out(
+    given: dict[str, str], left_out: dict[str, str]
+) -> None:
+    kept, reasons = runnable(ALL, JudgeSettings.model_validate(given))
+    assert list(reasons) == list(left_out)
+    assert all(words in reasons[name] for name, words in left_out.items())
+    assert [d.name for d in kept.datasets] == [n for n in "abc" if n not in left_out]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"base_url": URL}, "judge.model is not"),
+        ({"model": "m"}, "judge.base_url is not"),
+        ({"base_url": "host", "model": "m"}, "no address"),
+        ({"base_url": URL, "model": "m", "api_key_env": "NOT_THERE"}, "NOT_THERE"),
+        ({"base_url": URL, "model": "m", "max_requests": 19}, r"20 questions \(b 20\).*19"),
+        (
+            {"base_url": URL, "model": "m", "baseline": "/b", "max_requests": 59},
+            r"60 questions \(b 20, c 40\)",
+        ),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_is_refused_at_once(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        judge.check(JudgeSettings.model_validate(given), ALL, {})
+    judge.check(JudgeSettings.model_validate(given), ALONE, {})
+
+
+def test_a_run_is_named_after_its_judge_where_it_has_one(tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.jsonl"
+    baseline.write_text("{}\n")
+    given = {"base_url": URL, "model": "m"}
+    alone = run_id(CHECKPOINT, ALONE, Settings())
+    assert run_id(CHECKPOINT, ALONE, settings(**given, baseline=str(baseline))) == alone
+    ids = [
+        run_id(CHECKPOINT, ALL, settings(**given, **more))
+        for more in ({}, {"revision": "2"}, {"baseline": str(baseline)})
+    ]
+    baseline.write_text("{} \n")
+    ids.append(run_id(CHECKPOINT, ALL, settings(**given, baseline=str(baseline))))
+    assert len({alone, *ids}) == 5
+    elsewhere = settings(base_url="http://elsewhere/v1", model="m")
+    assert run_id(CHECKPOINT, ALL, elsewhere) == ids[0]
+
+
+def test_a_directory_with_the_run_of_another_judge_is_refused(tmp_path: Path) -> None:
+    first, other = (settings(base_url=URL, model=name) for name in ("m", "n"))
+    run = make_run(suite=ALL, settings=first, shards=[], id=run_id(CHECKPOINT, ALL, first))
+    _files.write_record(RunDir(tmp_path).run, run)
+    assert existing(tmp_path, CHECKPOINT, ALL, first) is not None
+    with pytest.raises(UserError, match="was made with judge m"):
+        existing(tmp_path, CHECKPOINT, ALL, other)
+
+
+def test_a_judge_may_move_and_stays_the_same(tmp_path: Path) -> None:
+    before = settings(base_url=URL, model="m", max_requests=5, baseline="/b").judge
+    now = judge.moved(before, settings(base_url="http://new/v1", max_requests=9).judge)
+    assert (now.base_url, now.max_requests, now.model) == ("http://new/v1", 9, "m")
+    assert now.baseline == "/b"
+    assert judge.moved(before, settings(base_url="http://new/v1", model="n").judge) == before
+    run_dir = RunDir(tmp_path)
+    _files.write_record(run_dir.run, make_run(settings=Settings(judge=before)))
+    _files.write_record(run_dir.judge_settings, now)
+    assert read_run(run_dir).settings.judge == now
+
+
+def test_a_relative_baseline_is_one_of_the_commands_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found, _ = load({"judge.baseline": "answers.jsonl"})
+    assert found.judge.baseline == str(tmp_path / "answers.jsonl")
+
+
+def test_only_the_judges_job_and_the_supervisor_get_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret")
+    run, run_dir = make_run(settings=settings(api_key_env="JUDGE_KEY")), RunDir(Path("/r"))
+    node = ROUND.nodes[0]
+    assert node.name == NODES[0]
+    others = [
+        jobs.keeper_job(run, run_dir, ROUND, node),
+        jobs.trials_job(run, run_dir, ROUND, node),
+        jobs.node_job(run, run_dir, ROUND, node),
+        *(pullers_job(run, run_dir, kind, 0, 1) for kind in Pullers if kind is not Pullers.JUDGE),
+    ]
+    for job in others:
+        assert "JUDGE_KEY" not in _environment("sbatch", job.without), job.name
+    both = [pullers_job(run, run_dir, Pullers.JUDGE, 0, 1), jobs.supervisor_job(run, run_dir, 1)]
+    for job in both:
+        assert "JUDGE_KEY" in _environment("sbatch", job.without)
+        assert "sk-secret" not in job.model_dump_json()
+
+
+def judged_run(run_dir: RunDir, **of_judge: Any) -> Any:
+    for name, judged in (("a", False), ("b", True)):
+        index = DatasetRequests(
+            dataset=name, key="", items=1, requests=1, prompt_tokens=0, generate_requests=1,
+            max_output_tokens=1, longest_output_tokens=1, asks=judged, judged=judged, runs_text="",
+            offsets=[],
+        )  # fmt: skip
+        _files.write_record(run_dir.requests_index(name), index)
+    return make_run(settings=settings(**{"model": "judge"} | of_judge))
+
+
+def test_a_judge_that_refuses_costs_its_datasets_and_no_others(tmp_path: Path) -> None:
+    with Judge(models=["other"]) as server:
+        run = judged_run(RunDir(tmp_path / "1"), base_url=server.url)
+        (said,) = refuse(RunDir(tmp_path / "1"), run)
+    assert "it has other" in said
+    with Judge(models=["judge"], key="sk-right") as server:
+        run = judged_run(RunDir(tmp_path / "2"), base_url=server.url)
+        (said,) = refuse(RunDir(tmp_path / "2"), run)
+    assert "refuses the key" in said
+    for number in "12":
+        assert given_up(RunDir(tmp_path / number)) == {"b"}
+
+
+def test_a_judge_that_does_not_answer_yet_costs_nothing(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    with Judge() as server:
+        run = judged_run(run_dir, base_url=server.url)
+        assert refuse(run_dir, run) == []
+    (said,) = refuse(run_dir, run)
+    assert "connection refused" in said
+    with Judge(lambda *_: fails(503)) as server:
+        (said,) = refuse(run_dir, judged_run(run_dir, base_url=server.url))
+    assert "HTTP 503" in said
+    assert given_up(run_dir) == set()
