@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from coordinate_eval.coordinator.inputs import judge_checkpoint
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -13,7 +14,7 @@ from coordinate_eval.coordinator.workers.judge_run import JudgeRun
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Answer, Question, QuestionKind
 from tests.dev_cluster import DevCluster
-from tests.runs import Workspace, kill, processes, scores, until
+from tests.runs import TASKS, Workspace, kill, processes, scores, until
 from tests.tiny import tiny_model
 
 TEMPLATE = (
@@ -113,3 +114,49 @@ def test_a_judge_that_has_changed_is_refused(
     (changed / "chat_template.jinja").write_text(TEMPLATE + " ")
     with pytest.raises(UserError, match="has changed since this run began"):
         asked.start()
+
+
+RUBRIC = """\
+prompts:
+  rating:
+  - {role: system, content: Rate the answer.}
+  - {role: user, content: "{{ question }} {{ answer }}"}
+patterns: '(\\d+)'
+scale: [0, 100]
+"""
+
+
+def judged_suite(workspace: Workspace) -> Path:
+    """A dataset that a judge rates, and one that it does not."""
+    (workspace.folder / "rating.yaml").write_text(RUBRIC)
+    suite = {
+        "include_path": [str(TASKS)],
+        "datasets": [
+            {"name": "judged", "task": "tiny_sums", "rubric": "rating.yaml"},
+            {"name": "tiny_cloze", "task": "tiny_cloze"},
+        ],
+    }
+    path = workspace.folder / "judged.yaml"
+    path.write_text(yaml.safe_dump(suite))
+    return path
+
+
+@pytest.mark.parametrize("killed", [None, "_judge"])
+def test_a_suite_with_a_judge_of_one_s_own(
+    workspace: Workspace, judge: Path, killed: str | None
+) -> None:
+    run = workspace.submit(
+        judged_suite(workspace), "--run-dir", workspace.folder / f"judged {killed}",
+        COORDINATE_EVAL_JUDGE_CHECKPOINT=str(judge),
+        COORDINATE_EVAL_JUDGE_ENGINE_ARGS='{"seconds_per_request": 0.2}',
+    )  # fmt: skip
+    if killed is not None:
+        until(lambda: list(run.glob("judge/*/run/outputs/*/*.part")), "answers of the judge")
+        kill(processes(killed, str(run)))
+    found = scores(run)
+    assert set(found) == {"judged", "tiny_cloze"}
+    judged = json.loads((run / "results" / "judged.json").read_text())["judge"]
+    assert (judged["model"], judged["questions"]) == ("a judge", 11)
+    assert len(list(run.glob("judge/*/run"))) == 1
+    (answers_of,) = run.glob("judge/*/run")
+    assert scores(answers_of)

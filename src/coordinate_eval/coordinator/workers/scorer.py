@@ -228,7 +228,8 @@ class _Scorer:
         if (index := self._indexes.get(dataset.name)) is not None:
             append_scoring(self._dir.scorings(dataset.name), results.cpu_seconds, index)
         # Another job that was taken for dead may have been first.
-        _files.create(self._dir.dataset_results(dataset.name), results.model_dump_json(indent=1))
+        text = results.model_dump_json(by_alias=True, indent=1)
+        _files.create(self._dir.dataset_results(dataset.name), text)
 
     def _responses(self, shards: list[Shard]) -> ResponseFiles:
         return ResponseFiles(tuple(self._dir.published("outputs", s.span) for s in shards))
