@@ -200,6 +200,15 @@ def test_a_checkpoint_without_a_chat_template_chats_in_plain_text(place: Place) 
     assert scorer.finish(dataset, responses, {}).plain_chat
 
 
+def test_a_suite_may_name_the_turns_of_a_task(place: Place) -> None:
+    wanted, _ = place.build()
+    metadata = {"follow_ups": "then", "sampling": "way", "turn_template": PLAIN}
+    place.write(ROWS, metadata={"version": 1.0})
+    assert [request.follow_ups for request in place.build()[0]] == [[], [], []]
+    found, _ = place.build(metadata=metadata)
+    assert found == wanted
+
+
 def test_a_document_has_its_own_generation_arguments(place: Place) -> None:
     requests, _ = place.build()
     assert [request.sampling for request in requests] == [{"temperature": 0.75}, {}, {}]
@@ -282,6 +291,18 @@ def test_scoring_sees_the_texts_of_all_turns(place: Place, scored: Scored) -> No
         answered(requests[2], "one.\n"),  # it has its own stop string
     ]
     assert scored(responses) == pytest.approx(2 / 3)
+
+
+def test_each_sample_of_a_document_is_a_conversation(place: Place) -> None:
+    place.write([{**row, "said": "|".join(["yes"] * (1 + len(row["then"])))} for row in ROWS])
+    requests, index = place.build(repeats=2)
+    assert (len(requests), index.requests) == (6, 12)
+    responses = [
+        answered(request, *["no" if request.repeat else "yes"] * request.turns)
+        for request in requests
+    ]
+    results = place.evaluator().finish(Dataset(name="own", repeats=2), responses, {})
+    assert results.results["own"]["acc,none"] == 1  # the harness scores the first sample
 
 
 def test_half_a_conversation_is_no_response(place: Place, scored: Scored) -> None:
