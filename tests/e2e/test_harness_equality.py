@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,6 +16,7 @@ pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
 
+from lm_eval.utils import get_file_task_name
 from transformers import PreTrainedTokenizerFast
 
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
@@ -28,6 +29,8 @@ from coordinate_eval.records import (
     RequestKind,
     Response,
 )
+
+T = TypeVar("T")
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TASKS = FIXTURES / "tasks"
@@ -167,6 +170,11 @@ def lm_eval(checkpoint: Path, workplace: Path, tmp_path_factory: pytest.TempPath
         )  # fmt: skip
         (path,) = out.glob("**/results_*.json")
         results: dict[str, Any] = json.loads(path.read_text())
+        logged = {get_file_task_name(p.name): p for p in path.parent.glob("samples_*.jsonl")}
+        results["samples"] = {
+            task: [json.loads(line) for line in file.read_text().splitlines()]
+            for task, file in logged.items()
+        }
         return results
 
     return run
@@ -227,6 +235,14 @@ class _Run:
         )
 
     def score(self, dataset: Dataset) -> DatasetResults:
+        return self.answered(dataset, HarnessEvaluator.finish)
+
+    def answered(
+        self,
+        dataset: Dataset,
+        ask: Callable[[HarnessEvaluator, Dataset, list[Response], dict[str, Answer]], T],
+    ) -> T:
+        """Return what a method of the evaluator says of the responses and answers."""
         lines: list[str] = []
         built = self.evaluator().build(dataset, lambda request: lines.append(request.line()))
         requests = [Request.model_validate_json(line) for line in lines]
@@ -247,7 +263,7 @@ class _Run:
                 dataset, [one for one in responses if start <= one.item < start + 4]
             )
         }
-        return metric.finish(dataset, responses, answers)
+        return ask(metric, dataset, responses, answers)
 
 
 @pytest.fixture
@@ -314,3 +330,32 @@ def test_options_mean_what_they_mean_to_the_command(run: _Run, lm_eval: Command)
         for name, metrics in run.score(dataset).results.items():
             leaf = name.removeprefix(dataset.name).removeprefix("/") or task
             _assert_same(metrics, theirs[leaf], 1e-6)
+
+
+def test_samples_are_those_that_the_command_logs(run: _Run, lm_eval: Command) -> None:
+    names = ["tiny_group", "tiny_mutual", "tiny_cloze", "tiny_prose", "tiny_code"]
+    theirs = lm_eval(names, "--batch_size", "1", "--log_samples")["samples"]
+    ours: dict[str, list[dict[str, Any]]] = {}
+    for name in names:
+        for noted in run.answered(Dataset(name=name), HarnessEvaluator.noted):
+            logged = noted.logged()
+            ours.setdefault(logged.task, []).append(json.loads(logged.content))
+    assert ours.keys() == theirs.keys()
+    assert len(ours) > len(names)
+    for task, samples in theirs.items():
+        for mine, sample in zip(ours[task], samples, strict=True):
+            assert list(mine) == list(sample)
+            for field, value in sample.items():
+                assert _rounded(mine[field]) == _rounded(value), (task, field)
+
+
+def _rounded(value: Any) -> Any:
+    """Return a value with its numbers rounded, also those that are written as text."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    try:
+        return value if isinstance(value, bool) else pytest.approx(float(value), rel=1e-5)
+    except (TypeError, ValueError):
+        return value

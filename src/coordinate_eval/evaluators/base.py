@@ -10,7 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles
+from coordinate_eval.evaluators.confined.messages import (
+    AnswerFiles,
+    LoggedSample,
+    LoggedVerdict,
+    ResponseFiles,
+)
 from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.records import (
     Answer,
@@ -72,6 +77,27 @@ class Evaluator(Protocol):
         Raises:
             RecordError: a response is missing, or answers another prompt than the one asked.
         """
+        ...
+
+    def noted(
+        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+    ) -> Sequence["Noted"]:
+        """Return what is noted of each document while the whole dataset is scored, for people.
+
+        They stay in memory: the next call returns the same. Raises as `finish` does.
+        """
+        ...
+
+
+class Noted(Protocol):
+    """What is noted of one document, for one of its task's filters."""
+
+    def verdict(self) -> LoggedVerdict:
+        """Return its scores."""
+        ...
+
+    def logged(self) -> LoggedSample:
+        """Return all of it."""
         ...
 
 

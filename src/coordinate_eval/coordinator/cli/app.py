@@ -302,6 +302,34 @@ def scores(
 
 
 @app.command()
+def samples(
+    dataset: options.SampledDataset,
+    run: options.RunName = None,
+    item: options.Items = None,
+    wrong: options.Wrong = False,
+    diff: options.OtherRun = None,
+    limit: options.MostItems = None,
+    metric: options.Metric = None,
+    as_json: options.SamplesJson = False,
+    output: options.SampleFiles = None,
+    report: options.InReport = False,
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Show prompts, answers, targets and verdicts of a dataset that is scored.
+
+    An item is right if the main metric of its task, or the one named, is 1 for it. The harness
+    must be installed here: it scores the responses again, confined. No GPU is used.
+    """
+    from coordinate_eval.coordinator.cli.samples import Wanted, show_samples
+
+    settings, _ = load_settings({}, settings_file)
+    wanted = Wanted(
+        dataset, item or [], wrong, diff, limit, metric, as_json, output, report
+    )  # fmt: skip
+    show_samples(run, settings, wanted)
+
+
+@app.command()
 def resume(
     run: options.RunName = None,
     judge_url: options.JudgeUrl = None,

@@ -134,6 +134,57 @@ ScoredDataset = Annotated[
 MostRuns = Annotated[
     int, typer.Option("--limit", min=1, help="Show the N newest runs.", metavar="N")
 ]
+SampledDataset = Annotated[
+    str, typer.Option("--dataset", metavar="NAME", help="Show samples of this dataset.")
+]
+Items = Annotated[
+    list[int] | None,
+    typer.Option("--item", metavar="N", help="Show this item, counted from 0; may be repeated."),
+]
+Wrong = Annotated[bool, typer.Option("--wrong", help="Show the items that are not right.")]
+OtherRun = Annotated[
+    str | None,
+    typer.Option(
+        "--diff",
+        metavar="OTHER",
+        help="Show the items that one of RUN and OTHER gets right and the other wrong.",
+    ),
+]
+MostItems = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        min=1,
+        metavar="N",
+        help="Show at most N items.",
+        show_default="10; all with --json or --output",
+    ),
+]
+SamplesJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print a line of JSON for each sample, as lm_eval --log_samples writes it.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+SampleFiles = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="DIR",
+        help="Write samples_<task>_<time>.jsonl into this folder, as lm_eval --log_samples does.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+InReport = Annotated[
+    bool,
+    typer.Option(
+        "--report",
+        help="Write report.html of the run again, with these samples.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 Metric = Annotated[
     str | None,
     typer.Option(

@@ -20,6 +20,7 @@ from coordinate_eval.coordinator.planning.simulate import simulate
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.history import begin_of, read_asked
 from coordinate_eval.coordinator.report.ledger import Asked, Ledger, Row, Use, rows
+from coordinate_eval.coordinator.report.samples import Card
 from coordinate_eval.coordinator.run.measurements import ShardDone, read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -35,8 +36,8 @@ _PHASES = {
 """What a trial does while it answers nothing; nothing is drawn of the other uses."""
 
 
-def write_report(run_dir: RunDir, results: Mapping[str, Any]) -> str:
-    """Write `report.html` of a run that has ended with these results.
+def write_report(run_dir: RunDir, results: Mapping[str, Any], samples: Sequence[Card] = ()) -> str:
+    """Write `report.html` of a run that has ended with these results, and samples if there are any.
 
     Return why it could not be written, an empty string if it was: the run itself has ended well.
     """
@@ -48,7 +49,9 @@ def write_report(run_dir: RunDir, results: Mapping[str, Any]) -> str:
         lanes = happened(run_dir, begin, asked, ledger)
         planned_at = asked[0].time - begin if asked else 0.0
         last = [life.last - begin for round_ in asked for life in round_.lives if life.last]
-        page = render(run, plan, ledger, lanes, results, planned_at, max(last, default=None))
+        page = render(
+            run, plan, ledger, lanes, results, planned_at, max(last, default=None), samples
+        )
         _files.write(run_dir.report, page)
     except Exception as error:
         return f"cannot write {run_dir.report}: {error}"
@@ -73,6 +76,7 @@ def render(
     results: Mapping[str, Any],
     planned_at: float,
     last_response: float | None,
+    samples: Sequence[Card] = (),
 ) -> str:
     """Return the page.
 
@@ -80,6 +84,7 @@ def render(
         lanes: what each trial did.
         planned_at: when the plan was made, which is its time 0, in seconds from the submission.
         last_response: when it came, in the same seconds.
+        samples: prompts, answers and verdicts to read.
     """
     planned, expected = [], 0.0
     if plan is not None:
@@ -102,6 +107,7 @@ def render(
         colors=colors,
         count=len({name for name, _ in gantt.longest([*lanes, *planned])}),
         phases=[(STYLES[phase], phase.value) for phase in Phase],
+        samples=samples,
         left=LEFT,
         right=LEFT + WIDTH,
     )

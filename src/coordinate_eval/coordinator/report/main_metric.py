@@ -59,6 +59,14 @@ def metrics(entry: Mapping[str, Any]) -> Iterator[tuple[str, float, float | None
         yield name, number, _number(entry.get(f"{metric}_stderr,{filter_name}"))
 
 
+def task_metric(found: DatasetResults, task: str, metric: str | None = None) -> str | None:
+    """Return name and filter of a task's main metric, or of the one named; None without any."""
+    score = _choose(found, task, metric) if task in found.results else None
+    if score is None:
+        return None
+    return score.metric if "," in score.metric else f"{score.metric},none"
+
+
 def _number(value: object) -> float | None:
     """Return a value that a number can have here, None for all others."""
     if isinstance(value, bool) or not isinstance(value, int | float):

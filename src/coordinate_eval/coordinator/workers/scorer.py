@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from coordinate_eval import _files, _owner
 from coordinate_eval.cluster import INDEX_VARIABLE
@@ -96,9 +96,15 @@ def run_scorer(run_dir: RunDir) -> int:
 
 
 def start_evaluator(
-    run_dir: RunDir, run: Run, indexes: dict[str, DatasetRequests]
+    run_dir: RunDir,
+    run: Run,
+    indexes: dict[str, DatasetRequests],
+    log: BinaryIO | None = None,
 ) -> ConfinedEvaluator:
-    """Return the evaluator of the run's datasets."""
+    """Return the evaluator of these datasets of a run.
+
+    The output of its processes goes to `log`, or else to where the errors of this one go.
+    """
     settings = run.settings
     may_work = run.folder and not why_not_for_tasks(Path(run.folder), run.checkpoint)
     return ConfinedEvaluator(
@@ -124,6 +130,7 @@ def start_evaluator(
         indexes,
         most_seconds=60 * settings.scoring.dataset_minutes,
         allow_unsafe=settings.metrics.allow_unsafe_code,
+        log=log,
     )
 
 
@@ -232,12 +239,22 @@ class _Scorer:
         _files.create(self._dir.dataset_results(dataset.name), text)
 
     def _responses(self, shards: list[Shard]) -> ResponseFiles:
-        return ResponseFiles(tuple(self._dir.published("outputs", s.span) for s in shards))
+        return response_files(self._dir, shards)
 
     def _answers(self, shards: list[Shard]) -> AnswerFiles:
-        asking = [shard for shard in shards if shard.dataset in self._run.asks]
-        portions = itertools.chain.from_iterable(map(self._run.portions, asking))
-        return AnswerFiles(tuple(self._dir.published("answers", p) for p in portions))
+        return answer_files(self._dir, self._run, shards)
+
+
+def response_files(run_dir: RunDir, shards: list[Shard]) -> ResponseFiles:
+    """Return the responses of some shards that are done."""
+    return ResponseFiles(tuple(run_dir.published("outputs", s.span) for s in shards))
+
+
+def answer_files(run_dir: RunDir, run: Run, shards: list[Shard]) -> AnswerFiles:
+    """Return the answers to the questions of some shards."""
+    asking = [shard for shard in shards if shard.dataset in run.asks]
+    portions = itertools.chain.from_iterable(map(run.portions, asking))
+    return AnswerFiles(tuple(run_dir.published("answers", p) for p in portions))
 
 
 def _ask(question: Callable[[], T]) -> T:

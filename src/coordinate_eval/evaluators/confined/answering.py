@@ -160,6 +160,11 @@ def _call(evaluator: Evaluator, command: Command) -> Reply:
         return Reply(number=number, names=evaluator.load(dataset, index))
     if command.work is Work.QUESTIONS:
         return Reply(number=number, questions=evaluator.questions(dataset, responses))
+    if command.work in (Work.VERDICTS, Work.SAMPLES):
+        noted = evaluator.noted(dataset, responses, answers)
+        if command.work is Work.VERDICTS:
+            return Reply(number=number, verdicts=[each.verdict() for each in noted])
+        return Reply(number=number, samples=[noted[n].logged() for n in command.positions])
     finish = evaluator.finish if command.work is Work.FINISH else evaluator.finish_part
     return Reply(number=number, results=finish(dataset, responses, answers))
 

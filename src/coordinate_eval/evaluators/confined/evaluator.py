@@ -10,17 +10,21 @@ model has a process of its own, which sees no other dataset's responses and ends
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.confined import view
 from coordinate_eval.evaluators.confined.messages import (
     MOST_ERROR_CHARACTERS,
+    SAMPLES_AT_ONCE,
     AnswerFiles,
     Command,
+    LoggedSample,
+    LoggedVerdict,
     Reply,
     ResponseFiles,
     Setup,
@@ -28,6 +32,8 @@ from coordinate_eval.evaluators.confined.messages import (
     Work,
     check_names,
     check_questions,
+    check_samples,
+    check_verdicts,
 )
 from coordinate_eval.evaluators.confined.process import ScoringProcess
 from coordinate_eval.evaluators.sandbox.confinement import Level, View
@@ -74,6 +80,24 @@ class _Holder:
         return reply
 
 
+@dataclass(frozen=True)
+class Samples:
+    """The verdicts on all documents of a dataset, and all else about some of them."""
+
+    verdicts: list[LoggedVerdict]
+    _ask: Callable[[Command], list[LoggedSample]]
+    _command: Command
+
+    def at(self, positions: Sequence[int]) -> Iterator[LoggedSample]:
+        """Yield the samples of the verdicts at these positions, in this order."""
+        for start in range(0, len(positions), SAMPLES_AT_ONCE):
+            page = list(positions[start : start + SAMPLES_AT_ONCE])
+            command = self._command.model_copy(update={"positions": page})
+            samples = self._ask(command)
+            check_samples(samples, self.verdicts, command)
+            yield from samples
+
+
 class ConfinedEvaluator:
     """Scores datasets from files of a run. Use it as a context manager: it ends its processes."""
 
@@ -86,6 +110,7 @@ class ConfinedEvaluator:
         *,
         most_seconds: float,
         allow_unsafe: bool,
+        log: BinaryIO | None = None,
     ) -> None:
         """Find out how processes can be confined here, and start the first one.
 
@@ -96,17 +121,17 @@ class ConfinedEvaluator:
             indexes: of the requests of every dataset that may be scored.
             most_seconds: for one reply of a process, which is ended afterwards.
             allow_unsafe: text of the model may run unconfined where nothing confines it.
+            log: where the output of the processes goes; None for where this one's errors go.
         """
         self._setup, self._place = setup, place
         self._tasks, self._indexes = tasks, indexes
-        self._most_seconds = most_seconds
+        self._most_seconds, self._log = most_seconds, log
         self._caches = view.Caches.of(os.environ)
         self._level, self._why_not = find_level(allow_unsafe)
-        how = self._level
-        if how in (None, Level.LIMITS):
+        if not self._is_confined:
             sys.stderr.write("scoring is not confined: nothing on this machine can\n")
-        else:
-            sys.stderr.write(f"scoring is confined at the level {how}\n")
+        elif log is None:
+            sys.stderr.write(f"scoring is confined at the level {self._level}\n")
         self._shared: _Holder | None = None
         if not all(index.runs_text for index in indexes.values()):
             self._shared = self._start()
@@ -159,6 +184,22 @@ class ConfinedEvaluator:
         return results.model_copy(update={"cpu_seconds": holder.cpu_seconds})
 
     @contextmanager
+    def samples(
+        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
+    ) -> Iterator["Samples"]:
+        """Score the whole dataset, and give its samples in the block. Raises as `finish` does."""
+        with self._loaded(dataset) as holder:
+            command = _command(Work.VERDICTS, dataset, responses, answers)
+            verdicts = holder.ask(command).verdicts
+            check_verdicts(verdicts, holder.names[dataset.name], command)
+            ask = command.model_copy(update={"work": Work.SAMPLES})
+            yield Samples(verdicts, lambda asked: holder.ask(asked).samples, ask)
+
+    @property
+    def _is_confined(self) -> bool:
+        return self._level not in (None, Level.LIMITS)
+
+    @contextmanager
     def _loaded(self, dataset: Dataset) -> Iterator[_Holder]:
         """Load a dataset in its process. One of its own ends with the block.
 
@@ -203,14 +244,15 @@ class ConfinedEvaluator:
             UserError: it sees nothing of the user's home, and tasks lie there directly.
             OSError, ValueError: it cannot be confined to what it has to see.
         """
-        confined = self._level not in (None, Level.LIMITS)
+        confined = self._is_confined
         setup, seen = self._setup, View()
         if confined:
             setup = setup.model_copy(update={"mirrors": self._caches.mirrors})
             seen = self._view(only)
         environment = view.environment(os.environ, self._caches, confined=confined)
         level = self._level or Level.LIMITS
-        process = ScoringProcess(setup, level, seen, environment, self._most_seconds)
+        seconds, log = self._most_seconds, self._log
+        process = ScoringProcess(setup, level, seen, environment, seconds, log)
         return _Holder(process)
 
     def _index_file(self, dataset: str) -> Path:

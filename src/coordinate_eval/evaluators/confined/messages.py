@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import ConfigDict, FailFast, Field, ValidationError
+from pydantic import ConfigDict, FailFast, Field, JsonValue, ValidationError
 
 from coordinate_eval import _files
 from coordinate_eval.errors import RecordError
@@ -41,6 +41,12 @@ some kilobytes each."""
 
 MOST_QUESTIONS = 200_000
 """Most questions of one reply. As records, small ones take thirty times the bytes that say them."""
+
+MOST_VERDICTS = 500_000
+"""Most documents, times the filters of their task, of which samples are shown."""
+
+SAMPLES_AT_ONCE = 64
+"""Samples in one reply. One may have a prompt of a million characters, four times."""
 
 MOST_ERROR_CHARACTERS = 20_000
 
@@ -82,6 +88,8 @@ class Work(StrEnum):
     QUESTIONS = "questions"
     FINISH = "finish"
     FINISH_PART = "finish_part"
+    VERDICTS = "verdicts"
+    SAMPLES = "samples"
 
 
 class Command(Record):
@@ -94,21 +102,57 @@ class Command(Record):
     answers: list[str] = Field(default=[], description="files of JSON lines of `Answer`")
     requests: str = Field(default="", description="new file for what is built")
     index: str = Field(default="", description="file of `DatasetRequests`: of load")
+    positions: list[int] = Field(default=[], description="of verdicts: of samples")
 
 
-class Asked(Record):
-    """What a reply to a command for questions has: those, or the error that was raised.
+class LoggedVerdict(Record):
+    """The scores of one document, for one of its task's filters."""
+
+    item: int
+    task: str = Field(description="as the dataset's results call it")
+    filter: str
+    metrics: dict[str, float] = Field(description="those that are numbers")
+    doc_hash: str = Field(description="the harness's hash of the document")
+
+
+class LoggedSample(Record):
+    """What the harness notes of one document, for one of its task's filters."""
+
+    item: int
+    task: str = Field(description="as the dataset's results call it")
+    words: list[str] = Field(description="verdicts on its programs, or its judge's words")
+    content: str = Field(description="JSON, as in the harness's own files of samples")
+
+
+class Outcome(Record):
+    """What every reply has.
 
     A list is refused at its first wrong element: to note each takes two hundred times its bytes.
     """
 
     number: int
-    error: str = ""
+    error: str = Field(default="", description="that was raised")
     unread: bool = Field(default=False, description="the error is an `Unread`")
+
+
+class Seen(Outcome):
+    """What a reply to a command for verdicts or samples has."""
+
+    verdicts: Annotated[list[LoggedVerdict], FailFast()] = Field(
+        default=[], max_length=MOST_VERDICTS
+    )
+    samples: Annotated[list[LoggedSample], FailFast()] = Field(
+        default=[], max_length=SAMPLES_AT_ONCE
+    )
+
+
+class Asked(Outcome):
+    """What a reply to a command for questions has."""
+
     questions: Annotated[list[Question], FailFast()] = Field(default=[], max_length=MOST_QUESTIONS)
 
 
-class Reply(Asked):
+class Reply(Asked, Seen):
     """What the method returned, or the error that it raised."""
 
     names: Annotated[list[str], FailFast()] = Field(
@@ -180,8 +224,11 @@ def read_reply(line: bytes, command: Command) -> Reply:
         RecordError: it is no reply to this command.
     """
     try:
-        if command.work is Work.QUESTIONS:  # a long line: whatever else it has is not looked at
+        # Of a long line, whatever else it has is not looked at.
+        if command.work is Work.QUESTIONS:
             reply = Reply.model_construct(**dict(Asked.model_validate_json(line)))
+        elif command.work in (Work.VERDICTS, Work.SAMPLES):
+            reply = Reply.model_construct(**dict(Seen.model_validate_json(line)))
         else:
             reply = Reply.model_validate_json(line)
     except ValidationError as error:
@@ -268,6 +315,51 @@ class _Asked(Record):
     messages: list[_Message]
     temperature: float
     max_tokens: int
+
+
+def check_verdicts(verdicts: list[LoggedVerdict], names: set[str], command: Command) -> None:
+    """Check that verdicts concern nothing but the tasks of the dataset.
+
+    Raises:
+        RecordError: they do.
+    """
+    foreign = {verdict.task for verdict in verdicts} - names
+    if foreign:
+        raise _wrong(command, f"its process told of {min(foreign)[:100]!r}")
+
+
+def check_samples(
+    samples: list[LoggedSample], verdicts: list[LoggedVerdict], command: Command
+) -> None:
+    """Check that samples are those that were asked for, and have what the harness's own have.
+
+    Raises:
+        RecordError: they are not, or have not.
+    """
+    asked = [(verdicts[n].item, verdicts[n].task) for n in command.positions]
+    if [(sample.item, sample.task) for sample in samples] != asked:
+        raise _wrong(command, "its process told of other samples")
+    try:
+        for sample in samples:
+            _HarnessSample.model_validate_json(sample.content)
+    except ValidationError as error:
+        raise _wrong(command, "a sample is not one of the harness's") from error
+
+
+class _HarnessSample(Record):
+    """The fields of a line in the harness's own files of samples; those of metrics are beside."""
+
+    doc_id: int
+    doc: JsonValue
+    target: str
+    arguments: dict[str, dict[str, JsonValue]]
+    resps: list[JsonValue]
+    filtered_resps: list[JsonValue]
+    filter: str
+    metrics: list[str]
+    doc_hash: str
+    prompt_hash: str
+    target_hash: str
 
 
 def _wrong(command: Command, what: str) -> RecordError:

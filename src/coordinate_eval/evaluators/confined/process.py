@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import BinaryIO, Self
 
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.confined.messages import (
@@ -28,6 +28,9 @@ from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch, members
 
 MOST_PROCESSES = 128
 """Most processes at once. What many more have in memory takes the kernel minutes to give back."""
+
+_LONG = (Work.QUESTIONS, Work.BUILD, Work.VERDICTS, Work.SAMPLES)
+"""Work with long replies."""
 
 LOOK_SECONDS = 0.2
 """Time between two looks at what the processes use: a look takes some milliseconds."""
@@ -50,6 +53,7 @@ class _Process:
         wrapped_in: Sequence[str] = (),
         environment: Mapping[str, str],
         folder: str | None = None,
+        log: BinaryIO | None = None,
         note: int | None = None,
         look: Callable[[int], None],
     ) -> None:
@@ -60,6 +64,7 @@ class _Process:
             wrapped_in: arguments to put before its own.
             environment: its variables.
             folder: its working directory; None for that of this process.
+            log: where its output goes; None for where the errors of this process go.
             note: descriptor of the file in which it notes calls of native code.
             look: is called with its number five times a second while a reply is awaited. It raises
                 `ProcessEnded` or `EndlessCall` if what the processes do is more than allowed.
@@ -76,6 +81,7 @@ class _Process:
                 pass_fds=descriptors,
                 env=dict(environment),
                 cwd=folder,
+                stderr=log,
                 start_new_session=True,
             )
         except BaseException:
@@ -107,7 +113,7 @@ class _Process:
             RecordError: the reply is not one.
         """
         numbered = command.model_copy(update={"number": next(self._numbers)})
-        long = command.work in (Work.QUESTIONS, Work.BUILD)
+        long = command.work in _LONG
         most = MOST_LONG_REPLY_BYTES if long else MOST_REPLY_BYTES
         began = time.monotonic()
         try:
@@ -198,6 +204,7 @@ class ScoringProcess(_Process):
         view: View,
         environment: Mapping[str, str],
         most_seconds: float,
+        log: BinaryIO | None = None,
     ) -> None:
         """Start the process, which gets `most_seconds` for each reply.
 
@@ -209,6 +216,7 @@ class ScoringProcess(_Process):
             wrapped_in=wrapper(level, view),
             environment=environment,
             folder=(setup.folder or None) if level is Level.LIMITS else "/",
+            log=log,
             look=self._check_use,
         )
         self._watch = Watch(self._process.pid, setup.memory_bytes)

@@ -48,6 +48,7 @@ from coordinate_eval.evaluators.harness.outputs import (
 )
 from coordinate_eval.evaluators.harness.results import dataset_results, result_names
 from coordinate_eval.evaluators.harness.runs_text import what_runs_text
+from coordinate_eval.evaluators.harness.samples import Noted, NotingBook
 from coordinate_eval.evaluators.harness.task_loader import (
     TaskLoader,
     asks_questions,
@@ -125,6 +126,7 @@ class HarnessEvaluator:
         )
         self._kept: OrderedDict[str, AnsweredDataset] = OrderedDict()
         self._scripts: dict[str, dict[str, list[str]]] = {}
+        self._noted: dict[str, list[Noted]] = {}
 
     @cached_property
     def _tokenizer(self) -> Any:  # noqa: ANN401  one of many classes of transformers, or ours
@@ -315,6 +317,40 @@ class HarnessEvaluator:
             (task, list(documents[name].values())) for name, task in found.loaded.judged.items()
         ]
         return judge_results(judged, dataset.rubric, self._panel)
+
+    def noted(
+        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+    ) -> list[Noted]:
+        """Return what the harness notes of each document while it scores the whole dataset.
+
+        They are those of its option `--log_samples`, with prompts, in its order. They stay in
+        memory: the next call returns the same.
+
+        Raises as `finish` does.
+        """
+        key = _key(dataset)
+        if key not in self._noted:
+            book = NotingBook(answers)
+            with harness_session():
+                found = self._built(dataset)
+                answered = found.answered(responses, whole=True)
+                found.rewind()
+                tasks = found.loaded.tasks
+                with answered_by(book), _own_code(dataset), book.noting(tasks):
+                    evaluated = evaluate(
+                        ReplayModel({id(ask.instance): given for ask, given in answered}),
+                        found.loaded.table,
+                        limit=dataset.limit,
+                        bootstrap_iters=0,
+                        log_samples=True,
+                        confirm_run_unsafe_code=True,
+                    )
+            _check_answered(dataset, book)
+            items = {(ask.task, ask.doc): ask.item for ask, _ in answered}
+            names = result_names(dataset, top=found.loaded.top, names=tasks)
+            shown = dict(zip(tasks, names, strict=True))
+            self._noted[key] = list(book.noted(evaluated["samples"], items, shown))
+        return self._noted[key]
 
     def _answered(
         self, dataset: Dataset, responses: Iterable[Response], *, whole: bool

@@ -1,0 +1,188 @@
+"""Which samples of a dataset people want to see: some items, wrong ones, or those of two runs that
+differ; and a sample in few words.
+
+An item is right if the main metric of its task is 1 for it, and wrong if it is less: see
+`main_metric.py`. A metric with other values, such as a perplexity or a judge's rating, has neither.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from coordinate_eval.coordinator.report.main_metric import task_metric
+from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.confined.messages import LoggedSample, LoggedVerdict
+from coordinate_eval.records import DatasetResults
+
+MOST_CHARACTERS = 2000
+"""Characters of a prompt or an answer that are shown. Programs get all, as JSON."""
+
+MOST_CHOICES = 12
+"""Choices or answers of one item that are shown."""
+
+
+class Shown(NamedTuple):
+    """The verdict on an item that people see: that of its task's main metric."""
+
+    position: int
+    """Among all verdicts."""
+    metric: str
+    value: float
+    doc_hash: str
+
+    @property
+    def right(self) -> bool:
+        """Return whether the item has full marks."""
+        return self.value >= 1
+
+
+class Card(NamedTuple):
+    """A sample as people read it: a title, and parts with a name each."""
+
+    title: str
+    parts: list[tuple[str, str]]
+
+
+def shown_verdicts(
+    verdicts: Sequence[LoggedVerdict], results: DatasetResults, metric: str | None = None
+) -> dict[int, Shown]:
+    """Return by item the verdict of its task's main metric, or of the metric named."""
+    wanted = {task: task_metric(results, task, metric) for task in {v.task for v in verdicts}}
+    found = {}
+    for position, verdict in enumerate(verdicts):
+        name, _, filter_name = (wanted[verdict.task] or "").rpartition(",")
+        if name in verdict.metrics and filter_name == verdict.filter:
+            value = verdict.metrics[name]
+            found[verdict.item] = Shown(position, f"{name},{filter_name}", value, verdict.doc_hash)
+    return found
+
+
+def check_right_and_wrong(
+    shown: Mapping[int, Shown], results: DatasetResults, verdicts: Sequence[LoggedVerdict]
+) -> None:
+    """Check that items of a dataset are right or wrong.
+
+    Raises:
+        UserError: its metric has other values.
+    """
+    for item, verdict in shown.items():
+        task, name = verdicts[verdict.position].task, verdict.metric.rpartition(",")[0]
+        better = results.higher_is_better.get(task, {}).get(name, True)
+        if not (better and 0 <= verdict.value <= 1):
+            raise UserError(
+                f"dataset {results.dataset!r} has no right and wrong answers: {name} of item "
+                f"{item} is {verdict.value:g}"
+            )
+    if not shown:
+        raise UserError(f"dataset {results.dataset!r} has no right and wrong answers")
+
+
+def differing(ours: Mapping[int, Shown], theirs: Mapping[int, Shown], dataset: str) -> list[int]:
+    """Return the items that one run gets right and the other wrong.
+
+    Raises:
+        UserError: the two runs have other items, or are measured in another way.
+    """
+    if {n: (s.doc_hash, s.metric) for n, s in ours.items()} != {
+        n: (s.doc_hash, s.metric) for n, s in theirs.items()
+    }:
+        raise UserError(
+            f"dataset {dataset!r} is not the same in these two runs: their items or metrics differ"
+        )
+    return sorted(item for item in ours if ours[item].right != theirs[item].right)
+
+
+def select(
+    known: Iterable[int], wanted: Sequence[int], allowed: Iterable[int], most: int | None, name: str
+) -> list[int]:
+    """Return the items to show: those that are wanted, or all, if allowed, and at most so many.
+
+    Raises:
+        UserError: a wanted item does not exist.
+    """
+    every = sorted(known)
+    if missing := set(wanted) - set(every):
+        raise UserError(
+            f"dataset {name!r} has no item {min(missing)}: it has items 0 to {every[-1]}"
+        )
+    chosen = set(allowed)
+    return [item for item in (sorted(set(wanted)) or every) if item in chosen][:most]
+
+
+def positions_of(verdicts: Sequence[LoggedVerdict], items: Iterable[int]) -> list[int]:
+    """Return the positions of all verdicts on these items, in the harness's order."""
+    wanted = set(items)
+    return [n for n, verdict in enumerate(verdicts) if verdict.item in wanted]
+
+
+def card(
+    sample: LoggedSample, shown: Shown | None, *, run: str = "", said_by: str = "verdict"
+) -> Card:
+    """Return a sample as people read it, without the middle of what is long.
+
+    Args:
+        sample: what the harness noted.
+        shown: its verdict, if it has one.
+        run: whose answer it is, where there are two.
+        said_by: name of what was said about the answer.
+    """
+    found = json.loads(sample.content)
+    arguments = [[*each.values()] for each in found["arguments"].values()]
+    words = [run, f"item {sample.item}", f"{sample.task}, document {found['doc_id']}"]
+    if shown is not None:
+        verdict = "right" if shown.right else "wrong" if shown.value == 0 else "graded"
+        metric = shown.metric.removesuffix(",none")
+        words.append(f"{verdict}: {metric} {shown.value:g}" if shown.value <= 1 else
+                     f"{metric} {shown.value:g}")  # fmt: skip
+    prompt = str(arguments[0][0]) if arguments and arguments[0] else ""
+    scored = len(arguments) > 1 or bool(arguments and isinstance(arguments[0][-1], str))
+    parts = [("prompt", _end_of(prompt))]
+    if scored:
+        parts.append(("choices", "\n".join(_choices(arguments, found["resps"]))))
+    else:
+        parts += _answers(found["resps"], found["filtered_resps"])
+    parts.append(("target", _both_ends(str(found["target"]))))
+    parts += [(said_by, _both_ends(said)) for said in sample.words[:MOST_CHOICES]]
+    return Card(" · ".join(filter(None, words)), parts)
+
+
+def _choices(arguments: Sequence[Sequence[Any]], responses: Sequence[Any]) -> Iterator[str]:
+    """Yield the continuations of an item with their log-probabilities; the likeliest is marked."""
+    values = [float(_flat(each)[0]) for each in responses]
+    best = max(range(len(values)), key=values.__getitem__)
+    for number, (given, value) in enumerate(zip(arguments, values, strict=True)):
+        if number < MOST_CHOICES:
+            text = " ".join(_both_ends(str(given[-1]), MOST_CHARACTERS // 10).split())
+            yield f"{'→' if number == best and len(values) > 1 else ' '} {value:9.3f}  {text}"
+    if len(values) > MOST_CHOICES:
+        yield f"  … {len(values) - MOST_CHOICES} more"
+
+
+def _answers(responses: Sequence[Any], filtered: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Yield the answers to an item, and what its filter made of them."""
+    given = _flat(responses)
+    for number, text in enumerate(given[:MOST_CHOICES]):
+        name = "answer" if len(given) == 1 else f"answer {number + 1} of {len(given)}"
+        yield name, _both_ends(text)
+    taken = _flat(filtered)
+    if taken != given:
+        yield "taken from it", _both_ends("\n".join(taken[:MOST_CHOICES]))
+
+
+def _flat(value: Any) -> list[str]:  # noqa: ANN401  lists in lists of texts
+    """Return all texts in nested lists."""
+    return [t for each in value for t in _flat(each)] if isinstance(value, list) else [str(value)]
+
+
+def _end_of(text: str) -> str:
+    """Return a text without its beginning if it is long: there, prompts have their examples."""
+    left_out = len(text) - MOST_CHARACTERS
+    return f"[{left_out:,} characters before] … {text[left_out:]}" if left_out > 0 else text
+
+
+def _both_ends(text: str, most: int = MOST_CHARACTERS) -> str:
+    """Return a text without its middle if it is long."""
+    left_out = len(text) - most
+    if left_out <= 0:
+        return text
+    return f"{text[: most // 2]} … [{left_out:,} characters] … {text[-(most // 2) :]}"
