@@ -48,6 +48,11 @@ def check(judge: JudgeSettings, suite: Suite, environ: Mapping[str, str]) -> Non
     check_budget(judge, counts)
 
 
+def is_checkpoint(judge: JudgeSettings, suite: Suite) -> bool:
+    """Return whether a checkpoint rates answers to some dataset of a suite."""
+    return judge.checkpoint is not None and any(dataset.rubric for dataset in suite.datasets)
+
+
 def moved(judge: JudgeSettings, given: JudgeSettings) -> JudgeSettings:
     """Return a run's judge with what is given now: where it is, its key, its limits, its budget.
 
