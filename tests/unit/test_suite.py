@@ -24,7 +24,8 @@ BOMB = (
     + "}"
 )
 """4²² values in a few hundred bytes."""
-UNRUNNABLE = ["mt_bench", "arena_hard", "vicuna_bench"]
+JUDGED = ["mt_bench", "arena_hard", "vicuna_bench"]
+JUDGE = JudgeSettings(base_url="http://judge/v1", model="judge")
 
 
 def parse(text: str, folder: Path = Path()) -> Suite:
@@ -164,7 +165,7 @@ def test_the_base_suite_has_every_dataset_of_the_catalogue() -> None:
     assert len(base.datasets) == 63
     assert {d.name for d in base.datasets} == set(catalogue.entries())
     assert list(dict.fromkeys(d.group for d in base.datasets)) == GROUPS
-    assert [d.name for d in base.datasets if d.task is None] == UNRUNNABLE
+    assert [d.name for d in base.datasets if d.rubric is not None] == JUDGED
     for dataset in base.datasets:
         row = catalogue.entries()[dataset.name]
         assert (dataset.task or "") == row.task
@@ -328,16 +329,26 @@ def test_narrowing_twice_is_narrowing_once(
 def test_what_cannot_be_run_is_named() -> None:
     base = suite.load("base")
     kept, left_out = suite.runnable(base, JudgeSettings())
-    assert list(left_out) == UNRUNNABLE
-    assert "judge" in left_out["mt_bench"]
+    assert list(left_out) == JUDGED
+    assert "base_url" in left_out["mt_bench"]
     assert len(kept.datasets) == 60
     assert kept.digest == base.digest
-    with pytest.raises(UserError, match="dataset mt_bench: no task"):
+    with pytest.raises(UserError, match="dataset mt_bench: it needs a judge"):
         suite.runnable(suite.narrow(base, only=["mt_bench"]), JudgeSettings())
     with pytest.raises(UserError, match="dataset a: no task"):
         suite.runnable(
             parse("datasets:\n- {name: a, items: 5, prior: {gpu_seconds: 1}}\n"), JudgeSettings()
         )
+
+
+def test_with_a_judge_and_a_baseline_nothing_is_left_out() -> None:
+    _, left_out = suite.runnable(BASE, JUDGE)
+    assert list(left_out) == ["arena_hard"]
+    assert "[judge] baseline" in left_out["arena_hard"]
+    for judge in (JUDGE, JudgeSettings(checkpoint="/judge")):
+        compared = judge.model_copy(update={"baseline": "/answers.jsonl"})
+        assert suite.runnable(BASE, compared) == (BASE, {})
+    assert suite.runnable(BASE) == (BASE, {})  # prompts can be built
 
 
 def test_the_group_of_a_dataset_is_for_people() -> None:

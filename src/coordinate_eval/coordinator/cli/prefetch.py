@@ -50,7 +50,7 @@ def prefetch(inputs: Inputs, *, jobs: int, as_json: bool, verbose: bool) -> int:
     began = time.monotonic()
     settings = inputs.settings
     check_writable(settings, "cache_dir")
-    inputs = runnable(inputs)
+    inputs = runnable(inputs, scored=False)
     cache = Path(settings.cache_dir).expanduser().absolute()
     make = partial(
         Builder, cache, inputs.checkpoint, inputs.suite, settings.engine.name, inputs.max_length

@@ -141,6 +141,7 @@ def show_plan(
             prepared = prepare(run, offer, choose_nodes(run, offer), {}, what_if=what_if)
         if not as_json:
             left_out = suite.without_task(inputs.suite)
+            left_out |= suite.without_judge(inputs.suite, settings.judge)
             _say_by_reason("planned here, but left out of a run", left_out)
     else:
         with working_in(inputs.folder), cluster:
@@ -234,13 +235,13 @@ def _say_where_tasks_look(inputs: Inputs) -> None:
         )
 
 
-def runnable(inputs: Inputs) -> Inputs:
-    """Leave out the datasets that cannot be run, and say so on stderr with the reason.
+def runnable(inputs: Inputs, *, scored: bool = True) -> Inputs:
+    """Leave out the datasets that cannot be run, or `scored`, and say so on stderr with the reason.
 
     Raises:
         UserError: No dataset can be run, or there is no task of some name.
     """
-    kept, left_out = suite.runnable(inputs.suite, inputs.settings.judge)
+    kept, left_out = suite.runnable(inputs.suite, inputs.settings.judge if scored else None)
     check_known(kept, Path(inputs.settings.cache_dir).expanduser(), inputs.folder)
     _say_by_reason(f"left out of suite {inputs.suite.name}", left_out)
     return replace(inputs, suite=kept, left_out=left_out)

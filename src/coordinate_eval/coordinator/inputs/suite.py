@@ -161,18 +161,16 @@ def narrow(
     return suite.model_copy(update={"datasets": kept, "digest": digest})
 
 
-def runnable(suite: Suite, judge: JudgeSettings) -> tuple[Suite, dict[str, str]]:
+def runnable(suite: Suite, judge: JudgeSettings | None = None) -> tuple[Suite, dict[str, str]]:
     """Return the suite without the datasets that cannot be run, and the reasons by name.
 
-    Those whose answers a judge would rate cannot without one.
-
-    The suite keeps its digest, since it is still the suite that was asked for.
+    The suite keeps its digest, since it is still the suite that was asked for. Datasets that a
+    judge rates need these settings of one, if their answers are to be scored.
 
     Raises:
         UserError: No dataset can be run.
     """
-    unjudged = {d.name: why for d in suite.datasets if (why := why_not_judged(d, judge))}
-    left_out = unjudged | without_task(suite)
+    left_out = without_task(suite) | (without_judge(suite, judge) if judge else {})
     kept = [d for d in suite.datasets if d.name not in left_out]
     if not kept:
         name, why = next(iter(left_out.items()))
@@ -188,10 +186,15 @@ def without_task(suite: Suite) -> dict[str, str]:
     return {d.name: _why_not(d) for d in suite.datasets if d.task is None}
 
 
+def without_judge(suite: Suite, judge: JudgeSettings) -> dict[str, str]:
+    """Return the datasets that these settings give no judge or no baseline, with the reasons."""
+    return {d.name: why for d in suite.datasets if (why := why_not_judged(d, judge))}
+
+
 def _why_not(dataset: Dataset) -> str:
     entry = catalogue.find(dataset)
     if entry is not None and entry.kind == "judge":
-        return "no task, because a judge model would have to rate the answers"
+        return "no task, and no rubric by which a judge would rate the answers"
     return "no task"
 
 

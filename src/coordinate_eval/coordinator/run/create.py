@@ -12,7 +12,7 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster
 from coordinate_eval.coordinator.inputs import clean_files, judge
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import baselines, jobs
 from coordinate_eval.coordinator.run.epochs import latest_epoch
 from coordinate_eval.coordinator.run.own import check_link, own, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -119,6 +119,7 @@ def create(root: Path, run: Run, reviewed: Record | None = None) -> RunDir:
         clean_files.copy(run.checkpoint.files, made.model)
         work_folder(made)
         made.requests_folder.mkdir()
+        baselines.write(made, run)
         write_run(made, run)
         if reviewed is not None:
             _files.write_record(made.reviewed, reviewed)

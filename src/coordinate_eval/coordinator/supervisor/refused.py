@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report.results import request_indexes, unscored_datasets
+from coordinate_eval.coordinator.run.baselines import why_incomplete
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import JudgeRefuses, JudgeSilent, UserError
@@ -20,8 +21,9 @@ def refuse(run_dir: RunDir, run: Run) -> list[str]:
     """Give up the datasets that cannot be scored here.
 
     These are datasets whose scoring may run what the model wrote, where nothing confines it; those
-    whose metric asks for programs in a language whose compiler is not installed; and those whose
-    judge refuses the key, or has no such model. A judge that does not answer may do so later.
+    whose metric asks for programs in a language whose compiler is not installed; those whose
+    answers are compared with a baseline's that are not all there; and those whose judge refuses
+    the key, or has no such model. A judge that does not answer may do so later.
 
     It is called before the first job is submitted: no GPU works for them. This node speaks for
     those of scoring and metric jobs. One of them that can do less refuses its work itself.
@@ -32,17 +34,17 @@ def refuse(run_dir: RunDir, run: Run) -> list[str]:
     unscored = {dataset.name for dataset in unscored_datasets(run_dir, run)}
     indexes = {n: i for n, i in request_indexes(run_dir, run).items() if n in unscored}
     events = []
+    here = f"on {os.uname().nodename}"
     for reasons, why in (
-        (dict(_unconfined(run, indexes)), "Nothing confines what their scoring may run"),
-        (dict(_without_compiler(indexes)), "A compiler of their programs is missing"),
+        (dict(_unconfined(run, indexes)), f"Nothing confines what their scoring may run {here}"),
+        (dict(_without_compiler(indexes)), f"A compiler of their programs is missing {here}"),
+        (dict(_without_baseline(run_dir, indexes)), "The baseline lacks answers to compare with"),
     ):
         for name, reason in reasons.items():
             _files.write(run_dir.dataset_error(name), f"{reason}\n")
         if reasons:
-            events.append(
-                f"not run: {', '.join(reasons)}. {why} on {os.uname().nodename}; results.json says "
-                "what to do"
-            )
+            events.append(f"not run: {', '.join(reasons)}. {why}; results.json says what to do")
+            indexes = {name: index for name, index in indexes.items() if name not in reasons}
     judged = [name for name, index in indexes.items() if index.judged]
     if judged:
         events += _ask_the_judge(run_dir, run, judged)
@@ -82,6 +84,15 @@ def _unconfined(run: Run, indexes: dict[str, DatasetRequests]) -> Iterator[tuple
     if level is None:
         for name, what in runs_text.items():
             yield name, refusal(name, what, why)
+
+
+def _without_baseline(
+    run_dir: RunDir, indexes: dict[str, DatasetRequests]
+) -> Iterator[tuple[str, str]]:
+    """Yield the datasets with questions that the baseline has not answered, with the reason."""
+    for name, index in indexes.items():
+        if why := why_incomplete(run_dir, name, index.question_ids):
+            yield name, why
 
 
 def _without_compiler(indexes: dict[str, DatasetRequests]) -> Iterator[tuple[str, str]]:

@@ -46,7 +46,7 @@ def read_baseline(lines: Iterable[str | bytes], where: str) -> list[BaselineAnsw
 
 
 def _answer(entry: Mapping[str, Any]) -> BaselineAnswer:
-    identifier = next(entry[name] for name in (*_IDS, "id") if name in entry or name == _IDS[0])
+    identifier = next((entry[name] for name in _IDS if name in entry), None)
     if isinstance(identifier, bool) or not isinstance(identifier, str | int):
         raise ValueError("the id is no text or number")
     return BaselineAnswer(id=str(identifier), answers=_answers(entry))
