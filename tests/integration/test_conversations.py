@@ -158,6 +158,21 @@ def test_a_turn_goes_on_as_the_chat_template_does(place: Place, name: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("name", "answer"), [("Llama 3", "Me."), ("ChatML", "Me.\n"), ("Llama 2", " Me.")]
+)
+def test_prompt_answer_and_follow_up_are_the_chat_as_the_template_writes_it(
+    place: Place, name: str, answer: str
+) -> None:
+    request, *_ = place.build(BETWEEN[name][0])[0]
+    chat = [("user", "Who?"), ("assistant", answer.lstrip(" ")), ("user", "And now?")]
+    messages = [{"role": role, "content": content} for role, content in chat]
+    whole = place.tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    assert place.text(request.tokens) + answer + place.text(request.follow_ups[0]) == whole
+
+
+@pytest.mark.parametrize(
     ("template", "reason"),
     [
         (FORGETS, "shows an earlier answer 0 times"),

@@ -76,6 +76,24 @@ def test_a_cut_answer_has_the_text_before_the_cut(tokens: list[str], data: st.Da
     assert found[: len(kept)] == kept == list(range(1000, 1000 + len(kept)))
 
 
+def test_a_text_that_has_others_before_it_begins_with_no_space_of_the_tokenizer() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {"▁": 0, "a": 1, "b": 2, ".": 3, "▁a": 4, "▁ab": 5}
+    merges = [("▁", "a"), ("▁a", "b")]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+
+    def encode(text: str) -> list[int]:
+        found: list[int] = made.encode(text, add_special_tokens=False).ids
+        return found
+
+    assert encode(".b") == [0, 3, 2]
+    assert common.inner_tokens(encode, ".b") == [3, 2]
+    assert common.inner_tokens(encode, " a") == [4]
+    assert common.inner_tokens(encode, "b") == encode("b")  # with a letter before it, it is another
+    assert common.inner_tokens(encode, "") == []
+
+
 def test_a_turn_follows_prompt_and_answer() -> None:
     turns = Turns(ask(follow_ups=[[50, 51], [60]]), max_length=100)
     assert turns.add("a", 3, "stop", lambda: [7, 8]) is None
