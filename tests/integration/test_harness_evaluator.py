@@ -351,7 +351,7 @@ def test_programs_are_asked_shard_by_shard_and_looked_up_at_the_end(
     results = metric.finish(dataset, responses, answers).results["tiny_code"]
     assert (results["pass@1,create_test"], results["pass@2,create_test"]) == (0.5, 1.0)
     answers.popitem()
-    with pytest.raises(RecordError, match="1 programs"):
+    with pytest.raises(RecordError, match="1 questions"):
         metric.finish(dataset, responses, answers)
 
 
