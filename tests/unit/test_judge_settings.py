@@ -12,15 +12,19 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings, load
 from coordinate_eval.coordinator.inputs.suite import runnable
+from coordinate_eval.coordinator.planning.plan import Cost, Plan
+from coordinate_eval.coordinator.planning.prepare import questions_to_judge
+from coordinate_eval.coordinator.report.history import read_ledger
 from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.create import existing, run_id
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.portions import all_portions
 from coordinate_eval.coordinator.run.pullers import Pullers, pullers_job
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Dataset, DatasetRequests, Message, Rubric, Suite
+from coordinate_eval.records import Answer, Dataset, DatasetRequests, Message, Rubric, Suite
 from coordinate_eval.slurm.client import _environment
 
 PROMPT = [Message(role="user", content="Rate {{ answer }}.")]
@@ -177,3 +181,29 @@ def test_a_judge_that_does_not_answer_yet_costs_nothing(tmp_path: Path) -> None:
         (said,) = refuse(run_dir, judged_run(run_dir, base_url=server.url))
     assert "HTTP 503" in said
     assert given_up(run_dir) == set()
+
+
+def test_what_a_judge_did_is_told_apart_from_programs(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run = make_run(asks=["a", "b"], judged=["b"], created=0)
+    again, other = (
+        Answer(id=text, passed=True, result="[[5]]", seconds=3, tokens=100) for text in "xy"
+    )
+    kept = other.model_copy(update={"id": "z", "kept": True, "tokens": 0, "seconds": 0})
+    program = Answer(id="p", passed=True, result="passed", seconds=7)
+    answered = zip(all_portions(run), ([program], [program], [again, other, kept]), strict=True)
+    for portion, answers in answered:
+        _files.write(run_dir.questions(portion), "")
+        lines = "".join(answer.line() for answer in answers)
+        _files.write(run_dir.published("answers", portion), lines)
+    found = read_ledger(run_dir, run, ended=True)
+    assert found.cpu_seconds["metrics"] == 14
+    assert found.judge is not None
+    assert found.judge.model_dump() == {"questions": 2, "kept": 1, "tokens": 200, "seconds": 6}
+
+
+def test_a_plan_tells_how_many_questions_the_judge_gets() -> None:
+    run = make_run(suite=ALL, judged=["b", "c"])
+    costs = [Cost(name=n, items=7, gpu_seconds=1, metric_cpu_seconds=0) for n in "abc"]
+    plan = Plan.model_construct(datasets=costs)
+    assert questions_to_judge(run, plan) == {"b": 14, "c": 28}

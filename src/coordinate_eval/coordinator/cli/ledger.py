@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinate_eval import _owner
-from coordinate_eval._format import duration
+from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli.output import table_console, write_json
 from coordinate_eval.coordinator.cli.runs import find_to_show
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -60,4 +60,13 @@ def _shown(run_id: str, found: Ledger) -> Group:
     table.add_section()
     table.add_row("all", f"{total / 3600:.3f}", "")
     words = ", ".join(f"{what} {duration(s)}" for what, s in found.cpu_seconds.items())
-    return Group(table, Text(f"CPU time: {words}"), Text(found.advice))
+    lines = [Text(f"CPU time: {words}")]
+    if (judge := found.judge) is not None:
+        before = f", {judge.kept:,} answered for earlier runs" if judge.kept else ""
+        lines.append(
+            Text(
+                f"judge: {plural(judge.questions, 'question')} answered{before}, "
+                f"{plural(judge.tokens, 'token')}, {duration(judge.seconds)} of waiting for answers"
+            )
+        )
+    return Group(table, *lines, Text(found.advice))

@@ -32,6 +32,7 @@ from coordinate_eval.coordinator.planning.prepare import (
     offer_of_cluster,
     offer_of_file,
     prepare,
+    questions_to_judge,
     queued_nodes,
 )
 from coordinate_eval.coordinator.report.state import is_complete
@@ -221,6 +222,8 @@ def _plan_now(
             )
         indexes = {name: each.index for name, each in built.items()}
         prepared = prepare(run, offer, chosen, indexes, inputs.reviewed, what_if=what_if)
+    counts = questions_to_judge(prepared.run, prepared.plan)
+    judge.check_budget(settings.judge, counts)
     if len(built) < len(wanted):
         prepared = replace(prepared, plan=prepared.plan.model_copy(update={"estimated": True}))
     return offer, prepared

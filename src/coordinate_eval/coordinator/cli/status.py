@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claims import Ledger, whole
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 
 _STATES = {
@@ -92,6 +92,7 @@ def describe(
             f"that has ended, `coordinate-eval resume {command}` continues the run"
         )
         note = f"{note}; {seen}" if note else seen
+    judge = _files.read_record_if_there(run_dir.judge, JudgeProgress)
     rough = None
     if phase is not Phase.COMPLETE:
         rough = _files.read_record_if_there(run_dir.first_signal, FirstSignal)
@@ -105,6 +106,7 @@ def describe(
         "state": _STATES.get(phase, "running"),
         **progress.model_dump(mode="json", exclude={"trials"}),
         "trials_by_state": progress.trials,
+        "judge": judge.model_dump(mode="json") if judge else None,
         "checkpoint": run.checkpoint.path,
         "suite": run.suite.name,
         "datasets": _datasets(run_dir, run),

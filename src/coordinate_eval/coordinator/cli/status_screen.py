@@ -118,6 +118,8 @@ def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
                 f"{shown['portions_done']} of {plural(shown['portions'], 'portion')} of questions "
                 "answered"
             )
+        if judge := shown["judge"]:
+            rows["judge"] = _judge(judge)
     if shown["trials_by_state"] and not phase.ended:
         words = ", ".join(f"{n} {word}" for word, n in shown["trials_by_state"].items())
         rows["trials"] = f"{words}, on {plural(shown['nodes'], 'node')}"
@@ -126,6 +128,14 @@ def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
     width = max(map(len, rows)) + 2
     lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
     return ["\n".join(lines)]
+
+
+def _judge(judge: dict[str, Any]) -> str:
+    """Return how far the judge is, and what is wrong with it."""
+    known = f", {judge['kept']:,} known from earlier runs" if judge["kept"] else ""
+    words = f"{plural(judge['answered'], 'question')} answered{known}, {judge['left']:,} waiting"
+    words += f", {plural(judge['tokens'], 'token')}"
+    return f"{words}; {judge['said']}" if judge["said"] else words
 
 
 def _scored(shown: dict[str, Any]) -> str:

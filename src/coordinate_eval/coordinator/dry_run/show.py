@@ -74,8 +74,10 @@ def planned_jobs(prepared: Prepared, cluster: Cluster, run_dir: RunDir) -> Itera
         else:
             yield jobs.keeper_job(run, run_dir, round_, node)
             yield jobs.trials_job(run, run_dir, round_, node)
-    if run.asks:
+    if set(run.asks) - set(run.judged):
         yield _pullers(run, run_dir, Pullers.METRIC)
+    if run.judged:
+        yield _pullers(run, run_dir, Pullers.JUDGE)
     yield _pullers(run, run_dir, Pullers.SCORE)
 
 

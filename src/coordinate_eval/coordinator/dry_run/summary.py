@@ -13,7 +13,7 @@ from coordinate_eval.coordinator.dry_run.one_job_each import (
     one_job_each,
 )
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
-from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
+from coordinate_eval.coordinator.planning.prepare import Offer, Prepared, questions_to_judge
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
 from coordinate_eval.coordinator.run.records import Run
 
@@ -100,6 +100,7 @@ def summary(found: Review) -> list[tuple[str, str]]:
             f"{plural(len(plan.trials), f'{plan.engine.name} engine')} on "
             f"{plural(gpus, f'{kind}GPU')} of {plural(len(plan.nodes), 'node')}",
         ),
+        *_judge(found),
         ("makespan", duration(makespan) + _after_responses(found)),
         (
             "lower bound",
@@ -129,6 +130,18 @@ def _prompts(found: Review) -> list[tuple[str, str]]:
         f"takes about {duration(found.plan.build_seconds)} on {plural(jobs, 'core')} first"
     )
     return [("prompts", words)]
+
+
+def _judge(found: Review) -> list[tuple[str, str]]:
+    """Return what a judge would be asked, if it would be."""
+    counts = questions_to_judge(found.run, found.plan)
+    if not counts:
+        return []
+    settings = found.run.settings.judge
+    each = ", ".join(f"{plain(name)} {count:,}" for name, count in counts.items())
+    budget = f", of {settings.max_requests:,} at most" if settings.max_requests else ""
+    words = f"up to {plural(sum(counts.values()), 'question')} to {plain(settings.name)}{budget}"
+    return [("judge", f"{words} ({each})")]
 
 
 def _after_responses(found: Review) -> str:

@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs import judge_checkpoint
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
+from coordinate_eval.coordinator.inputs.judge import most_questions
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import node_count, planner, reviewed_plan
 from coordinate_eval.coordinator.planning import nodes as select
@@ -319,6 +320,13 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
             "score_seconds": {cost.name: cost.score_seconds for cost in plan.datasets},
         }
     )
+
+
+def questions_to_judge(run: Run, plan: Plan) -> dict[str, int]:
+    """Return how many questions the judge of a planned run gets at most, by dataset."""
+    datasets = {dataset.name: dataset for dataset in run.suite.datasets}
+    items = {cost.name: cost.items for cost in plan.datasets}
+    return {name: most_questions(datasets[name], items[name]) for name in run.judged}
 
 
 def first_round(run: Run, plan: Plan, nodes: Sequence[NodeCapacity] = ()) -> Round:

@@ -4,12 +4,18 @@ import time
 from collections.abc import Iterator
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.report.ledger import Asked, Ledger, Life, sum_up
+from coordinate_eval.coordinator.report.ledger import Asked, JudgeUse, Ledger, Life, sum_up
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import portions_with_questions
-from coordinate_eval.coordinator.run.records import Round, Run, StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.records import (
+    JudgeProgress,
+    Round,
+    Run,
+    StageProgress,
+    TrialProgress,
+)
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.records import Answer, DatasetRequests
 
@@ -25,7 +31,13 @@ def read_ledger(run_dir: RunDir, run: Run, *, ended: bool) -> Ledger:
         "metrics": _metrics(run_dir, run, begin),
         "scoring": _scoring(run_dir, run, begin),
     }
-    return sum_up(begin, read_asked(run_dir, run, ended=ended), time.time(), cpu_seconds)
+    judge = None
+    if run.judged:
+        judge = _judge(run_dir, run, begin)
+        progress = _files.read_record_if_there(run_dir.judge, JudgeProgress)
+        cpu_seconds["asking the judge"] = progress.cpu_seconds if progress else 0.0
+    asked = read_asked(run_dir, run, ended=ended)
+    return sum_up(begin, asked, time.time(), cpu_seconds, judge)
 
 
 def read_asked(run_dir: RunDir, run: Run, *, ended: bool) -> list[Asked]:
@@ -91,13 +103,28 @@ def _building(run_dir: RunDir, run: Run, begin: float) -> float:
 
 
 def _metrics(run_dir: RunDir, run: Run, begin: float) -> float:
-    seconds = 0.0
+    return sum(answer.seconds for answer in _answers(run_dir, run, begin, judged=False))
+
+
+def _judge(run_dir: RunDir, run: Run, begin: float) -> JudgeUse:
+    # A question that several portions ask was asked once.
+    answers = {a.id: a for a in _answers(run_dir, run, begin, judged=True)}.values()
+    kept = sum(answer.kept for answer in answers)
+    return JudgeUse(
+        questions=len(answers) - kept,
+        kept=kept,
+        tokens=sum(answer.tokens for answer in answers),
+        seconds=round(sum(answer.seconds for answer in answers), 3),
+    )
+
+
+def _answers(run_dir: RunDir, run: Run, begin: float, *, judged: bool) -> Iterator[Answer]:
+    """Yield the answers that were published since a time: those of a judge, or of programs."""
     for portion in portions_with_questions(run_dir, run):
         path = run_dir.published("answers", portion)
-        if _files.modified(path) >= begin:
+        if (portion.dataset in run.judged) == judged and _files.modified(path) >= begin:
             for line in _files.whole_lines(path):
-                seconds += Answer.model_validate_json(line).seconds
-    return seconds
+                yield Answer.model_validate_json(line)
 
 
 def _scoring(run_dir: RunDir, run: Run, begin: float) -> float:

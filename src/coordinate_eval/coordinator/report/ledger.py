@@ -79,6 +79,15 @@ class Row(NamedTuple):
     stretches: Sequence[Stretch]
 
 
+class JudgeUse(Record):
+    """What the judge did for a run. No GPU of the run waits for it, unless it is one of its own."""
+
+    questions: int = Field(description="that it answered")
+    kept: int = Field(description="that it had answered for earlier runs")
+    tokens: int = Field(description="that it read and wrote")
+    seconds: float = Field(description="from each question to its answer, all together")
+
+
 class Ledger(Record):
     """The sums of a run, as `results.json` and `status --ledger` have them."""
 
@@ -86,6 +95,7 @@ class Ledger(Record):
     gpu_seconds: dict[Use, float] = Field(description="by use; their sum is all of the GPU time")
     total_gpu_seconds: float
     cpu_seconds: dict[str, float] = Field(description="of building, metrics and scoring")
+    judge: JudgeUse | None = Field(default=None, description="of a run that asks one")
     advice: str = Field(description="what to change next, in a line")
 
 
@@ -108,7 +118,11 @@ def rows(begin: float, rounds: Sequence[Asked], end: float) -> Iterator[Row]:
 
 
 def sum_up(
-    begin: float, rounds: Sequence[Asked], end: float, cpu_seconds: dict[str, float]
+    begin: float,
+    rounds: Sequence[Asked],
+    end: float,
+    cpu_seconds: dict[str, float],
+    judge: JudgeUse | None = None,
 ) -> Ledger:
     """Return the ledger of a run; for the arguments see `rows`."""
     found = list(rows(begin, rounds, end))
@@ -128,7 +142,8 @@ def sum_up(
         gpu_seconds={use: round(value, 3) for use, value in seconds.items()},
         total_gpu_seconds=round(sum(seconds.values()), 3),
         cpu_seconds={what: round(value, 3) for what, value in cpu_seconds.items()},
-        advice=_advice(seconds, unasked, cpu_seconds),
+        judge=judge,
+        advice=_advice(seconds, unasked, cpu_seconds, judge),
     )
 
 
@@ -174,7 +189,12 @@ def _fitted(found: Iterator[tuple[float, Use]], begin: float, end: float) -> Ite
             begin = stop
 
 
-def _advice(seconds: dict[Use, float], unasked: float, cpu_seconds: dict[str, float]) -> str:
+def _advice(
+    seconds: dict[Use, float],
+    unasked: float,
+    cpu_seconds: dict[str, float],
+    judge: JudgeUse | None,
+) -> str:
     """Return what to change next: about the largest part of the time that is no answering.
 
     `unasked` are the GPU seconds before a GPU was asked for.
@@ -188,6 +208,8 @@ def _advice(seconds: dict[Use, float], unasked: float, cpu_seconds: dict[str, fl
     hint = _HINTS[use]
     if use is Use.WAITING and unasked > seconds[use] / 2:
         hint = "prompts were being built; `coordinate-eval prefetch` builds them before a run"
+    elif use is Use.WAITING and judge and judge.seconds > sum(cpu_seconds.values()):
+        hint = "the judge's answers came after the last response: raise [judge] concurrency"
     elif use is Use.WAITING and cpu_seconds["scoring"] > cpu_seconds["metrics"]:
         hint = "scores came after the last response: raise [scoring] jobs"
     return f"{seconds[use] / total:.0%} of GPU time was {use}: {hint}"

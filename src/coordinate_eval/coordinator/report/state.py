@@ -173,7 +173,8 @@ def progress(
         spent = sum(t.updated - t.ready for t in trials.values() if t.ready is not None)
         share = responses / max(1, requests)
         scoring = _scoring_left(run_dir, run)
-        left = _seconds_left(run, now, undone, unanswered, scoring, share, planned, spent)
+        programs = [span for span in unanswered if span.dataset not in run.judged]
+        left = _seconds_left(run, now, undone, programs, scoring, share, planned, spent)
     return Progress(
         phase=phase,
         detail=detail,

@@ -1,0 +1,128 @@
+"""Judged datasets on a real controller, with a judge that comes and goes."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.dev_cluster import DevCluster
+from tests.judges import Judge, Reply, says, text_of
+from tests.runs import Workspace, kill, processes, published, results, scores, until
+from tests.slurm.test_runs import TASKS as OTHERS
+
+RUBRIC = """\
+prompts: {rating: "Rate from 1 to 10. Q: {{ question }} A: {{ answer }}"}
+patterns: '\\[\\[(\\d+)\\]\\]'
+scale: [1, 10]
+"""
+KEY = "sk-a-secret-of-the-judge"
+
+
+def rate(body: dict[str, Any], number: int) -> Reply:
+    """The same words about the same answer, after a moment."""
+    reply = says(f"[[{sum(text_of(body).encode()) % 10 + 1}]]")
+    reply.after_seconds = 0.2
+    return reply
+
+
+@pytest.fixture(scope="module")
+def user(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("judged"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(user: Workspace) -> Iterator[None]:
+    """The judge has answered nothing yet."""
+    yield
+    for folder in (user.folder / "cache").glob("judged-*"):
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def suite(user: Workspace) -> Path:
+    """A conversation that a judge rates, beside another dataset."""
+    path = user.suite(OTHERS[0], "tiny_talk")
+    content = yaml.safe_load(path.read_text())
+    content["datasets"][1]["rubric"] = "rubric.yaml"
+    path.write_text(yaml.safe_dump(content))
+    (path.parent / "rubric.yaml").write_text(RUBRIC)
+    return path
+
+
+def submit(user: Workspace, suite: Path, url: str, name: str) -> Path:
+    return user.submit(
+        suite, "--run-dir", user.folder / name, "--judge-url", url, "--judge-model", "judge",
+        COORDINATE_EVAL_JUDGE_CONCURRENCY="2",
+        COORDINATE_EVAL_JUDGE_API_KEY_ENV="JUDGE_KEY",
+        COORDINATE_EVAL_SUPERVISOR_PATIENCE_SECONDS="30",
+        JUDGE_KEY=KEY,
+    )  # fmt: skip
+
+
+def files_with(run: Path, text: str) -> list[Path]:
+    files = [path for path in run.rglob("*") if path.is_file()]
+    return [path for path in files if text.encode() in path.read_bytes()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(user: Workspace, suite: Path) -> tuple[dict[str, Any], int]:
+    """Scores with a judge that is always there, and the number of its questions."""
+    with Judge(rate, models=["judge"], key=KEY) as server:
+        run = submit(user, suite, server.url, "undisturbed")
+        found = scores(run)
+        assert 1 <= found["tiny_talk"]["score,none"] <= 10
+        assert files_with(run, KEY) == []
+        asked = len(server.asked)
+    for folder in (user.folder / "cache").glob("judged-*"):
+        shutil.rmtree(folder)
+    return found, asked
+
+
+def test_a_judge_that_is_killed_and_comes_back_changes_no_score(
+    user: Workspace, suite: Path, undisturbed: tuple[dict[str, Any], int]
+) -> None:
+    expected, questions = undisturbed
+    with Judge(rate, models=["judge"], key=KEY) as first:
+        run = submit(user, suite, first.url, "killed")
+        until(lambda: len(first.asked) > 2, "some questions")
+    kill(processes("_judge", str(run)))
+    answered = len(published(run, "answers"))
+    with Judge(rate, models=["judge"], key=KEY, port=first.port) as second:
+        assert scores(run) == expected
+    assert answered == 0, "the judge was lost in the middle of a portion"
+    assert len(first.asked) + len(second.asked) <= questions + 2, "only what was in flight"
+
+
+def test_a_run_whose_judge_is_away_goes_on_with_one_that_has_moved(
+    user: Workspace, suite: Path, undisturbed: tuple[dict[str, Any], int]
+) -> None:
+    expected, _ = undisturbed
+    with Judge() as gone:
+        pass
+    run = submit(user, suite, gone.url, "moved")
+    ended = results(run)
+    assert list(ended["missing"]) == ["tiny_talk"]
+    why = ended["missing"]["tiny_talk"]
+    assert "waits for its judge: connection refused at http://127.0.0.1" in why
+    assert "coordinate-eval resume" in why
+    assert ended["results"][OTHERS[0]] == expected[OTHERS[0]]
+    refused = user.call("resume", run, status=2)
+    assert "JUDGE_KEY" in refused.stderr, "the key is not in this shell"
+    with Judge(rate, models=["judge"], key=KEY) as server:
+        (run / "results.json").unlink()
+        user.call("resume", run, "--judge-url", server.url, JUDGE_KEY=KEY)
+        assert scores(run) == expected
+        assert files_with(run, KEY) == []
+        again = submit(user, suite, "http://127.0.0.1:9/v1", "rerun")
+        assert scores(again) == expected, "what a judge has said is not asked again"
+
+
+def test_a_judge_that_refuses_costs_only_its_datasets(user: Workspace, suite: Path) -> None:
+    with Judge(rate, models=["another"], key=KEY) as server:
+        ended = results(submit(user, suite, server.url, "refused"))
+    assert "no model 'judge'" in ended["missing"]["tiny_talk"]
+    assert OTHERS[0] in ended["results"]
+    assert server.asked == []
