@@ -162,6 +162,52 @@ def test_brackets_are_no_markup(home: Path) -> None:
     assert "acc,[/f]" in call(home, "scores").stdout
 
 
+JUDGE = {
+    "model": "m", "revision": "1", "rubric": "r", "rubric_digest": "aa", "prompts_digest": "bb",
+    "questions": 1, "without_verdict": 0, "refused": 0,
+}  # fmt: skip
+
+
+def _judge(home: Path, step: int, *, items: int = 1, **changes: Any) -> None:
+    found = results("a", {"a": {"score,none": 7.0}}, judge=JUDGE | changes)
+    found = found.model_copy(update={"items": items})
+    _files.write_record(RunDir(home / f"step-{step}-x").dataset_results("a"), found)
+
+
+def test_one_judge_is_compared(home: Path) -> None:
+    for step in (100, 200):
+        _judge(home, step, questions=step)
+    _judge(home, 300, items=2, prompts_digest="of other items")
+    done = call(home, "scores", "--json")
+    assert [row["scores"]["a"]["value"] for row in json.loads(done.stdout)["rows"]] == [7.0] * 3
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "n"}, "judges differ: m@1 by rubric r (aa) in step-100-x; n@1 by rubric"),
+        ({"revision": "2"}, "judges differ: m@1 by rubric r (aa) in step-100-x; m@2 by rubric"),
+        ({"rubric_digest": "cc"}, "judges differ"),
+        ({"prompts_digest": "cc"}, "told different things in step-100-x and step-200-x"),
+    ],
+)
+def test_scores_of_different_judges_are_not_shown_together(
+    home: Path, changes: dict[str, Any], words: str
+) -> None:
+    _judge(home, 100)
+    _judge(home, 200, **changes)
+    named = ("scores", "step-100-x", "step-200-x")
+    done = call(home, *named, "--json")
+    rows = json.loads(done.stdout)["rows"]
+    assert [list(row["scores"]) for row in rows] == [["b"], ["b"]]
+    assert f"dataset a is not shown: its {words}" in done.stderr.replace("its judge was", "its")
+    for step in (100, 200):
+        RunDir(home / f"step-{step}-x").dataset_results("b").unlink()
+        assert "7.0000" in call(home, "scores", f"step-{step}-x").stdout
+    assert isinstance(call(home, *named).exception, UserError)
+
+
 def test_scores_are_ordered_by_step(home: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(call(home, "scores", "--csv").stdout)))
     assert [row["step"] for row in rows] == ["100", "200", "300"]

@@ -15,7 +15,13 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run
 from coordinate_eval.errors import ForeignError, RecordError
-from coordinate_eval.records import Dataset, DatasetRequests, DatasetResults, Outputs, Record
+from coordinate_eval.records import (
+    Dataset,
+    DatasetRequests,
+    DatasetResults,
+    Outputs,
+    Record,
+)
 
 WORTH_SAYING = 0.1
 """Share of a dataset's answers that has to be degenerate before people are told."""
@@ -70,6 +76,7 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
         "toolchains": {
             name: found.toolchains for name, found in scored.items() if found.toolchains
         },
+        "judge": {name: found.judge for name, found in scored.items() if found.judge},
         "items": {name: found.items for name, found in scored.items()},
         "outputs": {
             name: found.outputs.model_dump() for name, found in scored.items() if found.outputs
