@@ -231,6 +231,25 @@ def test_a_document_has_its_own_generation_arguments(place: Place) -> None:
     assert all(request.max_tokens == 7 for request in requests)
 
 
+@pytest.mark.parametrize(
+    ("way", "sampling", "limit"),
+    [
+        ({"temperature": 0.5}, {"temperature": 0.5}, 7),
+        ({"temperature": 0.5, "do_sample": False}, {}, 7),
+        ({"temperature": 0.0, "top_p": 0.5}, {}, 7),
+        ({"max_tokens": 3}, {}, 3),
+        ({"max_gen_toks": 3}, {}, 3),
+        ({}, {}, 7),
+    ],
+)
+def test_what_a_document_says_of_its_generation_holds(
+    place: Place, way: dict[str, Any], sampling: dict[str, float], limit: int
+) -> None:
+    place.write([{"q": "Who?", "then": [], "way": {"seed": None, **way}}])
+    ((request,), _) = place.build()
+    assert (request.sampling, request.max_tokens) == (sampling, limit)
+
+
 @pytest.mark.parametrize("field", ["then", "way"])
 def test_another_question_or_sampling_is_another_request(place: Place, field: str) -> None:
     (before, *same), index = place.build()

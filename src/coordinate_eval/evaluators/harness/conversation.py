@@ -17,9 +17,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 from lm_eval.utils import apply_template
 
+_LIMITS = frozenset({"max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"})
+"""The harness's names of one argument: the most tokens to generate."""
+
 Message = Mapping[str, str]
 """A message of a chat: its `role` and its `content`."""
-
 
 Chat = Callable[[Sequence[Message]], str]
 """A function that returns a chat as text, with the beginning of the next answer."""
@@ -64,14 +66,20 @@ class Conversation:
     def arguments(self, given: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
         """Return generation arguments with those of a document.
 
+        A document's limit replaces the task's by whatever name. Its temperature says whether it is
+        sampled, unless it has `do_sample` too.
+
         Raises:
             ValueError: those of the document are no mapping.
         """
         own = _field(document, self.sampling) or {}
         if not isinstance(own, dict):
             raise ValueError(f"field {self.sampling!r} (sampling) is no mapping: {own!r}")
-        # A column of tables has all keys of all rows.
-        return {**given, **{key: value for key, value in own.items() if value is not None}}
+        # A table has the keys of all rows in each.
+        own = {key: value for key, value in own.items() if value is not None}
+        replaced = _LIMITS if _LIMITS & own.keys() else frozenset[str]()
+        replaced |= {"do_sample"} if "temperature" in own else set()
+        return {key: value for key, value in given.items() if key not in replaced} | own
 
     def complete(self, instance: Instance, chat: Chat | None) -> None:
         """Give an instance its document's generation arguments, and the text between its turns.
