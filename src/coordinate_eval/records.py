@@ -471,10 +471,12 @@ class DatasetResults(Record):
     items: int
     results: dict[str, dict[str, Any]] = Field(description="task or group → metric → value")
     groups: dict[str, dict[str, Any]] = {}
+    group_subtasks: dict[str, list[str]] = Field(default={}, description="group → its members")
     higher_is_better: dict[str, dict[str, Any]] = {}
     n_shot: dict[str, Any] = {}
     n_samples: dict[str, Any] = {}
     versions: dict[str, Any] = {}
+    harness: str = Field(default="", description="version of lm_eval that scored it")
     cpu_seconds: float = Field(default=0.0, description="that scoring took")
     plain_chat: bool = Field(
         default=False,

@@ -16,9 +16,14 @@ pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
 
-from lm_eval.utils import get_file_task_name
+from lm_eval.utils import get_file_task_name, make_table
+from tests.unit.test_decide import make_run
 from transformers import PreTrainedTokenizerFast
 
+from coordinate_eval import _files
+from coordinate_eval.coordinator.report.formats import lm_eval_results
+from coordinate_eval.coordinator.report.results import collect_results
+from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import (
     Answer,
@@ -28,6 +33,7 @@ from coordinate_eval.records import (
     Request,
     RequestKind,
     Response,
+    Suite,
 )
 
 T = TypeVar("T")
@@ -307,6 +313,31 @@ def test_every_number_is_the_command_s(
     assert together["tiny_sums"]["exact_match,flexible-extract"] > 0
     assert 0 < together["tiny_code"]["pass@1,create_test"] < 1
     assert together["tiny_cloze"]["acc,none"] > 0
+
+
+def test_the_results_file_is_the_command_s(
+    ours: list[DatasetResults], lm_eval: Command, checkpoint: Path, tmp_path: Path
+) -> None:
+    theirs = lm_eval(DATASETS, "--batch_size", "1")
+    run_dir = RunDir(tmp_path)
+    suite = Suite(name="s", digest="d", datasets=[Dataset(name=n, task=n) for n in DATASETS])
+    made = make_run(suite=suite, shards=[])
+    for found in ours:
+        _files.write_record(run_dir.dataset_results(found.dataset), found)
+    written = lm_eval_results(made, collect_results(run_dir, made), ours)
+    environment = {"pretty_env_info", "transformers_version", "upper_git_hash", "eot_token_id"}
+    environment |= {f"tokenizer_{which}_token" for which in ("pad", "eos", "bos")}
+    assert theirs.keys() - environment == written.keys() | {"samples"}
+    assert written["config"].keys() <= theirs["config"].keys()
+    for name in ("group_subtasks", "versions", "n-shot", "higher_is_better", "n-samples"):
+        assert written[name] == theirs[name], name
+    for name in ("results", "groups"):
+        for task, metrics in theirs[name].items():
+            _assert_same(written[name][task], metrics, 1e-5)
+    assert written["configs"].keys() == theirs["configs"].keys()
+    assert written["lm_eval_version"] == theirs["lm_eval_version"]
+    for column in ("results", "groups"):
+        assert make_table(written, column) == make_table(theirs, column)
 
 
 def test_options_mean_what_they_mean_to_the_command(run: _Run, lm_eval: Command) -> None:

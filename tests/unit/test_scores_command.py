@@ -262,3 +262,44 @@ def test_tables_of_scores_and_status_warn(home: Path) -> None:
     assert shown["warnings"] == [line]
     assert shown["outputs"]["repeated"] == 4
     assert line in call(home, "status", str(run_dir.root)).stdout
+
+
+def test_one_run_as_the_harness_writes_it(home: Path) -> None:
+    found = json.loads(call(home, "scores", "step-100-x", "--output-format", "lm_eval").stdout)
+    assert found["results"] == {"a": {"acc,none": 0.1}, "b": {"acc,none": 0.1}}
+    assert found["model_name"] == "/ckpts/step-100"
+    assert found["config"]["model_args"]["pretrained"] == "/ckpts/step-100"
+
+
+def test_one_run_as_a_model_card(home: Path) -> None:
+    a = results("a", {"a": {"acc,none": 0.3, "acc_stderr,none": 0.01}}, n_shot={"a": 5},
+                harness="0.4.13")  # fmt: skip
+    _files.write_record(RunDir(home / "step-300-x").dataset_results("a"), a)
+    lines = call(home, "scores", "step-300-x", "--output-format", "model-card").stdout.splitlines()
+    assert lines[:3] == [
+        "| dataset | metric | n-shot | score | ± stderr |",
+        "| --- | --- | ---: | ---: | ---: |",
+        "| a | acc | 5 | 0.3000 | 0.0100 |",
+    ]
+    assert lines[4].startswith("step-300, suite s (")
+    assert lines[4].endswith("lm-evaluation-harness 0.4.13. Without: b.")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--output-format", "lm_eval"),
+        ("step-100-x", "step-200-x", "--output-format", "model-card"),
+        ("step-100-x", "--output-format", "lm_eval", "--metric", "acc"),
+        ("--output-format", "xml"),
+        ("--csv", "--output-format", "json"),
+    ],
+)
+def test_formats_that_make_no_sense_are_refused(home: Path, args: tuple[str, ...]) -> None:
+    assert isinstance(call(home, "scores", *args).exception, UserError)
+
+
+def test_the_formats_are_those_of_the_flags(home: Path) -> None:
+    for form in ("csv", "json", "markdown"):
+        named = call(home, "scores", "--output-format", form).stdout
+        assert named == call(home, "scores", f"--{form}").stdout

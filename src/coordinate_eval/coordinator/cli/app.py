@@ -281,6 +281,7 @@ def runs(
 def scores(
     run: options.RunNames = None,
     metric: options.Metric = None,
+    output_format: options.OutputFormat = None,
     as_csv: options.Csv = False,
     as_json: options.Json = False,
     as_markdown: options.Markdown = False,
@@ -292,11 +293,14 @@ def scores(
     its configuration of which more is better, else its first one. A group without a score of its
     own has the mean over its tasks.
     """
-    from coordinate_eval.coordinator.cli.scores import show_scores
+    from coordinate_eval.coordinator.cli.scores import FORMATS, show_scores
 
-    asked = [f for f, on in (("csv", as_csv), ("json", as_json), ("markdown", as_markdown)) if on]
+    flags = (("csv", as_csv), ("json", as_json), ("markdown", as_markdown))
+    asked = [name for name, on in flags if on] + ([output_format] if output_format else [])
     if len(asked) > 1:
-        raise UserError(f"--{asked[0]} and --{asked[1]} are two formats: give one of them")
+        raise UserError(f"{asked[0]} and {asked[1]} are two formats: give one of them")
+    if asked and asked[0] not in FORMATS:
+        raise UserError(f"--output-format {asked[0]}: it must be one of {', '.join(FORMATS)}")
     settings, _ = load_settings({}, settings_file)
     show_scores(run or [], settings, metric, asked[0] if asked else "table")
 

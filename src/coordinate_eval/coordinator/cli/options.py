@@ -193,6 +193,16 @@ Metric = Annotated[
         metavar="NAME",
     ),
 ]
+OutputFormat = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="table, csv, json or markdown; of one run also lm_eval, the harness's results file, "
+        "and model-card, a table in Markdown.",
+        show_default="table",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 Csv = Annotated[
     bool,
     typer.Option("--csv", help="Print comma-separated values.", rich_help_panel=_OUTPUT),

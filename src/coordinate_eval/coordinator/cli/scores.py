@@ -19,12 +19,23 @@ from coordinate_eval.coordinator.cli.runs import find, find_all, readable_rows
 from coordinate_eval.coordinator.inputs.saved import step_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.formats import lm_eval_results, model_card
 from coordinate_eval.coordinator.report.main_metric import main_score
-from coordinate_eval.coordinator.report.results import degenerate, read_dataset
+from coordinate_eval.coordinator.report.results import (
+    collect_results,
+    degenerate,
+    read_dataset,
+    read_results,
+)
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import judge_name
+
+_OF_ONE_RUN = ("lm_eval", "model-card")
+
+FORMATS = ("table", "csv", "json", "markdown", *_OF_ONE_RUN)
+"""What scores can be printed as."""
 
 INCOMPLETE = "*"
 """Marks a run without all of its results."""
@@ -35,13 +46,17 @@ def show_scores(names: Sequence[str], settings: Settings, metric: str | None, fo
 
     Args:
         metric: shown in place of the main one, for datasets that have it.
-        form: "table", "csv", "json" or "markdown".
+        form: one of `FORMATS`.
 
     Scores of different judges say nothing about each other: they are not shown together.
 
     Raises:
-        UserError: a run is not there, no dataset has the metric, or nothing can be compared.
+        UserError: a run is not there, no dataset has the metric, nothing can be compared, or a
+            format of one run is asked for and several runs are, or none.
     """
+    if form in _OF_ONE_RUN:
+        _show_one(names, settings, metric, form)
+        return
     problems: list[str] = []
     if names:
         with _owner.for_show():
@@ -75,6 +90,26 @@ def show_scores(names: Sequence[str], settings: Settings, metric: str | None, fo
         _print(rows, scored, settings)
     for problem in problems:
         say(problem)
+
+
+def _show_one(names: Sequence[str], settings: Settings, metric: str | None, form: str) -> None:
+    if len(names) != 1:
+        raise UserError(f"the format {form} is of one run: name it")
+    if metric is not None:
+        raise UserError(f"the format {form} has its own metrics: leave out --metric")
+    with _owner.for_show():
+        run_dir = find(names[0], settings)
+        run = read_run(run_dir)
+        ended = read_results(run_dir) or {}
+        results = {**collect_results(run_dir, run), "seconds": ended.get("seconds", "")}
+        read = (read_dataset(run_dir, dataset.name) for dataset in run.suite.datasets)
+        scored = [found for found in read if found is not None]
+    if not scored:
+        raise UserError(f"run {run.id} has no scores yet")
+    if form == "lm_eval":
+        write_json(lm_eval_results(run, results, scored))
+    else:
+        sys.stdout.write(visible(model_card(run, results, scored)))
 
 
 def _named(names: Sequence[str], settings: Settings) -> list[RunDir]:

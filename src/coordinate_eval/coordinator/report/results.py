@@ -33,6 +33,11 @@ _DEGENERATE = {
     "cut": "are cut by length",
 }
 
+_TABLES = (
+    "results", "groups", "group_subtasks", "higher_is_better", "n_shot", "n_samples", "versions",
+)  # fmt: skip
+"""Fields of a dataset's results that have a task or group as key."""
+
 MOST_NAMES = 5
 """Datasets that are named where more have the same reason."""
 
@@ -67,7 +72,7 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
         if d.name not in scored
     }
     merged: dict[str, dict[str, Any]] = {}
-    for part in ("results", "groups", "higher_is_better", "n_shot", "n_samples", "versions"):
+    for part in _TABLES:
         merged[part] = {k: v for found in scored.values() for k, v in getattr(found, part).items()}
     return {
         "schema": "coordinate-eval/scores@1",
@@ -77,6 +82,7 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
             name: found.toolchains for name, found in scored.items() if found.toolchains
         },
         "judge": {name: found.judge for name, found in scored.items() if found.judge},
+        "harness": {name: found.harness for name, found in scored.items()},
         "items": {name: found.items for name, found in scored.items()},
         "outputs": {
             name: found.outputs.model_dump() for name, found in scored.items() if found.outputs

@@ -8,6 +8,7 @@ who asked: its size, its shape, and that it concerns nothing but the dataset tha
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -247,12 +248,14 @@ def check_names(results: DatasetResults, names: set[str], command: Command) -> N
     tables = (
         results.results,
         results.groups,
+        results.group_subtasks,
         results.higher_is_better,
         results.n_shot,
         results.n_samples,
         results.versions,
     )
-    foreign = sorted(set().union(*tables) - names)
+    members = itertools.chain.from_iterable(results.group_subtasks.values())
+    foreign = sorted(set(members).union(*tables) - names)
     if results.dataset != command.dataset.name:
         foreign.insert(0, results.dataset)
     if foreign:

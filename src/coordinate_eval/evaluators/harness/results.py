@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
 from typing import Any
 
 from coordinate_eval.records import Dataset, DatasetResults
@@ -25,10 +26,15 @@ def dataset_results(
         items=items,
         results=table("results"),
         groups=table("groups"),
+        group_subtasks={
+            rename(name): [*map(rename, members)]
+            for name, members in evaluated.get("group_subtasks", {}).items()
+        },
         higher_is_better=table("higher_is_better"),
         n_shot=table("n-shot"),
         n_samples=table("n-samples"),
         versions=table("versions"),
+        harness=metadata.version("lm_eval"),
     )
 
 
