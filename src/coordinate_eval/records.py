@@ -114,6 +114,9 @@ class Rubric(Record):
     by: str | None = Field(
         default=None, description="field of a document; its values have scores of their own"
     )
+    style_control: bool = Field(
+        default=False, description="of a pair: give the win rate without length and Markdown, too"
+    )
     temperature: float = Field(default=0.0, ge=0, le=2)
     max_tokens: int = Field(default=2048, ge=1, le=1_000_000)
 

@@ -58,6 +58,7 @@ def test_a_pair_has_sides() -> None:
         (SINGLE + "labels: {A: [1]}\n", 5, "a scale or labels, not both"),
         (SINGLE + "temperature: 3\n", 5, "temperature"),
         (SINGLE + "take: best\n", 5, "take"),
+        (SINGLE + "style_control: true\n", 5, "needs a pair"),
         ("prompts: {}\npatterns: (.)\n", 1, "prompts must be a mapping"),
         ("patterns: (.)\n", 1, "prompts must be a mapping"),
         ("prompts: {a: '?'}\n", 1, "patterns must be a list"),

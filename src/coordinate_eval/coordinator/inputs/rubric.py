@@ -90,6 +90,8 @@ def _check(rubric: Rubric, tree: Located) -> None:
             raise wrong(tree.at("scale"), "scale: the least rating comes first")
     if any(not values for values in rubric.labels.values()):
         raise wrong(tree.at("labels"), "labels: each stands for at least one value")
+    if rubric.style_control and not rubric.pair:
+        raise wrong(tree.at("style_control"), "style_control compares two answers: it needs a pair")
     if rubric.pair:
         if not rubric.labels:
             raise wrong(tree.place, "a pair needs labels: the shares of battles that side A wins")

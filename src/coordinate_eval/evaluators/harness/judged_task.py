@@ -28,8 +28,10 @@ from coordinate_eval.evaluators.judged.prompts import (
     judge_question,
     rubric_digest,
 )
+from coordinate_eval.evaluators.judged.style import differences
 from coordinate_eval.evaluators.judged.verdicts import (
     Verdict,
+    battles,
     document_metrics,
     find_verdict,
     main_metric,
@@ -161,6 +163,7 @@ class JudgedTask:
         An answer is a text, or the list of those of all turns.
         """
         verdicts: dict[str, list[list[Verdict]]] = {}
+        styled: list[list[float]] = []
         for of_request in results:
             for given in of_request:
                 answers = [given] if isinstance(given, str) else list(given)
@@ -168,7 +171,13 @@ class JudgedTask:
                     games = [self._verdict(question) for question in questions]
                     self.count.left_out += self._rubric.pair and None in games
                     verdicts.setdefault(name, []).append(games)
-        found = document_metrics(self._rubric, self._by(document), verdicts)
+                    if self._rubric.style_control:
+                        baseline = "\n".join(self._baseline_of(document))
+                        style = differences("\n".join(answers), baseline)
+                        styled += [[outcome, *style] for outcome in battles(*games)]
+        found: dict[str, Any] = document_metrics(self._rubric, self._by(document), verdicts)
+        if self._rubric.style_control:
+            found["win_rate_style_controlled"] = styled
         for name in found.keys() - self._aggregations.keys():
             self._aggregations[name], self._higher[name] = self._metrics[main_metric(self._rubric)]
         return found

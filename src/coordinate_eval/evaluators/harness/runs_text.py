@@ -22,9 +22,14 @@ import lm_eval
 from lm_eval.api.task import Task
 
 from coordinate_eval.evaluators.harness.code_eval import asks_code_eval
+from coordinate_eval.evaluators.judged.style import StyleControlled
 from coordinate_eval.evaluators.judged.verdicts import Mean
 
-_JUDGING = ("coordinate_eval.evaluators.harness.judged_task", Mean.__module__)
+_JUDGING = (
+    "coordinate_eval.evaluators.harness.judged_task",
+    Mean.__module__,
+    StyleControlled.__module__,
+)
 """What scores in place of a judged task's own functions: to it, answers are values."""
 
 _HARNESS = Path(lm_eval.__file__).parent

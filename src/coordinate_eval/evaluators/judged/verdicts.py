@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from coordinate_eval.evaluators.judged.style import StyleControlled
 from coordinate_eval.records import Rubric
 
 Verdict = list[float] | None
@@ -147,6 +148,8 @@ def metrics_of(rubric: Rubric) -> dict[str, tuple[Aggregation, bool]]:
             "win_rate_high": (Bound(1 - tail), True),
             "position_bias": (Mean(), False),
         }
+        if rubric.style_control:
+            found["win_rate_style_controlled"] = (StyleControlled(), True)
     else:
         found = {"score": (Mean(), True)}
     return found | {"no_verdict": (Total(), False)}
