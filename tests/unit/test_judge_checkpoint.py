@@ -1,5 +1,7 @@
 """A checkpoint as judge: what is said of it before anything is submitted."""
 
+import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from tests.tiny import tiny_model
 from coordinate_eval.coordinator.inputs.judge_checkpoint import named
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
+
+CLUSTER = Path(__file__).parents[2] / "examples" / "cluster.yaml"
 
 
 def settings(**of_judge: Any) -> Settings:
@@ -45,17 +49,43 @@ def test_it_needs_a_chat_template() -> None:
         named(settings(checkpoint=str(tiny_model())))
 
 
-def test_it_needs_a_cluster_with_jobs(tmp_path: Path, chat: Path) -> None:
-    (tmp_path / "r.yaml").write_text(
+def rated(folder: Path) -> Path:
+    """A suite with one dataset, which a judge rates."""
+    (folder / "r.yaml").write_text(
         "prompts: {rating: '{{ answer }}'}\npatterns: (.)\nscale: [0, 9]"
     )
-    suite = tmp_path / "s.yaml"
-    suite.write_text("datasets: [{name: d, task: gsm8k, rubric: r.yaml}]")
+    suite = folder / "s.yaml"
+    suite.write_text("datasets: [{name: d, task: gsm8k, items: 1319, rubric: r.yaml}]")
+    return suite
+
+
+def test_it_needs_a_cluster_with_jobs(tmp_path: Path, chat: Path) -> None:
     done = Workspace(tmp_path).call(
-        "run", tiny_model(), "--suite", suite, "--cluster", "ray", status=2,
+        "run", tiny_model(), "--suite", rated(tmp_path), "--cluster", "ray", status=2,
         COORDINATE_EVAL_JUDGE_CHECKPOINT=str(chat),
     )  # fmt: skip
     assert "give a server of it, with --judge-url and --judge-model" in " ".join(
         done.stderr.split()
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_shows_what_its_run_comes_to(tmp_path: Path, chat: Path) -> None:
+    done = Workspace(tmp_path).call(
+        "run", tiny_model(), "--suite", rated(tmp_path), "--cluster", CLUSTER, "--dry-run",
+        COORDINATE_EVAL_JUDGE_CHECKPOINT=str(chat), COLUMNS="200",
+    )  # fmt: skip
+    assert "up to 1,319 questions to chat-7b@" in done.stdout
+    assert re.search(r"run of its own .*\n *about .* on \d+ GPU", done.stdout)
+
+
+def test_one_that_fits_on_no_gpu_is_refused_before_a_run_is_made(
+    tmp_path: Path, chat: Path
+) -> None:
+    config = json.loads((chat / "config.json").read_text())
+    (chat / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**6}))
+    done = Workspace(tmp_path).call(
+        "run", tiny_model(), "--suite", rated(tmp_path), "--cluster", CLUSTER, "--dry-run",
+        COORDINATE_EVAL_JUDGE_CHECKPOINT=str(chat), status=2,
+    )  # fmt: skip
+    assert "chat-7b" in done.stderr

@@ -22,6 +22,7 @@ from coordinate_eval.coordinator.inputs.folders import check_new, check_writable
 from coordinate_eval.coordinator.inputs.known_tasks import check_known
 from coordinate_eval.coordinator.inputs.settings import Settings, flatten
 from coordinate_eval.coordinator.planning import reviewed_plan
+from coordinate_eval.coordinator.planning.judge_plan import judge_run
 from coordinate_eval.coordinator.planning.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.prepare import (
     Inputs,
@@ -85,6 +86,8 @@ def start_run(
         made = new_run(inputs, cluster.name, exclusive=offer.exclusive)
         try:
             choose_nodes(made, offer, inputs.reviewed)
+            if judge.is_checkpoint(settings.judge, inputs.suite):
+                choose_nodes(judge_run(made, questions=1), offer)
         except NoFreeGpu:
             if not settings.queue:
                 raise

@@ -38,6 +38,8 @@ class Review:
     """Built datasets whose scoring may run what the model wrote."""
     unbuilt: Sequence[str]
     """Datasets whose prompts are not in the cache."""
+    judge: Plan | None
+    """About the plan of the judge's run, where a checkpoint judges."""
 
 
 class Table(NamedTuple):
@@ -48,8 +50,10 @@ class Table(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Review:
-    """Compute what a dry run shows of a plan."""
+def review(
+    prepared: Prepared, offer: Offer, shown: Sequence[ShownJob], judge: Plan | None = None
+) -> Review:
+    """Compute what a dry run shows of a plan, and of that of a judge's run."""
     plan = prepared.plan
     used = {node.name for node in plan.nodes}
     staged = plan.stages[0].seconds
@@ -73,6 +77,7 @@ def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Revie
         jobs=shown,
         runs_text=prepared.runs_text,
         unbuilt=prepared.unbuilt,
+        judge=judge,
     )
 
 
@@ -141,7 +146,15 @@ def _judge(found: Review) -> list[tuple[str, str]]:
     each = ", ".join(f"{plain(name)} {count:,}" for name, count in counts.items())
     budget = f", of {settings.max_requests:,} at most" if settings.max_requests else ""
     words = f"up to {plural(sum(counts.values()), 'question')} to {plain(settings.name)}{budget}"
-    return [("judge", f"{words} ({each})")]
+    found_judge = found.judge
+    if found_judge is None:
+        return [("judge", f"{words} ({each})")]
+    gpus = sum(trial.gpus for trial in found_judge.trials)
+    took = duration(found_judge.estimate.makespan_seconds)
+    return [
+        ("judge", f"{words} ({each}), by a run of its own after the last answer:"),
+        ("", f"about {took} on {plural(gpus, 'GPU')}"),
+    ]
 
 
 def _after_responses(found: Review) -> str:

@@ -4,9 +4,12 @@ from pathlib import Path
 
 from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs import checkpoint_files
-from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint
+
+DATASET, TASK = "questions", "judge_questions"
+"""The only dataset of a judge's run, whose item n is the n-th question; and its task."""
 
 _REVISION_DIGITS = 12
 
@@ -44,6 +47,26 @@ def named(settings: Settings) -> Settings:
 def revision(checkpoint: Checkpoint) -> str:
     """Return what tells a judge from other checkpoints of its name."""
     return checkpoint.identity[:_REVISION_DIGITS]
+
+
+def settings_of_judge(settings: Settings) -> Settings:
+    """Return the settings of the judge's run: those of the first, but for what is of its model."""
+    return settings.model_copy(
+        update={
+            "first_signal": False,
+            "deadline_seconds": None,
+            "judge": JudgeSettings(),
+            "engine": settings.engine.model_copy(update={"args": settings.judge.engine_args}),
+            "trial": settings.trial.model_copy(
+                update={"max_length": None, "tensor_parallel": None}
+            ),
+        }
+    )
+
+
+def longest_answer(max_length: int) -> int:
+    """Return the most tokens of a judge's answer: half of its context. Questions have the rest."""
+    return max_length // 2
 
 
 def _has_chat_template(checkpoint: Checkpoint) -> bool:

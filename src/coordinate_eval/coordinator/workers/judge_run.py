@@ -13,8 +13,14 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import clusters, suite
-from coordinate_eval.coordinator.inputs.judge_checkpoint import revision
-from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
+from coordinate_eval.coordinator.inputs.judge_checkpoint import (
+    DATASET,
+    TASK,
+    longest_answer,
+    revision,
+    settings_of_judge,
+)
+from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suite_yaml import shipped_folder
 from coordinate_eval.coordinator.planning.prepare import new_run, read_inputs
 from coordinate_eval.coordinator.report.results import read_results, reasons
@@ -31,12 +37,6 @@ from coordinate_eval.coordinator.run.records import Run, read_run, read_run_if_t
 from coordinate_eval.coordinator.workers.open_shards import read_requests
 from coordinate_eval.errors import CoordinateError, RunExists, UserError
 from coordinate_eval.records import Answer, Question, Response, Span
-
-DATASET = "questions"
-"""The only dataset of a judge's run. Its item n is the n-th question."""
-
-MOST_OF_CONTEXT = 2
-"""The longest answer takes this part of the judge's context: one half. Questions have the rest."""
 
 
 class JudgeRunEnded(CoordinateError):
@@ -80,7 +80,7 @@ class JudgeRun:
             UserError: the judge's checkpoint has changed, or cannot be used.
             ClusterError: the scheduler refuses the supervisor, or is silent.
         """
-        settings = _settings_of(self._asking.settings)
+        settings = settings_of_judge(self._asking.settings)
         with clusters.by_name(self._asking.cluster, settings) as cluster:
             run = read_run_if_there(self._dir)
             if run is None:
@@ -132,11 +132,11 @@ class JudgeRun:
             raise JudgeRunEnded(f"the judge's run in {self.root} ended without all answers: {why}")
 
     def _create(self, settings: Settings) -> Run:
-        judge = settings.judge
+        judge = self._asking.settings.judge
         tasks = self._folder / "tasks"
         tasks.mkdir(parents=True, exist_ok=True)
         inputs = read_inputs(
-            settings.model_copy(update={"judge": JudgeSettings()}),
+            settings,
             suite.parse(_SUITE, where="suite.yaml", folder=self._folder),
             Path(judge.checkpoint or ""),
         )
@@ -145,7 +145,7 @@ class JudgeRun:
                 f"the judge {judge.checkpoint} has changed since this run began, so its answers "
                 "would not be of one judge: start a new run"
             )
-        most = inputs.max_length // MOST_OF_CONTEXT
+        most = longest_answer(inputs.max_length)
         file = _questions_in(self._folder)
         _files.create(file, "".join(_line(question, most) for question in self._questions))
         _files.write(tasks / "judge_questions.yaml", _task(file))
@@ -160,24 +160,10 @@ _SUITE = json.dumps(
     {
         "name": "judge",
         "include_path": ["tasks"],
-        "datasets": [{"name": DATASET, "task": "judge_questions", "chat_template": True}],
+        "datasets": [{"name": DATASET, "task": TASK, "chat_template": True}],
     },
     indent=1,
 )
-
-
-def _settings_of(settings: Settings) -> Settings:
-    """Return the settings of the judge's run: those of the first, but for what is of its model."""
-    return settings.model_copy(
-        update={
-            "first_signal": False,
-            "deadline_seconds": None,
-            "engine": settings.engine.model_copy(update={"args": settings.judge.engine_args}),
-            "trial": settings.trial.model_copy(
-                update={"max_length": None, "tensor_parallel": None}
-            ),
-        }
-    )
 
 
 def _questions_in(folder: Path) -> Path:
@@ -190,7 +176,7 @@ def _task(questions: Path) -> str:
     shipped = shipped_folder() / "tasks" / "judge_questions.yaml"
     content = {
         "include": str(shipped),
-        "task": "judge_questions",
+        "task": TASK,
         "dataset_kwargs": {"file": str(questions)},
     }
     return json.dumps(content, indent=1) + "\n"
