@@ -334,6 +334,29 @@ def samples(
 
 
 @app.command()
+def rescore(
+    run: options.RunName = None,
+    only: options.Only = None,
+    judge_url: options.JudgeUrl = None,
+    judge_model: options.JudgeModel = None,
+    wait: options.Wait = False,
+    as_json: options.Json = False,
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Score the responses of a run again, without a GPU, in a run of its own beside it.
+
+    For another version of the harness, a corrected filter or metric, or another judge. Scores and
+    differences are in the new run's results; the old ones stay. A dataset whose prompts would be
+    different now is refused.
+    """
+    from coordinate_eval.coordinator.cli.rescore import rescore_run
+
+    judge = {"judge.base_url": judge_url, "judge.model": judge_model}
+    settings, _ = load_settings(judge, settings_file)
+    raise typer.Exit(rescore_run(run, settings, only or [], wait=wait, as_json=as_json))
+
+
+@app.command()
 def resume(
     run: options.RunName = None,
     judge_url: options.JudgeUrl = None,

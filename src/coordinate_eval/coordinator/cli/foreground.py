@@ -12,6 +12,7 @@ from coordinate_eval._format import plural, visible_json, whole_duration
 from coordinate_eval.cluster import Cluster, State
 from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.output import (
+    differences_table,
     first_signal_table,
     results_table,
     say,
@@ -170,6 +171,8 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
     else:
         console = table_console()
         console.print(results_table(results))
+        if (rescored := results["rescored"]) is not None:
+            console.print(differences_table(rescored))
         for name, outputs in results["outputs"].items():
             for line in report.degenerate(name, Outputs.model_validate(outputs)):
                 console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -223,6 +223,26 @@ def results_table(results: dict[str, Any]) -> Table:
     return shown
 
 
+def differences_table(found: dict[str, Any]) -> Table:
+    """Return `rescored` of a `results.json` as a table: what has changed since the run before."""
+    shown = Table(title=f"changed since {escape(found['dir'])}", title_justify="left")
+    for column, justify in (("task", "left"), ("metric", "left"), ("before", "right")):
+        shown.add_column(column, justify=justify)  # type: ignore[arg-type]  # rich's Literal
+    shown.add_column("now", justify="right")
+    shown.add_column("difference", justify="right")
+    for tasks in found["changed"].values():
+        for task, values in tasks.items():
+            for metric, value in values.items():
+                old, new = value["before"], value["now"]
+                cells = ["" if each is None else f"{each:.4f}" for each in (old, new)]
+                difference = "" if old is None or new is None else f"{new - old:+.4f}"
+                name = escape(metric.removesuffix(",none"))
+                shown.add_row(escape(task), name, *cells, difference)
+    for name in found["not_scored_before"]:
+        shown.add_row(escape(name), "", "", "not scored before", "")
+    return shown
+
+
 def first_signal_table(known: dict[str, Any]) -> Table:
     """Return `known`, the content of a `first-signal.json`, as a table for people."""
     shown = Table(title="first signal: from some of the items only", title_justify="left")

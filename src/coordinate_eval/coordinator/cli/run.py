@@ -96,7 +96,7 @@ def start_run(
         except RunExists as error:
             say(str(error))
             return 0
-        _remember(settings, made.id, root)
+        remember(settings, made.id, root)
         try:
             if cluster.local or wait:
                 return supervise(found, made, cluster, as_json=as_json, strict=True)
@@ -104,7 +104,7 @@ def start_run(
         except (SubmitRefused, UserError):
             if not (_files.names(found.jobs_folder) or found.results.exists()):
                 shutil.rmtree(root)
-                _forget(settings, made.id)
+                forget(settings, made.id)
             raise
     announce(found, made, submitted, as_json=as_json)
     return 0
@@ -292,7 +292,7 @@ def _say_what_is_kept(run: Run, settings: Settings, root: Path) -> None:
         )
 
 
-def _remember(settings: Settings, identity: str, root: Path) -> None:
+def remember(settings: Settings, identity: str, root: Path) -> None:
     """Link a run that lies elsewhere into `runs_dir`, where it is found by its id."""
     link = Path(settings.runs_dir).expanduser() / identity
     if link.absolute() == root:
@@ -307,7 +307,8 @@ def _remember(settings: Settings, identity: str, root: Path) -> None:
         say(f"the run is found by its directory only: {link} cannot be made ({error.strerror})")
 
 
-def _forget(settings: Settings, identity: str) -> None:
+def forget(settings: Settings, identity: str) -> None:
+    """Remove the link of a run."""
     link = Path(settings.runs_dir).expanduser() / identity
     if link.is_symlink():
         link.unlink()

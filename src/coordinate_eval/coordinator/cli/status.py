@@ -111,6 +111,7 @@ def describe(
         "suite": run.suite.name,
         "datasets": _datasets(run_dir, run),
         "first_signal": rough.model_dump(mode="json", by_alias=True) if rough else None,
+        "rescored": (results.read_results(run_dir) or {}).get("rescored"),
         "trials": [t.model_dump(mode="json") for t in state.read_trials(run_dir).values()],
         "jobs": [_job(run, t, arrays) for t in tasks or [] if t.state is not State.ENDED],
         "reasons": reasons,

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinate_eval._format import plural, whole_duration
-from coordinate_eval.coordinator.cli.output import first_signal_table
+from coordinate_eval.coordinator.cli.output import differences_table, first_signal_table
 from coordinate_eval.coordinator.report.state import Phase
 
 QUIET_SECONDS = 30.0
@@ -87,6 +87,8 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
         yield _scores(shown)
     else:
         yield _datasets(shown)
+    if shown["rescored"] is not None:
+        yield differences_table(shown["rescored"])
     for warning in itertools.chain(*(row["warnings"] for row in shown["datasets"].values())):
         yield Text(warning, style="yellow")
     if shown["first_signal"] is not None:

@@ -4,12 +4,14 @@ import contextlib
 import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.report.failures import LAST_LOG_LINES, report_failures
+from coordinate_eval.coordinator.report.main_metric import metrics
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
@@ -42,6 +44,14 @@ MOST_NAMES = 5
 """Datasets that are named where more have the same reason."""
 
 
+class Rescored(Record):
+    """What a run that scores another one's responses again has found; see `differences`."""
+
+    dir: str
+    changed: dict[str, dict[str, dict[str, dict[str, float | None]]]]
+    not_scored_before: list[str]
+
+
 class _Shown(Record):
     """The part of `results.json` that people are shown."""
 
@@ -50,6 +60,7 @@ class _Shown(Record):
     results: dict[str, dict[str, Any]] = Field(default={})
     n_samples: dict[str, dict[str, Any]] = Field(default={})
     outputs: dict[str, Outputs] = Field(default={})
+    rescored: Rescored | None = None
     missing: dict[str, str] = Field(default={})
     left_out: dict[str, str] = Field(default={})
     reason: str = ""
@@ -88,6 +99,7 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
             name: found.outputs.model_dump() for name, found in scored.items() if found.outputs
         },
         "plain_chat": [name for name, found in scored.items() if found.plain_chat],
+        "rescored": _rescored(run, scored),
         "missing": missing,
         "left_out": run.left_out,
         "reason": reason if missing else "",
@@ -103,6 +115,38 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
         "seconds": round(time.time() - run.created, 3),
         "coordinate_eval_version": __version__,
     }
+
+
+def differences(before: RunDir, scored: Mapping[str, DatasetResults]) -> Rescored:
+    """Return what a run that scores another one's responses again has found.
+
+    Each metric whose value has changed is there, with its values before and now: None where there
+    was none, or is none. Standard errors are not compared.
+    """
+    changed: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
+    unknown = []
+    for name, now in scored.items():
+        was = read_dataset(before, name)
+        if was is None:
+            unknown.append(name)
+            continue
+        for task in {**was.results, **now.results}:
+            values = [
+                {metric: value for metric, value, _ in metrics(found.results.get(task, {}))}
+                for found in (was, now)
+            ]
+            for metric in {**values[0], **values[1]}:
+                old, new = (each.get(metric) for each in values)
+                if old != new:
+                    of_dataset = changed.setdefault(name, {}).setdefault(task, {})
+                    of_dataset[metric] = {"before": old, "now": new}
+    return Rescored(dir=str(before.root), changed=changed, not_scored_before=unknown)
+
+
+def _rescored(run: Run, scored: Mapping[str, DatasetResults]) -> dict[str, Any] | None:
+    if not run.rescores:
+        return None
+    return differences(RunDir(Path(run.rescores)), scored).model_dump()
 
 
 def read_dataset(run_dir: RunDir, dataset: str) -> DatasetResults | None:

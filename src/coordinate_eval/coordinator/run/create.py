@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from coordinate_eval import _files
@@ -104,6 +105,24 @@ def create(root: Path, run: Run, reviewed: Record | None = None) -> RunDir:
         RunExists: Another process has made it.
         UserError: It cannot be written.
     """
+
+    def fill(made: RunDir) -> None:
+        made.model.mkdir()
+        clean_files.copy(run.checkpoint.files, made.model)
+        made.requests_folder.mkdir()
+        baselines.write(made, run)
+        write_run(made, run)
+        if reviewed is not None:
+            _files.write_record(made.reviewed, reviewed)
+
+    return create_whole(root, fill)
+
+
+def create_whole(root: Path, fill: Callable[[RunDir], None]) -> RunDir:
+    """Make a run directory at `root` that appears when `fill` has written into it.
+
+    Raises as `create` does.
+    """
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         draft = root.parent / f".{root.name}.{_files.token()}.tmp"
@@ -115,14 +134,8 @@ def create(root: Path, run: Run, reviewed: Record | None = None) -> RunDir:
         made.root.mkdir()
         _check_own(made.root, root)
         made.logs.mkdir()
-        made.model.mkdir()
-        clean_files.copy(run.checkpoint.files, made.model)
         work_folder(made)
-        made.requests_folder.mkdir()
-        baselines.write(made, run)
-        write_run(made, run)
-        if reviewed is not None:
-            _files.write_record(made.reviewed, reviewed)
+        fill(made)
         _appear(made.root, root)
     except OSError as error:
         raise UserError(f"run directory {root} cannot be written: {error}") from error

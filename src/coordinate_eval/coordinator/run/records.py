@@ -79,6 +79,9 @@ class Run(Planned):
     left_out: dict[str, str] = Field(
         default={}, description="datasets of the suite that cannot be run, and why"
     )
+    rescores: str = Field(
+        default="", description="the directory of the run whose responses it scores again"
+    )
 
     @model_validator(mode="after")
     def _of_one_suite(self) -> "Run":
