@@ -145,12 +145,12 @@ def _judge(found: Review) -> list[tuple[str, str]]:
     settings = found.run.settings.judge
     each = ", ".join(f"{plain(name)} {count:,}" for name, count in counts.items())
     budget = f", of {settings.max_requests:,} at most" if settings.max_requests else ""
-    words = f"up to {plural(sum(counts.values()), 'question')} to {plain(settings.name)}{budget}"
-    found_judge = found.judge
-    if found_judge is None:
+    asked = plain(settings.name) or "a judge"
+    words = f"up to {plural(sum(counts.values()), 'question')} to {asked}{budget}"
+    if found.judge is None:
         return [("judge", f"{words} ({each})")]
-    gpus = sum(trial.gpus for trial in found_judge.trials)
-    took = duration(found_judge.estimate.makespan_seconds)
+    gpus = sum(trial.gpus for trial in found.judge.trials)
+    took = duration(found.judge.estimate.makespan_seconds)
     return [
         ("judge", f"{words} ({each}), by a run of its own after the last answer:"),
         ("", f"about {took} on {plural(gpus, 'GPU')}"),
