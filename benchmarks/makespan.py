@@ -30,9 +30,10 @@ jobs, scoring by the harness, files, queues and claims are real. What the rows m
   before, as they are from the second checkpoint of a model on. Weights are read once a node, over
   a link of its own. There are two scoring jobs, as this machine has two cores. The ratios to
   *estimate* (the plan's) and *bound* (of the true times) count scoring by the shipped figures.
-- The suite has the base suite's 59 datasets that have a task, and their 419 leaf tasks, with at
-  most one item per predicted GPU second, at least 30 of each, and prompts of 5 % of their length:
-  what bytes cost the CPU does not get faster with the time. There are 9,000 items, not 345,000.
+- The suite has the base suite's 59 datasets that need no judge and no compiler, and their 419 leaf
+  tasks, with at most one item per predicted GPU second, at least 30 of each, and prompts of 5 % of
+  their length: what bytes cost the CPU does not get faster with the time. There are 9,000 items,
+  not 345,000.
 - *Cores* are the CPU seconds of all processes of the run per second and core; *busy* is what all
   processes of this machine used, Slurm's daemons and others' among them: a
   row where it is far above *cores* was disturbed. The two cores stand for up to 512. They are full
@@ -76,7 +77,7 @@ from benchmarks._partitioners import one_job_per_dataset
 from benchmarks._phases import Phases
 from benchmarks._rehearsal import Conditions, Coordinated, Rehearsal
 from benchmarks._slurm import cluster, impossible
-from benchmarks.full_shape.make import make, scaled
+from benchmarks.full_shape.make import make, played, scaled
 from coordinate_eval.priors import catalogue
 
 NODES = (1, 4)
@@ -222,8 +223,8 @@ class _Bench:
     ) -> None:
         self._folder, self._seed, self._resumed = folder, seed, resumed
         self._scales = dict(zip(NODES, scale, strict=True))
-        entries = catalogue.entries()
-        self._costs = [cost for cost in predicted() if entries[cost.name].task]
+        names = played()
+        self._costs = [cost for cost in predicted() if cost.name in names]
         self._places: dict[float, Rehearsal] = {}
 
     def jobs(self) -> Mapping[str, float]:

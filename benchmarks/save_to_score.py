@@ -36,8 +36,7 @@ from tests.runs import Workspace
 
 from benchmarks._phases import Phases, phases
 from benchmarks._slurm import Watch, await_empty_queue, cluster, impossible
-from benchmarks.full_shape.make import Amount, Made, make, scaled
-from coordinate_eval.priors import catalogue
+from benchmarks.full_shape.make import Amount, Made, make, played, scaled
 
 MIXTURE = Amount({"mmlu": 2420, "hellaswag": 2000, "gsm8k": 1319, "triviaqa": 3000})
 ROWS = (
@@ -81,9 +80,9 @@ def main() -> None:
 
 
 def _scored(amount: Amount) -> int:
-    """Return the number of items of the datasets that have a task."""
-    entries = catalogue.entries()
-    return sum(items for name, items in amount.items.items() if entries[name].task)
+    """Return the number of items of the datasets that are played."""
+    names = played()
+    return sum(items for name, items in amount.items.items() if name in names)
 
 
 def measured(amount: Amount, sources: Sequence[Path]) -> list[Run]:

@@ -80,6 +80,12 @@ class _Leaf(NamedTuple):
     items: range
 
 
+def played() -> set[str]:
+    """Return the datasets of the base suite that are played: all that need no judge or compiler."""
+    names = {dataset.name for dataset in suite.load("base").datasets if not dataset.rubric}
+    return names - {"humaneval_x"}
+
+
 def scaled(scale: float) -> Amount:
     """Return the full shape with `scale` times the items, at least two in each leaf task."""
     least = {name: _LEAST_ITEMS * catalogue.TASKS.get(name, 1) for name in catalogue.entries()}
@@ -104,11 +110,12 @@ def make(folder: Path, amount: Amount) -> Made:
     for number, dataset in enumerate(suite.load("base").datasets):
         if dataset.name not in amount.items:
             continue
-        entry = catalogue.entries()[dataset.name]
-        if dataset.task is not None:
-            _write_dataset(folder, Text(number), dataset, entry, amount)
+        if dataset.name not in played():
+            datasets.append({"name": dataset.name})
+            continue
+        _write_dataset(folder, Text(number), dataset, catalogue.entries()[dataset.name], amount)
         given = dataset.model_dump(exclude_defaults=True)
-        datasets.append(given | ({"task": dataset.name} if dataset.task else {}))
+        datasets.append(given | {"task": dataset.name})
     path = folder / "suite.yaml"
     content = {"name": "full-shape", "include_path": [str(tasks)], "datasets": datasets}
     path.write_text(yaml.safe_dump(content, sort_keys=False))
