@@ -19,6 +19,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -62,6 +63,9 @@ LOOK_SECONDS = 60.0
 
 PROGRESS_SECONDS = 5.0
 """Time between two notes of how far the judge is."""
+
+KEEPERS = 8
+"""Threads that keep answers for later runs: storage may take its time."""
 
 _BYTES_PER_TOKEN = 3
 """Taken for the size of a question's tokens before the judge has counted them: few, so that a
@@ -147,6 +151,11 @@ class _JudgeJob:
         self._waiting: dict[str, list[_OpenPortion]] = {}
         """Open portions by the question that they wait for: in flight, queued, or put aside."""
         self._running: dict[asyncio.Task[Answer], Question] = {}
+        self._done: asyncio.Queue[asyncio.Task[Answer]] = asyncio.Queue()
+        self._keepers = ThreadPoolExecutor(KEEPERS)
+        self._leaving = False
+        self._flying_tokens = 0
+        """What all questions in flight may take."""
         self._aside: list[str] = []
         """What was wrong with questions to which nothing usable came, while others had answers."""
         before = _files.read_record_if_there(run_dir.judge, JudgeProgress)
@@ -160,22 +169,25 @@ class _JudgeJob:
             JudgeRefuses, JudgeSilent, _Spent: there is no sense in going on.
         """
         supervision = Supervision(self._dir, self._run.settings.supervisor.patience_seconds)
-        busy_at = looked = time.monotonic()
-        looked -= POLL_SECONDS
+        busy_at, looked = time.monotonic(), -math.inf
+        # Files are looked at beside what is in flight, which waits for none of them.
+        opening = asyncio.create_task(self._open_some())
         try:
             while True:
-                now = time.monotonic()
-                if len(self._queue) < self._settings.concurrency and now - looked >= POLL_SECONDS:
-                    check_there(self._dir)
-                    while len(self._queue) < self._settings.concurrency:
-                        if not await asyncio.to_thread(self._open_one):
-                            break
-                    looked = time.monotonic()
+                if opening.done():
+                    opening.result()
+                    if time.monotonic() - looked > POLL_SECONDS:
+                        opening = asyncio.create_task(self._open_some())
+                        looked = time.monotonic()
                 self._begin(judge)
                 self._note("asking", judge.said if judge.is_failing else "")
                 if self._running:
                     busy_at = time.monotonic()
                     await self._collect(judge)
+                elif not opening.done():
+                    await asyncio.wait([opening])
+                elif self._queue:
+                    continue
                 elif self._waiting:
                     raise JudgeSilent(self._aside[-1])
                 elif (
@@ -187,9 +199,11 @@ class _JudgeJob:
                 else:
                     await asyncio.sleep(POLL_SECONDS)
         finally:
+            self._leaving = True
             for task in self._running:
                 task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
+            # What is being claimed is given back, too.
+            await asyncio.gather(opening, *self._running, return_exceptions=True)
             self._give_back()
 
     async def work_with_checkpoint(self) -> None:
@@ -208,7 +222,7 @@ class _JudgeJob:
                 check_there(self._dir)
                 self._note("asking", "")
                 await asyncio.sleep(POLL_SECONDS)
-            while await asyncio.to_thread(self._open_one):
+            while await self._open_one():
                 pass
             if not self._waiting:
                 return
@@ -223,8 +237,6 @@ class _JudgeJob:
                     looked = time.monotonic()
                 for answer in await asyncio.to_thread(lambda: list(judge.new_answers())):
                     if answer.id in self._waiting:
-                        if answer.passed:
-                            self._kept.store(answer)
                         self._store(answer)
                 self._note("asking", "")
                 if self._waiting:
@@ -249,12 +261,13 @@ class _JudgeJob:
         Raises:
             _Spent: it does not.
         """
-        first, *others = self._queue
-        if why_not := self._budget.why_not(first, others):
+        tokens = sum(map(most_tokens, self._queue))
+        if why_not := self._budget.why_not(len(self._queue), tokens):
             raise _Spent(f"{why_not}; {plural(len(self._queue), 'question')} are to be asked")
 
     def _give_back(self) -> None:
         """End all open attempts. The next ones use their lines."""
+        self._keepers.shutdown()
         for portion in {id(p): p for ps in self._waiting.values() for p in ps}.values():
             portion.writer.give_back("released")
 
@@ -265,46 +278,61 @@ class _JudgeJob:
         sys.stdout.write(f"{said}\n" if said else "nothing is left to be asked\n")
         return 1 if said else 0
 
-    def _open_one(self) -> bool:
-        """Claim a portion and queue its questions, the longest first. False if none is free."""
-        for span in claimable(self._dir, self._run, Pullers.JUDGE)["answers"]:
-            attempt = self._ledger.claim(span, "judge", own_task())
-            if attempt is not None:
-                self._open(span, attempt)
-                return True
-        return False
+    async def _open_some(self) -> None:
+        """Open portions until enough questions are queued, or none is free."""
+        while len(self._queue) < self._settings.concurrency and not self._leaving:
+            check_there(self._dir)
+            if not await self._open_one():
+                return
 
-    def _open(self, span: Span, attempt: int) -> None:
-        writer = AttemptWriter(self._ledger, span, attempt)
-        portion = _OpenPortion(span, writer, set())
-        try:
-            lines = _files.lines(self._dir.questions(span))
-            questions = {q.id: q for q in (Question.model_validate_json(line) for line in lines)}
-            for line in self._ledger.earlier_lines(span, attempt):
-                with contextlib.suppress(ValueError):
-                    answer = Answer.model_validate_json(line)
-                    self._answers.setdefault(answer.id, answer)
-            asked: list[Question] = []
-            for question in questions.values():
-                found = self._answers.get(question.id) or self._answer_without_judge(question)
-                if found is None:
-                    asked.append(question)
-                else:
-                    self._answers[question.id] = found
-                    writer.write(found.line())
-        except BaseException:
-            writer.give_back("released")
-            raise
-        portion.unanswered = {question.id for question in asked}
-        if not asked:
-            writer.publish()
-        for question in sorted(asked, key=lambda each: -len(each.content)):
+    async def _open_one(self) -> bool:
+        """Claim a portion and queue its questions, the longest first. False if none is free."""
+        claimed = await asyncio.to_thread(self._claim)
+        if claimed is None:
+            return False
+        portion, questions, known = claimed
+        for question in sorted(questions, key=lambda each: -len(each.content)):
+            answer = self._answers.get(question.id) or known.get(question.id)
+            if answer is not None:
+                self._answers[question.id] = answer
+                portion.writer.write(answer.line())
+                continue
+            portion.unanswered.add(question.id)
             if question.id not in self._waiting:
                 self._queue.append(question)
             self._waiting.setdefault(question.id, []).append(portion)
+        if not portion.unanswered:
+            portion.writer.publish()
+        return True
+
+    def _claim(self) -> tuple[_OpenPortion, list[Question], dict[str, Answer]] | None:
+        """Claim a portion. Return its questions, and their answers that need no judge."""
+        for span in claimable(self._dir, self._run, Pullers.JUDGE)["answers"]:
+            attempt = self._ledger.claim(span, "judge", own_task())
+            if attempt is None:
+                continue
+            writer = AttemptWriter(self._ledger, span, attempt)
+            try:
+                lines = _files.lines(self._dir.questions(span))
+                asked = {q.id: q for q in (Question.model_validate_json(line) for line in lines)}
+                known: dict[str, Answer] = {}
+                for line in self._ledger.earlier_lines(span, attempt):
+                    with contextlib.suppress(ValueError):
+                        answer = Answer.model_validate_json(line)
+                        known[answer.id] = answer
+                for question in asked.values():
+                    if question.id not in known and (found := self._answer_without_judge(question)):
+                        known[question.id] = found
+            except BaseException:
+                writer.give_back("released")
+                raise
+            return _OpenPortion(span, writer, set()), list(asked.values()), known
+        return None
 
     def _answer_without_judge(self, question: Question) -> Answer | None:
-        """Return the answer that an earlier run had, or a refusal of what is no question."""
+        """Return an answer of this or an earlier run, or a refusal of what is no question."""
+        if answered := self._answers.get(question.id):
+            return answered
         if not is_question(question, self._settings.name):
             why = "refused: it is no question to this judge"
             return Answer(id=question.id, passed=False, result=why, seconds=0.0, kept=True)
@@ -316,23 +344,19 @@ class _JudgeJob:
         Raises:
             _Spent: it allows none, and nothing is in flight.
         """
-        flying = list(self._running.values())
-        while self._queue and len(flying) < self._settings.concurrency:
-            why_not = self._budget.why_not(self._queue[0], flying)
+        while self._queue and len(self._running) < self._settings.concurrency:
+            tokens = self._flying_tokens + most_tokens(self._queue[0])
+            why_not = self._budget.why_not(len(self._running) + 1, tokens)
             if why_not:
-                if not flying:
+                if not self._running:
                     left = plural(len(self._waiting), "question")
                     raise _Spent(f"{why_not}; {left} or more are left")
                 return
             question = self._queue.popleft()
-            flying.append(question)
-            self._running[asyncio.create_task(self._ask(judge, question))] = question
-
-    async def _ask(self, judge: Endpoint, question: Question) -> Answer:
-        answer = await judge.ask(question)
-        if answer.passed:
-            await asyncio.to_thread(self._kept.store, answer)
-        return answer
+            self._flying_tokens = tokens
+            task = asyncio.create_task(judge.ask(question))
+            task.add_done_callback(self._done.put_nowait)
+            self._running[task] = question
 
     async def _collect(self, judge: Endpoint) -> None:
         """Wait for an answer, or a while, and store the answers that came.
@@ -340,12 +364,15 @@ class _JudgeJob:
         Raises:
             JudgeRefuses, JudgeSilent: there will be no more.
         """
-        done, _ = await asyncio.wait(
-            self._running, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
-        )
+        done = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_SECONDS):
+                done.append(await self._done.get())
+        while not self._done.empty():
+            done.append(self._done.get_nowait())
         ended: CoordinateError | None = None
         for task in done:
-            del self._running[task]
+            self._flying_tokens -= most_tokens(self._running.pop(task))
             try:
                 self._store(task.result())
             except JudgeRefuses as error:
@@ -361,6 +388,8 @@ class _JudgeJob:
         """Write an answer into all portions that wait for it, and publish those that are whole."""
         self._answers[answer.id] = answer
         self._budget.count(answer)
+        if answer.passed:
+            self._keepers.submit(self._kept.store, answer)
         for portion in self._waiting.pop(answer.id):
             portion.writer.write(answer.line())
             portion.unanswered.discard(answer.id)
@@ -400,20 +429,19 @@ class _Budget:
             self.requests += 1
             self.tokens += answer.tokens
 
-    def why_not(self, question: Question, flying: Iterable[Question]) -> str:
-        """Return why a question cannot be asked beside those in flight; empty if it can."""
-        most, mine = self._settings.max_requests, [question, *flying]
-        if most is not None and self.requests + len(mine) > most:
+    def why_not(self, questions: int, tokens: int) -> str:
+        """Return why no more questions with so many tokens can be in flight; empty if they can."""
+        most = self._settings.max_requests
+        if most is not None and self.requests + questions > most:
             return (
                 f"the budget is spent: the judge was asked {plural(self.requests, 'question')}, "
                 f"and [judge] max_requests is {most:,}"
             )
         most = self._settings.max_tokens
-        if most is not None and self.tokens + sum(map(most_tokens, mine)) > most:
+        if most is not None and self.tokens + tokens > most:
             return (
                 f"the budget is spent: the judge read and wrote {plural(self.tokens, 'token')}, "
-                f"the next question may take {most_tokens(question):,} more, and [judge] "
-                f"max_tokens is {most:,}"
+                f"more questions may take {tokens:,}, and [judge] max_tokens is {most:,}"
             )
         return ""
 

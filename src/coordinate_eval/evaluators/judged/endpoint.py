@@ -49,6 +49,9 @@ CHECK_SECONDS: Final = 10.0
 
 CONNECT_SECONDS: Final = 10.0
 
+POOL: Final = 16
+"""Connections of one pool: for each request, a pool looks at all pairs of its connections."""
+
 MOST_MODELS_BYTES: Final = 8 << 20
 """Largest list of models that is read."""
 
@@ -188,8 +191,10 @@ class Endpoint:
         self._pace = _Pace(requests_per_minute)
         self._limit_name = _LIMIT_NAMES[0]
         self._failing_since: float | None = None
-        self._client: httpx.AsyncClient | None = None
-        self._concurrency = concurrency
+        self._pools = -(-concurrency // POOL)
+        self._clients: list[httpx.AsyncClient] = []
+        self._used: list[int] = []
+        self._open = contextlib.AsyncExitStack()
         self.said = ""
         """What was wrong when it failed last."""
 
@@ -197,25 +202,29 @@ class Endpoint:
         import httpx
 
         key = self._access.key
-        host = urlsplit(self._access.base_url).hostname or ""
-        self._client = httpx.AsyncClient(
-            headers={
-                "User-Agent": f"coordinate-eval/{__version__}",
-                "Accept": "application/json",
-                "Accept-Encoding": "identity",
-                **({"Authorization": f"Bearer {key}"} if key else {}),
-            },
-            timeout=httpx.Timeout(None, connect=min(CONNECT_SECONDS, self._timeout_seconds)),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._concurrency),
-            # It would be asked with the key wherever it sends us.
-            follow_redirects=False,
-            trust_env=not _is_loopback(host),
-        )
+        by_proxy = not _is_loopback(urlsplit(self._access.base_url).hostname or "")
+        certificates = httpx.create_ssl_context(trust_env=by_proxy)
+        for _ in range(self._pools):
+            client = httpx.AsyncClient(
+                headers={
+                    "User-Agent": f"coordinate-eval/{__version__}",
+                    "Accept": "application/json",
+                    "Accept-Encoding": "identity",
+                    **({"Authorization": f"Bearer {key}"} if key else {}),
+                },
+                timeout=httpx.Timeout(None, connect=min(CONNECT_SECONDS, self._timeout_seconds)),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=POOL),
+                # It would be asked with the key wherever it sends us.
+                follow_redirects=False,
+                trust_env=by_proxy,
+                verify=certificates,
+            )
+            self._clients.append(await self._open.enter_async_context(client))
+        self._used = [0] * self._pools
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._client is not None:
-            await self._client.aclose()
+        await self._open.aclose()
 
     @property
     def is_failing(self) -> bool:
@@ -357,12 +366,13 @@ class Endpoint:
         """
         import httpx
 
-        assert self._client is not None, "an endpoint is entered before it is asked"
         url = self._where + path
+        pool = self._used.index(min(self._used))
+        self._used[pool] += 1
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),
-                self._client.stream(method, url, json=body) as response,
+                self._clients[pool].stream(method, url, json=body) as response,
             ):
                 content, cut = await _read(response.aiter_bytes(), most_bytes)
         except TimeoutError:
@@ -370,6 +380,8 @@ class Endpoint:
             raise _TryAgain(why) from None
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             raise _TryAgain(f"{_why(error)} at {self._where}") from None
+        finally:
+            self._used[pool] -= 1
         text = content.decode(errors="replace")
         if self._access.key:
             text = text.replace(self._access.key, "[key]")
