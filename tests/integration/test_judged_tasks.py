@@ -153,6 +153,7 @@ def test_ratings_make_the_results(tasks: Path) -> None:
     assert (scores["score_x,none"], scores["score_y,none"]) == (5.0, 4.0)
     assert scores["no_verdict,none"] == 3
     assert "exact_match,strict" not in scores
+    assert list(scores)[-2:] == ["no_verdict,none", "no_verdict_stderr,none"]
     assert found.higher_is_better["t"]["score"] is True
     judge = found.judge
     assert (judge["model"], judge["revision"], judge["rubric"]) == ("judge", "r1", "r")

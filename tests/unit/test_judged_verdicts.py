@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("regex")
 
+from coordinate_eval.coordinator.inputs import rubric
+from coordinate_eval.coordinator.inputs.suite_yaml import Place
 from coordinate_eval.evaluators.judged.verdicts import (
     Bound,
     Mean,
@@ -76,8 +78,8 @@ def test_a_label_is_found(words: str, verdict: Verdict) -> None:
 
 @given(st.text())
 def test_any_words_have_a_verdict_or_none(words: str) -> None:
-    for rubric in (RATING, LABELS):
-        verdict = find_verdict(words, rubric)
+    for rules in (RATING, LABELS):
+        verdict = find_verdict(words, rules)
         assert verdict is None or all(math.isfinite(value) for value in verdict)
 
 
@@ -163,3 +165,60 @@ def test_a_pair_without_one_verdict_counts_in_no_mean() -> None:
     assert found["position_bias"] == [0.0]
     assert found["no_verdict"] == [0.0, 1.0, 0.0, 0.0]
     assert found.keys() == metrics_of(LABELS).keys()
+
+
+def _shipped(name: str) -> Rubric:
+    return rubric.load(name, Place("suite.yaml", 1))
+
+
+@pytest.mark.parametrize("name", ["mt_bench", "vicuna_bench"])
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ("A good answer. Rating: [[8]]", [8.0]),
+        ("[[8.5]]", [8.5]),
+        ("[[8.]]", [8.0]),
+        ("**Rating: [[8]]**\n\nAs in [1], [[2]]", [8.0]),
+        ("As in [1], I say [[8]]", [8.0]),
+        ("Rating: [8]", [8.0]),
+        ("[8] or [9]", [8.0]),
+        ("[[15]]", [15.0]),  # the published evaluator knows no scale
+        ("[[0]]", [0.0]),
+        ("[[8/10]]", None),
+        ("[[-8]]", None),
+        ("[[ 8 ]]", None),
+        ("[[8, 9]]", None),
+        ("[[rating]]", None),
+        ("Rating: 8", None),
+        ("[[" + "8" * 1_000_000, None),
+    ],
+)
+def test_a_rating_of_mt_bench(name: str, words: str, verdict: Verdict) -> None:
+    assert find_verdict(words, _shipped(name)) == verdict
+
+
+@pytest.mark.parametrize("name", ["arena_hard", "arena_hard_v2"])
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ("My final verdict is: [[A>>B]]", [1, 1, 1]),
+        ("[[A>B]]", [1]),
+        ("[[A=B]]", [0.5]),
+        ("[[B=A]]", [0.5]),
+        ("[[B>A]]", [0]),
+        ("[[B>>A]]", [0, 0, 0]),
+        ("[[A<B]]", [0]),
+        ("[[A<<B]]", [0, 0, 0]),
+        ("[[B<A]]", [1]),
+        ("[[B<<A]]", [1, 1, 1]),
+        ("[[a>b]]", [1]),
+        ("At first [[A>B]], but no: [[B>>A]]", [0, 0, 0]),
+        ("[[A>B]], or [B>A]", [1]),
+        ("[B>A]", [0]),
+        ("[[A>B]] and [[A<>B]]", None),
+        ("A is better", None),
+        ("", None),
+    ],
+)
+def test_a_label_of_arena_hard(name: str, words: str, verdict: Verdict) -> None:
+    assert find_verdict(words, _shipped(name)) == verdict

@@ -117,7 +117,7 @@ def baseline_digest(baseline: str) -> str:
     Raises:
         UserError: there is no such file or run.
     """
-    path = Path(baseline)
+    path = Path(baseline).expanduser()
     what = path / "run.json" if path.is_dir() else path
     text = _user_files.read_text(what, "setting judge.baseline:", anybodys=True)
     return hashlib.sha256(text.encode()).hexdigest()

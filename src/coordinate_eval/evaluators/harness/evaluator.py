@@ -32,7 +32,7 @@ from coordinate_eval.evaluators.harness.answered_dataset import Answered, Answer
 from coordinate_eval.evaluators.harness.built_dataset import BuiltDataset
 from coordinate_eval.evaluators.harness.code_eval import AnswerBook, Collector, answered_by
 from coordinate_eval.evaluators.harness.data_files import data_sources
-from coordinate_eval.evaluators.harness.judged_task import NOBODY, Panel, judge_results
+from coordinate_eval.evaluators.harness.judged_task import NOBODY, Panel, in_order, judge_results
 from coordinate_eval.evaluators.harness.language_models import (
     Backend,
     ReplayModel,
@@ -264,6 +264,8 @@ class HarnessEvaluator:
         results = dataset_results(
             dataset, top=found.loaded.top, items=found.items, evaluated=evaluated
         )
+        if dataset.rubric is not None:
+            results = in_order(results)
         noted = {
             "toolchains": book.toolchains,
             "judge": judge,

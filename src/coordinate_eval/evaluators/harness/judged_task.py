@@ -37,7 +37,7 @@ from coordinate_eval.evaluators.judged.verdicts import (
     main_metric,
     metrics_of,
 )
-from coordinate_eval.records import Question, Rubric, judge_name
+from coordinate_eval.records import DatasetResults, Question, Rubric, judge_name
 
 MOST_VALUES = 100
 """Most values of a rubric's field `by`, each of which has scores of its own."""
@@ -295,6 +295,19 @@ def judge_results(
         "refused": sum(count.refused for count in counts),
         **({"pairs_left_out": sum(count.left_out for count in counts)} if rubric.pair else {}),
     }
+
+
+def in_order(results: DatasetResults) -> DatasetResults:
+    """Return the results of a judged dataset with what tells of the judge after all scores."""
+
+    def tells_of_judge(metric: tuple[str, Any]) -> bool:
+        return metric[0].startswith(("position_bias", "no_verdict"))
+
+    ordered = {
+        name: dict(sorted(found.items(), key=tells_of_judge))
+        for name, found in results.results.items()
+    }
+    return results.model_copy(update={"results": ordered})
 
 
 def read_answers(folder: Path | None, dataset: str) -> dict[str, list[str]]:
