@@ -65,6 +65,10 @@ def check_right_and_wrong(
     Raises:
         UserError: its metric has other values.
     """
+    if results.judge:
+        raise UserError(
+            f"dataset {results.dataset!r} has no right and wrong answers: a judge rates them"
+        )
     for item, verdict in shown.items():
         task, name = verdicts[verdict.position].task, verdict.metric.rpartition(",")[0]
         better = results.higher_is_better.get(task, {}).get(name, True)
@@ -130,10 +134,10 @@ def card(
     arguments = [[*each.values()] for each in found["arguments"].values()]
     words = [run, f"item {sample.item}", f"{sample.task}, document {found['doc_id']}"]
     if shown is not None:
-        verdict = "right" if shown.right else "wrong" if shown.value == 0 else "graded"
-        metric = shown.metric.removesuffix(",none")
-        words.append(f"{verdict}: {metric} {shown.value:g}" if shown.value <= 1 else
-                     f"{metric} {shown.value:g}")  # fmt: skip
+        verdict = "right: " if shown.right else "wrong: " if shown.value == 0 else ""
+        is_verdict = said_by == "verdict" and shown.value <= 1
+        metric = f"{shown.metric.removesuffix(',none')} {shown.value:g}"
+        words.append(f"{verdict}{metric}" if is_verdict else metric)
     prompt = str(arguments[0][0]) if arguments and arguments[0] else ""
     scored = len(arguments) > 1 or bool(arguments and isinstance(arguments[0][-1], str))
     parts = [("prompt", _end_of(prompt))]

@@ -113,5 +113,10 @@ class NotingBook(AnswerBook):
 
 
 def _number(value: object) -> float | None:
-    """Return a metric's value of one document, None if it is no number."""
+    """Return a metric's value of one document, None if it is no number.
+
+    A judge may have rated a document several times: it has the mean.
+    """
+    if isinstance(value, list) and value and all(isinstance(each, float) for each in value):
+        return sum(value) / len(value)
     return float(value) if isinstance(value, bool | int | float | np.number | np.bool_) else None
