@@ -15,11 +15,15 @@ from coordinate_eval.evaluators.confined.messages import (
     MOST_TIMEOUT_SECONDS,
     AnswerFiles,
     Command,
+    LoggedSample,
+    LoggedVerdict,
     Reply,
     ResponseFiles,
     Work,
     check_names,
     check_questions,
+    check_samples,
+    check_verdicts,
     read_reply,
 )
 from coordinate_eval.evaluators.harness.code_eval import program_question
@@ -185,3 +189,43 @@ def test_an_error_of_a_tasks_own_code_is(tmp_path: Path) -> None:
     reply = asked(Reads(OSError(errno.EIO, "its own data")))
     assert not reply.unread
     assert "its own data" in reply.error
+
+
+SAMPLE: dict[str, Any] = {
+    "doc_id": 0, "doc": {"q": 1}, "target": "t", "arguments": {"gen_args_0": {"arg_0": "p"}},
+    "resps": [["r"]], "filtered_resps": ["r"], "filter": "none", "metrics": ["acc"],
+    "doc_hash": "d", "prompt_hash": "p", "target_hash": "t", "acc": 1.0,
+}  # fmt: skip
+
+
+def _check_sample(content: str, **changes: Any) -> None:
+    verdict = LoggedVerdict(item=3, task="evil", filter="none", metrics={}, doc_hash="")
+    asked = COMMAND.model_copy(update={"work": Work.SAMPLES, "positions": [0]})
+    told = {"item": 3, "task": "evil", "words": [], "content": content} | changes
+    check_samples([LoggedSample.model_validate(told)], [verdict], asked)
+
+
+def test_samples_are_those_that_were_asked_for_and_the_harness_s() -> None:
+    _check_sample(json.dumps(SAMPLE))
+    for changes in ({"item": 4}, {"task": "other"}):
+        with pytest.raises(RecordError, match="told of other samples"):
+            _check_sample(json.dumps(SAMPLE), **changes)
+    lacking = {name: value for name, value in SAMPLE.items() if name != "resps"}
+    deep = json.dumps(SAMPLE)[:-1] + ', "more": ' + "[" * 10_000 + "]" * 10_000 + "}"
+    for content in ("", "[]", json.dumps(lacking), json.dumps(SAMPLE | {"target": 7}), deep):
+        with pytest.raises(RecordError, match="is not one of the harness's"):
+            _check_sample(content)
+
+
+def test_verdicts_concern_the_dataset_alone() -> None:
+    verdict = LoggedVerdict(item=0, task="other", filter="none", metrics={}, doc_hash="")
+    check_verdicts([verdict], {"other"}, COMMAND)
+    with pytest.raises(RecordError, match="told of 'other'"):
+        check_verdicts([verdict], {"evil"}, COMMAND)
+
+
+def test_of_a_reply_with_samples_nothing_else_is_read() -> None:
+    asked = COMMAND.model_copy(update={"work": Work.SAMPLES})
+    many = ",".join(["{}"] * 10)
+    said = f'{{"number": 2, "questions": [{many}], "results": 7, "samples": []}}'
+    assert read_reply(said.encode(), asked) == Reply(number=2)

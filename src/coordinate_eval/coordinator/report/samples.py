@@ -6,6 +6,7 @@ An item is right if the main metric of its task is 1 for it, and wrong if it is 
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -138,8 +139,9 @@ def card(
         is_verdict = said_by == "verdict" and shown.value <= 1
         metric = f"{shown.metric.removesuffix(',none')} {shown.value:g}"
         words.append(f"{verdict}{metric}" if is_verdict else metric)
-    prompt = str(arguments[0][0]) if arguments and arguments[0] else ""
-    scored = len(arguments) > 1 or bool(arguments and isinstance(arguments[0][-1], str))
+    first = arguments[0] if arguments and arguments[0] else [""]
+    prompt = str(first[0])
+    scored = len(arguments) > 1 or isinstance(first[-1], str)
     parts = [("prompt", _end_of(prompt))]
     if scored:
         parts.append(("choices", "\n".join(_choices(arguments, found["resps"]))))
@@ -152,14 +154,22 @@ def card(
 
 def _choices(arguments: Sequence[Sequence[Any]], responses: Sequence[Any]) -> Iterator[str]:
     """Yield the continuations of an item with their log-probabilities; the likeliest is marked."""
-    values = [float(_flat(each)[0]) for each in responses]
-    best = max(range(len(values)), key=values.__getitem__)
-    for number, (given, value) in enumerate(zip(arguments, values, strict=True)):
-        if number < MOST_CHOICES:
+    values = [_nats(each) for each in responses]
+    best = max(range(len(values)), key=values.__getitem__, default=0)
+    for number, (given, value) in enumerate(zip(arguments, values, strict=False)):
+        if number < MOST_CHOICES and given:
             text = " ".join(_both_ends(str(given[-1]), MOST_CHARACTERS // 10).split())
             yield f"{'→' if number == best and len(values) > 1 else ' '} {value:9.3f}  {text}"
     if len(values) > MOST_CHOICES:
         yield f"  … {len(values) - MOST_CHOICES} more"
+
+
+def _nats(response: Any) -> float:  # noqa: ANN401  text in lists, whatever it says
+    """Return the log-probability in a response; NaN if what it says is no number."""
+    try:
+        return float(_flat(response)[0])
+    except (ValueError, IndexError):
+        return math.nan
 
 
 def _answers(responses: Sequence[Any], filtered: Sequence[Any]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,125 @@
+"""Which samples are shown, and how much of them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from coordinate_eval.coordinator.report.samples import (
+    MOST_CHARACTERS,
+    Shown,
+    card,
+    check_right_and_wrong,
+    differing,
+    positions_of,
+    select,
+    shown_verdicts,
+)
+from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.confined.messages import LoggedSample, LoggedVerdict
+from coordinate_eval.records import DatasetResults
+
+RESULTS = DatasetResults(
+    dataset="sums",
+    items=3,
+    results={"sums": {"exact_match,strict": 0.5, "exact_match,loose": 0.7}},
+    higher_is_better={"sums": {"exact_match": True}},
+)
+
+
+def verdicts(*values: float, doc_hash: str = "h") -> list[LoggedVerdict]:
+    """Those of two filters; the second one says that all are right."""
+    return [
+        LoggedVerdict(
+            item=item, task="sums", filter=name, metrics={"exact_match": value}, doc_hash=doc_hash
+        )
+        for name, given in (("strict", values), ("loose", [1.0] * len(values)))
+        for item, value in enumerate(given)
+    ]
+
+
+def sample(arguments: list[list[Any]], responses: Any, **more: Any) -> LoggedSample:
+    content = {
+        "doc_id": 0,
+        "target": "7",
+        "arguments": {
+            f"gen_args_{n}": {f"arg_{m}": each for m, each in enumerate(given)}
+            for n, given in enumerate(arguments)
+        },
+        "resps": responses,
+        "filtered_resps": more.pop("filtered", responses),
+    }
+    return LoggedSample(
+        item=0, task="sums", words=more.pop("words", []), content=json.dumps(content)
+    )
+
+
+def test_the_main_metric_decides() -> None:
+    shown = shown_verdicts(verdicts(1, 0, 0.5), RESULTS)
+    assert [verdict.right for verdict in shown.values()] == [True, False, False]
+    assert shown[1] == Shown(1, "exact_match,strict", 0, "h")
+    named = shown_verdicts(verdicts(1, 0, 0.5), RESULTS, "exact_match,loose")
+    assert all(verdict.right for verdict in named.values())
+    assert positions_of(verdicts(1, 0, 0.5), [1]) == [1, 4]
+
+
+@pytest.mark.parametrize("value", [7.5, -1.0, float("nan")])
+def test_not_every_metric_tells_right_from_wrong(value: float) -> None:
+    found = verdicts(value)
+    with pytest.raises(UserError, match="no right and wrong answers"):
+        check_right_and_wrong(shown_verdicts(found, RESULTS), RESULTS, found)
+
+
+def test_two_runs_are_compared_on_the_same_items_only() -> None:
+    ours, theirs = (shown_verdicts(verdicts(*v), RESULTS) for v in ((1, 0, 1), (1, 1, 0)))
+    assert differing(ours, theirs, "sums") == [1, 2]
+    for other in (verdicts(1, 1), verdicts(1, 1, 0, doc_hash="other")):
+        with pytest.raises(UserError, match="not the same in these two runs"):
+            differing(ours, shown_verdicts(other, RESULTS), "sums")
+
+
+def test_items_are_chosen_in_order() -> None:
+    assert select(range(9), [], [8, 3, 5], 2, "d") == [3, 5]
+    assert select(range(9), [5, 1, 5], range(9), None, "d") == [1, 5]
+    with pytest.raises(UserError, match="has no item 9: it has items 0 to 8"):
+        select(range(9), [9], range(9), None, "d")
+
+
+def test_what_is_long_is_cut_and_says_so() -> None:
+    prompt, answer = "p" * 10_000 + "END", "a" * 10_000
+    shown = card(sample([[prompt, {"until": []}]], [[answer]], words=["w" * 10_000]), None)
+    parts = dict(shown.parts)
+    assert parts["prompt"].startswith("[8,003 characters before]")
+    assert parts["prompt"].endswith("END")
+    assert "[8,000 characters]" in parts["answer"]
+    assert all(len(text) < MOST_CHARACTERS + 50 for text in parts.values())
+
+
+def test_choices_are_shown_with_the_likeliest_marked() -> None:
+    asked = [["q", " A"], ["q", " B\nb"]]
+    shown = card(sample(asked, [[["-3.5", "False"]], [["-1.25", "True"]]]), None)
+    assert dict(shown.parts)["choices"].splitlines() == ["     -3.500  A", "→    -1.250  B b"]
+    many = [["q", f" {n}"] for n in range(40)]
+    lines = dict(card(sample(many, [[["-1", "True"]]] * 40), None).parts)["choices"].splitlines()
+    assert lines[-1] == "  … 28 more"
+    assert len(lines) == 13
+
+
+def test_what_a_filter_took_and_who_said_what() -> None:
+    given = sample([["q", {}]], [["It is 7."]], filtered=["7"], words=["[[9]]"])
+    shown = card(given, Shown(0, "score,none", 9, ""), run="r", said_by="judge")
+    assert shown.title == "r · item 0 · sums, document 0 · score 9"
+    assert ("taken from it", "7") in shown.parts
+    assert ("judge", "[[9]]") in shown.parts
+    right = card(given, Shown(0, "acc,none", 1, ""))
+    assert right.title.endswith("right: acc 1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "responses"),
+    [([], []), ([[]], [[]]), ([["q", "a"], ["q"]], []), ([["q", "a"], []], [["no"], [[], []]])],
+)
+def test_a_sample_that_makes_no_sense_is_shown_as_well_as_can_be(
+    arguments: list[list[Any]], responses: Any
+) -> None:
+    assert card(sample(arguments, responses), None).title == "item 0 · sums, document 0"
