@@ -111,6 +111,10 @@ class Rubric(Record):
     labels: dict[str, list[float]] = Field(
         default={}, description="values that a verdict stands for; it counts once for each"
     )
+    aggregation: Literal["mean", "median", "mean_of_items"] = Field(
+        default="mean",
+        description="of all values of all verdicts; or the mean over items of their own means",
+    )
     by: str | None = Field(
         default=None, description="field of a document; its values have scores of their own"
     )

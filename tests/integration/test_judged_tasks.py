@@ -284,6 +284,21 @@ def test_a_judged_run_is_scored_in_confined_processes(tasks: Path, tmp_path: Pat
     assert scored.results["t"].judge["model"] == "judge"
 
 
+def test_a_confined_process_sees_the_baseline(tasks: Path, tmp_path: Path) -> None:
+    run_dir = make_scorable(
+        tmp_path / "run",
+        tasks,
+        {"t": ["good"]},
+        {"t": read(PAIR)},
+        judge={"base_url": "http://127.0.0.1:9/v1", "model": "judge"},
+    )
+    _baseline(run_dir.baselines_folder)
+    scorer = start_scorer(run_dir, {"HOME": str(tmp_path)})
+    _answer_all(run_dir, lambda text: "[[A>B]]" if "A: good B: base" in text else "[[B>A]]")
+    scored = wait_for(scorer, run_dir)
+    assert scored.results["t"].results["t"]["win_rate,none"] == 1
+
+
 def _answer_all(run_dir: RunDir, judge: Callable[[str], str]) -> None:
     """Wait for the questions of the run's only portion, and answer them."""
     folder = run_dir.root / "questions" / "t"

@@ -14,6 +14,7 @@ from coordinate_eval.coordinator.inputs.suite_yaml import Place
 from coordinate_eval.evaluators.judged.verdicts import (
     Bound,
     Mean,
+    MeanOfItems,
     Verdict,
     battles,
     document_metrics,
@@ -126,6 +127,23 @@ def test_a_mean_is_of_all_values(documents: list[list[float]]) -> None:
     values = [value for document in documents for value in document]
     mean = Mean()(documents)
     assert mean == statistics.fmean(values) if values else math.isnan(mean)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "score", "stderr"),
+    [("mean", 4.0, None), ("median", 2.0, None), ("mean_of_items", 5.0, 4.0)],
+)
+def test_ratings_are_summed_up_as_the_rubric_says(
+    aggregation: str, score: float, stderr: float | None
+) -> None:
+    metrics = metrics_of(RATING.model_copy(update={"aggregation": aggregation}))
+    found, higher = metrics["score"]
+    documents = [[1.0, 1.0], [], [9.0]] if aggregation == "mean_of_items" else [[1.0, 2.0], [9.0]]
+    assert (found(documents), higher) == (score, True)
+    assert math.isnan(found([[], []]))
+    if stderr is not None:
+        assert isinstance(found, MeanOfItems)
+        assert found.stderr(documents) == stderr
 
 
 def test_values_that_repeat_within_documents_tell_no_more() -> None:

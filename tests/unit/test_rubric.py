@@ -65,6 +65,8 @@ def test_a_pair_has_sides() -> None:
         (PAIR.replace("id: n\n", ""), 1, "a pair needs `id`"),
         (PAIR.replace("labels: {A: [1], B: [0]}\n", ""), 1, "a pair needs labels"),
         (PAIR.replace("[1]", "[2]"), 9, "from 0 to 1"),
+        (PAIR + "aggregation: median\n", 10, "the mean of battles"),
+        (SINGLE + "aggregation: best\n", 5, "aggregation"),
         (PAIR.replace("[1]", "[]"), 9, "at least one value"),
         (PAIR.replace("role: system", "role: judge"), 5, "needs a role"),
         (PAIR.replace("role: system, ", "rule: system, "), 5, "unknown key 'rule' in a message"),

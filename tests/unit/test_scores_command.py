@@ -178,6 +178,8 @@ def test_one_judge_is_compared(home: Path) -> None:
     for step in (100, 200):
         _judge(home, step, questions=step)
     _judge(home, 300, items=2, prompts_digest="of other items")
+    listed = json.loads(call(home, "runs", "--dataset", "a", "--json").stdout)
+    assert [row["score"]["value"] for row in listed] == [7.0] * 3
     done = call(home, "scores", "--json")
     assert [row["scores"]["a"]["value"] for row in json.loads(done.stdout)["rows"]] == [7.0] * 3
     assert done.stderr == ""
@@ -202,6 +204,9 @@ def test_scores_of_different_judges_are_not_shown_together(
     rows = json.loads(done.stdout)["rows"]
     assert [list(row["scores"]) for row in rows] == [["b"], ["b"]]
     assert f"dataset a is not shown: its {words}" in done.stderr.replace("its judge was", "its")
+    done = call(home, "runs", "--dataset", "a", "--json")
+    assert [row["score"] for row in json.loads(done.stdout)] == [None] * 3
+    assert "scores of dataset a are not shown" in done.stderr
     for step in (100, 200):
         RunDir(home / f"step-{step}-x").dataset_results("b").unlink()
         assert "7.0000" in call(home, "scores", f"step-{step}-x").stdout

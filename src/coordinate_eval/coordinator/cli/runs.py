@@ -17,6 +17,7 @@ from coordinate_eval.coordinator.cli.output import say, table_console, write_jso
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.judges import judged, judged_differently
 from coordinate_eval.coordinator.report.main_metric import Score, main_score
 from coordinate_eval.coordinator.report.results import read_dataset
 from coordinate_eval.coordinator.run import jobs
@@ -104,6 +105,10 @@ def list_runs(settings: Settings, dataset: str | None, limit: int, *, as_json: b
     rows = readable_rows(
         found[:limit], lambda run_dir, run: _row(run_dir, run, dataset, tasks), problems
     )
+    why = judged_differently((row["run"], row["judge"]) for row in rows if row.get("judge"))
+    if why:
+        problems.append(f"scores of dataset {dataset} are not shown: {why}")
+        rows = [row | {"score": None} for row in rows]
     if as_json:
         write_json(rows)
     else:
@@ -211,8 +216,10 @@ def _row(
         "age_seconds": max(0.0, time.time() - run.created),
     }
     if dataset is not None:
-        score = dataset_score(run_dir, dataset) if _has(run, dataset) else None
+        results = read_dataset(run_dir, dataset) if _has(run, dataset) else None
+        score = main_score(results) if results is not None else None
         row["score"] = None if score is None else score._asdict()
+        row["judge"] = judged(results) if results is not None else {}
     return row
 
 

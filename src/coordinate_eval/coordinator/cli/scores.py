@@ -20,6 +20,7 @@ from coordinate_eval.coordinator.inputs.saved import step_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.formats import lm_eval_results, model_card
+from coordinate_eval.coordinator.report.judges import judged, judged_differently
 from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.results import (
     collect_results,
@@ -30,7 +31,6 @@ from coordinate_eval.coordinator.report.results import (
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import judge_name
 
 _OF_ONE_RUN = ("lm_eval", "model-card")
 
@@ -67,7 +67,7 @@ def show_scores(names: Sequence[str], settings: Settings, metric: str | None, fo
         rows = readable_rows(found, lambda run_dir, run: _row(run_dir, run, metric), problems)
     rows.sort(key=lambda r: (r["step"] is None, r["step"] or 0, r["created"]))
     datasets = list(dict.fromkeys(d.name for _, run in found for d in run.suite.datasets))
-    unlike = _judged_differently(rows)
+    unlike = {name: why for name in datasets if (why := _judged_differently(rows, name))}
     for name, why in unlike.items():
         problems.append(f"dataset {name} is not shown: {why}")
         for row in rows:
@@ -130,42 +130,14 @@ def _row(run_dir: RunDir, run: Run, metric: str | None) -> dict[str, Any]:
         "created": run.created,
         "complete": state.is_complete(run_dir),
         "scores": {name: score._asdict() for name, score in scores.items() if score is not None},
-        "judges": {
-            name: {"items": results.items, **results.judge}
-            for name, results in found.items()
-            if results.judge
-        },
+        "judges": {name: judged(results) for name, results in found.items() if results.judge},
         "warnings": [line for name in found for line in degenerate(name, found[name].outputs)],
     }
 
 
-def _judged_differently(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the datasets whose scores are not all of one judge, one rubric and equal prompts.
-
-    What the judge was told about some of the items is not what it was told about all.
-    """
-    judges: dict[str, dict[str, str]] = {}
-    prompts: dict[str, dict[str, dict[str, str]]] = {}
-    for row in rows:
-        for name in row["judges"].keys() & row["scores"].keys():
-            judge = row["judges"][name]
-            model = judge_name(judge["model"], judge["revision"])
-            said = f"{model} by rubric {judge['rubric']} ({judge['rubric_digest']})"
-            judges.setdefault(name, {}).setdefault(said, row["run"])
-            of_items = prompts.setdefault(name, {}).setdefault(judge["items"], {})
-            of_items.setdefault(judge["prompts_digest"], row["run"])
-    found = {}
-    for name, runs in judges.items():
-        told = next((each for each in prompts[name].values() if len(each) > 1), None)
-        if len(runs) > 1:
-            each = "; ".join(f"{said} in {run}" for said, run in runs.items())
-            found[name] = f"its judges differ: {each}"
-        elif told is not None:
-            found[name] = (
-                f"its judge was told different things in {' and '.join(told.values())}, in its "
-                "prompts or of the baseline"
-            )
-    return found
+def _judged_differently(rows: Sequence[dict[str, Any]], dataset: str) -> str:
+    there = (row for row in rows if dataset in row["judges"] and dataset in row["scores"])
+    return judged_differently((row["run"], row["judges"][dataset]) for row in there)
 
 
 def _csv(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:

@@ -93,6 +93,8 @@ def _check(rubric: Rubric, tree: Located) -> None:
     if rubric.style_control and not rubric.pair:
         raise wrong(tree.at("style_control"), "style_control compares two answers: it needs a pair")
     if rubric.pair:
+        if rubric.aggregation != "mean":
+            raise wrong(tree.at("aggregation"), "the aggregation of a pair is the mean of battles")
         if not rubric.labels:
             raise wrong(tree.place, "a pair needs labels: the shares of battles that side A wins")
         if not all(0 <= value <= 1 for values in rubric.labels.values() for value in values):

@@ -9,6 +9,7 @@ without a verdict is left out whole; all battles of all others weigh the same.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -102,6 +103,31 @@ class Mean:
         return math.sqrt(count / (count - 1) * off) / sum(map(len, with_values))
 
 
+class MeanOfItems(Mean):
+    """The mean over documents of the mean of their values. Each document counts once."""
+
+    def __call__(self, documents: Values) -> float:
+        """Return the mean, NaN if there is no value."""
+        return super().__call__(_means(documents))
+
+    def stderr(self, documents: Values) -> float:
+        """Return the standard error of a mean."""
+        return super().stderr(_means(documents))
+
+
+class Median:
+    """The median of all values of all documents."""
+
+    def __call__(self, documents: Values) -> float:
+        """Return the median, NaN if there is no value."""
+        values = [value for document in documents for value in document]
+        return statistics.median(values) if values else math.nan
+
+
+def _means(documents: Values) -> list[list[float]]:
+    return [[math.fsum(values) / len(values)] for values in documents if values]
+
+
 class Bound:
     """An end of the bootstrap interval of the mean of all values, drawn one by one."""
 
@@ -138,6 +164,13 @@ def main_metric(rubric: Rubric) -> str:
 Aggregation = Callable[[Any], float]
 
 
+_AGGREGATIONS: dict[str, Callable[[], Aggregation]] = {
+    "mean": Mean,
+    "median": Median,
+    "mean_of_items": MeanOfItems,
+}
+
+
 def metrics_of(rubric: Rubric) -> dict[str, tuple[Aggregation, bool]]:
     """Return the metrics of a rubric: how each is computed, and whether more is better."""
     tail = (1 - CONFIDENCE) / 2
@@ -151,7 +184,7 @@ def metrics_of(rubric: Rubric) -> dict[str, tuple[Aggregation, bool]]:
         if rubric.style_control:
             found["win_rate_style_controlled"] = (StyleControlled(), True)
     else:
-        found = {"score": (Mean(), True)}
+        found = {"score": (_AGGREGATIONS[rubric.aggregation](), True)}
     return found | {"no_verdict": (Total(), False)}
 
 
