@@ -82,6 +82,11 @@ def write_task(folder: Path, documents: Sequence[dict[str, Any]], **changes: Any
     (folder / "t.yaml").write_text(json.dumps(config))
 
 
+def test_an_answer_takes_half_of_a_short_context(tmp_path: Path) -> None:
+    write_task(tmp_path, DOCUMENTS, generation_kwargs={"until": [], "max_gen_toks": 4096})
+    assert {request.max_tokens for request in Judged(tmp_path, SINGLE).requests} == {512}
+
+
 def read(text: str) -> Rubric:
     return rubric.parse(text, where="r.yaml", name="r")
 

@@ -75,7 +75,9 @@ def test_a_loader_has_what_the_harness_would_have(
     file = tmp_path / "cache" / "tasks.json"
     if not first:
         task_index.own_tasks(file)
-    loader = TaskLoader(include_path=[str(users)], tokenizer=tmp_path, seed=1, kept_tasks=file)
+    loader = TaskLoader(
+        include_path=[str(users)], tokenizer=tmp_path, seed=1, kept_tasks=file, max_length=100
+    )
     dataset = Dataset(name="more", task="more")
     loader.begin(dataset)
     theirs = TaskManager(include_path=[str(users)]).task_index

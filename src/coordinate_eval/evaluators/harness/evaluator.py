@@ -123,6 +123,7 @@ class HarnessEvaluator:
             seed=seed,
             kept_tasks=kept_tasks,
             panel=panel,
+            max_length=max_length,
         )
         self._kept: OrderedDict[str, AnsweredDataset] = OrderedDict()
         self._scripts: dict[str, dict[str, list[str]]] = {}

@@ -81,13 +81,15 @@ class TaskLoader:
         seed: int,
         kept_tasks: Path | None = None,
         panel: Panel = NOBODY,
+        max_length: int,
     ) -> None:
         """Prepare a loader.
 
         `kept_tasks` is where the index of the harness's tasks is kept. The panel rates the answers
-        of datasets with a rubric.
+        of datasets with a rubric. `max_length` is the context of the model in tokens.
         """
         self._panel = panel
+        self._max_length = max_length
         self._include_path = list(include_path)
         self._kept_tasks = kept_tasks
         self._tokenizer = tokenizer
@@ -129,6 +131,7 @@ class TaskLoader:
             for task_name, task in table["tasks"].items():
                 if dataset.rubric is not None:
                     judged[task_name] = JudgedTask(task, dataset.name, dataset.rubric, self._panel)
+                    _leave_room(task, self._max_length)
                 _check(task_name, task)
                 self._configure(task, dataset)
         entry = manager.task_index.get(name)
@@ -252,6 +255,18 @@ def _check(name: str, task: Task) -> None:
                 f"metric {metric!r} of task {name!r} is not one of the harness's own and could "
                 "not be loaded from the hub"
             )
+
+
+def _leave_room(task: Task, max_length: int) -> None:
+    """Let an answer that a judge rates take at most half of the model's context.
+
+    Such tasks allow as many tokens as many base models have for prompt and answer together. Options
+    of the dataset are applied later, and count.
+    """
+    wanted = (task.get_config("generation_kwargs") or {}).get("max_gen_toks", 0)
+    if wanted > max_length // 2:
+        limit = {"max_gen_toks": max_length // 2}
+        task.set_config("generation_kwargs", limit, update=True)
 
 
 def _is_complete(spec: str | dict[str, Any], index: dict[str, Entry]) -> bool:
