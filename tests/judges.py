@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from coordinate_eval.records import Question, QuestionKind
+from coordinate_eval.evaluators.judged.prompts import question_of
+from coordinate_eval.records import Question
 
 
 @dataclass
@@ -146,10 +146,7 @@ class Judge:
 def question(text: str, judge: str = "judge", max_tokens: int = 64) -> Question:
     """A question to a judge."""
     asked = {"messages": [{"role": "user", "content": text}], "temperature": 0.0}
-    content = json.dumps(asked | {"max_tokens": max_tokens}, separators=(",", ":"))
-    known_by = json.dumps(["judge", judge, content], separators=(",", ":"))
-    identity = hashlib.sha256(known_by.encode()).hexdigest()
-    return Question(id=identity, kind=QuestionKind.JUDGE, content=content, judge=judge)
+    return question_of(judge, json.dumps(asked | {"max_tokens": max_tokens}, separators=(",", ":")))
 
 
 def text_of(body: dict[str, Any]) -> str:

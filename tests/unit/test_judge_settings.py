@@ -9,6 +9,8 @@ from tests.plans import CHECKPOINT
 from tests.unit.test_decide import NODES, ROUND, make_run
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.dry_run.risks import _judge_budget
+from coordinate_eval.coordinator.dry_run.summary import Review
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings, load
 from coordinate_eval.coordinator.inputs.suite import runnable
@@ -154,7 +156,7 @@ def judged_run(run_dir: RunDir, **of_judge: Any) -> Any:
             offsets=[],
         )  # fmt: skip
         _files.write_record(run_dir.requests_index(name), index)
-    return make_run(settings=settings(**{"model": "judge"} | of_judge))
+    return make_run(settings=settings(**{"model": "judge"} | of_judge), asks=["b"], judged=["b"])
 
 
 def test_a_judge_that_refuses_costs_its_datasets_and_no_others(tmp_path: Path) -> None:
@@ -168,6 +170,20 @@ def test_a_judge_that_refuses_costs_its_datasets_and_no_others(tmp_path: Path) -
     assert "refuses the key" in said
     for number in "12":
         assert given_up(RunDir(tmp_path / number)) == {"b"}
+
+
+def test_a_judge_that_has_answered_everything_is_not_asked_again(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run = judged_run(run_dir, base_url="http://127.0.0.1:9/v1")
+    for portion in all_portions(run):
+        _files.write(run_dir.published("answers", portion), "")
+    assert refuse(run_dir, run) == []
+
+
+def test_a_key_in_place_of_its_variables_name_is_not_taken() -> None:
+    with pytest.raises(UserError, match=r"judge\.api_key_env") as caught:
+        load({"judge.api_key_env": "sk-a-secret"})
+    assert "secret" not in str(caught.value)
 
 
 def test_a_judge_that_does_not_answer_yet_costs_nothing(tmp_path: Path) -> None:
@@ -207,3 +223,13 @@ def test_a_plan_tells_how_many_questions_the_judge_gets() -> None:
     costs = [Cost(name=n, items=7, gpu_seconds=1, metric_cpu_seconds=0) for n in "abc"]
     plan = Plan.model_construct(datasets=costs)
     assert questions_to_judge(run, plan) == {"b": 14, "c": 28}
+
+
+def test_a_plan_tells_of_a_budget_of_tokens_that_may_not_last() -> None:
+    costs = [Cost(name=n, items=7, gpu_seconds=1, metric_cpu_seconds=0) for n in "abc"]
+    plan = Plan.model_construct(datasets=costs)
+    for most, told in ((None, False), (10**6, False), (10**4, True)):
+        run = make_run(suite=ALL, judged=["b", "c"], settings=settings(max_tokens=most))
+        review = Review.__new__(Review)
+        review.__dict__.update(plan=plan, run=run)
+        assert bool(list(_judge_budget(review))) == told

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from coordinate_eval._format import duration
 from coordinate_eval.coordinator.dry_run.summary import Review
 from coordinate_eval.coordinator.planning.costs import without_prior
+from coordinate_eval.coordinator.planning.judge_plan import tokens_of_judge
 from coordinate_eval.coordinator.planning.simulate import ScoreBar
 from coordinate_eval.coordinator.run.jobs import keeper_gib
 
@@ -35,6 +36,7 @@ def risks(found: Review) -> list[str]:
         *_no_signal(found),
         *_memory(found),
         *_runs_text(found),
+        *_judge_budget(found),
         *_metric_tail(found),
         *_deciding_dataset(found),
         *_wide(found),
@@ -71,6 +73,15 @@ def _few_gpus(found: Review) -> Iterator[str]:
     if nodes and (free * 2 < there or len(full) > len(found.plan.nodes)):
         line = f"few GPUs: {free} of {there} are free on {len(nodes)} nodes"
         yield line + (f"; not usable: {_named(full)}" if full else "")
+
+
+def _judge_budget(found: Review) -> Iterator[str]:
+    most, tokens = found.run.settings.judge.max_tokens, tokens_of_judge(found.run, found.plan)
+    if most is not None and tokens > most:
+        yield (
+            f"budget: the judge may take about {tokens:,} tokens, and [judge] max_tokens is "
+            f"{most:,}; when that is spent the run ends, and `resume` goes on with more"
+        )
 
 
 def _no_signal(found: Review) -> Iterator[str]:

@@ -12,6 +12,7 @@ from coordinate_eval.coordinator.dry_run.one_job_each import (
     longest_first,
     one_job_each,
 )
+from coordinate_eval.coordinator.planning.judge_plan import tokens_of_judge
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.prepare import Offer, Prepared, questions_to_judge
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
@@ -146,7 +147,8 @@ def _judge(found: Review) -> list[tuple[str, str]]:
     each = ", ".join(f"{plain(name)} {count:,}" for name, count in counts.items())
     budget = f", of {settings.max_requests:,} at most" if settings.max_requests else ""
     asked = plain(settings.name) or "a judge"
-    words = f"up to {plural(sum(counts.values()), 'question')} to {asked}{budget}"
+    words = f"up to {plural(sum(counts.values()), 'question')} to {asked}{budget}, "
+    words += f"about {tokens_of_judge(found.run, found.plan):,} tokens"
     if found.judge is None:
         return [("judge", f"{words} ({each})")]
     gpus = sum(trial.gpus for trial in found.judge.trials)

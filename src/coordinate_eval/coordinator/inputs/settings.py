@@ -171,7 +171,10 @@ class JudgeSettings(_Section):
         default="", description="tells judges of one name apart; it is part of the results"
     )
     api_key_env: str | None = Field(
-        default=None, description="environment variable with the server's key"
+        default=None,
+        # A key itself, given here by mistake, would stand in files.
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$",
+        description="name of the environment variable that has the server's key",
     )
     concurrency: int = Field(
         default=32, ge=1, le=4096, description="questions to the judge at the same time"

@@ -28,6 +28,14 @@ from coordinate_eval.records import Dataset, DatasetRequests, Suite
 QUESTION_TOKENS = 1000
 """Taken for a question to a judge: its instructions, a question, and one or two answers to it."""
 
+ANSWER_TOKENS = 400
+"""Taken for a judge's answer: some sentences, and its verdict."""
+
+
+def tokens_of_judge(run: Run, plan: Plan) -> int:
+    """Return about how many tokens the judge of a planned run reads and writes."""
+    return sum(questions_to_judge(run, plan).values()) * (QUESTION_TOKENS + ANSWER_TOKENS)
+
 
 def plan_judge(run: Run, plan: Plan, offer: Offer) -> Plan | None:
     """Return what the run of a judge comes to on what a cluster has now; None if there is none.

@@ -8,6 +8,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.report.results import request_indexes, unscored_datasets
 from coordinate_eval.coordinator.run.baselines import why_incomplete
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.portions import unanswered_portions
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import JudgeRefuses, JudgeSilent, UserError
 from coordinate_eval.evaluators.confined.evaluator import find_level, refusal
@@ -45,7 +46,8 @@ def refuse(run_dir: RunDir, run: Run) -> list[str]:
         if reasons:
             events.append(f"not run: {', '.join(reasons)}. {why}; results.json says what to do")
             indexes = {name: index for name, index in indexes.items() if name not in reasons}
-    judged = [name for name, index in indexes.items() if index.judged]
+    unanswered = {span.dataset for span in unanswered_portions(run_dir, run, judged=True)}
+    judged = [name for name in indexes if name in unanswered]
     if judged:
         events += _ask_the_judge(run_dir, run, judged)
     return events

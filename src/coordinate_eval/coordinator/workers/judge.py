@@ -14,6 +14,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import signal
 import sys
 import time
@@ -75,6 +76,9 @@ budget is kept to."""
 def run_judge(run_dir: RunDir) -> int:
     """Ask the judge until all is answered, or no more can be. Return the exit status."""
     run = read_run(run_dir)
+    # Each question in flight has a connection, and each open portion a file.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     return asyncio.run(_until_signalled(run_dir, run))
 
 

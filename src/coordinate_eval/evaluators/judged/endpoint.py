@@ -14,7 +14,6 @@ to be asked instead. The key goes into one header, and into no text.
 import asyncio
 import contextlib
 import email.utils
-import hashlib
 import ipaddress
 import json
 import os
@@ -30,7 +29,8 @@ from urllib.parse import urlsplit
 from coordinate_eval import __version__
 from coordinate_eval._format import brief
 from coordinate_eval.errors import JudgeRefuses, JudgeSilent, UserError
-from coordinate_eval.records import Answer, Question, QuestionKind
+from coordinate_eval.evaluators.judged.prompts import question_of
+from coordinate_eval.records import Answer, Question
 
 if TYPE_CHECKING:
     import httpx
@@ -151,8 +151,7 @@ def read_key(variable: str | None, environ: Mapping[str, str]) -> str:
 
 def is_question(question: Question, judge: str) -> bool:
     """Return whether a question is one to this judge, and is what its id says."""
-    known_by = json.dumps([QuestionKind.JUDGE, judge, question.content], separators=(",", ":"))
-    if question.judge != judge or question.id != hashlib.sha256(known_by.encode()).hexdigest():
+    if question != question_of(judge, question.content):
         return False
     asked = _json(question.content)
     return (
