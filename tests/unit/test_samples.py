@@ -98,9 +98,14 @@ def test_what_is_long_is_cut_and_says_so() -> None:
 def test_choices_are_shown_with_the_likeliest_marked() -> None:
     asked = [["q", " A"], ["q", " B\nb"]]
     shown = card(sample(asked, [[["-3.5", "False"]], [["-1.25", "True"]]]), None)
-    assert dict(shown.parts)["choices"].splitlines() == ["     -3.500  A", "→    -1.250  B b"]
+    assert dict(shown.parts)["choices (→ the likeliest)"].splitlines() == [
+        "     -3.500  A",
+        "→    -1.250  B b",
+    ]
     many = [["q", f" {n}"] for n in range(40)]
-    lines = dict(card(sample(many, [[["-1", "True"]]] * 40), None).parts)["choices"].splitlines()
+    parts = dict(card(sample(many, [[["-1", "True"]]] * 40), None).parts)
+    lines = parts["choices (→ the likeliest)"].splitlines()
+    assert parts["target"] == "7: 7"
     assert lines[-1] == "  … 28 more"
     assert len(lines) == 13
 

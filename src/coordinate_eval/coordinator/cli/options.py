@@ -173,7 +173,7 @@ SampleFiles = Annotated[
     typer.Option(
         "--output",
         metavar="DIR",
-        help="Write samples_<task>_<time>.jsonl into this folder, as lm_eval --log_samples does.",
+        help="Write a file of such lines for each task into this folder.",
         rich_help_panel=_OUTPUT,
     ),
 ]

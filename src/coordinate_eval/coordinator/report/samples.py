@@ -143,11 +143,14 @@ def card(
     prompt = str(first[0])
     scored = len(arguments) > 1 or isinstance(first[-1], str)
     parts = [("prompt", _end_of(prompt))]
+    target = str(found["target"])
     if scored:
-        parts.append(("choices", "\n".join(_choices(arguments, found["resps"]))))
+        name = "choices (→ the likeliest)" if len(arguments) > 1 else "log-likelihood"
+        parts.append((name, "\n".join(_choices(arguments, found["resps"]))))
+        target = _named(target, arguments)
     else:
         parts += _answers(found["resps"], found["filtered_resps"])
-    parts.append(("target", _both_ends(str(found["target"]))))
+    parts.append(("target", _both_ends(target)))
     parts += [(said_by, _both_ends(said)) for said in sample.words[:MOST_CHOICES]]
     return Card(" · ".join(filter(None, words)), parts)
 
@@ -162,6 +165,14 @@ def _choices(arguments: Sequence[Sequence[Any]], responses: Sequence[Any]) -> It
             yield f"{'→' if number == best and len(values) > 1 else ' '} {value:9.3f}  {text}"
     if len(values) > MOST_CHOICES:
         yield f"  … {len(values) - MOST_CHOICES} more"
+
+
+def _named(target: str, arguments: Sequence[Sequence[Any]]) -> str:
+    """Return a target with the choice that it is the number of, if it is one."""
+    number = int(target) if target.isascii() and target.isdigit() and len(target) < 4 else -1
+    if len(arguments) > 1 and 0 <= number < len(arguments) and arguments[number]:
+        return f"{target}: {str(arguments[number][-1]).strip()}"
+    return target
 
 
 def _nats(response: Any) -> float:  # noqa: ANN401  text in lists, whatever it says
