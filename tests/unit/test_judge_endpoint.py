@@ -2,10 +2,13 @@
 
 import asyncio
 import email.utils
+import gzip
 import json
 import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.judges import Judge, Reply, fails, question, says, text_of
@@ -158,6 +161,63 @@ def test_the_key_is_in_one_header_and_in_no_text() -> None:
     assert KEY not in answer.result
     assert KEY not in str(caught.value)
     assert KEY not in repr(Access(server.url, "judge", KEY))
+
+
+ODD_KEY = 'sk/odd"key-0123456789'
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(status=302, headers={"Location": f"https://other/?key={ODD_KEY}"}),
+        Reply(status=302, headers={"Location": f"https://other/{quote(ODD_KEY, safe='')}"}),
+        fails(404, f"you sent {ODD_KEY}"),
+        fails(500, json.dumps({"message": f"you sent {ODD_KEY}"})),
+        Reply(status=500, body=ODD_KEY.replace("/", r"\/").encode()),
+        Reply(status=500, body="".join(f"\\u{ord(each):04X}" for each in ODD_KEY).encode()),
+        Reply(headers={f"no header {ODD_KEY}": "x"}),
+        says(f"you sent {ODD_KEY}"),
+        says(None, refusal=f"you sent {ODD_KEY}"),
+    ],
+)
+def test_a_server_that_repeats_the_key_gets_it_into_no_text(reply: Reply) -> None:
+    with Judge(lambda *_: reply) as server:
+        try:
+            (answer,) = ask(server, "a", key=ODD_KEY, patience_seconds=0.0)
+            said = answer.result
+        except (JudgeRefuses, JudgeSilent) as error:
+            said = str(error)
+    assert "0123456789" not in said
+    assert ODD_KEY[:8] not in said
+
+
+def test_a_key_that_is_a_usual_word_changes_no_answer() -> None:
+    with Judge(lambda *_: says("none of it: [[1]]")) as server:
+        (answer,) = ask(server, "a", key="none")
+    assert answer.result == "none of it: [[1]]"
+
+
+def test_a_compressed_answer_is_read_as_far_as_others() -> None:
+    named = {"Content-Encoding": "gzip"}
+    small = Reply(body=gzip.compress(says("[[3]]").body), headers=named)
+    large = Reply(body=gzip.compress(says("3" * 50_000_000).body), headers=named)
+    twice = {"Content-Encoding": "gzip, gzip"}
+    larger = Reply(body=gzip.compress(large.body), headers=twice)
+    with Judge(lambda body, number: [large, larger, small][number]) as server:
+        tracemalloc.start()
+        (answer,) = ask(server, "a")
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert answer.result == "[[3]]"
+    assert most < 5_000_000
+
+
+def test_a_server_keeps_nothing_with_us() -> None:
+    cookie = says("[[3]]")
+    cookie.headers["Set-Cookie"] = "big=" + "x" * 4000
+    with Judge(lambda *_: cookie) as server:
+        ask(server, "a", "b", concurrency=1)
+    assert not any("cookie" in headers for headers in server.headers)
 
 
 def test_another_host_never_gets_the_key() -> None:

@@ -14,12 +14,14 @@ to be asked instead. The key goes into one header, and into no text.
 import asyncio
 import contextlib
 import email.utils
+import http.cookiejar
 import ipaddress
 import json
 import os
 import random
 import re
 import time
+import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -61,6 +63,9 @@ MOST_TOKENS: Final = 1_000_000
 MOST_WORDS: Final = 300
 """Characters of the server's own words within a message."""
 
+LEAST_SECRET: Final = 8
+"""Characters of a key that is a secret. A shorter one, such as "none", is also a usual word."""
+
 _ENVELOPE_BYTES, _BYTES_PER_TOKEN = 1 << 16, 64
 """An answer may have this many bytes besides, and for each of its tokens. Tokens have some 4 bytes;
 in JSON a character may take 12."""
@@ -85,6 +90,12 @@ _NO_SUCH_MODEL = re.compile(
     r"|model.{0,200}(does not exist|not (found|exist|available))",
     re.IGNORECASE | re.DOTALL,
 )
+_NO_COOKIES = http.cookiejar.DefaultCookiePolicy(allowed_domains=[])
+
+_COMPRESSED = frozenset({"gzip", "x-gzip", "deflate"})
+_ANY_HEADER = zlib.MAX_WBITS | 32
+"""Lets zlib find out which of them it is."""
+
 _ASK_AGAIN = frozenset({408, 409, 425, 429})
 _REFUSED = frozenset({413, 422})
 
@@ -189,6 +200,7 @@ class Endpoint:
         self._gate = _Gate(concurrency)
         self._pace = _Pace(requests_per_minute)
         self._limit_name = _LIMIT_NAMES[0]
+        self._key = _spellings(access.key) if len(access.key) >= LEAST_SECRET else None
         self._failing_since: float | None = None
         self._pools = -(-concurrency // POOL)
         self._clients: list[httpx.AsyncClient] = []
@@ -213,6 +225,8 @@ class Endpoint:
                 },
                 timeout=httpx.Timeout(None, connect=min(CONNECT_SECONDS, self._timeout_seconds)),
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=POOL),
+                # What it has us keep would grow, and go back to it with each question.
+                cookies=http.cookiejar.CookieJar(_NO_COOKIES),
                 # It would be asked with the key wherever it sends us.
                 follow_redirects=False,
                 trust_env=by_proxy,
@@ -373,18 +387,24 @@ class Endpoint:
                 asyncio.timeout(self._timeout_seconds),
                 self._clients[pool].stream(method, url, json=body) as response,
             ):
-                content, cut = await _read(response.aiter_bytes(), most_bytes)
+                content, cut = await _read(response.aiter_raw(), most_bytes)
         except TimeoutError:
             why = f"no answer within {self._timeout_seconds:g} s from {self._where}"
             raise _TryAgain(why) from None
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
-            raise _TryAgain(f"{_why(error)} at {self._where}") from None
+            raise _TryAgain(f"{self._masked(_why(error))} at {self._where}") from None
         finally:
             self._used[pool] -= 1
-        text = content.decode(errors="replace")
-        if self._access.key:
-            text = text.replace(self._access.key, "[key]")
-        return _Reply(response.status_code, response.headers, text, cut)
+        if response.headers.get("content-encoding", "").strip().lower() in _COMPRESSED:
+            content, more = _decompressed(content, most_bytes)
+            cut |= more
+        headers = {name: self._masked(value) for name, value in response.headers.items()}
+        text = self._masked(content.decode(errors="replace"))
+        return _Reply(response.status_code, headers, text, cut)
+
+    def _masked(self, text: str) -> str:
+        """Return what the server sent without the key, which some servers repeat."""
+        return self._key.sub("[key]", text) if self._key else text
 
     def _check_status(self, reply: "_Reply") -> None:
         """Raise what follows from a status that is no success."""
@@ -506,6 +526,28 @@ async def _read(chunks: AsyncIterator[bytes], most_bytes: int) -> tuple[bytes, b
         if len(content) > most_bytes:
             return bytes(content[:most_bytes]), True
     return bytes(content), False
+
+
+def _decompressed(content: bytes, most_bytes: int) -> tuple[bytes, bool]:
+    """Return the decompressed bytes up to a number, and whether there were more.
+
+    A few of them may stand for gigabytes. What is not compressed stays as it is.
+    """
+    try:
+        found = zlib.decompressobj(_ANY_HEADER).decompress(content, most_bytes + 1)
+    except zlib.error:
+        return content, False
+    return found[:most_bytes], len(found) > most_bytes
+
+
+def _spellings(key: str) -> re.Pattern[str]:
+    """Return a pattern of a key as JSON, JSON within JSON, or an address may spell it."""
+    return re.compile(
+        "".join(
+            rf"\\{{0,4}}(?:{re.escape(each)}|u(?i:{ord(each):04x})|%(?i:{ord(each):02x}))"
+            for each in key
+        )
+    )
 
 
 def _read_completion(text: str, where: str) -> tuple[str, int | None]:
