@@ -505,6 +505,8 @@ def test_a_judge_that_is_away_is_waited_for_only_while_other_work_goes_on() -> N
     )
     ends = [a.why for a in d.decide(JUDGED, DIR, over) if isinstance(a, d.Finish)]
     assert ends == ["questions wait for their judge: connection refused"]
+    starting = replace(over, tasks=tasks(JUDGE_JOB, State.PENDING))
+    assert not any(isinstance(action, d.Finish) for action in d.decide(JUDGED, DIR, starting))
     again = pullers_name(JUDGED, Pullers.JUDGE, 1)
     trials = replace(over, unpublished=[SPANS[0]], tasks=tasks(TRIAL[0], State.RUNNING))
     metrics = replace(over, claimable={**NOTHING, "answers": SPANS})

@@ -139,6 +139,7 @@ def test_a_question_that_is_never_answered_has_an_answer_that_says_so(reply: Rep
         (fails(404, "The model `judge` does not exist"), "no model 'judge'"),
         (fails(400, "model_not_found"), "no model 'judge'"),
         (fails(400, "temperature must be 1\x1b[2J" + "!" * 10_000), "temperature must be 1"),
+        (fails(400, "max_tokens must be at most 32"), "at most 32"),
         (fails(402, "pay first"), "pay first"),
         (fails(307, location="http://other.example/v1"), "http://other.example/v1"),
     ],

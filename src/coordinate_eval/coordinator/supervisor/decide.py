@@ -345,7 +345,12 @@ def _waiting_for_scores(run: Run, facts: Facts) -> list[Action]:
     """Wait for answers and scores, which are all that is missing, or give up."""
     stuck = [kind for kind in Pullers if facts.waiting_for(run, kind)]
     hopeful = any(_hopeful(run, facts, kind) for kind in stuck)
-    if facts.open_claims or hopeful:
+    # What the judge said last may be of the job before the one that is there.
+    asking = any(
+        is_pullers(run, task.name, Pullers.JUDGE) and task.state is not State.ENDED
+        for task in facts.tasks
+    )
+    if facts.open_claims or hopeful or (asking and Pullers.JUDGE in stuck):
         return []
     if Pullers.JUDGE in stuck and facts.judge is not None and facts.judge.said:
         return [Finish(f"questions wait for their judge: {facts.judge.said}")]

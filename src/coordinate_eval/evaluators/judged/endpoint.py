@@ -96,6 +96,11 @@ _COMPRESSED = frozenset({"gzip", "x-gzip", "deflate"})
 _ANY_HEADER = zlib.MAX_WBITS | 32
 """Lets zlib find out which of them it is."""
 
+_UNKNOWN_NAME = re.compile(
+    r"un(supported|recognized|known|expected)|not (supported|permitted|allowed|recognized)|extra"
+    r"|instead",
+    re.IGNORECASE,
+)
 _ASK_AGAIN = frozenset({408, 409, 425, 429})
 _REFUSED = frozenset({413, 422})
 
@@ -343,7 +348,7 @@ class Endpoint:
 
     def _knows_other_name(self, name: str, words: str) -> bool:
         """Return whether the server wants the limit of an answer by its other name, from now on."""
-        if not re.search(rf"\b{name}\b", words) or _TOO_LONG.search(words):
+        if not re.search(rf"\b{name}\b", words) or not _UNKNOWN_NAME.search(words):
             return False
         if name == self._limit_name == _LIMIT_NAMES[0]:
             self._limit_name = _LIMIT_NAMES[1]
