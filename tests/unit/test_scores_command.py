@@ -45,6 +45,13 @@ def test_the_main_metric() -> None:
     assert main_score(results("a", {"a": {"alias": "a", "acc,none": "N/A"}})) is None
 
 
+def test_what_says_something_of_the_judge_is_no_score() -> None:
+    silent: dict[str, Any] = {"no_verdict,none": 12.0, "position_bias,none": 0.5}
+    judged = results("a", {"a": silent}, judge={"model": "judge", "questions": 12})
+    assert main_score(judged) is None
+    assert main_score(judged, "no_verdict") == Score("no_verdict", 12.0, None, 1)
+
+
 def test_a_group_without_a_score_has_the_mean_of_its_tasks() -> None:
     tasks: dict[str, dict[str, Any]] = {
         "g": {"alias": "g"},
@@ -288,6 +295,10 @@ def test_one_run_as_a_model_card(home: Path) -> None:
     ]
     assert lines[4].startswith("step-300, suite s (")
     assert lines[4].endswith("lm-evaluation-harness 0.4.13. Without: b.")
+    judged = a.model_copy(update={"judge": {"model": "judge", "revision": "1"}})
+    _files.write_record(RunDir(home / "step-300-x").dataset_results("a"), judged)
+    shown = call(home, "scores", "step-300-x", "--output-format", "model-card").stdout
+    assert shown.endswith("Without: b. Rated by judge@1: a.\n")
 
 
 @pytest.mark.parametrize(

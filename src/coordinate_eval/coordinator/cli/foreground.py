@@ -173,9 +173,15 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
         console.print(results_table(results))
         if (rescored := results["rescored"]) is not None:
             console.print(differences_table(rescored))
-        for name, outputs in results["outputs"].items():
-            for line in report.degenerate(name, Outputs.model_validate(outputs)):
-                console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        lines = [
+            line
+            for name, outputs in results["outputs"].items()
+            for line in report.degenerate(name, Outputs.model_validate(outputs))
+        ]
+        for name, judge in results["judge"].items():
+            lines += report.without_verdict(name, judge)
+        for line in lines:
+            console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         if not results["complete"]:
             for line in reasons_why_stopped(run_dir):
                 console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)

@@ -24,9 +24,9 @@ from coordinate_eval.coordinator.report.judges import judged, judged_differently
 from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.results import (
     collect_results,
-    degenerate,
     read_dataset,
     read_results,
+    warnings,
 )
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -131,7 +131,7 @@ def _row(run_dir: RunDir, run: Run, metric: str | None) -> dict[str, Any]:
         "complete": state.is_complete(run_dir),
         "scores": {name: score._asdict() for name, score in scores.items() if score is not None},
         "judges": {name: judged(results) for name, results in found.items() if results.judge},
-        "warnings": [line for name in found for line in degenerate(name, found[name].outputs)],
+        "warnings": [line for results in found.values() for line in warnings(results)],
     }
 
 

@@ -187,7 +187,7 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
             "shards_done": shards - missing,
             "score": None if score is None else score._asdict(),
             "outputs": found.outputs.model_dump() if found and found.outputs else None,
-            "warnings": results.degenerate(dataset.name, found.outputs) if found else [],
+            "warnings": results.warnings(found) if found else [],
         }
     return datasets
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinate_eval.coordinator.report.main_metric import Score, main_score
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.records import Dataset, DatasetResults
+from coordinate_eval.records import Dataset, DatasetResults, judge_name
 
 _SEED = 1234
 """The harness's seeds but for Python's own, which is 0."""
@@ -120,8 +120,19 @@ def model_card(run: Run, results: Mapping[str, Any], scored: Sequence[DatasetRes
     missing = [*results["missing"], *results.get("left_out", {})]
     notes = [f"Without: {', '.join(missing)}."] if missing else []
     limits = {dataset.limit for dataset in run.suite.datasets} - {None}
+    notes += [f"Rated by {name}: {', '.join(each)}." for name, each in _judged(scored).items()]
     notes += ["Some datasets are limited to their first items."] if limits else []
     return "\n".join([*lines, "", " ".join([f"{about}.", *notes])]) + "\n"
+
+
+def _judged(scored: Sequence[DatasetResults]) -> dict[str, list[str]]:
+    """Return the judges, and the datasets that each of them rated."""
+    judged: dict[str, list[str]] = {}
+    for found in scored:
+        if found.judge:
+            name = judge_name(found.judge["model"], found.judge["revision"])
+            judged.setdefault(name, []).append(found.dataset)
+    return judged
 
 
 def _shots(found: DatasetResults) -> str:

@@ -7,6 +7,9 @@ A task usually reports several metrics. The main one is, in this order:
 3. the first metric of which more is better, in the order of the task's own configuration;
 4. the first metric.
 
+Of a judged dataset, the answers without a verdict and the judge's position bias are the main metric
+only if the user names them.
+
 A group without a score of its own has the unweighted mean over its tasks, if all of these have
 the same main metric; no standard error is known of it.
 """
@@ -20,6 +23,9 @@ PREFERRED = "acc_norm"
 
 NOT_METRICS = ("sample_len", "sample_count", "samples")
 """Numbers that the harness puts among the metrics and that score nothing."""
+
+OF_JUDGES = ("no_verdict", "position_bias")
+"""Metrics of a judged dataset that say something of its judge, and nothing of the checkpoint."""
 
 
 class Score(NamedTuple):
@@ -81,6 +87,8 @@ def _choose(found: DatasetResults, task: str, wanted: str | None) -> Score | Non
     known = list(metrics(found.results[task]))
     if wanted is not None:
         known = [each for each in known if wanted in (each[0], each[0].partition(",")[0])]
+    elif found.judge:
+        known = [each for each in known if not each[0].startswith(OF_JUDGES)]
     if not known:
         return None
     higher = found.higher_is_better.get(task, {})

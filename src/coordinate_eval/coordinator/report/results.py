@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from coordinate_eval import __version__, _files
+from coordinate_eval._format import plural
 from coordinate_eval.coordinator.report.failures import LAST_LOG_LINES, report_failures
 from coordinate_eval.coordinator.report.main_metric import metrics
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, whole
@@ -262,6 +263,11 @@ def reasons(results: Mapping[str, Any] | None) -> list[str]:
     return lines
 
 
+def warnings(found: DatasetResults) -> list[str]:
+    """Return what people should know who read the scores of a dataset."""
+    return degenerate(found.dataset, found.outputs) + without_verdict(found.dataset, found.judge)
+
+
 def degenerate(dataset: str, outputs: Outputs | None) -> list[str]:
     """Return what is wrong with so many generated answers of a dataset that people should look."""
     if outputs is None or not outputs.responses:
@@ -271,6 +277,17 @@ def degenerate(dataset: str, outputs: Outputs | None) -> list[str]:
         f"{dataset}: {share:.0%} of answers {_DEGENERATE[kind]}"
         for kind, share in shares.items()
         if share >= WORTH_SAYING
+    ]
+
+
+def without_verdict(dataset: str, judge: Mapping[str, Any]) -> list[str]:
+    """Return how many questions to a dataset's judge have no verdict, if there are any."""
+    missing = judge.get("without_verdict", 0)
+    if not missing:
+        return []
+    return [
+        f"{dataset}: no verdict on {missing:,} of {plural(judge['questions'], 'question')} to the "
+        f"judge: they are in no mean; `coordinate-eval samples --dataset {dataset}` shows its words"
     ]
 
 
