@@ -1,8 +1,12 @@
 """Degenerate answers: what counts as one, and when people are told."""
 
+import json
+
 import pytest
 
-from coordinate_eval.coordinator.report.results import degenerate
+from coordinate_eval.coordinator.report.results import degenerate, without_verdict
+from coordinate_eval.coordinator.report.samples import card
+from coordinate_eval.evaluators.confined.messages import LoggedSample
 from coordinate_eval.evaluators.harness.outputs import (
     ReadResponses,
     is_other_script,
@@ -95,3 +99,23 @@ def test_people_are_told_of_many_degenerate_answers() -> None:
         "gsm8k: 38% of answers are cut by length"
     ]
     assert degenerate("arc", None) == []
+
+
+def test_people_are_told_of_questions_without_a_verdict() -> None:
+    (line,) = without_verdict("mt_bench", {"questions": 160, "without_verdict": 7, "refused": 2})
+    assert line.startswith("mt_bench: no verdict on 7 of 160 questions to the judge")
+    assert "samples --dataset mt_bench" in line
+    assert without_verdict("mt_bench", {"questions": 160, "without_verdict": 0}) == []
+    assert without_verdict("arc", {}) == []
+
+
+def test_a_judged_sample_has_its_ratings_and_no_empty_target() -> None:
+    content = {"doc_id": 3, "target": "", "arguments": {"gen_args_0": {"arg_0": "Q?", "arg_1": {}}},
+               "resps": [["A"]], "filtered_resps": [["A"]], "metrics": ["score", "no_verdict"],
+               "score": [4.0], "no_verdict": [0.0]}  # fmt: skip
+    rated = LoggedSample(item=3, task="ours", words=["Fine. [[4]]"], content=json.dumps(content))
+    shown = card(rated, None, said_by="judge")
+    assert shown.title == "item 3 · ours, document 3 · score 4"
+    assert [name for name, _ in shown.parts] == ["prompt", "answer", "judge"]
+    silent = rated.model_copy(update={"content": json.dumps(content | {"score": []})})
+    assert card(silent, None, said_by="judge").title.endswith("no verdict")

@@ -79,7 +79,10 @@ def check_right_and_wrong(
                 f"{item} is {verdict.value:g}"
             )
     if not shown:
-        raise UserError(f"dataset {results.dataset!r} has no right and wrong answers")
+        raise UserError(
+            f"dataset {results.dataset!r} has no right and wrong answers: leave out --wrong and "
+            "--diff"
+        )
 
 
 def differing(ours: Mapping[int, Shown], theirs: Mapping[int, Shown], dataset: str) -> list[int]:
@@ -139,6 +142,8 @@ def card(
         is_verdict = said_by == "verdict" and shown.value <= 1
         metric = f"{shown.metric.removesuffix(',none')} {shown.value:g}"
         words.append(f"{verdict}{metric}" if is_verdict else metric)
+    elif said_by == "judge":
+        words.append(_ratings(found))
     first = arguments[0] if arguments and arguments[0] else [""]
     prompt = str(first[0])
     scored = len(arguments) > 1 or isinstance(first[-1], str)
@@ -150,9 +155,19 @@ def card(
         target = _named(target, arguments)
     else:
         parts += _answers(found["resps"], found["filtered_resps"])
-    parts.append(("target", _both_ends(target)))
+    if target:
+        parts.append(("target", _both_ends(target)))
     parts += [(said_by, _both_ends(said)) for said in sample.words[:MOST_CHOICES]]
     return Card(" · ".join(filter(None, words)), parts)
+
+
+def _ratings(found: Mapping[str, Any]) -> str:
+    """Return the values of the first metric of a judged item, one for each verdict."""
+    name = next(iter(found["metrics"]), "")
+    values = found.get(name, [])
+    if not isinstance(values, list) or not all(isinstance(each, int | float) for each in values):
+        return ""
+    return f"{name} {', '.join(f'{each:g}' for each in values)}" if values else "no verdict"
 
 
 def _choices(arguments: Sequence[Sequence[Any]], responses: Sequence[Any]) -> Iterator[str]:
