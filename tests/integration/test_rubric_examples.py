@@ -22,25 +22,15 @@ DOCUMENTS = [{"number": n, "question": f"Q{n}?", "topic": "ab"[n % 2]} for n in 
 def folder(tmp_path: Path) -> Path:
     """The suite of the page, with its rubrics and a task."""
     section = PAGE.read_text().split("## A rubric of your own")[1].split("\n## ")[0]
-    brief, better, listed = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    task, brief, better, listed = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     (tmp_path / "brief.yaml").write_text(brief)
     (tmp_path / "better.yaml").write_text(better)
-    (tmp_path / "suite.yaml").write_text(f"include_path: [tasks]\n{listed}")
+    (tmp_path / "suite.yaml").write_text(listed)
     (tmp_path / "tasks").mkdir()
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(document) + "\n" for document in DOCUMENTS))
-    task = {
-        "task": "our_questions",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}},
-        "test_split": "test",
-        "output_type": "generate_until",
-        "doc_to_text": "question",
-        "doc_to_target": "",
-        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 10},
-        "metric_list": [{"metric": "exact_match"}],
-    }
-    (tmp_path / "tasks" / "our_questions.yaml").write_text(json.dumps(task))
+    text = task.replace("/data/questions.jsonl", str(data))
+    (tmp_path / "tasks" / "our_questions.yaml").write_text(text)
     return tmp_path
 
 

@@ -41,7 +41,10 @@ def test_the_shipped_suites_are_listed() -> None:
     rows = json.loads(call("suites", "--json").stdout)
     base = next(row for row in rows if row["suite"] == "base")
     assert (base["datasets"], base["with_task"]) == (63, 63)
-    assert f"{base['items']:,}" in call("suites").stdout
+    listed = call("suites")
+    assert f"{base['items']:,}" in listed.stdout
+    folder = Path(listed.stderr.split()[-1])
+    assert (folder / "tasks" / "mt_bench.yaml").exists()
 
 
 def test_a_suite_is_described() -> None:

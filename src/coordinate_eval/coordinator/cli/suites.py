@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval._format import duration
-from coordinate_eval.coordinator.cli.output import table_console, write_json
-from coordinate_eval.coordinator.inputs import suite
+from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.inputs import suite, suite_yaml
 from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost, known_work
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue, gpus
@@ -52,6 +52,7 @@ def list_shipped(*, as_json: bool) -> None:
         numbers = (f"{row[key]:,}" for key in ("datasets", "with_task", "items"))
         table.add_row(str(row["suite"]), *numbers, ", ".join(row["groups"]))  # type: ignore[arg-type]  # a list here
     table_console().print(table)
+    say(f"their tasks and rubrics, to be included in yours, are in {suite_yaml.shipped_folder()}")
 
 
 def model_of(model: str | None, checkpoint: Path | None) -> tuple[str, Checkpoint]:
