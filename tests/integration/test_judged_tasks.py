@@ -257,6 +257,12 @@ def test_a_rubric_needs_text(tasks: Path) -> None:
         Judged(tasks, SINGLE)
 
 
+def test_a_task_without_targets_says_so(tasks: Path) -> None:
+    write_task(tasks, DOCUMENTS, doc_to_target=None)
+    with pytest.raises(UserError, match=r"'t'.*no doc_to_target; without targets, set it to \"\""):
+        Judged(tasks, SINGLE)
+
+
 def test_a_prompt_that_is_empty_is_not_asked(tasks: Path) -> None:
     text = SINGLE.replace("{{ question }}", "{% if n > 3 %}{{ question }}")
     judged = Judged(tasks, text.replace('answer) }}"', 'answer) }}{% endif %}"'))

@@ -331,6 +331,8 @@ def test_what_cannot_be_run_is_named() -> None:
     kept, left_out = suite.runnable(base, JudgeSettings())
     assert list(left_out) == JUDGED
     assert "base_url" in left_out["mt_bench"]
+    assert "baseline" in left_out["arena_hard"]
+    assert "baseline" not in left_out["mt_bench"]
     assert len(kept.datasets) == 60
     assert kept.digest == base.digest
     with pytest.raises(UserError, match="dataset mt_bench: it needs a judge"):

@@ -18,7 +18,8 @@ def why_not_judged(dataset: Dataset, judge: JudgeSettings) -> str:
     if dataset.rubric is None:
         return ""
     if not (judge.base_url or judge.model or judge.checkpoint):
-        return "it needs a judge: set [judge] base_url and model, or checkpoint"
+        also = ", and baseline" if dataset.rubric.pair and not judge.baseline else ""
+        return f"it needs a judge: set [judge] base_url and model, or checkpoint{also}"
     if dataset.rubric.pair and not judge.baseline:
         return (
             "its answers are compared with others: set [judge] baseline to a file of them, or to "

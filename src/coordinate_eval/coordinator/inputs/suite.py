@@ -176,7 +176,7 @@ def runnable(suite: Suite, judge: JudgeSettings | None = None) -> tuple[Suite, d
         name, why = next(iter(left_out.items()))
         raise UserError(
             f"suite {suite.name}: none of its datasets can be run, such as dataset {name}: {why}. "
-            "Add --dry-run to plan it only"
+            "A dry run on a cluster file plans it"
         )
     return suite.model_copy(update={"datasets": kept}), left_out
 

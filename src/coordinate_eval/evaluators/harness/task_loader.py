@@ -312,6 +312,8 @@ def _explanation(dataset: Dataset, name: str, error: Exception, *, offline: bool
         if isinstance(entry, Entry) and entry.kind is not Kind.TAG:
             source = f" ({entry.yaml_path})" if entry.yaml_path else ""
             culprit = f"dataset {dataset.name!r}: task {entry.name!r}{source} cannot be loaded"
+        if frame.f_code.co_name == "doc_to_target" and isinstance(error, TypeError):
+            return f'{culprit}: it has no doc_to_target; without targets, set it to ""'
     words = in_words(error)
     if offline:
         return (
