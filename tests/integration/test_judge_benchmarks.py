@@ -197,6 +197,8 @@ def test_arena_hard_compares_twice(tmp_path: Path, name: str) -> None:
         ({"references": REFERENCES[1:]}, "question 111 (math) has no reference answer"),
         ({"questions": [{"question_id": 1, "turns": []}]}, "line 1: it has no category"),
         ({"questions": "{\n"}, "questions, line 1"),
+        ({"questions": "5\n"}, "line 1: it has no question_id"),
+        ({"questions": "[" * 100_000}, "questions, line 1"),
         ({"answers": "x"}, "data_files: unknown answers; known: questions, references, prompts"),
         ({"prompts": PROMPTS[:1]}, "single-v1-multi-turn"),
         (
@@ -269,6 +271,33 @@ def test_a_published_file_is_fetched_once(
     kept.write_text("torn")
     with pytest.raises(ConnectionError, match="says offline"):
         published.read_text(source)
+
+
+@pytest.mark.parametrize("planted", ["pipe", "link", "endless"])
+def test_what_others_put_into_the_cache_is_not_waited_for(
+    hub: str, cache: Path, planted: str
+) -> None:
+    source = f"{hub}/text#sha256={hashlib.sha256(TEXT.encode()).hexdigest()}"
+    published.read_text(source)
+    (kept,) = (cache / published.FOLDER).iterdir()
+    kept.unlink()
+    if planted == "pipe":
+        os.mkfifo(kept)
+    elif planted == "link":
+        kept.symlink_to("/dev/zero")
+    else:
+        with kept.open("wb") as file:
+            file.truncate(1 << 40)
+    assert published.read_text(source) == TEXT
+    assert kept.read_text() == TEXT
+
+
+def test_a_file_without_an_end_is_not_fetched(
+    hub: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "MOST_BYTES", 5)
+    with pytest.raises(ConnectionError, match="larger than"):
+        published.read_text(f"{hub}/text#sha256={'0' * 64}")
 
 
 def test_another_file_than_the_published_one_is_refused(hub: str, cache: Path) -> None:

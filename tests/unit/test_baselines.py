@@ -81,6 +81,7 @@ def test_an_answer_has_one_of_several_shapes(line: dict[str, Any]) -> None:
         '{"id": 1, "messages": [{"role": "assistant", "content": {}}]}',
         '{"id": 1, "choices": []}',
         "[" * 100_000,
+        r'{"id": 1, "answer": "\ud800"}',
     ],
 )
 def test_anything_else_is_named_with_its_line(line: str) -> None:

@@ -51,6 +51,11 @@ def test_a_pair_has_sides() -> None:
         (SINGLE + "scales: [1, 2]\n", 5, "unknown key 'scales'"),
         (SINGLE.replace("answer }}", "answer"), 2, "the template of prompt helpful: line 1"),
         (SINGLE.replace("{{ answer }}", "{% if a %}"), 2, "the template of prompt helpful"),
+        (
+            SINGLE.replace("answer", "-" * 30_000 + "1"),
+            2,
+            "the template of prompt helpful: too many",
+        ),
         (SINGLE.replace("(\\d+)", "\\d+"), 3, "needs a group"),
         (SINGLE.replace("(\\d+)", "(\\d+"), 3, "pattern"),
         (SINGLE.replace("[1, 10]", "[10, 1]"), 4, "the least rating comes first"),

@@ -1,10 +1,10 @@
 """Answers of a baseline, with which a judge compares others, as JSON lines of several shapes."""
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import Field
+from pydantic_core import from_json
 
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
@@ -33,8 +33,8 @@ def read_baseline(lines: Iterable[str | bytes], where: str) -> list[BaselineAnsw
         if not line.strip():
             continue
         try:
-            answer = _answer(json.loads(line))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            answer = _answer(from_json(line))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise UserError(
                 f"baseline {where}, line {number}: it needs an id, uid or question_id, and an "
                 "answer or answers, which are text"

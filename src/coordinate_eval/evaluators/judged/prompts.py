@@ -6,8 +6,10 @@ templates, and what they make of one has a limit of size and time.
 
 import hashlib
 import json
+import re
+import string
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError
@@ -25,9 +27,26 @@ MOST_SECONDS = 10.0
 PLACEHOLDER = "(an answer)"
 """Stands for an answer where prompts are tried before there are any."""
 
-_ENVIRONMENT = ImmutableSandboxedEnvironment(
-    undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True
-)
+_UNBOUNDED = re.compile(r"\{|\d{5}")
+"""A width or precision of `str.format` that a value gives, or of many digits."""
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox in which a text of a document that is a template of `str.format` is bounded, too.
+
+    Its fields are looked up as those of a template are; a width could still fill all memory.
+    """
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401  as there
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            for _, _, form, _ in string.Formatter().parse(value.__self__):
+                if _UNBOUNDED.search(form or ""):
+                    raise ValueError(f"{form[:100]!r} is no width that a text may have")
+        return wrapped
+
+
+_ENVIRONMENT = _Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
 
 
 class TooLong(Exception):
@@ -38,12 +57,14 @@ def check_template(text: str) -> None:
     """Check the syntax of a template.
 
     Raises:
-        ValueError: It is wrong; has the line in the template.
+        ValueError: It is wrong; has the line in the template, where there is one.
     """
     try:
         _ENVIRONMENT.from_string(text)
     except TemplateSyntaxError as error:
         raise ValueError(f"line {error.lineno} of it: {error.message}") from error
+    except RecursionError as error:
+        raise ValueError("too many brackets or operators within each other") from error
 
 
 class Prompts:
