@@ -10,7 +10,7 @@ import pytest
 from tests.runs import Workspace
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator.inputs.judge_checkpoint import named
+from coordinate_eval.coordinator.inputs.judge_checkpoint import named, settings_of_judge
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
 
@@ -47,6 +47,11 @@ def test_a_server_besides_is_refused(chat: Path, other: dict[str, str]) -> None:
 def test_it_needs_a_chat_template() -> None:
     with pytest.raises(UserError, match="has no chat template"):
         named(settings(checkpoint=str(tiny_model())))
+
+
+def test_the_jobs_of_its_run_get_no_key_either(chat: Path) -> None:
+    given = settings(checkpoint=str(chat), api_key_env="JUDGE_KEY")
+    assert settings_of_judge(given).judge.api_key_env == "JUDGE_KEY"
 
 
 def rated(folder: Path) -> Path:

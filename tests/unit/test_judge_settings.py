@@ -186,6 +186,15 @@ def test_a_key_in_place_of_its_variables_name_is_not_taken() -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "given", ["http://u:secret@h/v1", "http://h/?key=secret", "http://h#secret"]
+)
+def test_an_address_with_a_secret_is_not_taken(given: str) -> None:
+    with pytest.raises(UserError, match=r"judge\.base_url.*variable") as caught:
+        load({"judge.base_url": given})
+    assert "secret" not in str(caught.value)
+
+
 def test_a_judge_that_does_not_answer_yet_costs_nothing(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     with Judge() as server:

@@ -55,7 +55,8 @@ def settings_of_judge(settings: Settings) -> Settings:
         update={
             "first_signal": False,
             "deadline_seconds": None,
-            "judge": JudgeSettings(),
+            # Its jobs get no key either.
+            "judge": JudgeSettings(api_key_env=settings.judge.api_key_env),
             "engine": settings.engine.model_copy(update={"args": settings.judge.engine_args}),
             "trial": settings.trial.model_copy(
                 update={"max_length": None, "tensor_parallel": None}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from coordinate_eval import _format, _owner, _user_files, cluster
 from coordinate_eval.cluster import MOST_CPUS, MOST_GPUS
@@ -193,6 +193,16 @@ class JudgeSettings(_Section):
         default=None,
         description="answers to compare with: a file of them, or a run directory",
     )
+
+    @field_validator("base_url")
+    @classmethod
+    def _has_no_secret(cls, given: str | None) -> str | None:
+        if given and set("@?#") & set(given):
+            raise ValueError(
+                "must have no password and no query, which would stand in files of the run: put a "
+                "key into an environment variable, and its name into judge.api_key_env"
+            )
+        return given
 
     @property
     def name(self) -> str:
