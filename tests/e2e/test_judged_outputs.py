@@ -62,6 +62,8 @@ def test_another_judge_rates_the_same_answers(user: Workspace, judged: Path) -> 
     assert found["rescored"]["changed"]["tiny_talk"]["tiny_talk"]["score,none"] == {
         "before": 5.0, "now": 7.0,
     }  # fmt: skip
+    assert "judge by rubric" in found["rescored"]["judges"]["tiny_talk"]
+    assert "its judges differ" in user.call("status", again).stdout
     assert not (again / "trials").exists()
     assert len(published(again)) == len(published(judged)) - 1
     refused = user.call(

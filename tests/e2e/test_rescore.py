@@ -60,7 +60,7 @@ def test_scores_anew_stand_beside_the_old_ones(
     assert same["complete"]
     assert same["results"] == old
     assert same["rescored"] == {
-        "dir": str(finished.resolve()), "changed": {}, "not_scored_before": [],
+        "dir": str(finished.resolve()), "changed": {}, "not_scored_before": [], "judges": {},
     }  # fmt: skip
     assert same["ledger"]["total_gpu_seconds"] == 0
     assert not (same["root"] / "trials").exists()

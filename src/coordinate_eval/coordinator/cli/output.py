@@ -240,6 +240,8 @@ def differences_table(found: dict[str, Any]) -> Table:
                 shown.add_row(escape(task), name, *cells, difference)
     for name in found["not_scored_before"]:
         shown.add_row(escape(name), "", "", "not scored before", "")
+    notes = [f"{name}: {why}" for name, why in found["judges"].items()]
+    shown.caption, shown.caption_justify = escape("\n".join(notes)) or None, "left"
     return shown
 
 

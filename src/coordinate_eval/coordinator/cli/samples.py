@@ -45,9 +45,6 @@ from coordinate_eval.records import Dataset, DatasetRequests, DatasetResults
 FEW = 10
 """Items that are shown to people who do not say how many."""
 
-_JUDGE = ("model", "revision", "rubric_digest", "prompts_digest")
-"""What is alike in two runs with the same judge."""
-
 MOST_IN_REPORT = 200
 """Items in `report.html`, each with some kilobytes."""
 
@@ -198,9 +195,6 @@ def _differing(ours: _Read, theirs: _Read) -> list[int]:
     name = ours.results.dataset
     for read in (ours, theirs):
         choice.check_right_and_wrong(read.shown, read.results, read.samples.verdicts)
-    judges = [{key: read.results.judge.get(key) for key in _JUDGE} for read in (ours, theirs)]
-    if judges[0] != judges[1]:
-        raise UserError(f"dataset {name!r} has other judges in these two runs: {judges}")
     found = choice.differing(ours.shown, theirs.shown, name)
     better = sum(ours.shown[item].right for item in found)
     say(

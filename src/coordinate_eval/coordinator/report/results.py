@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 from coordinate_eval import __version__, _files
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.report.failures import LAST_LOG_LINES, report_failures
+from coordinate_eval.coordinator.report.judges import judged, judged_differently
 from coordinate_eval.coordinator.report.main_metric import metrics
 from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, whole
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -51,6 +52,7 @@ class Rescored(Record):
     dir: str
     changed: dict[str, dict[str, dict[str, dict[str, float | None]]]]
     not_scored_before: list[str]
+    judges: dict[str, str] = Field(default={})
 
 
 class _Shown(Record):
@@ -122,15 +124,18 @@ def differences(before: RunDir, scored: Mapping[str, DatasetResults]) -> Rescore
     """Return what a run that scores another one's responses again has found.
 
     Each metric whose value has changed is there, with its values before and now: None where there
-    was none, or is none. Standard errors are not compared.
+    was none, or is none. Standard errors are not compared. Where other judges rated the answers,
+    that is said under `judges`.
     """
     changed: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
-    unknown = []
+    unknown, judges = [], {}
     for name, now in scored.items():
         was = read_dataset(before, name)
         if was is None:
             unknown.append(name)
             continue
+        if was.judge and now.judge:
+            judges[name] = judged_differently((("before", judged(was)), ("now", judged(now))))
         for task in {**was.results, **now.results}:
             values = [
                 {metric: value for metric, value, _ in metrics(found.results.get(task, {}))}
@@ -141,7 +146,8 @@ def differences(before: RunDir, scored: Mapping[str, DatasetResults]) -> Rescore
                 if old != new:
                     of_dataset = changed.setdefault(name, {}).setdefault(task, {})
                     of_dataset[metric] = {"before": old, "now": new}
-    return Rescored(dir=str(before.root), changed=changed, not_scored_before=unknown)
+    differ = {name: why for name, why in judges.items() if why}
+    return Rescored(dir=str(before.root), changed=changed, not_scored_before=unknown, judges=differ)
 
 
 def _rescored(run: Run, scored: Mapping[str, DatasetResults]) -> dict[str, Any] | None:
