@@ -41,7 +41,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         wrapped = super().wrap_str_format(value)
         if wrapped is not None:
             for _, _, form, _ in string.Formatter().parse(value.__self__):
-                if _UNBOUNDED.search(form or ""):
+                if form and _UNBOUNDED.search(form):
                     raise ValueError(f"{form[:100]!r} is no width that a text may have")
         return wrapped
 
