@@ -103,7 +103,9 @@ def test_people_are_told_of_many_degenerate_answers() -> None:
 
 def test_people_are_told_of_questions_without_a_verdict() -> None:
     (line,) = without_verdict("mt_bench", {"questions": 160, "without_verdict": 7, "refused": 2})
-    assert line.startswith("mt_bench: no verdict on 7 of 160 questions to the judge")
+    assert line.startswith(
+        "mt_bench: no verdict on 7 of 160 questions to the judge, which refused 2:"
+    )
     assert "samples --dataset mt_bench" in line
     assert without_verdict("mt_bench", {"questions": 160, "without_verdict": 0}) == []
     assert without_verdict("arc", {}) == []

@@ -291,9 +291,11 @@ def without_verdict(dataset: str, judge: Mapping[str, Any]) -> list[str]:
     missing = judge.get("without_verdict", 0)
     if not missing:
         return []
+    refused = f", which refused {judge['refused']:,}" if judge["refused"] else ""
     return [
         f"{dataset}: no verdict on {missing:,} of {plural(judge['questions'], 'question')} to the "
-        f"judge: they are in no mean; `coordinate-eval samples --dataset {dataset}` shows its words"
+        f"judge{refused}: they are in no mean; `coordinate-eval samples --dataset {dataset}` shows "
+        "its words"
     ]
 
 

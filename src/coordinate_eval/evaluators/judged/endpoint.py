@@ -443,7 +443,8 @@ class Endpoint:
     def _unknown_model(self, said: str) -> JudgeRefuses:
         return JudgeRefuses(
             f"the judge at {self._where} has no model {brief(self._access.model, 200)!r}: {said}. "
-            "Set [judge] model to a name that it has, and base_url up to and with /v1"
+            "Set [judge] base_url up to and with /v1 and resume the run, or start a new one with a "
+            "model that it has"
         )
 
 
