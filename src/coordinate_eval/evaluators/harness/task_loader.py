@@ -319,7 +319,7 @@ def _explanation(dataset: Dataset, name: str, error: Exception, *, offline: bool
         return (
             f"{culprit}: {NO_HUB}: {words}\n"
             "`coordinate-eval prefetch` gets its data on a machine with a network, into an HF_HOME "
-            "that this machine sees; or set dataset_path to local files."
+            "that this machine sees; or name local files in dataset_path or data_files."
         )
     if isinstance(error, IndexError):
         return f"{culprit}: it has no items, or asks for one beyond the last: {words}"
