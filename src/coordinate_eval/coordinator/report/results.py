@@ -67,6 +67,7 @@ class _Shown(Record):
     missing: dict[str, str] = Field(default={})
     left_out: dict[str, str] = Field(default={})
     reason: str = ""
+    judge: dict[str, dict[str, Any]] = Field(default={})
     failures: list[str] = Field(default=[])
 
 
