@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 from pydantic import ValidationError
 
 from coordinate_eval import _owner
-from coordinate_eval.errors import RecordError
+from coordinate_eval.errors import ForeignError, RecordError
 from coordinate_eval.records import Record
 
 RecordT = TypeVar("RecordT", bound=Record)
@@ -294,8 +294,8 @@ def _beside(path: Path, text: str) -> Path:
 
 def _reads(path: Path, text: str) -> bool:
     try:
-        return path.read_text() == text
-    except FileNotFoundError:
+        return read(path) == text.encode()
+    except (FileNotFoundError, ForeignError):
         return False
 
 

@@ -53,6 +53,11 @@ def _create(folder: Path, start: Barrier, name: str) -> None:
             (folder / f"{number}.{name}").touch()
 
 
+def test_what_is_no_file_is_not_waited_for_where_one_is_created(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert not _files.create(tmp_path / "pipe", "mine")
+
+
 def test_of_many_who_create_at_once_one_wins(tmp_path: Path) -> None:
     start = SPAWN.Barrier(WRITERS)
     names = [f"w{i}" for i in range(WRITERS)]
