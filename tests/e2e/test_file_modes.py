@@ -1,5 +1,6 @@
 """The table of docs/security.md names every file that a run writes, and how open it is at most."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests.judges import Judge, says
 from tests.runs import PATIENCE_SECONDS, TASKS, Workspace, command
 from tests.tiny import need, tiny_model
 
@@ -48,6 +50,32 @@ def check(places: Mapping[str, Path], umask: int, known: Mapping[str, int]) -> s
     return met
 
 
+def judged_suite(folder: Path) -> Path:
+    """A suite with choices, programs, and answers that a judge compares with others."""
+    rubric = {
+        "pair": True,
+        "id": "question",
+        "prompts": {"better": "{{ answer_a }} or {{ answer_b }}"},
+        "patterns": "\\[\\[([AB])\\]\\]",
+        "labels": {"A": [1], "B": [0]},
+    }
+    (folder / "pair.yaml").write_text(json.dumps(rubric))
+    datasets: list[dict[str, str]] = [{"name": n, "task": n} for n in ("tiny_choice", "tiny_code")]
+    datasets.append({"name": "judged", "task": "tiny_sums", "rubric": "pair.yaml"})
+    path = folder / "suite.yaml"
+    path.write_text(json.dumps({"include_path": [str(TASKS)], "datasets": datasets}))
+    return path
+
+
+def baseline(folder: Path) -> Path:
+    """Answers to all questions of that dataset."""
+    questions = (TASKS / "data" / "sums.jsonl").read_text().splitlines()
+    path = folder / "baseline.jsonl"
+    lines = [{"id": json.loads(line)["question"], "answer": "4"} for line in questions]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o022])
 def test_a_run_writes_what_the_page_says(tmp_path: Path, umask: int) -> None:
     need("ray", "ray")
@@ -58,23 +86,30 @@ def test_a_run_writes_what_the_page_says(tmp_path: Path, umask: int) -> None:
         "COORDINATE_EVAL_RAY_GPUS": "1",
         "COORDINATE_EVAL_PRIORS_DIR": str(places["priors_dir"]),
     }
-    suite = user.suite("tiny_choice", "tiny_code")
-    done = subprocess.run(
-        command("run", tiny_model(), "--suite", suite, "--first-signal"),
-        env=user.environ,
-        cwd=TASKS,
-        umask=umask,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    with Judge(lambda body, number: says("[[A]]")) as judge:
+        user.environ |= {
+            "COORDINATE_EVAL_JUDGE_BASE_URL": judge.url,
+            "COORDINATE_EVAL_JUDGE_MODEL": "judge",
+            "COORDINATE_EVAL_JUDGE_BASELINE": str(baseline(tmp_path)),
+        }
+        done = subprocess.run(
+            command("run", tiny_model(), "--suite", judged_suite(tmp_path), "--first-signal"),
+            env=user.environ,
+            cwd=TASKS,
+            umask=umask,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     known = table()
     met = check(places, umask, known)
     rare = {f"runs_dir/<run>/{name}" for name in ("resumed", "cancelled", "first-signal.json",
                                                   "jobs/", "jobs/<job>.json")}  # fmt: skip
     rare |= {row for row in known if "engines-" in row}  # the simulated engine compiles nothing
+    # A judge that is a server and stays where it is.
+    rare |= {row for row in known if "/judge/" in row or row.endswith("judge-settings.json")}
     lasting = {row for row in known if row.split("/")[0] in places}
     assert lasting - rare <= met, "rows of the table that nothing is written to"
     others = [p for p in tmp_path.rglob("*") if not p.is_symlink() and p.stat().st_mode & 0o022]
