@@ -120,6 +120,16 @@ def test_what_a_filter_took_and_who_said_what() -> None:
     assert right.title.endswith("right: acc 1")
 
 
+def test_a_conversation_is_read_turn_by_turn() -> None:
+    given = sample([["Hello", {}, ["\n\nUser: And now?\n\nAssistant:"]]], [[["Hi.", "Well."]]])
+    assert card(given, None).parts[:4] == [
+        ("prompt", "Hello"),
+        ("answer 1 of 2", "Hi."),
+        ("then", "User: And now?\n\nAssistant:"),
+        ("answer 2 of 2", "Well."),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "responses"),
     [([], []), ([[]], [[]]), ([["q", "a"], ["q"]], []), ([["q", "a"], []], [["no"], [[], []]])],

@@ -154,7 +154,7 @@ def card(
         parts.append((name, "\n".join(_choices(arguments, found["resps"]))))
         target = _named(target, arguments)
     else:
-        parts += _answers(found["resps"], found["filtered_resps"])
+        parts += _answers(found["resps"], found["filtered_resps"], first[2:3])
     if target:
         parts.append(("target", _both_ends(target)))
     parts += [(said_by, _both_ends(said)) for said in sample.words[:MOST_CHOICES]]
@@ -198,12 +198,19 @@ def _nats(response: Any) -> float:  # noqa: ANN401  text in lists, whatever it s
         return math.nan
 
 
-def _answers(responses: Sequence[Any], filtered: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """Yield the answers to an item, and what its filter made of them."""
-    given = _flat(responses)
+def _answers(
+    responses: Sequence[Any], filtered: Sequence[Any], between: Sequence[Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield the answers to an item, and what its filter made of them.
+
+    `between` has the text that comes after each answer of a conversation but the last.
+    """
+    given, turns = _flat(responses), _flat(between)
     for number, text in enumerate(given[:MOST_CHOICES]):
         name = "answer" if len(given) == 1 else f"answer {number + 1} of {len(given)}"
         yield name, _both_ends(text)
+        if number < len(turns):
+            yield "then", _both_ends(turns[number].strip())
     taken = _flat(filtered)
     if taken != given:
         yield "taken from it", _both_ends("\n".join(taken[:MOST_CHOICES]))
