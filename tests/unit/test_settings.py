@@ -1,6 +1,7 @@
 """Settings: what wins, and where it says it came from."""
 
 import datetime
+import re
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,14 @@ def test_no_home_is_said_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> 
     places = {name: f"/x/{name}" for name in ("runs_dir", "cache_dir", "priors_dir")}
     settings, _ = config.resolve([Layer(source="f", values=places)])
     assert settings.runs_dir == "/x/runs_dir"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("slurm.partiton", "did you mean slurm.partition?"), ("zz", "remove it")]
+)
+def test_an_unknown_setting_is_refused_with_what_to_do(name: str, hint: str) -> None:
+    with pytest.raises(UserError, match=re.escape(hint)):
+        config.resolve([Layer(source="f", values={name: "x"})])
 
 
 def test_a_mistyped_variable_is_refused_and_the_programs_own_are_not() -> None:

@@ -402,7 +402,10 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
     for layer in layers:
         for name, value in layer.values.items():
             if name not in known:
-                hint = "`coordinate-eval config` lists all settings"
+                near = difflib.get_close_matches(name, sorted(known), n=1)
+                hint = "remove it; then `coordinate-eval config` lists all settings"
+                if near:
+                    hint = f"did you mean {near[0]}?"
                 if name in _RENAMED:
                     hint = f"it is called {_RENAMED[name]} now"
                 raise UserError(f"unknown setting {name!r} {_in(layer.source)}; {hint}")
