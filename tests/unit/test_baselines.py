@@ -122,9 +122,10 @@ def test_a_file_that_cannot_be_read_stops_the_run_from_coming_to_be(
         baselines.write(RunDir(tmp_path), _run(tmp_path / "b.jsonl"))
 
 
-def _index(run_dir: RunDir, ids: list[str]) -> None:
+def _index(run_dir: RunDir, ids: list[str], items: int | None = None) -> None:
     index = DatasetRequests(
-        dataset="p", key="", items=len(ids), requests=1, prompt_tokens=0, generate_requests=1,
+        dataset="p", key="", items=items or len(ids), requests=1, prompt_tokens=0,
+        generate_requests=1,
         max_output_tokens=1, longest_output_tokens=1, asks=True, judged=True, runs_text="",
         offsets=[], question_ids=ids,
     )  # fmt: skip
@@ -173,10 +174,41 @@ def test_another_run_is_a_baseline(tmp_path: Path) -> None:
     assert BaselineAnswer.model_validate_json(line).answers == ["one ", "three"]
     assert "1 of 2 questions: b" in baselines.why_incomplete(new, "p", ["a", "b"])
     other = dataset.model_copy(update={"task": "u"})
-    with pytest.raises(UserError, match="has no dataset p with this task and a rubric"):
+    with pytest.raises(UserError, match="has no dataset p with this task"):
         baselines.write(RunDir(_made(tmp_path / "third")), _run(old.root, other))
     with pytest.raises(UserError, match="no run directory"):
         baselines.write(RunDir(_made(tmp_path / "fourth")), _run(_made(tmp_path / "empty")))
+
+
+def test_a_run_that_nobody_judged_is_a_baseline_by_the_positions_of_items(tmp_path: Path) -> None:
+    old, new = RunDir(tmp_path / "old"), RunDir(_made(tmp_path / "new"))
+    shard = Shard(dataset="p", start=0, stop=2, gpu_seconds=1, metric_cpu_seconds=0)
+    plain = Dataset(name="p", task="t")
+    _files.write_record(old.run, _run(tmp_path, plain).model_copy(update={"shards": [shard]}))
+    _index(old, [], items=2)
+    asked = Asked(prompt_hash="h", kind=RequestKind.GENERATE)
+    lines = (
+        ItemRequests(item=n, task="t", doc=n, contexts=[[1]], requests=[asked]).line()
+        for n in range(2)
+    )
+    _files.write(old.requests("p"), "".join(lines))
+    said = (
+        Response(
+            dataset="p", item=n, task="t", doc=n, prompt_hash="h", tokens=1, finish="stop",
+            text=f"answer {n}",
+        ).line()
+        for n in range(2)
+    )  # fmt: skip
+    _files.write(old.published("outputs", shard.span), "".join(said))
+    run = _run(old.root)
+    baselines.write(new, run)
+    _index(new, ["a", "b", "c"])
+    assert "3 of 3 questions" in (refuse(new, run), new.dataset_error("p").read_text())[1]
+    new.dataset_error("p").unlink()
+    _index(new, ["a", "b"])
+    assert refuse(new, run) == refuse(new, run) == []
+    found = [BaselineAnswer.model_validate_json(line) for line in new.baseline("p").open()]
+    assert [(each.id, each.answers) for each in found] == [("a", ["answer 0"]), ("b", ["answer 1"])]
 
 
 def _made(folder: Path) -> Path:

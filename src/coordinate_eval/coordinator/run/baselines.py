@@ -38,6 +38,26 @@ def write(run_dir: RunDir, run: Run) -> None:
         _files.write(run_dir.baseline(dataset.name), lines)
 
 
+def name_by_item(run_dir: RunDir, dataset: str, question_ids: list[str]) -> None:
+    """Give the answers of a run that knew no ids those of the questions at their positions.
+
+    Answers of a dataset with another number of items, which may be others, stay without.
+    """
+    path = run_dir.baseline(dataset)
+    if not path.exists():
+        return
+    answers = [BaselineAnswer.model_validate_json(line) for line in _files.lines(path)]
+    if all(answer.id or answer.of_items != len(question_ids) for answer in answers):
+        return
+    named = (
+        answer.model_copy(update={"id": question_ids[answer.item]})
+        if answer.item is not None and answer.item < len(question_ids)
+        else answer
+        for answer in answers
+    )
+    _files.write(path, "".join(answer.line() for answer in named))
+
+
 def why_incomplete(run_dir: RunDir, dataset: str, question_ids: list[str]) -> str:
     """Return which of a dataset's questions the baseline has not answered, empty if none."""
     path = run_dir.baseline(dataset)
@@ -71,12 +91,12 @@ def _of_run(run_dir: RunDir, dataset: Dataset) -> Iterator[BaselineAnswer]:
     other = read_run(run_dir)
     found = next((each for each in other.suite.datasets if each.name == dataset.name), None)
     index_file = run_dir.requests_index(dataset.name)
-    if found is None or found.rubric is None or found.task != dataset.task:
-        raise UserError(f"{where} has no dataset {dataset.name} with this task and a rubric")
+    if found is None or found.task != dataset.task:
+        raise UserError(f"{where} has no dataset {dataset.name} with this task")
     think_end = found.think_end_token or ""
     if think_end.isdigit():
         raise UserError(f"{where}: its answers end their thinking with a token's number: give text")
-    ids = _files.read_record(index_file, DatasetRequests).question_ids
+    index = _files.read_record(index_file, DatasetRequests)
     stops = {}
     for line in _files.lines(run_dir.requests(dataset.name)):
         item = ItemRequests.model_validate_json(line)
@@ -85,11 +105,15 @@ def _of_run(run_dir: RunDir, dataset: Dataset) -> Iterator[BaselineAnswer]:
     for span in sorted(set(spans) - set(Ledger(run_dir, "outputs").unpublished(spans))):
         for line in _files.lines(run_dir.published("outputs", span)):
             response = Response.model_validate_json(line)
-            if response.repeat == 0 and response.item < len(ids):
-                texts = [response.text or "", *(turn.text for turn in response.turns)]
+            if response.repeat == 0 and response.text is not None:
+                texts = [response.text, *(turn.text for turn in response.turns)]
                 stop = stops.get(response.item, [])
                 answers = [_cut(text, stop, think_end) for text in texts]
-                yield BaselineAnswer(id=ids[response.item], answers=answers)
+                if index.question_ids:
+                    yield BaselineAnswer(id=index.question_ids[response.item], answers=answers)
+                else:
+                    at = {"item": response.item, "of_items": index.items}
+                    yield BaselineAnswer.model_validate({"answers": answers, **at})
 
 
 def _cut(text: str, stop: list[str], think_end: str) -> str:

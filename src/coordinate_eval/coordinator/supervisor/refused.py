@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report.results import request_indexes, unscored_datasets
-from coordinate_eval.coordinator.run.baselines import why_incomplete
+from coordinate_eval.coordinator.run.baselines import name_by_item, why_incomplete
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.portions import unanswered_portions
 from coordinate_eval.coordinator.run.records import Run
@@ -93,6 +93,7 @@ def _without_baseline(
 ) -> Iterator[tuple[str, str]]:
     """Yield the datasets with questions that the baseline has not answered, with the reason."""
     for name, index in indexes.items():
+        name_by_item(run_dir, name, index.question_ids)
         if why := why_incomplete(run_dir, name, index.question_ids):
             yield name, why
 

@@ -15,7 +15,13 @@ _IDS = ("id", "uid", "question_id")
 class BaselineAnswer(Record):
     """A line of `baselines/<dataset>.jsonl`: the answers to one question, one for each turn."""
 
-    id: str
+    id: str = Field(default="", description="of the question; empty while that is not known")
+    item: int | None = Field(
+        default=None, description="position of the question, where it has no id"
+    )
+    of_items: int = Field(
+        default=0, description="items of the dataset in which it has that position"
+    )
     answers: list[str] = Field(min_length=1)
 
 
