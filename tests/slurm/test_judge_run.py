@@ -14,7 +14,7 @@ from coordinate_eval.coordinator.workers.judge_run import JudgeRun
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Answer, Question, QuestionKind
 from tests.dev_cluster import DevCluster
-from tests.runs import TASKS, Workspace, kill, processes, scores, until
+from tests.runs import TASKS, Workspace, kill, processes, results, scores, until
 from tests.tiny import tiny_model
 
 TEMPLATE = (
@@ -160,3 +160,4 @@ def test_a_suite_with_a_judge_of_one_s_own(
     assert len(list(run.glob("judge/*/run"))) == 1
     (answers_of,) = run.glob("judge/*/run")
     assert scores(answers_of)
+    assert results(run)["ledger"]["judge"]["gpu_seconds"] > 0

@@ -224,7 +224,13 @@ def test_what_a_judge_did_is_told_apart_from_programs(tmp_path: Path) -> None:
     found = read_ledger(run_dir, run, ended=True)
     assert found.cpu_seconds["metrics"] == 14
     assert found.judge is not None
-    assert found.judge.model_dump() == {"questions": 2, "kept": 1, "tokens": 200, "seconds": 6}
+    assert found.judge.model_dump() == {
+        "questions": 2,
+        "kept": 1,
+        "tokens": 200,
+        "seconds": 6,
+        "gpu_seconds": 0,
+    }
 
 
 def test_a_plan_tells_how_many_questions_the_judge_gets() -> None:

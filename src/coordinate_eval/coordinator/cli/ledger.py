@@ -63,10 +63,11 @@ def _shown(run_id: str, found: Ledger) -> Group:
     lines = [Text(f"CPU time: {words}")]
     if (judge := found.judge) is not None:
         before = f", {judge.kept:,} answered for earlier runs" if judge.kept else ""
-        lines.append(
-            Text(
-                f"judge: {plural(judge.questions, 'question')} answered{before}, "
-                f"{plural(judge.tokens, 'token')}, {duration(judge.seconds)} of waiting for answers"
-            )
-        )
+        words = f"judge: {plural(judge.questions, 'question')} answered{before}, "
+        words += f"{plural(judge.tokens, 'token')}, "
+        if judge.gpu_seconds:
+            words += f"{judge.gpu_seconds / 3600:.3f} h of GPU time in a run of its own"
+        else:
+            words += f"{duration(judge.seconds)} of waiting for answers"
+        lines.append(Text(words))
     return Group(table, *lines, Text(found.advice))

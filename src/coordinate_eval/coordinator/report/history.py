@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report.ledger import Asked, JudgeUse, Ledger, Life, sum_up
+from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -15,6 +16,7 @@ from coordinate_eval.coordinator.run.records import (
     Run,
     StageProgress,
     TrialProgress,
+    read_run_if_there,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.records import Answer, DatasetRequests
@@ -115,7 +117,18 @@ def _judge(run_dir: RunDir, run: Run, begin: float) -> JudgeUse:
         kept=kept,
         tokens=sum(answer.tokens for answer in answers),
         seconds=round(sum(answer.seconds for answer in answers), 3),
+        gpu_seconds=round(sum(_gpu_seconds_of_judges(run_dir)), 3),
     )
+
+
+def _gpu_seconds_of_judges(run_dir: RunDir) -> Iterator[float]:
+    """Yield the GPU seconds of each run in which a checkpoint judges the answers of this one."""
+    for inner in map(RunDir, run_dir.judge_folder.glob("*/run")):
+        run, results = read_run_if_there(inner), read_results(inner)
+        if results is not None and results.get("ledger"):
+            yield results["ledger"]["total_gpu_seconds"]
+        elif run is not None:
+            yield read_ledger(inner, run, ended=results is not None).total_gpu_seconds
 
 
 def _answers(run_dir: RunDir, run: Run, begin: float, *, judged: bool) -> Iterator[Answer]:

@@ -86,6 +86,9 @@ class JudgeUse(Record):
     kept: int = Field(description="that it had answered for earlier runs")
     tokens: int = Field(description="that it read and wrote")
     seconds: float = Field(description="from each question to its answer, all together")
+    gpu_seconds: float = Field(
+        default=0.0, description="of its own run, where the judge is a checkpoint"
+    )
 
 
 class Ledger(Record):
@@ -208,6 +211,8 @@ def _advice(
     hint = _HINTS[use]
     if use is Use.WAITING and unasked > seconds[use] / 2:
         hint = "prompts were being built; `coordinate-eval prefetch` builds them before a run"
+    elif use is Use.WAITING and judge and judge.gpu_seconds:
+        hint = "the judge's run began after the last response; a server answers while trials go on"
     elif use is Use.WAITING and judge and judge.seconds > sum(cpu_seconds.values()):
         hint = "the judge's answers came after the last response: raise [judge] concurrency"
     elif use is Use.WAITING and cpu_seconds["scoring"] > cpu_seconds["metrics"]:
