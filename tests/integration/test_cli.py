@@ -326,7 +326,7 @@ def test_places_that_are_no_run_directory(user: Workspace, tmp_path: Path) -> No
 
 def test_a_dataset_without_a_task_is_planned_but_not_run(user: Workspace) -> None:
     args = ("run", tiny_model(), "--suite", user.folder / "given.yaml")
-    refused(user, *args, words=("dataset big: no task", "--dry-run"))
+    refused(user, *args, words=("dataset big: no task", "A dry run on a cluster file"))
     assert "left out of a run: big, long, code (no task)" in user.call(*dry(user)).stderr
 
 

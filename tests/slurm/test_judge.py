@@ -112,8 +112,8 @@ def test_a_run_whose_judge_is_away_goes_on_with_one_that_has_moved(
     refused = user.call("resume", run, status=2)
     assert "JUDGE_KEY" in refused.stderr, "the key is not in this shell"
     with Judge(rate, models=["judge"], key=KEY) as server:
-        (run / "results.json").unlink()
         user.call("resume", run, "--judge-url", server.url, JUDGE_KEY=KEY)
+        until(lambda: results(run)["complete"], "all results, in place of the incomplete ones")
         assert scores(run) == expected
         assert files_with(run, KEY) == []
         again = submit(user, suite, "http://127.0.0.1:9/v1", "rerun")
