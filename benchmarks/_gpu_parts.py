@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks._scoring import SHAPES, WAYS, difference, greedy_flips, scored, scored_items
-from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
-from coordinate_eval.coordinator.workers import copying
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.workers.on_node import copying
 from coordinate_eval.evaluators.engines import vllm
 from coordinate_eval.priors import conditions, gpus, roofline, this_machine
 from coordinate_eval.records import EngineSettings, Request, RequestKind

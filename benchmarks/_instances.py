@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tests.plans import CHECKPOINT
 
-from coordinate_eval.coordinator.inputs import suite
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning import plan, planner
 from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost
 from coordinate_eval.coordinator.planning.plan import Capacity, Cost, NodeCapacity, Plan

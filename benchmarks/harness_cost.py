@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.full_shape.make import MAX_LENGTH, Made, make, scaled
 from coordinate_eval import _files
-from coordinate_eval.coordinator.inputs import suite
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.evaluators.confined.messages import Command, Reply, Setup, Work
 from coordinate_eval.evaluators.confined.process import BuildingProcess, ScoringProcess
 from coordinate_eval.evaluators.sandbox.confinement import Level, View

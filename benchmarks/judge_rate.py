@@ -29,8 +29,8 @@ from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.claiming.portions import all_portions
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import all_portions
 from coordinate_eval.records import Shard
 
 ROUNDS = 10

@@ -33,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.plans import CHECKPOINT
 
-from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.settings import StageSettings
-from coordinate_eval.coordinator.workers.staging import StagedWeights
+from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 
 AT_ONCE = 4
 """Processes of the ways that start several."""

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._gpu_parts import PARTS, Part, Session, device_name
 from tests import random_llama
 
-from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import vllm
 from coordinate_eval.priors import this_machine

@@ -52,11 +52,20 @@ class DevClusterError(Exception):
 
 @dataclass(frozen=True)
 class Shape:
-    """How large the cluster pretends to be: `nodes`, and GPUs and CPUs on each."""
+    """How large the cluster pretends to be: `nodes`, and GPUs and CPUs on each.
+
+    `gres` is "typed" where Slurm names the type of its GPUs, or "untyped".
+    """
 
     nodes: int = 4
     gpus: int = 8
     cpus: int = 128
+    gres: str = "typed"
+
+    @property
+    def gpu(self) -> str:
+        """A GPU in the notation of GRES."""
+        return "gpu:h200" if self.gres == "typed" else "gpu"
 
     def names(self) -> list[str]:
         """Names of the nodes: node1, node2 …"""
@@ -162,7 +171,8 @@ class DevCluster:
             # Slurm wants a device file for each GPU; this one is another /dev/null.
             path = self.dir / "dev" / f"gpu{number}"
             os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
-        gres = f"Name=gpu Type=h200 File={self.dir}/dev/gpu[0-{self.shape.gpus - 1}]\n"
+        kind = "Type=h200 " if self.shape.gres == "typed" else ""
+        gres = f"Name=gpu {kind}File={self.dir}/dev/gpu[0-{self.shape.gpus - 1}]\n"
         (self.dir / "gres.conf").write_text(gres if self.shape.gpus else "")
         self.conf.write_text(_configuration(self.dir, self.shape))
 
@@ -204,7 +214,7 @@ def _configuration(folder: Path, shape: Shape) -> str:
     user_signal = "SlurmctldParameters=preempt_send_user_signal"
     host = socket.gethostname().split(".")[0]
     controller_port, *ports = _free_ports(shape.nodes + 1)
-    gres = f"Gres=gpu:h200:{shape.gpus} " if shape.gpus else ""
+    gres = f"Gres={shape.gpu}:{shape.gpus} " if shape.gpus else ""
     nodes = (
         _NODE.format(name=name, host=host, port=port, cpus=shape.cpus, gres=gres)
         for name, port in zip(shape.names(), ports, strict=True)
@@ -364,7 +374,9 @@ def _arguments() -> argparse.Namespace:
         command.add_argument("--dir", type=Path, default=folder, help="default: %(default)s")
         if name == "up":
             for option, value in asdict(Shape()).items():
-                command.add_argument(f"--{option}", type=int, default=value)
+                if isinstance(value, int):
+                    command.add_argument(f"--{option}", type=int, default=value)
+            command.add_argument("--gres", choices=("typed", "untyped"), default="typed")
             command.add_argument("--install", action="store_true", help="install missing packages")
     return parser.parse_args()
 
@@ -383,7 +395,8 @@ def main() -> int:
         else:
             if arguments.install and any(shutil.which(name) is None for name in _COMMANDS):
                 _install()
-            cluster = DevCluster(folder, Shape(arguments.nodes, arguments.gpus, arguments.cpus))
+            shape = Shape(arguments.nodes, arguments.gpus, arguments.cpus, arguments.gres)
+            cluster = DevCluster(folder, shape)
             cluster.up()
             print(f"export SLURM_CONF={shlex.quote(str(cluster.conf))}")
     except DevClusterError as error:

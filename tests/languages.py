@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from coordinate_eval.coordinator.inputs.suite_yaml import shipped_folder
+from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped_folder
 from coordinate_eval.evaluators.harness.code_eval import program_question
 from coordinate_eval.evaluators.sandbox.languages import LANGUAGES, missing_packages
 from coordinate_eval.records import Question

@@ -8,15 +8,16 @@ from typing import Any, Self
 import pytest
 
 from coordinate_eval.cluster import Busy, Job, Node, ShownJob, State, TaskStatus
-from coordinate_eval.coordinator.cli import run
-from coordinate_eval.coordinator.inputs import suite
+from coordinate_eval.coordinator.cli.launch import run
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.prepare import Inputs, read_inputs
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.supervisor.make_plan import make_plan
+from coordinate_eval.coordinator.supervisor.other_runs import OtherRuns
 from coordinate_eval.errors import SubmitRefused, UserError
 from coordinate_eval.records import EngineSettings
 from tests.runs import TASKS
@@ -74,6 +75,9 @@ class FakeCluster:
 
     def shown(self, job: Job) -> ShownJob:
         return ShownJob(job.name, " ".join(job.argv), None, " ".join(job.argv))
+
+    def about(self) -> Mapping[str, str]:
+        return {"scheduler": "takes what it is given"}
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         return self.free, self.busy
@@ -144,10 +148,12 @@ class Reviewer:
         return Path(root)
 
     def supervise(self, run_dir: RunDir) -> None:
-        """Do what a supervisor does first where all is in the cache."""
+        """Do what a supervisor does first where all is in the cache. Its nodes are free again."""
         made = read_run(run_dir)
         link_found(made, run_dir)
-        make_plan(run_dir, made, self.cluster)
+        others = OtherRuns(run_dir, made, self.cluster)
+        make_plan(run_dir, made, self.cluster, others)
+        others.leave()
 
     def refused(self, *words: str, run_dir: Path | None = None, **more: Any) -> None:
         """Nothing is submitted or written, and these words say why."""

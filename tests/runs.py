@@ -40,6 +40,8 @@ class Workspace:
             "COORDINATE_EVAL_SCORING_JOBS": "2",
             "COORDINATE_EVAL_ENGINE_NAME": "simulated",
             "COORDINATE_EVAL_STAGE_ROOT": str(self.memory),
+            # Runs of seconds are to be on several nodes all the same.
+            "COORDINATE_EVAL_RESTRAINT": "0",
         }
 
     @property

@@ -15,7 +15,7 @@ import yaml
 from benchmarks.full_shape.forms import SCORED, Call, Config, Row
 from benchmarks.full_shape.text import VOCABULARY, Text, tokenizer
 from benchmarks.full_shape.written import PROGRAM, WRITTEN
-from coordinate_eval.coordinator.inputs import suite
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.catalogue import Entry
 from coordinate_eval.records import Dataset

@@ -9,9 +9,10 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -20,6 +21,10 @@ from coordinate_eval.errors import ForeignError, RecordError
 from coordinate_eval.records import Record
 
 RecordT = TypeVar("RecordT", bound=Record)
+T = TypeVar("T")
+
+_seen: ContextVar[dict[Hashable, object] | None] = ContextVar("_seen", default=None)
+"""What was read in the present look, by what it was read from; None outside of one."""
 
 _never_made: set[Path] = set()
 
@@ -101,8 +106,32 @@ def read_record(path: Path, kind: type[RecordT]) -> RecordT:
     return record
 
 
+@contextlib.contextmanager
+def one_look() -> Iterator[None]:
+    """Read each record and list each folder at most once in the block: as it was at first."""
+    token = _seen.set({})
+    try:
+        yield
+    finally:
+        _seen.reset(token)
+
+
+def _once(key: Hashable, read: Callable[[], T]) -> T:
+    """Return what `read` returned for this key in the present look, or returns now."""
+    seen = _seen.get()
+    if seen is None:
+        return read()
+    if key not in seen:
+        seen[key] = read()
+    return cast(T, seen[key])
+
+
 def read_record_if_there(path: Path, kind: type[RecordT]) -> RecordT | None:
     """Return the record at `path`, or None if there is no such file."""
+    return _once((path, kind), lambda: _read_record(path, kind))
+
+
+def _read_record(path: Path, kind: type[RecordT]) -> RecordT | None:
     try:
         content = read(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -188,15 +217,19 @@ def open_to_write(path: Path, *, append: bool = False) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o666), "ab" if append else "wb")
 
 
-def names(folder: Path) -> set[str]:
+def names(folder: Path) -> frozenset[str]:
     """Return the names in a folder; none if it is not there.
 
     A missing name proves nothing: a network file system may hide a new file for a while.
     """
+    return _once(folder, lambda: _list(folder))
+
+
+def _list(folder: Path) -> frozenset[str]:
     try:
-        return {entry.name for entry in folder.iterdir()}
+        return frozenset(entry.name for entry in folder.iterdir())
     except FileNotFoundError:
-        return set()
+        return frozenset()
 
 
 def records_in(folder: Path) -> list[Path]:

@@ -21,6 +21,9 @@ INDEX_VARIABLE = "COORDINATE_EVAL_INDEX"
 TASK_VARIABLE = "COORDINATE_EVAL_TASK"
 """Environment variable with the task's scheduler id and restart count, as `123_4.0`."""
 
+NODE_VARIABLE = "COORDINATE_EVAL_NODE"
+"""Environment variable with the name that the scheduler has for the node of a task."""
+
 STARTED_VARIABLE = "COORDINATE_EVAL_STARTED"
 """Environment variable with the time at which a job began, in seconds since the epoch."""
 
@@ -52,6 +55,9 @@ class Busy(Record):
     excluded: bool = Field(
         default=False, description="the settings exclude it, so that waiting does not help"
     )
+    gpus: int = Field(default=0, description="installed, as far as it is known")
+    gpu_type: str = ""
+    gpu_memory_gib: float = 0.0
 
 
 class Job(Record):
@@ -60,6 +66,7 @@ class Job(Record):
     name: str
     argv: tuple[str, ...]
     node: str | None = Field(default=None, description="pinned to this node")
+    avoid: tuple[str, ...] = Field(default=(), description="nodes on which it must not start")
     count: int = 1
     gpus: int = Field(default=0, description="per task")
     gpu_type: str = ""
@@ -71,6 +78,9 @@ class Job(Record):
     )
     gpu_work: bool = Field(
         default=False, description="runs in the GPU partition, even without GPUs"
+    )
+    needs: tuple[str, ...] = Field(
+        default=(), description="environment variables that it gets beside those of all jobs"
     )
     without: tuple[str, ...] = Field(
         default=(), description="environment variables that it does not get: secrets of others"
@@ -99,6 +109,19 @@ class State(StrEnum):
     ENDED = "ended"
 
 
+class End(StrEnum):
+    """How a task ended according to the scheduler."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out of memory"
+    NODE_FAILED = "node failed"
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time limit"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+
 class TaskStatus(Record):
     """One task of a job when it was last polled."""
 
@@ -106,8 +129,18 @@ class TaskStatus(Record):
     job_id: str
     index: int = 0
     state: State
+    end: End = Field(default=End.UNKNOWN, description="how it ended, if it has")
+    suspended: bool = Field(default=False, description="it runs, and was stopped for a while")
     reason: str = ""
+    in_turn: bool = Field(
+        default=False, description="it is pending until others end, and nothing else is in its way"
+    )
     node: str = ""
+
+    @property
+    def ids(self) -> set[str]:
+        """Return the ids by which processes may name the task: its own in an array, its job's."""
+        return {self.job_id, f"{self.job_id}_{self.index}"}
 
 
 class Cluster(Protocol):
@@ -152,6 +185,14 @@ class Cluster(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc_info: object) -> None: ...
+
+    def about(self) -> Mapping[str, str]:
+        """Return what the scheduler says of itself and of the queues of the settings, for a person.
+
+        Raises:
+            UserError: the settings name something that the cluster does not have.
+        """
+        ...
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """Return the nodes on which a trial can start, and the others with the reason.

@@ -8,13 +8,15 @@ CoordinateError
 ├── ClusterError         the scheduler answered with an error
 │   ├── ClusterSilent    the scheduler did not answer; try again later
 │   └── SubmitRefused    the scheduler refused a job, and would refuse it again
+│       ├── SubmitLater      it takes no more jobs now, and may take the same one later
+│       └── SettingsRefused  it takes no job of these settings
 ├── EngineError          an engine failed to start or to answer
 ├── JudgeRefuses         the judge answers nothing of this run: its key, its name, its address
 ├── JudgeSilent          the judge gave no usable answer; it may later
 └── RecordError          a file of a run directory is missing, torn or of another version
 
-The command's exit status is 2 for UserError and SubmitRefused, 3 for ClusterSilent, and 1 for all
-others.
+The command's exit status is 2 for UserError and SubmitRefused, 3 for ClusterSilent and SubmitLater,
+and 1 for all others.
 """
 
 from typing import ClassVar
@@ -58,6 +60,16 @@ class SubmitRefused(ClusterError):
     """The scheduler refused a job. The text has its words."""
 
     exit_status = 2
+
+
+class SubmitLater(SubmitRefused):
+    """The scheduler takes no more jobs now. The same job may be taken later."""
+
+    exit_status = 3
+
+
+class SettingsRefused(SubmitRefused):
+    """The scheduler takes no job of these settings. The text says which to change."""
 
 
 class EngineError(CoordinateError):

@@ -117,6 +117,10 @@ class RayCluster:
         text = f"{job.count} × {shlex.join(job.argv)}"
         return ShownJob(job.name, text, None, text)
 
+    def about(self) -> Mapping[str, str]:
+        """Return Ray's version."""
+        return {"scheduler": f"Ray {self._ray.__version__} on this machine, for this command alone"}
+
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """Return this machine with its free resources."""
         free = self._ray.available_resources()

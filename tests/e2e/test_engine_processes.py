@@ -115,7 +115,13 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     path = os.pathsep.join([str(broken), *sys.path])
     process = subprocess.run(
         [sys.executable, "-c", _SCRIPT, request.param, good, *hostile(folder, mark)],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        # vLLM keeps what it has seen of a class of models; here it looks for the first time.
+        env=os.environ
+        | {
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CACHE_ROOT": str(folder / "vllm"),
+        },
         capture_output=True,
         text=True,
         timeout=800,

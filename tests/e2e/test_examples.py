@@ -12,7 +12,8 @@ import pytest
 from tests.runs import Workspace
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator.inputs import cluster_file, settings, suite
+from coordinate_eval.coordinator.inputs import cluster_file, settings
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.evaluators.base import harness_evaluator
 from coordinate_eval.records import Request
 

@@ -45,8 +45,9 @@ def test_samples_have_the_judge_s_words(user: Workspace, judged: Path) -> None:
     assert WORDS in shown
     lines = user.call("samples", judged, "--dataset", "tiny_talk", "--json").stdout.splitlines()
     assert {tuple(json.loads(line)["judge"]) for line in lines} == {(WORDS,)}
-    refused = user.call("samples", judged, "--dataset", "tiny_talk", "--wrong", status=2).stderr
-    assert "has no right and wrong answers: a judge rates them" in refused
+    worst = user.call("samples", judged, "--dataset", "tiny_talk", "--wrong")
+    assert "the worst first" in worst.stderr
+    assert WORDS in worst.stdout
 
 
 def test_another_judge_rates_the_same_answers(user: Workspace, judged: Path) -> None:
@@ -69,4 +70,4 @@ def test_another_judge_rates_the_same_answers(user: Workspace, judged: Path) -> 
     refused = user.call(
         "samples", judged, "--dataset", "tiny_talk", "--diff", again, status=2
     ).stderr
-    assert "no right and wrong answers" in refused
+    assert "its judges differ" in refused

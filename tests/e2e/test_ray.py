@@ -207,3 +207,11 @@ def test_two_real_engines_agree(user: Workspace) -> None:
         found.append(scores(run))
         nothing_is_left(user, run)
     assert found[0] == found[1]
+
+
+def test_the_doctor_asks_a_job(user: Workspace) -> None:
+    asked = ("doctor", "--submit", "--json", "--cluster", "ray")
+    done = user.call(*asked, HF_HUB_OFFLINE="1")
+    here, there = json.loads(done.stdout)["answers"]
+    assert {each["check"] for each in there["findings"]} >= {"runs_dir", "harness", "[stage] where"}
+    assert "ray" in {each["check"] for each in here["findings"]}

@@ -19,7 +19,7 @@ TASKS = Path(__file__).parent / "tasks"
 
 def copies(place: Path) -> Path:
     """The clean copies of a checkpoint's files, as they are made where prompts are built."""
-    from coordinate_eval.coordinator.inputs import checkpoint, clean_files
+    from coordinate_eval.coordinator.inputs.checkpoints import checkpoint, clean_files
 
     folder = Path(tempfile.mkdtemp(dir=place.parent))
     clean_files.copy(checkpoint.inspect(place).files, folder)
@@ -51,7 +51,7 @@ def chat(place: Path) -> object:
 
 def trusting(place: Path) -> object:
     """The harness's own loaders, which trust any code, and what a task may call beside them."""
-    from coordinate_eval.evaluators.harness.task_loader import harness_session
+    from coordinate_eval.evaluators.harness.tasks.task_loader import harness_session
 
     with harness_session():
         import transformers
@@ -95,8 +95,8 @@ def dry_run(place: Path) -> object:
 
 def engine(name: str, place: Path) -> object:
     """A trial's start: the weights are staged, and the engine loads them."""
-    from coordinate_eval.coordinator.inputs import checkpoint
-    from coordinate_eval.coordinator.workers.staging import StagedWeights
+    from coordinate_eval.coordinator.inputs.checkpoints import checkpoint
+    from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
     from coordinate_eval.evaluators.engines.base import start
 
     (memory := place.parent / "memory").mkdir()

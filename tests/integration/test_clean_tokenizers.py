@@ -11,10 +11,10 @@ from tests.tiny import tiny_model
 
 pytest.importorskip("transformers")
 
-from coordinate_eval.coordinator.inputs import clean_files
-from coordinate_eval.coordinator.inputs.checkpoint_files import TOKENIZER_FILES, present
+from coordinate_eval.coordinator.inputs.checkpoints import clean_files
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint_files import TOKENIZER_FILES, present
 from coordinate_eval.errors import UserError
-from coordinate_eval.evaluators.harness.tokenizer import load_tokenizer
+from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer
 
 WORDS = (
     "the cat sat on the mat",

@@ -15,10 +15,10 @@ pytest.importorskip("transformers")
 from transformers import PreTrainedTokenizerFast
 
 from coordinate_eval.errors import RecordError, UserError
-from coordinate_eval.evaluators.harness.data_files import data_sources
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
-from coordinate_eval.evaluators.harness.language_models import Backend, RequestModel
-from coordinate_eval.evaluators.harness.tokenizer import load_tokenizer
+from coordinate_eval.evaluators.harness.prompts.language_models import Backend, RequestModel
+from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer
+from coordinate_eval.evaluators.harness.tasks.data_files import data_sources
 from coordinate_eval.records import Answer, Dataset, Key, Request, RequestKind, Response
 
 TASKS = Path(__file__).parents[1] / "fixtures" / "tasks"

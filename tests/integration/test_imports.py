@@ -74,7 +74,7 @@ def test_a_plan_is_light_and_one_document(workspace: Workspace, suite: str) -> N
     assert json.loads(output)["suite"]["name"] == suite
 
 
-@pytest.mark.parametrize("module", ["cli.run", "supervisor.loop", "workers.builder"])
+@pytest.mark.parametrize("module", ["cli.launch.run", "supervisor.loop", "workers.builder"])
 def test_what_submits_supervises_and_has_prompts_built_is_light(module: str) -> None:
     script = f"import sys, coordinate_eval.coordinator.{module}; print(*sys.modules)"
     done = subprocess.run(

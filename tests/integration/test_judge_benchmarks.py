@@ -16,11 +16,11 @@ pytest.importorskip("lm_eval")
 
 import datasets
 
-from coordinate_eval.coordinator.inputs import suite
-from coordinate_eval.coordinator.inputs.suite_yaml import shipped_folder
+from coordinate_eval.coordinator.inputs.suites import suite
+from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped_folder
 from coordinate_eval.errors import DataMissing, UserError
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
-from coordinate_eval.evaluators.harness.judged_task import Panel
+from coordinate_eval.evaluators.harness.tasks.judged_task import Panel
 from coordinate_eval.evaluators.judged import published
 from coordinate_eval.records import Answer, DatasetResults, Key, Question, Request, Response, Turn
 

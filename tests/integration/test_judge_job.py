@@ -17,11 +17,11 @@ from tests.unit.test_decide import make_run
 from coordinate_eval import _files
 from coordinate_eval.cluster import TASK_VARIABLE
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.portions import all_portions
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import all_portions
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
-from coordinate_eval.coordinator.workers.judge import run_judge
+from coordinate_eval.coordinator.workers.judging.judge import run_judge
 from coordinate_eval.evaluators.judged import endpoint
 from coordinate_eval.records import Answer, Question, Shard, Span
 

@@ -15,11 +15,11 @@ from tests.scoring import make_scorable, start_scorer, wait_for
 from tests.tiny import tiny_model
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.inputs import rubric
+from coordinate_eval.coordinator.inputs.suites import rubric
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
-from coordinate_eval.evaluators.harness.judged_task import Panel
+from coordinate_eval.evaluators.harness.tasks.judged_task import Panel
 from coordinate_eval.records import (
     Answer,
     Dataset,

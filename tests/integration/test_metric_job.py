@@ -11,7 +11,7 @@ from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import TASK_VARIABLE
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Answer, Question, QuestionKind, Shard, Span
 

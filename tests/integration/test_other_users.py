@@ -13,14 +13,15 @@ from tests.people import ALICE, MALLORY, People, give, people
 from tests.tiny import tiny_model
 
 from coordinate_eval import _files, _owner
-from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning.prepare import read_inputs
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import ForeignError
 from coordinate_eval.records import DatasetResults, EngineSettings
 from coordinate_eval.slurm.settings import SlurmSettings
 
+SLURM = Path(__file__).parents[1] / "fakes" / "slurm-24.11"
 SUITE = "datasets: [{name: sums, task: sums, items: 10, prior: {gpu_seconds: 1}}]\n"
 JOBS = ("_supervise", "_score", "_metric", "_keep node", "_trial node", "_node node")
 
@@ -106,9 +107,42 @@ def test_a_planted_run_is_passed_over_where_none_is_named(here: People, planted:
         assert planted.name not in here.alice(command).stdout
 
 
-def test_a_planted_run_is_not_taken_for_the_one_that_is_asked_for(
+def all_files(folder: Path) -> dict[Path, bytes]:
+    """What is in a folder, and all below it."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_who_asks_for_a_colleagues_run_gets_one_of_her_own(
     here: People, planted: Path, checkpoint: Path, asked: Path
 ) -> None:
+    theirs = all_files(planted)
+    shutil.copytree(SLURM, here.folder / "commands", dirs_exist_ok=True)
+    (here.folder / "commands" / "sbatch").write_text("#!/bin/sh\ncat >/dev/null; echo 7\n")
+    args = ("run", checkpoint, "--suite", asked)
+    first = here.alice(*args, "--json")
+    assert first.returncode == 0, first.stderr
+    assert "61002" in first.stderr  # whose the other one is
+    assert str(planted) in first.stderr
+    mine = here.runs / f"{planted.name}-{ALICE}"
+    assert json.loads(first.stdout)["dir"] == str(mine)
+    assert mine.stat().st_uid == ALICE
+    # From now on the name of both means hers, and asking again finds it.
+    again = here.alice(*args)
+    assert again.returncode == 0, again.stderr
+    assert "resum" in again.stderr or "supervised" in again.stderr
+    status = json.loads(here.alice("status", planted.name, "--json").stdout)
+    assert status["dir"] == str(mine)
+    listed = json.loads(here.alice("runs", "--json").stdout)
+    assert [each["dir"] for each in listed] == [str(mine)]
+    assert not here.sang()
+    assert all_files(planted) == theirs
+
+
+def test_a_run_planted_beside_that_of_a_colleague_is_refused(
+    here: People, planted: Path, checkpoint: Path, asked: Path
+) -> None:
+    beside = planted.with_name(f"{planted.name}-{ALICE}")
+    give(Path(shutil.copytree(planted, beside)), MALLORY)
     assert "--run-dir" in refused(here, "run", checkpoint, "--suite", asked)
 
 

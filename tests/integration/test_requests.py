@@ -18,7 +18,7 @@ from tests.runs import PATIENCE_SECONDS, TASKS
 from tests.tiny import tiny_model
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.planning import request_cache
 from coordinate_eval.coordinator.planning.building import Progress, build_all
 from coordinate_eval.coordinator.planning.costs import conditions
@@ -43,7 +43,8 @@ MAX_LENGTH = 512
 BUILD = """
 import sys
 from pathlib import Path
-from coordinate_eval.coordinator.inputs import checkpoint, suite
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning.request_cache import Builder
 
 cache, model, file, length = sys.argv[1:]

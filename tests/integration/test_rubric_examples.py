@@ -9,9 +9,9 @@ from tests.tiny import tiny_model
 
 pytest.importorskip("lm_eval")
 
-from coordinate_eval.coordinator.inputs import suite
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
-from coordinate_eval.evaluators.harness.judged_task import Panel
+from coordinate_eval.evaluators.harness.tasks.judged_task import Panel
 from coordinate_eval.records import Answer, DatasetResults, Key, Request, Response
 
 PAGE = Path(__file__).parents[2] / "docs" / "suites.md"

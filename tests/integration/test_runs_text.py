@@ -11,7 +11,7 @@ from tests.scoring import EVALUATES, KEEPS, write_task
 from tests.tiny import tiny_model
 
 from coordinate_eval.evaluators.harness import evaluator as harness
-from coordinate_eval.evaluators.harness.runs_text import _OWN_TASKS, _findings
+from coordinate_eval.evaluators.harness.tasks.runs_text import _OWN_TASKS, _findings
 from coordinate_eval.records import Dataset
 
 TASKS = Path(__file__).parents[1] / "fixtures" / "tasks"

@@ -20,8 +20,8 @@ from tests.tiny import tiny_model
 
 pytest.importorskip("lm_eval")
 
-from coordinate_eval.coordinator.inputs import suite
-from coordinate_eval.coordinator.inputs.suite_yaml import shipped_folder
+from coordinate_eval.coordinator.inputs.suites import suite
+from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped_folder
 from coordinate_eval.evaluators.harness.code_eval import answered_by, program_question
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.priors import catalogue

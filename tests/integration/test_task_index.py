@@ -12,8 +12,8 @@ pytest.importorskip("lm_eval")
 from lm_eval.tasks import TaskManager, manager
 from lm_eval.tasks._index import TaskIndex
 
-from coordinate_eval.evaluators.harness import task_index, task_names
-from coordinate_eval.evaluators.harness.task_loader import TaskLoader
+from coordinate_eval.evaluators.harness.tasks import task_index, task_names
+from coordinate_eval.evaluators.harness.tasks.task_loader import TaskLoader
 from coordinate_eval.records import Dataset
 
 OWN = {

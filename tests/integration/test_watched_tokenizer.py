@@ -17,8 +17,8 @@ from jinja2.exceptions import TemplateError
 from tests.tiny import tiny_model
 
 from coordinate_eval.evaluators import pulse
-from coordinate_eval.evaluators.harness.tokenizer import load_tokenizer
-from coordinate_eval.evaluators.harness.watched_tokenizer import WatchedTokenizer
+from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer
+from coordinate_eval.evaluators.harness.prompts.watched_tokenizer import WatchedTokenizer
 from coordinate_eval.evaluators.pulse import EndlessCall, Pulse, PulseWatch
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "Grüße 🙂\n"}]

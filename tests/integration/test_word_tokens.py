@@ -20,7 +20,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from coordinate_eval.evaluators.harness.word_tokens import WordTokens, cuts_at_words
+from coordinate_eval.evaluators.harness.prompts.word_tokens import WordTokens, cuts_at_words
 
 GPT_4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -150,7 +150,7 @@ def test_tokens_after_the_text_are_kept() -> None:
 
 
 def test_words_beyond_those_kept_have_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinate_eval.evaluators.harness.word_tokens.MOST_WORDS", 3)
+    monkeypatch.setattr("coordinate_eval.evaluators.harness.prompts.word_tokens.MOST_WORDS", 3)
     own = tokenizer(CUT["GPT-2"])
     tokens = WordTokens(own)
     for words in ("a b c d e f", "a" * 500 + " b", "", "f e d c b a"):

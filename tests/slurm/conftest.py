@@ -1,5 +1,6 @@
-"""A real controller and four slurmd on this machine, for the whole session."""
+"""A real controller and several slurmd on this machine."""
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -16,16 +17,16 @@ def short_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="slurm-"))
 
 
-@pytest.fixture(scope="session")
-def slurm_cluster() -> Iterator[DevCluster]:
-    """A cluster that is up, with SLURM_CONF set."""
+@contextlib.contextmanager
+def cluster_of(**shape: object) -> Iterator[DevCluster]:
+    """Have a cluster of this shape up, with SLURM_CONF set; down afterwards."""
     script = slurm_dev()
     if os.geteuid() != 0 or shutil.which("slurmctld") is None:
         words = f"needs Slurm, as root: {script.INSTALL}"
         if os.environ.get("CI"):
             pytest.fail(words)
         pytest.skip(words)
-    cluster = script.DevCluster(short_folder())
+    cluster = script.DevCluster(short_folder(), script.Shape(**shape))
     before = os.environ.get("SLURM_CONF")
     try:
         cluster.up()
@@ -36,3 +37,10 @@ def slurm_cluster() -> Iterator[DevCluster]:
         os.environ.pop("SLURM_CONF", None)
         if before is not None:
             os.environ["SLURM_CONF"] = before
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[DevCluster]:
+    """A cluster of four nodes for the whole session."""
+    with cluster_of() as cluster:
+        yield cluster

@@ -240,8 +240,8 @@ def test_a_wrong_partition_is_named_before_anything_is_submitted(slurm_cluster: 
             SlurmCluster(settings).nodes()
 
 
-def test_inherited_settings_do_not_count(
-    cluster: SlurmCluster,
+@pytest.mark.usefixtures("slurm_cluster")
+def test_a_job_gets_little_of_what_the_caller_has_set(
     job: Callable[..., Job],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -253,16 +253,24 @@ def test_inherited_settings_do_not_count(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
     monkeypatch.setenv("COORDINATE_EVAL_INDEX", "7")
     monkeypatch.setenv("KEPT_FOR_JOBS", "with\nnewline")
+    monkeypatch.setenv("HF_HOME", "/hf")
+    own = ("TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
+    for name in (*own, "_SLURM_SPANK_OPTION_lua_x"):
+        monkeypatch.setenv(name, "/of/the/caller")
+    cluster = SlurmCluster(SlurmSettings(environment=("KEPT_*",)))
     job_id = cluster.submit(job("import json, os; print(json.dumps(dict(os.environ)))"))
     await_end(cluster, job("").name)
     environment = json.loads((tmp_path / f"log.{job_id}.log").read_text())
     assert environment["KEPT_FOR_JOBS"] == "with\nnewline"
+    assert environment["HF_HOME"] == "/hf"
+    assert "/of/the/caller" not in environment.values()
     assert environment["COORDINATE_EVAL_INDEX"] == "0"
     assert environment["COORDINATE_EVAL_TASK"] == f"{job_id}.0"
     assert "CUDA_VISIBLE_DEVICES" not in environment
     assert not {"SBATCH_PARTITION", "SLURM_PARTITION", "SLURM_CLUSTERS"} & set(environment)
 
 
+@pytest.mark.usefixtures("slurm_cluster")
 def test_jobs_do_not_belong_to_the_training_job_that_submits(
     job: Callable[..., Job],
     tmp_path: Path,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from coordinate_eval.coordinator.inputs import judge_checkpoint
+from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.coordinator.workers.judge_run import JudgeRun
+from coordinate_eval.coordinator.workers.judging.judge_run import JudgeRun
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Answer, Question, QuestionKind
 from tests.dev_cluster import DevCluster

@@ -234,13 +234,23 @@ def test_waiting_here_shows_progress_and_results(
     all_gone(workspace)
 
 
+def fill(folder: Path) -> str:
+    """Submit a job that takes all GPUs; its id."""
+    return subprocess.run(
+        ["sbatch", "--parsable", "-N4", "--gres=gpu:h200:8", "--mem=100", "-o", folder / "busy",
+         "--wrap", "sleep 600"], capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+
+
+def pending(what: str) -> bool:
+    """Return whether a job with this in its name is pending."""
+    return any(what in line and "PENDING" in line for line in queue())
+
+
 def test_nothing_free_says_so_and_a_queued_run_waits(
     workspace: Workspace, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    busy = subprocess.run(
-        ["sbatch", "--parsable", "-N4", "--gres=gpu:h200:8", "--mem=100", "-o", tmp_path / "busy",
-         "--wrap", "sleep 600"], capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
+    busy = fill(tmp_path)
     try:
         until(lambda: any("RUNNING" in line for line in queue()), "busy GPUs")
         args = ("run", tiny_model(), "--suite", workspace.suite(*TASKS), "--max-gpus", 2)
@@ -251,10 +261,17 @@ def test_nothing_free_says_so_and_a_queued_run_waits(
         assert not (workspace.folder / "queued").exists()
         run = Path(workspace.call(*args, *where, "--queue").stdout.rstrip("\n"))
         (log,) = until(lambda: list(run.glob("logs/*super1*.log")), "its supervisor")
-        until(lambda: "no round can start now" in log.read_text(), "it to wait")
+        until(lambda: "is job" in log.read_text() and pending("trial0"), "its trials in the queue")
+        later = fill(tmp_path)
     finally:
         subprocess.run(["scancel", busy], check=True)
-    assert scores(run) == expected
+    try:
+        # Whoever came later waits. If it had its turn first, it would keep all GPUs for too long.
+        assert scores(run) == expected
+        assert json.loads((run / "rounds" / "0.json").read_text())["nodes"][0]["name"] == "queued"
+        assert not list((run / "jobs").glob("*keep*"))
+    finally:
+        subprocess.run(["scancel", later], check=True)
     all_gone(workspace)
 
 

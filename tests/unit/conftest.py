@@ -7,6 +7,22 @@ from tests.reviewer import Reviewer
 from tests.runs import TASKS
 
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.supervisor import other_runs
+
+
+@pytest.fixture(autouse=True)
+def runs_of_this_test_alone(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of other tests, which may have the user's own `runs_dir`, are promised nothing here."""
+    folder = tmp_path_factory.mktemp("promises")
+    of = other_runs.promise_file
+
+    def promise_file(run: Run) -> Path:
+        return folder / of(run).name
+
+    monkeypatch.setattr(other_runs, "promise_file", promise_file)
 
 
 @pytest.fixture(scope="session")

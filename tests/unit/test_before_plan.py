@@ -11,20 +11,20 @@ from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Job, TaskStatus
-from coordinate_eval.coordinator.cli import foreground
-from coordinate_eval.coordinator.cli.run import start_run
+from coordinate_eval.coordinator.cli.launch import foreground
+from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.planning.prepare import choose_nodes
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
-from coordinate_eval.coordinator.run.claims import Ledger, whole
+from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.records import Run, read_run, write_run
-from coordinate_eval.coordinator.supervisor import loop
+from coordinate_eval.coordinator.supervisor import loop, submitting
 from coordinate_eval.coordinator.supervisor import make_plan as step
-from coordinate_eval.coordinator.supervisor.decide import MAX_IDLE_ARRAYS
+from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS
 from coordinate_eval.coordinator.workers import builder
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Dataset, DatasetRequests
@@ -154,13 +154,13 @@ def test_build_jobs_that_are_always_refused_end_the_run_with_the_schedulers_word
     run_dir, run = unplanned(tmp_path)
     cluster = FakeCluster()
     cluster.refuses = True
-    monkeypatch.setattr(loop, "MAX_BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(submitting, "PULLERS_PAUSE_SECONDS", 0.0)
     results = loop.Supervisor(run_dir, cluster).run()
     assert results is not None
     name = pullers_name(run, Pullers.BUILD, 0)
-    assert (
-        results["reason"] == f"the scheduler refused {name} {loop.MAX_REFUSALS} times in a row: no"
-    )
+    times = submitting.MAX_REFUSALS
+    assert results["reason"] == f"the scheduler refused {name} {times} times in a row: no"
+    assert results["failures"] == [f"job {name}: no"]
     assert state.phase_of(run_dir, run, [], silent=False) is Phase.INCOMPLETE
 
 

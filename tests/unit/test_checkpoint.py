@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from coordinate_eval.coordinator.inputs import torch_pickle
-from coordinate_eval.coordinator.inputs.checkpoint import inspect, unchanged
+from coordinate_eval.coordinator.inputs.checkpoints import torch_pickle
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect, unchanged
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
@@ -235,7 +235,7 @@ def test_says_what_cannot_be_read(single: Path, tmp_path: Path) -> None:
     single.chmod(0)
     code = (
         "import sys, os; from pathlib import Path\n"
-        "from coordinate_eval.coordinator.inputs.checkpoint import inspect\n"
+        "from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect\n"
         "from coordinate_eval.errors import UserError\n"
         "os.setuid(65534)\n"
         "try: inspect(Path(sys.argv[1]))\n"

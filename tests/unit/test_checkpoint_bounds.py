@@ -18,9 +18,9 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from coordinate_eval.coordinator.inputs import safetensors_file, torch_file
-from coordinate_eval.coordinator.inputs.checkpoint import inspect
-from coordinate_eval.coordinator.workers.convert import torch_to_safetensors
+from coordinate_eval.coordinator.inputs.checkpoints import safetensors_file, torch_file
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.workers.on_node.convert import torch_to_safetensors
 from coordinate_eval.errors import UserError
 
 torch = pytest.importorskip("torch")

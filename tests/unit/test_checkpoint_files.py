@@ -11,8 +11,8 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from coordinate_eval.coordinator.inputs import checkpoint_files
-from coordinate_eval.coordinator.inputs.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.errors import UserError
 
 SECRET = "-----BEGIN PRIVATE KEY-----"

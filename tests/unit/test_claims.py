@@ -11,15 +11,19 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from tests.random_examples import examples
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run.claims import (
+from coordinate_eval.cluster import End
+from coordinate_eval.coordinator.run.claiming.claims import (
     MAX_DEATHS,
+    MAX_DEATHS_OF_SHARD,
     OF_DATASETS,
     AttemptWriter,
+    Cause,
     Ledger,
     LedgerName,
     whole,
 )
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.troubles.ends import NOT_BY_ITSELF, cause_of
 from coordinate_eval.records import Span
 
 SPAN = Span("d", 0, 10)
@@ -101,22 +105,42 @@ def test_nothing_is_published_before_it_is_complete(tmp_path: Path) -> None:
     assert book.unpublished([SPAN]) == [SPAN]
 
 
-def test_a_span_that_kills_is_left_alone(tmp_path: Path) -> None:
-    book = ledger(tmp_path)
-    for attempt in range(1, MAX_DEATHS + 1):
+@pytest.mark.parametrize(("name", "most"), [("outputs", MAX_DEATHS_OF_SHARD), ("answers", 5)])
+def test_a_span_that_kills_is_left_alone(tmp_path: Path, name: LedgerName, most: int) -> None:
+    book = Ledger(RunDir(tmp_path), name)
+    for attempt in range(1, most + 1):
         assert book.claimable([SPAN]) == [SPAN]
+        assert book.given_up(SPAN) is None
         assert book.claim(SPAN, "a", "1.0") == attempt
         book.revoke(SPAN, attempt, "died")
     assert book.claimable([SPAN]) == []
-    assert book.count_deaths(SPAN) == MAX_DEATHS
+    assert book.count_deaths(SPAN) == most
+    assert book.given_up(SPAN) == []
 
 
-def test_giving_back_is_not_dying(tmp_path: Path) -> None:
+def test_items_that_end_every_owner_are_given_up_at_once(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    assert book.claim(SPAN, "a", "1.0") == 1
+    book.revoke(SPAN, 1, "given up", items=[3])
+    assert book.claimable([SPAN]) == []
+    assert book.given_up(SPAN) == [3]
+    assert book.suspects([SPAN]) == set()
+
+
+@pytest.mark.parametrize(
+    ("cause", "end"), [("released", None), *((cause_of(end), end) for end in sorted(NOT_BY_ITSELF))]
+)
+def test_only_what_ends_by_itself_counts_against_a_span(
+    tmp_path: Path, cause: Cause, end: End | None
+) -> None:
     book = ledger(tmp_path)
     for attempt in range(1, 2 * MAX_DEATHS):
         assert book.claim(SPAN, "a", "1.0") == attempt
-        book.revoke(SPAN, attempt, "released")
+        book.revoke(SPAN, attempt, cause, end)
     assert book.claimable([SPAN]) == [SPAN]
+    assert book.count_deaths(SPAN) == 0
+    for end_ in set(End) - NOT_BY_ITSELF:
+        assert cause_of(end_) == "died"
 
 
 @pytest.mark.parametrize("name", sorted(OF_DATASETS))
@@ -266,11 +290,11 @@ class WholeDatasets(RuleBasedStateMachine):
         self.live[span] = attempt
         return span, attempt
 
-    @rule(work=working)
-    def die(self, work: tuple[Span, int] | None) -> None:
+    @rule(work=working, end=st.sampled_from(End))
+    def die(self, work: tuple[Span, int] | None, end: End) -> None:
         if work is not None and self.live.get(work[0]) == work[1]:
-            self.book.revoke(*work, "died")
-            self.deaths[work[0]] += 1
+            self.book.revoke(*work, cause_of(end), end)
+            self.deaths[work[0]] += end not in NOT_BY_ITSELF
             del self.live[work[0]]
 
     @rule(work=working)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.hostile.checkpoints import HOSTILE, Hostile, make
 
-from coordinate_eval.coordinator.inputs import clean_files
+from coordinate_eval.coordinator.inputs.checkpoints import clean_files
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators import own_code
 

@@ -11,7 +11,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.report.failures import recurring_failure, report_failures
 from coordinate_eval.coordinator.report.state import has_ended_incomplete
 from coordinate_eval.coordinator.run import resumes
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
@@ -81,6 +81,20 @@ def test_what_failed_counts_until_the_run_is_resumed(tmp_path: Path, ahead: floa
     assert served.counted() == (0, 0, False, 0)
     served.fail(2)
     assert served.counted() == (1, 1, True, 1)
+
+
+@skewed
+def test_rounds_beside_one_that_answers_are_not_idle(tmp_path: Path, ahead: float) -> None:
+    served = Served(tmp_path, ahead)
+    served.fail(0)
+    served.fail(1)
+    path = served.dir.trial("n1-0")
+    first = _files.read_record(path, TrialProgress)
+    _files.write_record(path, first.model_copy(update={"state": "running", "responses": 3}))
+    served.stamp()
+    assert served.counted()[0] == 0
+    served.fail(2)
+    assert served.counted()[0] == 1
 
 
 @skewed

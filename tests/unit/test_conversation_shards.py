@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.measurements import ShardDone, read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.open_shards import OpenShards

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator.inputs.checkpoint import inspect
-from coordinate_eval.coordinator.workers.convert import torch_to_safetensors
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.workers.on_node.convert import torch_to_safetensors
 from coordinate_eval.errors import UserError
 
 torch = pytest.importorskip("torch")

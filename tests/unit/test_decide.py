@@ -7,12 +7,18 @@ from typing import Any
 
 from tests.plans import CHECKPOINT
 
-from coordinate_eval.cluster import Job, State, TaskStatus
+from coordinate_eval.cluster import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claims import LEDGERS, Claim, LedgerName, OpenClaim, whole
+from coordinate_eval.coordinator.run.claiming.claims import (
+    LEDGERS,
+    Claim,
+    LedgerName,
+    OpenClaim,
+    whole,
+)
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name, useful_pullers
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name, useful_pullers
 from coordinate_eval.coordinator.run.records import (
     JudgeProgress,
     Round,
@@ -22,7 +28,9 @@ from coordinate_eval.coordinator.run.records import (
     Submitted,
     portion_seconds,
 )
-from coordinate_eval.coordinator.supervisor import decide as d
+from coordinate_eval.coordinator.supervisor.decide import decide
+from coordinate_eval.coordinator.supervisor.decisions import ends, pullers
+from coordinate_eval.coordinator.supervisor.decisions import values as d
 from coordinate_eval.records import Dataset, Shard, Span, Suite
 
 DIR = RunDir(Path("/runs/r"))
@@ -75,7 +83,8 @@ def facts(**changes: Any) -> d.Facts:
     base = d.Facts(
         now=100,
         cancelled=False,
-        round=ROUND,
+        rounds=[ROUND],
+        asked=ROUND.created,
         submitted={},
         tasks=[],
         stages={},
@@ -89,6 +98,7 @@ def facts(**changes: Any) -> d.Facts:
         idle_rounds=0,
         idle_arrays=Counter(),
         recurring=False,
+        most_trials=4,
     )
     return replace(base, **changes)
 
@@ -125,6 +135,10 @@ def submits(actions: list[d.Action]) -> list[str]:
     return [job.name for job in all_submits(actions) if "score" not in job.name]
 
 
+def asks_again(found: d.Facts) -> bool:
+    return any(isinstance(action, d.NewRound) for action in decide(RUN, DIR, found))
+
+
 def all_submits(actions: list[d.Action]) -> list[Job]:
     return [a.job for a in actions if isinstance(a, d.Submit)]
 
@@ -134,7 +148,7 @@ TRIAL = [jobs.trials_name(RUN, 0, n) for n in NODES]
 
 
 def test_first_the_keepers() -> None:
-    actions = d.decide(RUN, DIR, facts())
+    actions = decide(RUN, DIR, facts())
     assert submits(actions) == KEEP
     for action in actions:
         assert isinstance(action, d.Submit)
@@ -144,8 +158,8 @@ def test_first_the_keepers() -> None:
 
 def test_trials_follow_when_the_rest_of_the_copy_is_shorter_than_an_engine_start() -> None:
     running = [*tasks(KEEP[0], State.RUNNING), *tasks(KEEP[1], State.RUNNING)]
-    stages = {"n1": stage(10, 1000, 10), "n2": stage(900, 1000, 10)}
-    actions = d.decide(RUN, DIR, facts(submitted=submitted(*KEEP), tasks=running, stages=stages))
+    stages = {(0, "n1"): stage(10, 1000, 10), (0, "n2"): stage(900, 1000, 10)}
+    actions = decide(RUN, DIR, facts(submitted=submitted(*KEEP), tasks=running, stages=stages))
     assert submits(actions) == [TRIAL[1]]
     (job,) = (job for job in all_submits(actions) if job.gpus)
     assert (job.node, job.count, job.gpus) == ("n2", 2, 1)
@@ -153,18 +167,18 @@ def test_trials_follow_when_the_rest_of_the_copy_is_shorter_than_an_engine_start
 
 def test_a_keeper_that_waits_gets_no_trials() -> None:
     pending = tasks(KEEP[0], State.PENDING)
-    actions = d.decide(RUN, DIR, facts(submitted=submitted(*KEEP), tasks=pending))
+    actions = decide(RUN, DIR, facts(submitted=submitted(*KEEP), tasks=pending))
     assert TRIAL[0] not in submits(actions)
 
 
 def test_a_node_is_released_when_its_trials_have_ended() -> None:
     names = [*KEEP, *TRIAL]
     running = [*tasks(KEEP[0], State.RUNNING), *tasks(TRIAL[1], State.RUNNING, State.ENDED)]
-    actions = d.decide(RUN, DIR, facts(submitted=submitted(*names), tasks=running))
+    actions = decide(RUN, DIR, facts(submitted=submitted(*names), tasks=running))
     assert d.Release(0, "n1") in actions
     assert d.Release(0, "n2") not in actions
-    again = facts(submitted=submitted(*names), tasks=running, released=frozenset({"n1"}))
-    assert d.Release(0, "n1") not in d.decide(RUN, DIR, again)
+    again = facts(submitted=submitted(*names), tasks=running, released=frozenset({(0, "n1")}))
+    assert d.Release(0, "n1") not in decide(RUN, DIR, again)
 
 
 def test_claims_of_ended_tasks_are_revoked_and_only_those() -> None:
@@ -174,26 +188,30 @@ def test_claims_of_ended_tasks_are_revoked_and_only_those() -> None:
 
     alive = [TaskStatus(name=TRIAL[0], job_id="7", index=1, state=State.RUNNING)]
     alive += [TaskStatus(name=TRIAL[1], job_id="8", index=0, state=State.PENDING)]
+    lost = TaskStatus(name=TRIAL[0], job_id="7", index=3, state=State.ENDED, end=End.PREEMPTED)
     living, single, dead = held("7_1.0"), held("8.0"), held("7_2.0")
-    actions = d.decide(
+    actions = decide(
         RUN,
         DIR,
         facts(
             submitted=submitted(*KEEP, *TRIAL),
-            tasks=alive,
-            open_claims=[("outputs", living), ("outputs", single), ("outputs", dead)],
+            tasks=[*alive, lost],
+            open_claims=[("outputs", h) for h in (living, single, dead, held("7_3.0"))],
         ),
     )
-    assert [a for a in actions if isinstance(a, d.Revoke)] == [d.Revoke("outputs", dead)]
+    assert [a for a in actions if isinstance(a, d.Revoke)] == [
+        d.Revoke("outputs", dead),
+        d.Revoke("outputs", held("7_3.0"), End.PREEMPTED),
+    ]
 
 
 def test_what_does_not_start_in_time_is_cancelled() -> None:
     names = [*KEEP, *TRIAL]
     waiting = tasks(TRIAL[0], State.RUNNING, State.PENDING)
     early = facts(submitted=submitted(*names), tasks=waiting)
-    assert not any(isinstance(a, d.Cancel) for a in d.decide(RUN, DIR, early))
+    assert not any(isinstance(a, d.Cancel) for a in decide(RUN, DIR, early))
     late = replace(early, now=100 + RUN.settings.supervisor.patience_seconds)
-    (cancel,) = (a for a in d.decide(RUN, DIR, late) if isinstance(a, d.Cancel))
+    (cancel,) = (a for a in decide(RUN, DIR, late) if isinstance(a, d.Cancel))
     assert cancel.job_ids == (f"{TRIAL[0]}_1",)
 
 
@@ -202,14 +220,14 @@ def test_of_two_jobs_of_one_name_the_recorded_one_stays() -> None:
     double = TaskStatus(name=TRIAL[0], job_id="other", index=1, state=State.PENDING)
     ended = TaskStatus(name=KEEP[0], job_id="before", state=State.ENDED)
     alive = [task for name in (*KEEP, *TRIAL) for task in tasks(name, State.RUNNING)]
-    actions = d.decide(RUN, DIR, facts(submitted=known, tasks=[*alive, double, ended]))
+    actions = decide(RUN, DIR, facts(submitted=known, tasks=[*alive, double, ended]))
     assert [a.job_ids for a in actions if isinstance(a, d.Cancel)] == [("other",)]
 
 
 def test_waiting_trials_are_cancelled_when_nothing_is_left_to_do() -> None:
     names = [*KEEP, *TRIAL]
     waiting = tasks(TRIAL[0], State.RUNNING, State.PENDING)
-    actions = d.decide(
+    actions = decide(
         RUN,
         DIR,
         facts(submitted=submitted(*names), tasks=waiting, unpublished=[], claimable=NOTHING),
@@ -219,135 +237,143 @@ def test_waiting_trials_are_cancelled_when_nothing_is_left_to_do() -> None:
 
 def test_a_new_round_when_all_trials_are_gone_and_work_is_left() -> None:
     gone = facts(submitted=submitted(*KEEP, *TRIAL))
-    assert d.NewRound() in d.decide(RUN, DIR, gone)
+    assert d.NewRound(len(SPANS)) in decide(RUN, DIR, gone)
     still = replace(gone, tasks=tasks(TRIAL[0], State.RUNNING))
-    assert d.NewRound() not in d.decide(RUN, DIR, still)
-    refused = facts(submitted=submitted(*KEEP, refusal="no"))
-    assert [d.Release(0, n) for n in NODES] == d.decide(RUN, DIR, refused)
-    let_go = replace(refused, released=frozenset(NODES))
-    assert d.NewRound() in d.decide(RUN, DIR, let_go)
+    assert not asks_again(still)
+    copied = {(0, n): stage(0, 1000, 0, "failed") for n in NODES}
+    failed = facts(submitted=submitted(*KEEP), stages=copied)
+    assert [d.Release(0, n) for n in NODES] == decide(RUN, DIR, failed)
+    let_go = replace(failed, released=frozenset((0, n) for n in NODES))
+    assert d.NewRound(len(SPANS)) in decide(RUN, DIR, let_go)
     again = replace(let_go, idle_rounds=2, now=5)
-    assert d.NewRound() not in d.decide(RUN, DIR, again)
+    assert not asks_again(again)
 
 
 def test_trials_wait_in_the_queue_with_their_keeper_if_a_short_copy_is_predicted() -> None:
     run = make_run(copy_seconds=30, engine_start_seconds=40)
-    actions = d.decide(run, DIR, facts())
+    actions = decide(run, DIR, facts())
     assert submits(actions) == [KEEP[0], TRIAL[0], KEEP[1], TRIAL[1]]
     assert [a.beside for a in actions if isinstance(a, d.Submit)] == ["", KEEP[0], "", KEEP[1]]
     long = make_run(copy_seconds=41, engine_start_seconds=40)
-    assert submits(d.decide(long, DIR, facts())) == KEEP
+    assert submits(decide(long, DIR, facts())) == KEEP
     # What a copy shows of its speed counts more than what was predicted.
     known = facts(
         submitted=submitted(*KEEP),
         tasks=[*tasks(KEEP[0], State.RUNNING), *tasks(KEEP[1], State.PENDING)],
-        stages={"n1": stage(10, 1000, 10)},
+        stages={(0, "n1"): stage(10, 1000, 10)},
     )
-    assert submits(d.decide(run, DIR, known)) == [TRIAL[1]]
-    assert submits(d.decide(long, DIR, known)) == []
-    failed = replace(known, stages={n: stage(0, 1000, 0, "failed") for n in NODES})
-    assert submits(d.decide(run, DIR, failed)) == []
+    assert submits(decide(run, DIR, known)) == [TRIAL[1]]
+    assert submits(decide(long, DIR, known)) == []
+    failed = replace(known, stages={(0, n): stage(0, 1000, 0, "failed") for n in NODES})
+    assert submits(decide(run, DIR, failed)) == []
 
 
-def test_a_refused_keepers_node_is_left_whatever_is_predicted() -> None:
+def test_a_refused_keeper_goes_into_the_job_of_its_trials() -> None:
+    """A partition may take no job without GPUs."""
     refused = facts(submitted=submitted(*KEEP, refusal="no"))
-    run = make_run(copy_seconds=1)
-    assert d.decide(run, DIR, refused) == [d.Release(0, n) for n in NODES]
+    for run in (RUN, make_run(copy_seconds=1)):
+        both = all_submits(decide(run, DIR, refused))
+        assert [job.name for job in both] == TRIAL
+        assert [(job.node, job.count, job.gpus) for job in both] == [(n, 1, 2) for n in NODES]
+        assert all("_node" in job.argv for job in both)
+    names = [*KEEP, *TRIAL]
+    nowhere = facts(submitted=submitted(*names, refusal="no"))
+    assert decide(RUN, DIR, nowhere)[:2] == [d.Release(0, n) for n in NODES]
 
 
 def test_a_keeper_that_does_not_start_is_cancelled_though_its_trials_run() -> None:
     alive = [*tasks(KEEP[0], State.PENDING), *tasks(TRIAL[0], State.RUNNING)]
     waiting = facts(submitted=submitted(*KEEP, *TRIAL), tasks=alive)
-    assert not any(isinstance(a, d.Cancel) for a in d.decide(RUN, DIR, waiting))
+    assert not any(isinstance(a, d.Cancel) for a in decide(RUN, DIR, waiting))
     late = replace(waiting, now=100 + RUN.settings.supervisor.patience_seconds)
-    (cancel,) = (a for a in d.decide(RUN, DIR, late) if isinstance(a, d.Cancel))
+    (cancel,) = (a for a in decide(RUN, DIR, late) if isinstance(a, d.Cancel))
     assert KEEP[0] in cancel.job_ids[0]
     over = replace(waiting, tasks=tasks(KEEP[0], State.PENDING))
-    assert d.Cancel((f"{KEEP[0]}_0",), "its trials have ended") in d.decide(RUN, DIR, over)
-    assert d.Release(0, "n1") in d.decide(RUN, DIR, over)
+    assert d.Cancel((f"{KEEP[0]}_0",), "its trials have ended") in decide(RUN, DIR, over)
+    assert d.Release(0, "n1") in decide(RUN, DIR, over)
 
 
 def test_a_killed_keepers_node_still_gets_its_trials() -> None:
-    stages = {"n1": stage(10, 1000, 10), "n2": stage(0, 1000, 10, "failed")}
-    actions = d.decide(RUN, DIR, facts(submitted=submitted(*KEEP), stages=stages))
+    stages = {(0, "n1"): stage(10, 1000, 10), (0, "n2"): stage(0, 1000, 10, "failed")}
+    actions = decide(RUN, DIR, facts(submitted=submitted(*KEEP), stages=stages))
     assert submits(actions) == [TRIAL[0]]
     assert d.Release(0, "n2") in actions
 
 
 def test_without_a_round_one_is_asked_for() -> None:
-    assert d.decide(RUN, DIR, facts(round=None)) == [d.NewRound()]
+    assert decide(RUN, DIR, facts(rounds=[], asked=0.0)) == [d.NewRound(3)]
 
 
 def test_rounds_that_bring_nothing_end_the_run() -> None:
-    gone = facts(submitted=submitted(*KEEP, *TRIAL), idle_rounds=d.MAX_IDLE_ROUNDS)
-    (finish,) = (a for a in d.decide(RUN, DIR, gone) if isinstance(a, d.Finish))
+    gone = facts(submitted=submitted(*KEEP, *TRIAL), idle_rounds=ends.MAX_IDLE_ROUNDS)
+    (finish,) = (a for a in decide(RUN, DIR, gone) if isinstance(a, d.Finish))
     assert "no response" in finish.why
 
 
 def test_an_error_that_comes_back_ends_the_run_after_one_round() -> None:
     gone = facts(submitted=submitted(*KEEP, *TRIAL), recurring=True)
-    (finish,) = (a for a in d.decide(RUN, DIR, gone) if isinstance(a, d.Finish))
+    (finish,) = (a for a in decide(RUN, DIR, gone) if isinstance(a, d.Finish))
     assert "same error" in finish.why
 
 
 def test_shards_that_kill_every_trial_end_the_run() -> None:
     gone = facts(submitted=submitted(*KEEP, *TRIAL), claimable=NOTHING)
-    (finish,) = (a for a in d.decide(RUN, DIR, gone) if isinstance(a, d.Finish))
+    (finish,) = (a for a in decide(RUN, DIR, gone) if isinstance(a, d.Finish))
     assert "died" in finish.why
 
 
 def test_one_refused_node_does_not_stop_the_others() -> None:
     accepted, refused = submitted(KEEP[0]), submitted(KEEP[1], refusal="job submit limit")
-    stages = {"n1": stage(1000, 1000, 10, "ready")}
-    actions = d.decide(
+    stages = {(0, "n1"): stage(1000, 1000, 10, "ready")}
+    actions = decide(
         RUN,
         DIR,
         facts(submitted=accepted | refused, tasks=tasks(KEEP[0], State.RUNNING), stages=stages),
     )
-    assert submits(actions) == [TRIAL[0]]
+    assert submits(actions) == TRIAL
     assert not any(isinstance(a, d.NewRound | d.Finish) for a in actions)
 
 
 def test_metric_pullers_while_there_are_questions_and_none_before() -> None:
     run = make_run(asks=["b"])
     asked = facts(submitted=submitted(*KEEP, *TRIAL), tasks=tasks(TRIAL[0], State.RUNNING))
-    assert submits(d.decide(run, DIR, asked)) == []
+    assert submits(decide(run, DIR, asked)) == []
     asked = replace(asked, claimable=waiting_for(answers=[SPANS[2]]))
-    assert submits(d.decide(run, DIR, asked)) == [pullers_name(run, Pullers.METRIC, 0)]
+    assert submits(decide(run, DIR, asked)) == [pullers_name(run, Pullers.METRIC, 0)]
     first = pullers_name(run, Pullers.METRIC, 0)
     alive = replace(
         asked,
         submitted={**asked.submitted, **submitted(first)},
         tasks=[*asked.tasks, *tasks(first, State.PENDING)],
     )
-    assert submits(d.decide(run, DIR, alive)) == []
+    assert submits(decide(run, DIR, alive)) == []
     gone = replace(alive, tasks=asked.tasks)
-    assert submits(d.decide(run, DIR, gone)) == [pullers_name(run, Pullers.METRIC, 1)]
-    hopeless = replace(gone, idle_arrays=Counter({Pullers.METRIC: d.MAX_IDLE_ARRAYS}))
-    assert submits(d.decide(run, DIR, hopeless)) == []
+    assert submits(decide(run, DIR, gone)) == [pullers_name(run, Pullers.METRIC, 1)]
+    hopeless = replace(gone, idle_arrays=Counter({Pullers.METRIC: pullers.MAX_IDLE_ARRAYS}))
+    assert submits(decide(run, DIR, hopeless)) == []
 
 
 def test_all_responses_there_scores_are_waited_for() -> None:
     scorable: dict[LedgerName, list[Span]] = {**NOTHING, "results": [whole("a")]}
     done = facts(submitted=submitted(*KEEP, *TRIAL), unpublished=[], claimable=scorable)
-    assert not any(isinstance(a, d.Finish | d.NewRound) for a in d.decide(RUN, DIR, done))
+    assert not any(isinstance(a, d.Finish | d.NewRound) for a in decide(RUN, DIR, done))
     claim = Claim(owner="o", task="7_0.0", host="h", pid=1, time=0, token="t")
     held = replace(
         done, claimable=NOTHING, open_claims=[("results", OpenClaim(whole("a"), 1, claim))]
     )
-    assert not any(isinstance(a, d.Finish | d.NewRound) for a in d.decide(RUN, DIR, held))
+    assert not any(isinstance(a, d.Finish | d.NewRound) for a in decide(RUN, DIR, held))
     stuck = replace(done, claimable=NOTHING)
-    assert any(isinstance(a, d.Finish) for a in d.decide(RUN, DIR, stuck))
-    hopeless = replace(done, idle_arrays=Counter({Pullers.SCORE: d.MAX_IDLE_ARRAYS}))
-    (finish,) = (a for a in d.decide(RUN, DIR, hopeless) if isinstance(a, d.Finish))
+    assert any(isinstance(a, d.Finish) for a in decide(RUN, DIR, stuck))
+    hopeless = replace(done, idle_arrays=Counter({Pullers.SCORE: pullers.MAX_IDLE_ARRAYS}))
+    (finish,) = (a for a in decide(RUN, DIR, hopeless) if isinstance(a, d.Finish))
     assert finish.why == "3 arrays of score jobs in a row did nothing"
     scored = replace(done, unscored=0, claimable=NOTHING)
-    assert d.Finish() in d.decide(RUN, DIR, scored)
+    assert d.Finish() in decide(RUN, DIR, scored)
 
 
 def scoring_jobs(found: d.Facts) -> list[tuple[str, int]]:
     """Names and counts of the arrays of scoring jobs that are submitted."""
-    jobs_ = all_submits(d.decide(RUN, DIR, found))
+    jobs_ = all_submits(decide(RUN, DIR, found))
     return [(job.name, job.count) for job in jobs_ if "score" in job.name]
 
 
@@ -362,7 +388,7 @@ def test_a_scoring_job_starts_while_weights_are_copied_and_not_in_the_queue() ->
     assert scoring_jobs(replace(copying, unscored=0)) == []
     crashed = replace(copying, submitted={**copying.submitted, **submitted(FIRST, when=90)})
     assert scoring_jobs(crashed) == []
-    assert scoring_jobs(replace(crashed, now=90 + d.ARRAY_PAUSE_SECONDS)) == [(SECOND, 1)]
+    assert scoring_jobs(replace(crashed, now=90 + pullers.ARRAY_PAUSE_SECONDS)) == [(SECOND, 1)]
 
 
 def test_scoring_jobs_that_end_at_once_come_ever_less_often_while_nothing_waits() -> None:
@@ -414,12 +440,12 @@ def test_as_many_scoring_jobs_as_pay_come_at_once() -> None:
 
 
 def test_a_cancelled_run_starts_nothing() -> None:
-    assert d.decide(RUN, DIR, facts(cancelled=True)) == [d.Finish("cancelled")]
+    assert decide(RUN, DIR, facts(cancelled=True)) == [d.Finish("cancelled")]
 
 
 def test_whole_nodes_get_one_job_each() -> None:
     run = make_run(exclusive=True)
-    actions = d.decide(run, DIR, facts())
+    actions = decide(run, DIR, facts())
     assert submits(actions) == TRIAL
     (job, _) = (a.job for a in actions if isinstance(a, d.Submit))
     assert (job.count, job.gpus) == (1, 2)
@@ -435,7 +461,7 @@ def test_a_metrics_questions_are_answered_by_as_many_cores_as_there_are() -> Non
     many = [long.model_copy(update={"metric_cpu_seconds": 1e6, "stop": 100_000})] * 3
     huge = make_run(asks=["b"], shards=many, portion_seconds=portion_seconds(3e6))
     assert sum(len(huge.portions(shard)) for shard in many) <= 2_003
-    actions = d.decide(run, DIR, facts(claimable=waiting_for(answers=portions)))
+    actions = decide(run, DIR, facts(claimable=waiting_for(answers=portions)))
     jobs_asked = [a.job for a in actions if isinstance(a, d.Submit) and "metric" in a.job.name]
     assert [job.count for job in jobs_asked] == [run.settings.metrics.cpus]
 
@@ -452,16 +478,14 @@ def test_pullers_that_have_left_are_replaced_while_others_still_work() -> None:
         claimable=waiting_for(answers=some),
     )
     (another,) = [
-        a.job
-        for a in d.decide(run, DIR, known)
-        if isinstance(a, d.Submit) and "metric" in a.job.name
+        a.job for a in decide(run, DIR, known) if isinstance(a, d.Submit) and "metric" in a.job.name
     ]
     assert (another.name, another.count) == (pullers_name(run, Pullers.METRIC, 1), 6)
     for quiet in (
         replace(known, open_claims=[], claimable=waiting_for(answers=some[:2])),
         replace(known, submitted={**known.submitted, **submitted(first, when=99)}),
     ):
-        assert submits(d.decide(run, DIR, quiet)) == []
+        assert submits(decide(run, DIR, quiet)) == []
 
 
 JUDGED = make_run(asks=["a", "b"], judged=["b"])
@@ -478,8 +502,8 @@ def test_one_job_asks_the_judge_and_no_metric_job_does() -> None:
         tasks=tasks(TRIAL[0], State.RUNNING),
         claimable=waiting_for(answers=[SPANS[2]]),
     )
-    (job,) = [a.job for a in d.decide(JUDGED, DIR, working) if isinstance(a, d.Submit)][:1]
-    assert submits(d.decide(JUDGED, DIR, working)) == [JUDGE_JOB]
+    (job,) = [a.job for a in decide(JUDGED, DIR, working) if isinstance(a, d.Submit)][:1]
+    assert submits(decide(JUDGED, DIR, working)) == [JUDGE_JOB]
     assert (job.count, job.cpus, job.gpus) == (1, 1, 0)
     claim = OpenClaim(SPANS[2], 1, Claim(owner="judge", task="j", host="", pid=1, time=0, token=""))
     there = replace(
@@ -490,9 +514,9 @@ def test_one_job_asks_the_judge_and_no_metric_job_does() -> None:
     none_held: list[tuple[LedgerName, OpenClaim]] = []
     for held in (none_held, [*none_held, ("answers", claim), ("answers", claim)]):
         both = replace(there, open_claims=held, claimable=waiting_for(answers=[SPANS[0], SPANS[2]]))
-        assert submits(d.decide(JUDGED, DIR, both)) == [pullers_name(JUDGED, Pullers.METRIC, 0)]
+        assert submits(decide(JUDGED, DIR, both)) == [pullers_name(JUDGED, Pullers.METRIC, 0)]
     died = replace(there, tasks=working.tasks)
-    assert submits(d.decide(JUDGED, DIR, died)) == [pullers_name(JUDGED, Pullers.JUDGE, 1)]
+    assert submits(decide(JUDGED, DIR, died)) == [pullers_name(JUDGED, Pullers.JUDGE, 1)]
 
 
 def test_a_judge_that_is_away_is_waited_for_only_while_other_work_goes_on() -> None:
@@ -503,17 +527,17 @@ def test_a_judge_that_is_away_is_waited_for_only_while_other_work_goes_on() -> N
         judge=of_the_judge("silent", "connection refused"),
         unscored=1,
     )
-    ends = [a.why for a in d.decide(JUDGED, DIR, over) if isinstance(a, d.Finish)]
+    ends = [a.why for a in decide(JUDGED, DIR, over) if isinstance(a, d.Finish)]
     assert ends == ["questions wait for their judge: connection refused"]
     starting = replace(over, tasks=tasks(JUDGE_JOB, State.PENDING))
-    assert not any(isinstance(action, d.Finish) for action in d.decide(JUDGED, DIR, starting))
+    assert not any(isinstance(action, d.Finish) for action in decide(JUDGED, DIR, starting))
     again = pullers_name(JUDGED, Pullers.JUDGE, 1)
     trials = replace(over, unpublished=[SPANS[0]], tasks=tasks(TRIAL[0], State.RUNNING))
     metrics = replace(over, claimable={**NOTHING, "answers": SPANS})
     for going_on in (trials, metrics):
-        assert again in submits(d.decide(JUDGED, DIR, going_on))
+        assert again in submits(decide(JUDGED, DIR, going_on))
         for state in ("refuses", "spent"):
             no_more = replace(going_on, judge=of_the_judge(state, "why"))
-            actions = d.decide(JUDGED, DIR, no_more)
+            actions = decide(JUDGED, DIR, no_more)
             assert again not in submits(actions)
             assert not any(isinstance(action, d.Finish) for action in actions)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinate_eval.coordinator.inputs import suite
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning.costs import expected_works
-from coordinate_eval.coordinator.planning.degree import tensor_parallel
+from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import sequences

@@ -7,7 +7,7 @@ from rich.console import Console
 from tests.unit.test_decide import SPANS, facts, make_run
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cli.foreground import Display
+from coordinate_eval.coordinator.cli.launch.foreground import Display
 from coordinate_eval.coordinator.report.first_signal import FirstSignal, Interval, Signal
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Shard

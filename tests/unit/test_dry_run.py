@@ -11,7 +11,7 @@ from tests.tiny import tiny_model
 from typer.testing import CliRunner
 
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.run import pullers
+from coordinate_eval.coordinator.run.claiming import pullers
 from coordinate_eval.coordinator.run.records import MOST_PORTIONS, Run
 from coordinate_eval.errors import UserError
 

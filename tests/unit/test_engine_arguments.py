@@ -11,7 +11,7 @@ import pytest
 from tests.reviewer import Reviewer
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator.cli import run
+from coordinate_eval.coordinator.cli.launch import run
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import vllm_arguments
 from coordinate_eval.evaluators.engines.base import check_args

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.workers import engine_cache
-from coordinate_eval.coordinator.workers.engine_cache import EngineCache
-from coordinate_eval.coordinator.workers.staging import StagedWeights
+from coordinate_eval.coordinator.workers.on_node import engine_cache
+from coordinate_eval.coordinator.workers.on_node.engine_cache import EngineCache
+from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 
 
 @pytest.fixture

@@ -150,6 +150,8 @@ def test_a_closed_engine_refuses() -> None:
         {"start_seconds": float("nan")},
         {"start_seconds": None},
         {"fail_after": -1},
+        {"fail_at": "d:1"},
+        {"fail_at": [1]},
         {"times": 1},
     ],
 )

@@ -9,7 +9,12 @@ import pytest
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.report.failures import recurring_failure, report_failures
+from coordinate_eval.coordinator.report.failures import (
+    Failure,
+    cause_of,
+    recurring_failure,
+    report_failures,
+)
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.jobs import keeper_job
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -22,6 +27,7 @@ from coordinate_eval.coordinator.run.records import (
     read_run,
 )
 from coordinate_eval.coordinator.workers.trial import TrialRunner
+from coordinate_eval.diagnosis.rules import shipped
 from coordinate_eval.errors import EngineError, UserError
 
 ROUND = Round(
@@ -106,11 +112,14 @@ def raised(error: Exception, cause: Exception | None) -> Exception:
         (EngineError("no such dtype"), "engine start"),
         (raised(EngineError("no model"), OSError("it has no file named config.json")),
          "engine start"),
-        (raised(UserError("cannot stage weights"), OSError(errno.ENOSPC, "No space")), "other"),
-        (raised(EngineError("did not start"), OSError(errno.ENOSPC, "No space")), "other"),
-        (raised(EngineError("did not start"), MemoryError()), "other"),
+        (raised(UserError("cannot stage weights"), OSError(errno.ENOSPC, "No space")), "node"),
+        (raised(EngineError("did not start"), OSError(errno.EIO, "I/O error")), "node"),
+        (raised(EngineError("did not start"), MemoryError()), "out of memory"),
+        (raised(EngineError("did not start"), OSError(errno.ENOMEM, "none")), "out of memory"),
         (raised(EngineError("did not start"), type("OutOfMemoryError", (RuntimeError,), {})()),
-         "other"),
+         "out of memory"),
+        (EngineError("vLLM failed: CUDA out of memory. Tried to allocate"), "out of memory"),
+        (KeyError("a bug"), "other"),
     ],
 )  # fmt: skip
 def test_what_may_pass_is_no_bad_input(failing: RunDir, error: Exception, cause: str) -> None:
@@ -181,3 +190,13 @@ def test_an_error_is_reported_once(failing: RunDir) -> None:
         "a": "10 items have no responses",
         "b": "3 items have no responses",
     }
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "nothing", "no path"])
+def test_what_is_no_regular_file_is_not_read_as_a_log(tmp_path: Path, what: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    names = {"pipe": str(tmp_path / "pipe"), "device": "/dev/zero", "no path": "a\0b"}
+    log = names.get(what, str(tmp_path / "nothing"))
+    found = cause_of(Failure("trial", "n1-0", "n1", "KeyError: 'x'", log), shipped())
+    assert found is not None
+    assert found.reason == "Key Error"

@@ -10,7 +10,7 @@ import pytest
 from tests.runs import Workspace
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator.inputs.judge_checkpoint import named, settings_of_judge
+from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import named, settings_of_judge
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
 

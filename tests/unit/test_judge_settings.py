@@ -1,5 +1,6 @@
 """What settings say of a judge, before anything is submitted; and its part in a run's name."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +10,26 @@ from tests.plans import CHECKPOINT
 from tests.unit.test_decide import NODES, ROUND, make_run
 
 from coordinate_eval import _files
+from coordinate_eval.cluster import Job
 from coordinate_eval.coordinator.dry_run.risks import _judge_budget
 from coordinate_eval.coordinator.dry_run.summary import Review
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings, load
-from coordinate_eval.coordinator.inputs.suite import runnable
+from coordinate_eval.coordinator.inputs.suites.suite import runnable
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.prepare import questions_to_judge
 from coordinate_eval.coordinator.report.history import read_ledger
 from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.portions import all_portions
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_job
 from coordinate_eval.coordinator.run.create import existing, run_id
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import all_portions
-from coordinate_eval.coordinator.run.pullers import Pullers, pullers_job
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Answer, Dataset, DatasetRequests, Message, Rubric, Suite
-from coordinate_eval.slurm.client import _environment
+from coordinate_eval.slurm.environment import of_job
 
 PROMPT = [Message(role="user", content="Rate {{ answer }}.")]
 RUBRIC = Rubric(name="r", prompts={"one": PROMPT, "two": PROMPT}, patterns=["(.)"])
@@ -131,6 +133,10 @@ def test_only_the_judges_job_and_the_supervisor_get_the_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-secret")
+
+    def passed(job: Job) -> dict[str, str]:
+        return of_job(os.environ, (), job.needs, job.without)
+
     run, run_dir = make_run(settings=settings(api_key_env="JUDGE_KEY")), RunDir(Path("/r"))
     node = ROUND.nodes[0]
     assert node.name == NODES[0]
@@ -141,10 +147,10 @@ def test_only_the_judges_job_and_the_supervisor_get_the_key(
         *(pullers_job(run, run_dir, kind, 0, 1) for kind in Pullers if kind is not Pullers.JUDGE),
     ]
     for job in others:
-        assert "JUDGE_KEY" not in _environment("sbatch", job.without), job.name
+        assert "JUDGE_KEY" not in passed(job), job.name
     both = [pullers_job(run, run_dir, Pullers.JUDGE, 0, 1), jobs.supervisor_job(run, run_dir, 1)]
     for job in both:
-        assert "JUDGE_KEY" in _environment("sbatch", job.without)
+        assert "JUDGE_KEY" in passed(job)
         assert "sk-secret" not in job.model_dump_json()
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("regex")
 
-from coordinate_eval.coordinator.inputs import rubric
-from coordinate_eval.coordinator.inputs.suite_yaml import Place
+from coordinate_eval.coordinator.inputs.suites import rubric
+from coordinate_eval.coordinator.inputs.suites.suite_yaml import Place
 from coordinate_eval.evaluators.judged.verdicts import (
     Bound,
     Mean,

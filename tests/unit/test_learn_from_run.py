@@ -20,15 +20,22 @@ from coordinate_eval.coordinator.planning.prepare import (
 )
 from coordinate_eval.coordinator.report.failures import recurring_failure
 from coordinate_eval.coordinator.run import measurements
-from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
+from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress, read_run
+from coordinate_eval.coordinator.run.records import (
+    Round,
+    RoundNode,
+    Run,
+    StageProgress,
+    TrialProgress,
+    read_run,
+)
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor import learn_from_run
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.workers import trial
-from coordinate_eval.coordinator.workers.keeper import run_keeper
-from coordinate_eval.coordinator.workers.staging import StagedWeights
+from coordinate_eval.coordinator.workers.on_node.keeper import run_keeper
+from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines.simulated import answer
 from coordinate_eval.priors import catalogue, this_machine
@@ -309,6 +316,30 @@ def test_a_trial_in_a_keepers_place_measures_its_copy(
     monkeypatch.setattr(trial, "KEEPER_PATIENCE_SECONDS", 0.0)
     assert trial.run_trial(staging_run, "n", 0, 60) == 0
     assert stages_of(staging_run).keys() == {"n"}
+
+
+def test_a_trial_whose_keeper_is_elsewhere_does_not_wait_for_it(
+    staging_run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with a /dev/shm for each job: the keeper has copied, and nothing is there."""
+    monkeypatch.setattr(trial, "KEEPER_PATIENCE_SECONDS", 1e9)
+    values = {"state": "ready", "done_bytes": 1, "total_bytes": 1, "started": 0, "updated": 0}
+    _files.write_record(staging_run.stage(0, "n"), StageProgress.model_validate(values))
+    assert trial.run_trial(staging_run, "n", 0, 60) == 0
+    assert "of its own" in capsys.readouterr().out
+
+
+def test_weights_that_stay_where_they_are(
+    staging_run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "KEEPER_PATIENCE_SECONDS", 1e9)
+    run = record(staging_run)
+    stage = run.settings.stage.model_copy(update={"where": "none"})
+    settings = run.settings.model_copy(update={"stage": stage})
+    _files.write_record(staging_run.run, run.model_copy(update={"settings": settings}))
+    assert run_keeper(staging_run, "n", 0, 30) == 0
+    assert trial.run_trial(staging_run, "n", 0, 60) == 0  # no keeper is waited for
+    assert stages_of(staging_run) == {}
 
 
 def test_torn_lines_about_copies_are_left_out(staging_run: RunDir) -> None:

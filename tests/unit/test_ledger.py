@@ -1,6 +1,7 @@
 """The ledger: each second of each GPU is in exactly one place, whatever the clocks say."""
 
 import json
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -71,6 +72,22 @@ def test_a_later_round_takes_over_and_the_time_before_it_was_spent_asking() -> N
     assert found[0].stretches[-1].use is Use.QUEUE
 
 
+def test_a_trial_that_lives_through_a_replacement_keeps_its_gpu_to_the_end() -> None:
+    lives_on = PERFECT._replace(last=190, ended=191)
+    lost = PERFECT._replace(last=50, ended=52, lost=True)
+    never = Life("n1-2", 1)
+    substitute = PERFECT._replace(copied_from=None, copied_to=None, started=110, prepared=112,
+                                  staged=113, running=120, last=180, ended=181)  # fmt: skip
+    found = list(rows(0, [Asked(10, [lives_on, lost, never]), Asked(100, [substitute])], 200))
+    assert [(r.stretches[0].begin, r.stretches[-1].end) for r in found] == [
+        (0, 200), (0, 100), (0, 100), (100, 200)
+    ]  # fmt: skip
+    # What was lost stays so until it is replaced: others went on.
+    assert [(s.begin, s.end) for s in found[1].stretches if s.use is Use.LOST] == [(50, 100)]
+    # It has no more to do when the other one still answers.
+    assert found[3].stretches[-2:] == [(180, 190, Use.DRAINING), (190, 200, Use.WAITING)]
+
+
 def test_the_advice_is_about_the_largest_part_that_is_no_answering() -> None:
     def advice(life: Life, asked: float = 1, end: float = 91, scoring: float = 0) -> str:
         cpu_seconds = {"metrics": 5.0, "scoring": scoring}
@@ -106,12 +123,13 @@ def test_the_sums_are_all_of_the_time_whatever_was_recorded(
     for row in rows(begin, rounds, end):
         assert all(one.end == two.begin for one, two in pairwise(row.stretches))
         assert all(stretch.begin < stretch.end for stretch in row.stretches)
-    borders = [begin, *(r.time for r in rounds[1:]), end]
-    whole = sum(
-        life.gpus * (until - since)
-        for round_, (since, until) in zip(rounds, pairwise(borders), strict=False)
-        for life in round_.lives
-    )
+    whole = 0.0
+    for number, round_ in enumerate(rounds):
+        since = round_.time if number else begin
+        for life in round_.lives:
+            over = -math.inf if life.started is None else life.ended
+            later = [r.time for r in rounds[number + 1 :] if over is not None and over <= r.time]
+            whole += life.gpus * ((later[0] if later else end) - since)
     ledger = sum_up(begin, rounds, end, {"metrics": 1.0, "scoring": 2.0})
     assert abs(ledger.total_gpu_seconds - whole) < 0.01
     assert abs(sum(ledger.gpu_seconds.values()) - whole) < 0.01

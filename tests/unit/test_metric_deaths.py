@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.random_examples import examples
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger
+from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers import metric
 from coordinate_eval.evaluators.sandbox.sandbox import Sandbox

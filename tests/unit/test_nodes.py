@@ -5,9 +5,10 @@ from tests.plans import CHECKPOINT
 
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning import nodes as select
-from coordinate_eval.coordinator.planning.nodes import NoFreeGpu
+from coordinate_eval.coordinator.planning.places import nodes as select
+from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors.roofline import Work
 
 
 def node(name: str, **values: object) -> Node:
@@ -62,6 +63,45 @@ def test_a_keeper_gets_the_cores_of_the_settings_unless_trials_need_them(
 def test_one_gpu_type_the_one_with_most_room() -> None:
     nodes = [node("a", gpu_type="a100", free_gpus=7), node("b"), node("c", free_gpus=1)]
     assert chosen(nodes) == {"b": 8, "c": 1}
+
+
+def picked(*nodes: Node, **settings: object) -> tuple[dict[str, int], int]:
+    works = [
+        Work(items=9, requests=9000, prompt_tokens=9e6, output_tokens=2e6, longest_output_tokens=99)
+    ]
+    found, degree = select.choose_nodes(
+        CHECKPOINT, Settings.model_validate(settings), nodes, [], 2048, works
+    )
+    return {f"{n.name}:{n.gpu_type}": n.trials for n in found}, degree
+
+
+def test_the_type_whose_free_gpus_are_fastest_together() -> None:
+    small = node("s", gpu_type="t4", free_gpus=8, gpus=8)
+    (two,) = picked(small, node("h", gpu_type="h100", free_gpus=2))[0]
+    assert two == "h:h100"
+    slices = node("m", gpus=56, free_gpus=56, gpu_type="1g.20gb", gpu_memory_gib=20, cpus=400)
+    whole = node("h", gpu_type="nvidia_h100_80gb_hbm3", gpu_memory_gib=80)
+    assert list(picked(slices, whole)[0]) == ["h:nvidia_h100_80gb_hbm3"]
+    assert picked(slices, whole, gpu_type="1g.20gb") == ({"m:1g.20gb": 56}, 1)
+    assert list(picked(small, whole, gpu_type="h100")[0]) == ["h:nvidia_h100_80gb_hbm3"]
+
+
+def test_a_type_that_is_not_there_is_named() -> None:
+    with pytest.raises(UserError, match="free are GPUs t4") as caught:
+        picked(node("s", gpu_type="t4"), gpu_type="h100")
+    assert not isinstance(caught.value, NoFreeGpu)
+
+
+def test_slices_of_gpus_share_no_model() -> None:
+    with pytest.raises(UserError, match="cannot share a model"):
+        picked(node("m", gpu_type="3g.40gb"), trial={"tensor_parallel": 2})
+
+
+def test_a_large_model_gets_several_gpus_also_where_no_type_is_known() -> None:
+    seventy = CHECKPOINT.model_copy(update={"bytes": 140 * 10**9, "parameters": 70 * 10**9})
+    for kind in ("", "unheard-of", "h100"):
+        alike = [node("n", gpu_type=kind)]
+        assert select.gpus_per_trial(seventy, Settings(), alike, 2048, []) > 1
 
 
 def test_limits() -> None:

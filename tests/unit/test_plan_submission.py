@@ -11,8 +11,8 @@ from tests.tiny import tiny_model
 from typer.testing import CliRunner
 
 from coordinate_eval.cluster import Busy, Node
-from coordinate_eval.coordinator.cli import run as launch
 from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.cli.launch import run as launch
 from coordinate_eval.coordinator.inputs.settings import (
     MetricSettings,
     SupervisorSettings,

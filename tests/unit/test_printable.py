@@ -189,7 +189,7 @@ def test_run_directories(
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_results(planted: RunDir, capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
-    from coordinate_eval.coordinator.cli.foreground import show_results
+    from coordinate_eval.coordinator.cli.launch.foreground import show_results
 
     results = {
         "run": HOSTILE, "complete": False, "missing": {HOSTILE: HOSTILE},

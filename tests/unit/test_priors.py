@@ -75,6 +75,15 @@ def test_gpus_are_known_by_the_names_that_clusters_use() -> None:
     assert gpus.lookup("a100-sxm4-80gb") == gpus.lookup("a100")
     assert gpus.lookup("gb200") != gpus.lookup("b200")
     assert gpus.lookup("NVIDIA-L40S-48GB") == gpus.lookup("l40s")
+    assert gpus.name("NVIDIA-A100-SXM4-80GB") == "a100"
+    assert gpus.name("nvidia_a100_1g.10gb") == "a100/1g.10gb"
+    assert gpus.name("3g.40gb") == "/3g.40gb"
+    slice_, whole = gpus.lookup("a100_1g.10gb"), gpus.lookup("a100")
+    assert slice_ == whole._replace(
+        flops=whole.flops / 7, bandwidth=whole.bandwidth / 8, memory=10e9
+    )
+    assert gpus.is_slice("nvidia_h100_1g.10gb")
+    assert not gpus.is_slice("h100_80gb")
     assert gpus.lookup("h100pcie") == gpus.lookup("h100")
     for other in ("l40", "rtx_a4000", "t400"):
         assert not gpus.known(other)

@@ -18,15 +18,11 @@ from tests.mutations import mutated_bytes, mutated_tree, within
 from tests.plans import CHECKPOINT, capacity, costs
 from tests.random_examples import examples
 
-from coordinate_eval.coordinator.inputs import (
-    checkpoint,
-    cluster_file,
-    safetensors_file,
-    suite,
-    torch_file,
-)
+from coordinate_eval.coordinator.inputs import cluster_file
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint, safetensors_file, torch_file
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning import planner, reviewed_plan
-from coordinate_eval.coordinator.planning.degree import tensor_parallel
+from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
 from coordinate_eval.coordinator.planning.plan import PlanEngine, PlanSuite
 from coordinate_eval.coordinator.planning.prepare import offer_of_file
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile

@@ -15,8 +15,9 @@ from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.run.own import enter
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
-from coordinate_eval.coordinator.workers import keeper, metric, scorer
-from coordinate_eval.coordinator.workers.staging import StagedWeights
+from coordinate_eval.coordinator.workers import metric, scorer
+from coordinate_eval.coordinator.workers.on_node import keeper
+from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Shard
 

@@ -11,9 +11,9 @@ from tests.tiny import tiny_model
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Job, State, TaskStatus
-from coordinate_eval.coordinator.cli import resume
-from coordinate_eval.coordinator.cli.cancel import cancel_run
-from coordinate_eval.coordinator.cli.run import start_run
+from coordinate_eval.coordinator.cli.launch import resume
+from coordinate_eval.coordinator.cli.launch.cancel import cancel_run
+from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state

@@ -82,13 +82,15 @@ def test_a_limit_is_doubled_after_each_round_without_a_response() -> None:
     settings = {"trial": {"min_minutes": 15, "max_minutes": 50}}
     run = make_run(settings=Settings.model_validate(settings))
     minutes = [
-        next_round(run, planned(run), [], shards(1.0), (free(1), []), 0, idle).minutes
+        next_round(run, planned(run), [], shards(1.0), (free(1), []), 0, idle, trials=8).minutes
         for idle in range(4)
     ]
     assert minutes == [15, 30, 50, 50]
     longer = {"trial": {"min_minutes": 60, "max_minutes": 60}}
     run = make_run(settings=Settings.model_validate(longer))
-    assert next_round(run, planned(run), [], shards(1.0), (free(1), []), 0, 2).minutes == 60
+    assert (
+        next_round(run, planned(run), [], shards(1.0), (free(1), []), 0, 2, trials=8).minutes == 60
+    )
 
 
 @pytest.mark.parametrize(("word", "short"), [("failed", 0), ("ended", 1), ("starting", 1)])
@@ -162,11 +164,14 @@ def test_a_second_round_asks_for_no_more_than_the_first() -> None:
         ready_seconds=plan.ready_seconds, floor_seconds=plan.floor_seconds,
         planned_seconds=plan.estimate.makespan_seconds,
     )  # fmt: skip
-    second = next_round(run, plan, [first], work, (free(2, gpus=4), []), 7.0)
+    second = next_round(run, plan, [first], work, (free(2, gpus=4), []), 7.0, trials=8)
     assert (second.number, second.created) == (1, 7.0)
     assert [n.trials for n in second.nodes] == [4, 4]
     assert second.minutes <= first.minutes
-    assert next_round(run, plan, [first], work[:3], (free(2), []), 7.0).minutes <= second.minutes
+    assert (
+        next_round(run, plan, [first], work[:3], (free(2), []), 7.0, trials=8).minutes
+        <= second.minutes
+    )
 
 
 def test_limits_stay_within_the_settings() -> None:
@@ -177,23 +182,59 @@ def test_limits_stay_within_the_settings() -> None:
         assert made.minutes == minutes
 
 
-def test_a_later_round_takes_no_more_nodes_than_the_plan_nor_than_shards() -> None:
-    run = make_run()
-    plan = planned(run)
-    many = shards(*[1.0] * 20)
-    assert len(next_round(run, plan, [], many, (free(4), []), 0).nodes) == 2
-    assert len(next_round(run, plan, [], many[:1], (free(4), []), 0).nodes) == 1
+def asked(
+    places: list[Node],
+    trials: int,
+    *,
+    held: set[str] | None = None,
+    left: int = 20,
+    **limits: object,
+) -> dict[str, int]:
+    """Trials by node of a round, of a run with these limits that holds trials on some nodes."""
+    run = make_run(settings=Settings.model_validate(limits))
+    plan, work = planned(run), shards(*[1.0] * left)
+    made = next_round(run, plan, [], work, (places, []), 0, trials=trials, held=held or set())
+    return {node.name: node.trials for node in made.nodes}
+
+
+def test_a_later_round_takes_no_more_trials_than_are_missing_nor_than_shards() -> None:
+    assert asked(free(4), 9) == {"n0": 8, "n1": 1}
+    assert asked(free(4), 9, left=2) == {"n0": 2}
+    assert asked(free(9, gpus=1), 3) == {"n0": 1, "n1": 1, "n2": 1}
+
+
+def test_a_round_beside_others_stays_within_the_limits_of_the_run() -> None:
+    places = free(4, gpus=2)
+    assert asked(places, 3, held={"n3"}) == {"n3": 2, "n0": 1}
+    assert asked(places, 6, held={"n3", "x"}, max_nodes=3) == {"n3": 2}
+    assert asked(places, 6, held={"n3", "x"}, max_nodes=2) == {"n3": 2}
+    assert asked(places, 6, held={"x"}, nodes="2") == {"n0": 2}
+    assert asked(places, 6, held={"n0"}, nodes="n[0-1]") == {"n0": 2, "n1": 2}
+    with pytest.raises(UserError):
+        asked(places, 6, held={"x", "y"}, max_nodes=2)
+
+
+def test_a_limit_counts_the_trials_of_other_rounds() -> None:
+    run = make_run(settings=EXACT)
+    alone, beside = (
+        make_round(
+            run, 1, 0, nodes(1), shards(*[60.0] * 80), ready_seconds=60, floor_seconds={}, beside=n
+        )
+        for n in (0, 7)
+    )
+    assert (alone.minutes, beside.minutes) == (FACTOR * (80 + 1), FACTOR * (10 + 1))
 
 
 def test_a_run_stays_with_one_type_of_gpu() -> None:
     other = free(1, gpu_type="a100")
-    run = make_run(gpu_type="")
-    assert (
-        next_round(run, planned(run), [], shards(1.0), (other, []), 0).nodes[0].gpu_type == "a100"
-    )
-    run = make_run(gpu_type="h200")
-    with pytest.raises(UserError):
-        next_round(run, planned(run), [], shards(1.0), (other, []), 0)
+    for kind in ("h200", ""):
+        run = make_run(gpu_type=kind)
+        with pytest.raises(UserError):
+            next_round(run, planned(run), [], shards(1.0), (other, []), 0, trials=8)
+        both = [*other, *free(1, gpu_type=kind)]
+        made = next_round(run, planned(run), [], shards(1.0), (both, []), 0, trials=8)
+        (node,) = made.nodes
+        assert node.gpu_type == kind
 
 
 def test_rounds_of_earlier_versions_can_be_read() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.coordinator.inputs import rubric, suite
+from coordinate_eval.coordinator.inputs.suites import rubric, suite
 from coordinate_eval.errors import ForeignError, UserError
 from coordinate_eval.records import Message, Rubric
 

@@ -9,11 +9,12 @@ from coordinate_eval.coordinator.report.samples import (
     MOST_CHARACTERS,
     Shown,
     card,
-    check_right_and_wrong,
     differing,
+    is_graded,
     positions_of,
     select,
     shown_verdicts,
+    worst_first,
 )
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.confined.messages import LoggedSample, LoggedVerdict
@@ -64,22 +65,41 @@ def test_the_main_metric_decides() -> None:
 
 
 @pytest.mark.parametrize("value", [7.5, -1.0, float("nan")])
-def test_not_every_metric_tells_right_from_wrong(value: float) -> None:
-    found = verdicts(value)
-    with pytest.raises(UserError, match="no right and wrong answers"):
-        check_right_and_wrong(shown_verdicts(found, RESULTS), RESULTS, found)
+def test_a_metric_that_does_not_tell_right_from_wrong_grades(value: float) -> None:
+    found = verdicts(1, 0, value)
+    assert is_graded(shown_verdicts(found, RESULTS), RESULTS, found)
+
+
+def test_right_and_wrong_is_no_grade() -> None:
+    found = verdicts(1, 0, 0.5)
+    assert not is_graded(shown_verdicts(found, RESULTS), RESULTS, found)
+    with pytest.raises(UserError, match="no verdicts"):
+        is_graded({}, RESULTS, found)
+
+
+@pytest.mark.parametrize(("better", "order"), [(True, [3, 1, 0, 2]), (False, [3, 2, 0, 1])])
+def test_the_worst_comes_first(better: bool, order: list[int]) -> None:
+    found = verdicts(5, 2, 9.5, float("nan"))
+    results = RESULTS.model_copy(update={"higher_is_better": {"sums": {"exact_match": better}}})
+    assert worst_first(shown_verdicts(found, results), results, found) == order
 
 
 def test_two_runs_are_compared_on_the_same_items_only() -> None:
     ours, theirs = (shown_verdicts(verdicts(*v), RESULTS) for v in ((1, 0, 1), (1, 1, 0)))
-    assert differing(ours, theirs, "sums") == [1, 2]
+    assert differing(ours, theirs, "sums", graded=False) == [1, 2]
     for other in (verdicts(1, 1), verdicts(1, 1, 0, doc_hash="other")):
         with pytest.raises(UserError, match="not the same in these two runs"):
-            differing(ours, shown_verdicts(other, RESULTS), "sums")
+            differing(ours, shown_verdicts(other, RESULTS), "sums", graded=False)
 
 
-def test_items_are_chosen_in_order() -> None:
-    assert select(range(9), [], [8, 3, 5], 2, "d") == [3, 5]
+def test_the_largest_difference_comes_first() -> None:
+    nan = float("nan")
+    ours, theirs = (shown_verdicts(verdicts(*v), RESULTS) for v in ((5, 7, 1, nan), (6, 7, 9, 3)))
+    assert differing(ours, theirs, "sums", graded=True) == [3, 2, 0]
+
+
+def test_items_keep_the_order_of_those_allowed() -> None:
+    assert select(range(9), [], [8, 3, 5], 2, "d") == [8, 3]
     assert select(range(9), [5, 1, 5], range(9), None, "d") == [1, 5]
     with pytest.raises(UserError, match="has no item 9: it has items 0 to 8"):
         select(range(9), [9], range(9), None, "d")

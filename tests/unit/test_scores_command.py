@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.inputs.saved import step_of
+from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.report.main_metric import Score, main_score
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import RecordError, UserError

@@ -16,11 +16,12 @@ from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import INDEX_VARIABLE, TASK_VARIABLE, State, TaskStatus
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.work import all_spans
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.work import all_spans
-from coordinate_eval.coordinator.supervisor.decide import Revoke, decide
+from coordinate_eval.coordinator.supervisor.decide import decide
+from coordinate_eval.coordinator.supervisor.decisions.values import Revoke
 from coordinate_eval.coordinator.supervisor.facts import gather_facts
 from coordinate_eval.coordinator.workers import scorer
 from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles

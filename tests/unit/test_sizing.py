@@ -5,12 +5,13 @@ import statistics
 from collections.abc import Sequence
 
 import pytest
-from benchmarks._instances import random_instance
+from benchmarks._instances import base, random_instance
 from tests.plans import CHECKPOINT
 from tests.unit.test_plan import ENGINE, SUITE, capacity_of
 
-from coordinate_eval.coordinator.planning import node_count, planner
+from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.lower_bound import if_wrong
+from coordinate_eval.coordinator.planning.places import node_count
 from coordinate_eval.coordinator.planning.plan import Capacity, Cost, Plan
 from coordinate_eval.errors import UserError
 
@@ -76,6 +77,32 @@ def test_a_short_run_keeps_nodes_that_shorten_it() -> None:
     assert len(best_of(short, FOUR).nodes) == 4
 
 
+def test_a_node_is_taken_only_if_it_is_worth_its_gpu_time() -> None:
+    """On four nodes the run ends in 283 s with a quarter idle, on three in 295 s with little."""
+    suite = base(16)
+    draft, bounds = draft_of(*suite.costs), bounds_of(*suite.costs)
+    found = {
+        restraint: node_count.choose(
+            draft, bounds, suite.capacity, "makespan", None, restraint=restraint
+        )
+        for restraint in (0.0, 1.0, 100.0)
+    }
+    assert len(found[0.0].nodes) > len(found[1.0].nodes) > len(found[100.0].nodes)
+    fastest, default = found[0.0].estimate, found[1.0].estimate
+    assert default.makespan_seconds < 1.1 * fastest.makespan_seconds
+    assert default.gpu_hours < 0.7 * fastest.gpu_hours
+    assert default.gpu_idle_fraction < 0.1
+    # A deadline goes before.
+    latest = (default.makespan_seconds + fastest.makespan_seconds) / 2
+    soon = node_count.choose(draft, bounds, suite.capacity, "makespan", latest, restraint=1.0)
+    assert soon.estimate.makespan_seconds <= latest
+
+
+def test_the_restraint_gives_up_no_node_of_a_long_run() -> None:
+    draft, bounds = draft_of(WORK), bounds_of(WORK)
+    assert len(node_count.choose(draft, bounds, FOUR, "makespan", None, restraint=1.0).nodes) == 4
+
+
 def test_nodes_that_are_named_are_taken() -> None:
     tiny = Cost(name="d", items=10, gpu_seconds=0.1)
     draft, bounds = draft_of(tiny), bounds_of(tiny)
@@ -121,9 +148,12 @@ def test_few_gpu_hours_and_in_time() -> None:
 
 
 def test_the_curve_falls() -> None:
-    found = node_count.curve(draft_of(WORK), FOUR)
+    draft = draft_of(WORK)
+    three = draft(FOUR.model_copy(update={"nodes": FOUR.nodes[:3]}))
+    found = node_count.curve(draft, FOUR, three)
     assert [(s.nodes, s.gpus) for s in found] == [
-        (1, 1), (1, 2), (1, 4), (1, 8), (2, 16), (4, 32),
+        (1, 1), (1, 2), (1, 4), (1, 8), (2, 16), (3, 24), (4, 32),
     ]  # fmt: skip
+    assert found[5].estimate == three.estimate
     spans = [s.estimate.makespan_seconds for s in found]
     assert spans == sorted(spans, reverse=True)

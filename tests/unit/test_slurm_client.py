@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,8 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
         "error: If munged is up, restart with --num-threads=10\n"
         "squeue: error: Munge encode failed: Failed to access",
         "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying",
+        "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n"
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
         "slurm_load_jobs error: Slurm backup controller in standby mode",
         "sbatch: error: Batch job submission failed: Protocol authentication error",
         "sinfo: fatal: Could not establish a configuration source",
@@ -71,6 +74,8 @@ def test_a_command_that_hangs_is_silence(says: Says) -> None:
         "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
         "(job submit limit, user's size and/or time limits)",
         "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+        "sbatch: error: Slurm job queue full, sleeping and retrying.\n"
+        "sbatch: error: Batch job submission failed: Resource temporarily unavailable",
     ],
 )
 def test_a_refused_job_is_not_silence(says: Says, words: str) -> None:
@@ -128,6 +133,28 @@ def test_a_partition_that_is_down_queues_jobs(says: Says) -> None:
     cluster = SlurmCluster(SlurmSettings())
     says(output="PartitionName=low Default=YES State=DOWN\n")
     assert not cluster.whole_nodes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "oversubscribe", "whole"),
+    [
+        ({}, "NO", False),
+        ({}, "EXCLUSIVE", True),
+        ({"whole_nodes": True}, "NO", True),
+        ({"whole_nodes": False}, "EXCLUSIVE", False),
+        ({"extra_args": ("--exclusive",)}, "NO", True),
+        ({"extra_args": ("--exclusive=user",)}, "NO", False),
+    ],
+)
+def test_whole_nodes_are_recognized_or_said(
+    says: Says, settings: dict[str, Any], oversubscribe: str, whole: bool
+) -> None:
+    says(output=f"PartitionName=low Default=YES State=UP OverSubscribe={oversubscribe}\n")
+    site = SlurmSettings(cpu_partition="low", **settings)
+    assert SlurmCluster(site).whole_nodes() is whole
+    if whole:
+        with pytest.raises(UserError, match="cpu_partition"):
+            SlurmCluster(SlurmSettings(**settings)).whole_nodes()
 
 
 def test_a_partition_that_drains_takes_nothing(says: Says) -> None:

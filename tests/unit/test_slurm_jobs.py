@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinate_eval.cluster import State
+from coordinate_eval.cluster import End, State
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.slurm.queue import read_job_id, read_tasks
 
@@ -80,6 +80,26 @@ def test_any_name_comes_back_as_it_is(name: str) -> None:
 )
 def test_only_what_is_known_to_have_ended_has(word: str, state: State) -> None:
     assert [task.state for task in read_tasks(record("1", word, "n"), "n")] == [state]
+
+
+@pytest.mark.parametrize(
+    ("word", "end"),
+    [
+        ("OUT_OF_MEMORY", End.OUT_OF_MEMORY),
+        ("NODE_FAIL", End.NODE_FAILED),
+        ("BOOT_FAIL", End.NODE_FAILED),
+        ("PREEMPTED", End.PREEMPTED),
+        ("TIMEOUT", End.TIME_LIMIT),
+        ("DEADLINE", End.TIME_LIMIT),
+        ("CANCELLED", End.CANCELLED),
+        ("COMPLETED", End.COMPLETED),
+        ("FAILED", End.FAILED),
+        ("RUNNING", End.UNKNOWN),
+        ("SOME_STATE_OF_THE_FUTURE", End.UNKNOWN),
+    ],
+)
+def test_how_a_task_ended(word: str, end: End) -> None:
+    assert [task.end for task in read_tasks(record("1", word, "n"), "n")] == [end]
 
 
 @pytest.mark.parametrize("text", ["123\n", "123;cluster\n", "a plugin's greeting\n123\n"])

@@ -74,7 +74,6 @@ def why(entry: dict[str, Any], wanted: Wanted = LOW) -> str:
         ("gpu:8", "gpu:2(IDX:0,3)", ("", 6, 8)),
         ("gpu:(null):8(S:0,1)", "gpu:(null):2(IDX:0-1)", ("", 6, 8)),
         ("gpu:8", "gpu:h200:2(IDX:0-1)", ("", 6, 8)),
-        ("gpu:a100:4,gpu:h200:4", "gpu:a100:1(IDX:0),gpu:h200:3(IDX:4-6)", ("a100", 3, 4)),
         ("gpu:a100:4,gpu:h200:4", "gpu:a100:4(IDX:0-3),gpu:h200:0(IDX:N/A)", ("h200", 4, 4)),
         ("shard:h200:32(S:0),gpu:h200:8,mps:800", "shard:4,gpu:h200:1(IDX:0)", ("h200", 7, 8)),
         ("gpu:nvidia_h100_80gb_hbm3:4", "", ("nvidia_h100_80gb_hbm3", 4, 4)),
@@ -85,6 +84,51 @@ def why(entry: dict[str, Any], wanted: Wanted = LOW) -> str:
 def test_free_gpus(gres: str, used: str, expected: tuple[str, int, int]) -> None:
     for shape in (old, new):
         assert free(shape(gres=gres, gres_used=used)) == expected
+
+
+def test_a_node_with_two_types_is_listed_for_each_that_is_free() -> None:
+    entry = new(gres="gpu:h100:8,gpu:1g.10gb:56", gres_used="gpu:h100:3(IDX:0-2),gpu:1g.10gb:0")
+    nodes, busy = read_nodes({"nodes": [entry]}, LOW)
+    assert [(n.name, n.gpu_type, n.free_gpus) for n in nodes] == [
+        ("n1", "h100", 5), ("n1", "1g.10gb", 56)
+    ]  # fmt: skip
+    assert not busy
+
+
+def test_gpus_without_a_type_have_what_the_settings_say() -> None:
+    wanted = Wanted(partitions=frozenset({"low"}), gpu_type="rubin", gpu_memory_gib=288.0)
+    (node,), _ = read_nodes({"nodes": [old(gres="gpu:8", gres_used="gpu:0")]}, wanted)
+    assert (node.gpu_type, node.gpu_memory_gib) == ("rubin", 288)
+    (node,), _ = read_nodes({"nodes": [old()]}, wanted)
+    assert (node.gpu_type, node.gpu_memory_gib) == ("h200", 141)
+
+
+def test_powered_down_nodes_come_last_where_they_may_be_woken() -> None:
+    asleep = [
+        new(name="n0", state=["IDLE", "CLOUD", "POWERED_DOWN"]),
+        old(name="n1", state_flags=["POWERING_UP"]),
+    ]
+    wanted = Wanted(partitions=frozenset({"low"}), wake=True)
+    nodes, busy = read_nodes({"nodes": [*asleep, new(name="n2")]}, wanted)
+    assert [node.name for node in nodes] == ["n2", "n0", "n1"]
+    assert not busy
+    assert why(old(state_flags=["POWERED_DOWN", "DRAIN"]), wanted) == "drained"
+
+
+def test_a_node_without_known_memory_needs_jobs_that_ask_for_none() -> None:
+    entry = new(real_memory=1)
+    assert "[slurm] memory = false" in why(entry)
+    none = Wanted(partitions=frozenset({"low"}), memory=False)
+    (node,), _ = read_nodes({"nodes": [entry]}, none)
+    assert node.memory_gib > 1e5
+    (node,), _ = read_nodes({"nodes": [new(alloc_memory=24576)]}, none)
+    assert node.memory_gib == 976
+
+
+def test_excluded_nodes_take_no_job() -> None:
+    wanted = Wanted(partitions=frozenset({"low"}), excluded=frozenset({"n1", "n3"}))
+    assert why(old(), wanted) == "in [slurm] exclude"
+    assert free(old(name="n2"), wanted) == ("h200", 8, 8)
 
 
 def test_free_cpus_and_memory_are_what_is_not_allocated() -> None:
@@ -109,7 +153,7 @@ def test_free_cpus_and_memory_are_what_is_not_allocated() -> None:
         (["idle", "MAINT"], "", "in maintenance"),
         (["mixed", "COMPLETING"], "", "a job on it is ending"),
         (["idle", "FAIL"], "", "failed"),
-        (["idle", "POWERED_DOWN"], "", "powered down"),
+        (["idle", "POWERED_DOWN"], "", "powered down; [slurm] wake_nodes uses such nodes"),
         (["idle", "POWERING_UP"], "", "powering up"),
         (["idle", "REBOOT_REQUESTED"], "", "reboot requested"),
         (["unknown"], "", "unknown"),

@@ -77,6 +77,11 @@ def test_the_site_decides_where_which_work_goes() -> None:
     assert "--constraint" not in options(submission(cpu, SITE))
     assert options(submission(keeper, SITE))["--partition"] == "gpu"
     assert options(submission(keeper, SITE))["--constraint"] == "h200&ib"
+    elsewhere = SITE.model_copy(update={"cpu_account": "eval", "cpu_qos": "small"})
+    for job, account, qos in ((cpu, "eval", "small"), (keeper, "pretrain", "idle")):
+        found = options(submission(job, elsewhere))
+        assert (found["--account"], found["--qos"]) == (account, qos)
+    assert options(submission(cpu, SITE))["--account"] == "pretrain"
     one = SlurmSettings(partition="all")
     assert options(submission(cpu, one))["--partition"] == "all"
     for absent in ("--partition", "--account", "--qos", "--constraint", "--gres", "--array"):
@@ -92,6 +97,21 @@ def test_gpus_of_any_type() -> None:
     untyped = TRIALS.model_copy(update={"gpu_type": "", "gpus": 2})
     assert options(submission(untyped, SITE))["--gres"] == "gpu:2"
     assert options(submission(TRIALS, SITE))["--gres"] == "gpu:h200:1"
+    called = SITE.model_copy(update={"gpu_type": "h200"})
+    assert options(submission(TRIALS, called))["--gres"] == "gpu:1"
+
+
+def test_jobs_of_a_site_that_counts_no_memory_ask_for_none() -> None:
+    made = options(submission(TRIALS, SlurmSettings(memory=False, exclude="gpu[1-3],gpu7")))
+    assert "--mem" not in made
+    assert made["--exclude"] == "gpu[1-3],gpu7"
+
+
+def test_a_job_keeps_away_from_nodes_of_its_own_besides_those_of_the_site() -> None:
+    job = TRIALS.model_copy(update={"node": None, "avoid": ("n1", "n2")})
+    assert options(submission(job, SlurmSettings()))["--exclude"] == "n1,n2"
+    made = options(submission(job, SlurmSettings(exclude="gpu[1-3]")))
+    assert made["--exclude"] == "gpu[1-3],n1,n2"
 
 
 @pytest.mark.parametrize("option", ["", "node7", "--comment 'open", "job.sh --wrap=x"])

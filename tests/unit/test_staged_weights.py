@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from tests.runs import PATIENCE_SECONDS, until
 
-from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
-from coordinate_eval.coordinator.workers import copying
-from coordinate_eval.coordinator.workers.staging import StagedWeights
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.workers.on_node import copying
+from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
@@ -26,8 +26,8 @@ WEIGHTS = 3 * RANGE + 17
 
 WORKER = '''
 import sys
-from coordinate_eval.coordinator.workers import copying
-from coordinate_eval.coordinator.workers.staging import StagedWeights
+from coordinate_eval.coordinator.workers.on_node import copying
+from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.records import Checkpoint
 
 root, run, node, what, checkpoint = sys.argv[1:6]
@@ -360,7 +360,7 @@ def test_a_root_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def refused(place: StagedWeights) -> None:
-    with pytest.raises(UserError, match=r"\[stage\] root"), place.hold():
+    with pytest.raises(UserError, match=r"\[stage\] where"), place.hold():
         raise AssertionError("held")
 
 
@@ -378,13 +378,18 @@ def small_memory(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_no_room_is_said_and_leaves_nothing(small_memory: Path, source: Checkpoint) -> None:
+def test_where_there_is_no_room_the_weights_are_linked(
+    small_memory: Path, source: Checkpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = StagedWeights(str(small_memory), "run", "node")
     with place.hold():
-        with pytest.raises(UserError, match="No space left") as caught:
-            place.copy(source, lambda _: None)
-        assert "GiB of the node's memory" in str(caught.value)
-        assert not place.folder.exists()
+        assert place.copy(source, lambda _: None)
+        assert place.ready(source.identity)
+        assert (place.folder / "model.safetensors").readlink() == Path(source.weights[0])
+        assert place.copy_seconds is None  # it teaches nothing about copies
+    said = capsys.readouterr().out
+    assert "has room for" in said
+    assert "[stage] where" in said
     assert list(small_memory.iterdir()) == []
     assert until(lambda: os.statvfs(small_memory).f_bfree > 200, "its memory to be free")
 

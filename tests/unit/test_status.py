@@ -18,11 +18,12 @@ from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.results import collect_results, reasons
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs, resumes
-from coordinate_eval.coordinator.run.claims import Ledger, whole
+from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.records import (
+    Round,
     StageProgress,
     Submitted,
     TrialProgress,
@@ -77,8 +78,8 @@ def pending(name: str, reason: str = "Resources") -> TaskStatus:
     return TaskStatus(name=name, job_id="8", state=State.PENDING, reason=reason)
 
 
-def running(name: str) -> TaskStatus:
-    return TaskStatus(name=name, job_id="8", state=State.RUNNING)
+def running(name: str, index: int = 0) -> TaskStatus:
+    return TaskStatus(name=name, job_id="8", index=index, state=State.RUNNING)
 
 
 def trial(run_dir: RunDir, node: str, index: int, word: str, responses: int = 0) -> None:
@@ -136,11 +137,11 @@ def test_every_phase_in_order(run_dir: RunDir) -> None:
     assert "30%" in seen(run_dir, SUPERVISOR).detail
     ready = stage.model_copy(update={"state": "ready"})
     _files.write_record(run_dir.stage(0, "n1"), ready)
-    at_work = running(jobs.trials_name(RUN, 0, "n1"))
+    at_work = [running(jobs.trials_name(RUN, 0, "n1"), index) for index in range(2)]
     trial(run_dir, "n1", 0, "starting")
-    assert seen(run_dir, SUPERVISOR, at_work).phase is Phase.STARTING
+    assert seen(run_dir, SUPERVISOR, *at_work).phase is Phase.STARTING
     trial(run_dir, "n1", 1, "running", responses=5)
-    found = seen(run_dir, SUPERVISOR, at_work)
+    found = seen(run_dir, SUPERVISOR, *at_work)
     assert found.phase is Phase.RUNNING
     assert found.trials == {"starting": 1, "running": 1, "waiting": 2}
     assert (found.responses, found.requests, found.nodes) == (5, REQUESTS, len(NODES))
@@ -186,7 +187,26 @@ def test_the_time_left_counts_down_while_a_dataset_is_scored(
 def test_a_lost_trial_does_not_run(run_dir: RunDir) -> None:
     _files.write_record(run_dir.round(0), ROUND)
     trial(run_dir, "n1", 0, "running")
-    assert seen(run_dir, SUPERVISOR).trials == {"waiting": 4}
+    assert seen(run_dir, SUPERVISOR).trials == {"waiting": 3}
+
+
+def test_a_replacement_counts_beside_what_lives_on(run_dir: RunDir) -> None:
+    _files.write_record(run_dir.round(0), ROUND)
+    for node in NODES:
+        for index in range(2):
+            trial(run_dir, node, index, "running")
+    _files.write(run_dir.released(0, "n2"), "")
+    substitute = ROUND.nodes[0].model_copy(update={"name": "n3"})
+    _files.write_record(run_dir.round(1), Round(number=1, created=1, nodes=[substitute], minutes=9))
+    lives_on = running(jobs.trials_name(RUN, 0, "n1"))
+    found = seen(run_dir, SUPERVISOR, lives_on)
+    assert found.phase is Phase.RUNNING
+    assert found.trials == {"running": 1, "waiting": 2}
+    assert found.nodes == 3
+    for name in ("n1", "n2", "n3"):
+        for number in range(2):
+            _files.write(run_dir.released(number, name), "")
+    assert seen(run_dir, SUPERVISOR).nodes == 1
 
 
 def test_who_supervises(run_dir: RunDir) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinate_eval.coordinator.inputs import suite
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue
 from coordinate_eval.records import Suite

@@ -12,9 +12,9 @@ from tests.tiny import tiny_model
 from typer.testing import CliRunner, Result
 
 from coordinate_eval.cluster import Node
-from coordinate_eval.coordinator.cli import resume as continued
-from coordinate_eval.coordinator.cli import run as launch
 from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.cli.launch import resume as continued
+from coordinate_eval.coordinator.cli.launch import run as launch
 from coordinate_eval.coordinator.cli.output import results_table
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report import results as report

@@ -13,13 +13,14 @@ from tests.unit.test_rounds import planned
 from coordinate_eval import _files
 from coordinate_eval.cluster import Busy, Job, Node, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
+from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, Submitted, TrialProgress
-from coordinate_eval.coordinator.supervisor import decide
+from coordinate_eval.coordinator.supervisor import loop
+from coordinate_eval.coordinator.supervisor.decisions import ends
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
-from coordinate_eval.errors import ClusterError, ClusterSilent
+from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitLater
 from coordinate_eval.records import Question, QuestionKind, Shard, Span
 
 
@@ -127,12 +128,15 @@ def test_bad_input_takes_one_round_to_be_found(
 ) -> None:
     run_dir = RunDir(tmp_path)
     settings = {"supervisor": {"poll_seconds": 0.001}, "nodes": "2"}
-    run = make_run(
-        folder=str(tmp_path), settings=settings | {"priors_dir": str(tmp_path / "priors")}
-    )
+    shards = [
+        Shard(dataset="a", start=n, stop=n + 1, gpu_seconds=1, metric_cpu_seconds=0)
+        for n in range(8)
+    ]
+    settings |= {"priors_dir": str(tmp_path / "priors")}
+    run = make_run(folder=str(tmp_path), settings=settings, shards=shards)
     _files.write_record(run_dir.run, run)
     _files.write_record(run_dir.plan, planned(run))
-    monkeypatch.setattr(decide, "ROUND_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(ends, "ROUND_PAUSE_SECONDS", 0.0)
     cluster = Failing(run_dir, cause, "vLLM has no argument 'x'")
     results = Supervisor(run_dir, cluster).run()
     assert results is not None
@@ -192,7 +196,7 @@ def test_metric_jobs_that_die_at_programs_do_not_count_as_idle(
     _files.write(run_dir.published("outputs", shard.span), "")
     question = Question(id="p", kind=QuestionKind.PROGRAM, content="", timeout_seconds=1)
     _files.write(run_dir.questions(shard.span), question.line())
-    monkeypatch.setattr(decide, "ROUND_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(ends, "ROUND_PAUSE_SECONDS", 0.0)
     results = Supervisor(run_dir, Dying(run_dir, shard.span, programs)).run()
     assert results is not None
     assert why in results["reason"]
@@ -287,3 +291,28 @@ def test_a_job_that_two_submitted_stays_once(
     with pytest.raises(Enough):
         Supervisor(run_dir, cluster).run()
     assert cluster.alive == {first: name}
+
+
+class Full(FakeCluster):
+    """A scheduler that takes no job twice, and then all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals = 0
+
+    def submit(self, job: Job) -> str:
+        if self.refusals < 2:
+            self.refusals += 1
+            raise SubmitLater("no more jobs now")
+        return super().submit(job)
+
+
+def test_a_supervisor_whose_successor_is_not_taken_goes_on_and_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "FIRST_PAUSE_SECONDS", 0.0)
+    run_dir, run = unplanned(tmp_path, cluster="slurm")
+    cluster = Full()
+    assert Supervisor(run_dir, cluster, minutes=0.0).run() is None
+    assert cluster.refusals == 2
+    assert jobs.supervisor_name(run, 2) in [job.name for job in cluster.submitted]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.coordinator.inputs.known_tasks import check_known
+from coordinate_eval.coordinator.inputs.suites.known_tasks import check_known
 from coordinate_eval.errors import UserError
-from coordinate_eval.evaluators.harness import task_names
-from coordinate_eval.evaluators.harness.task_names import KeptTasks
+from coordinate_eval.evaluators.harness.tasks import task_names
+from coordinate_eval.evaluators.harness.tasks.task_names import KeptTasks
 from coordinate_eval.records import Dataset, Suite
 
 

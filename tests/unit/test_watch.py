@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from coordinate_eval.coordinator.cli import watch
-from coordinate_eval.coordinator.cli.watch import Watch, cron_line
-from coordinate_eval.coordinator.inputs.saved import Pattern, Saved, look
+from coordinate_eval.coordinator.cli.launch import watch
+from coordinate_eval.coordinator.cli.launch.watch import Watch, cron_line
+from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.prepare import Inputs
 from coordinate_eval.coordinator.report import state

@@ -140,7 +140,7 @@ def harness_evaluator(
     datasets are rated by `judge`, a model and its revision, and compared with those in `baselines`.
     """
     from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
-    from coordinate_eval.evaluators.harness.judged_task import Panel
+    from coordinate_eval.evaluators.harness.tasks.judged_task import Panel
 
     return HarnessEvaluator(
         tokenizer=tokenizer,

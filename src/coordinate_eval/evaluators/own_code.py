@@ -3,8 +3,8 @@
 A checkpoint may name Python beside its weights, or in a repository of a hub, as its tokenizer, its
 config or its model. Libraries run it if they are told to trust it, and some harness tasks tell them
 to. `refuse` makes every such attempt fail in this process. The copies of a checkpoint's files that
-tasks and engines get do not name code at all (`coordinator/inputs/clean_files.py`). Beside them
-lies a record of what they no longer name, so that a message can say what is missing.
+tasks and engines get do not name code at all (`coordinator/inputs/checkpoints/clean_files.py`).
+Beside them lies a record of what they no longer name, so that a message can say what is missing.
 """
 
 import functools

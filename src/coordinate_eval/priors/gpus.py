@@ -40,6 +40,13 @@ _KNOWN: dict[str, Gpu] = {
     "cpu": Gpu(1.0e11, 2.0e10, 0.0, 1.0e10),
 }
 
+# A slice of a GPU that is divided with NVIDIA's MIG, in the name of its profile (`1g.10gb`): how
+# many of seven parts of the arithmetic it has, and its memory.
+_SLICE = re.compile(r"(?:^|[_.])(?P<profile>(?P<parts>[1-7])g\.(?P<gigabytes>\d{1,3})gb)")
+_BANDWIDTH_EIGHTHS = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
+"""Eighths of the memory, and so of its bandwidth, by parts of the arithmetic: NVIDIA MIG User
+Guide, table of profiles."""
+
 UNKNOWN = _KNOWN["a100"]._replace(memory=0.0)
 """Rates assumed for a type that is not in the table: those of an A100. The first finished run on
 the type replaces this guess."""
@@ -47,19 +54,48 @@ the type replaces this guess."""
 
 def lookup(gpu_type: str) -> Gpu:
     """Return the rates of a type as a cluster spells it, such as `nvidia_h100_80gb_hbm3`."""
-    return _KNOWN.get(name(gpu_type), UNKNOWN)
+    whole, _, profile = name(gpu_type).partition("/")
+    gpu = _KNOWN.get(whole, UNKNOWN)
+    sliced = _SLICE.match(profile)
+    if sliced is None:
+        return gpu
+    parts = int(sliced["parts"])
+    return gpu._replace(
+        flops=gpu.flops * parts / 7,
+        bandwidth=gpu.bandwidth * _BANDWIDTH_EIGHTHS.get(parts, parts) / 8,
+        memory=float(sliced["gigabytes"]) * 1e9,
+    )
 
 
 def known(gpu_type: str) -> bool:
     """Return whether the table has this type; for others `lookup` assumes rates."""
-    return name(gpu_type) in _KNOWN
+    return name(gpu_type).partition("/")[0] in _KNOWN
+
+
+def is_slice(gpu_type: str) -> bool:
+    """Return whether a type is a part of a GPU (MIG). Such parts cannot share one model."""
+    return _SLICE.search(_spelled(gpu_type)) is not None
+
+
+def asked_for(gpu_type: str, wanted: str) -> bool:
+    """Return whether a type is the wanted one, each in any of its spellings; '' wants any."""
+    return not wanted or name(gpu_type) == name(wanted)
 
 
 @cache
 def name(gpu_type: str) -> str:
-    """Return one name for all spellings of a type: the table's, else the type in lower case."""
-    spelled = gpu_type.lower().replace("-", "_").replace(" ", "_")
+    """Return one name for all spellings of a type: the table's, else the type in lower case.
+
+    A slice of a GPU has its profile behind a slash: `a100/1g.10gb`.
+    """
+    spelled = _spelled(gpu_type)
     if spelled.startswith("cpu"):  # the model name that follows may contain anything
         return "cpu"
+    if sliced := _SLICE.search(spelled):
+        return f"{name(spelled[: sliced.start()])}/{sliced['profile']}"
     found = (known for known in _KNOWN if re.search(rf"(?:^|_){known}(?![0-9])", spelled))
     return next(found, spelled)
+
+
+def _spelled(gpu_type: str) -> str:
+    return gpu_type.lower().replace("-", "_").replace(" ", "_")

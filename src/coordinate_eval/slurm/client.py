@@ -1,8 +1,7 @@
 """The only module that runs Slurm's commands.
 
-No command inherits a setting from the environment, such as SBATCH_PARTITION, or the variables of
-a job in which this program runs: Slurm's own, and those of a launcher (see `_launchers.py`). What
-jobs need of the latter is set in the lines of `[slurm] setup`. Each command has a time limit. An
+No command inherits a setting from the environment, such as SBATCH_PARTITION (see `environment.py`).
+Each command has a time limit. An
 error is either "no answer" or a refusal, which mean opposite things for a job: after "no answer"
 it may exist.
 """
@@ -13,30 +12,12 @@ import os
 import shlex
 import subprocess
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinate_eval._launchers import is_for_training
 from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
-
-_OWN_VARIABLES = (
-    "SLURM",
-    "SBATCH_",
-    "SQUEUE_",
-    "SINFO_",
-    "SCANCEL_",
-    "SCONTROL_",
-    "SALLOC_",
-    "SRUN_",
-    # A job has these for its own GPUs. In the next job they would name GPUs that it lacks.
-    "CUDA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "GPU_DEVICE_ORDINAL",
-    "ZE_AFFINITY_MASK",
-)
-_KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")
+from coordinate_eval.slurm.environment import of_command
 
 # Parts of error messages, in lower case, of Slurm's commands if the controller is down, busy or
 # being replaced by its backup, or if munged is down. The same call may succeed later.
@@ -81,15 +62,19 @@ class SlurmClient:
             )
 
     def run(
-        self, command: str, *args: str, script: str | None = None, without: Iterable[str] = ()
+        self,
+        command: str,
+        *args: str,
+        script: str | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> str:
         """Run one command and return its standard output. `script` is its standard input.
 
-        It does not get the environment variables `without`.
+        `environment` is what it gets in place of this process's own, as a job does.
 
         Raises:
             ClusterSilent: no answer in time. The command may have taken effect.
-            SubmitRefused: sbatch refused.
+            SubmitRefused: sbatch refused; the message is its words.
             ClusterError: any other command failed; the message has its words.
             UserError: the command is not installed.
         """
@@ -98,7 +83,7 @@ class SlurmClient:
             done = subprocess.run(
                 [command, *args],
                 cwd="/",  # where the job's shell begins, and no node lacks it
-                env=_environment(command, without),
+                env=of_command(os.environ) if environment is None else environment,
                 input=(script or "").encode(),
                 capture_output=True,
                 timeout=self._timeout_seconds,
@@ -113,8 +98,8 @@ class SlurmClient:
             raise ClusterError(f"cannot run {_title(command, args)}: {error}") from error
         except subprocess.TimeoutExpired as error:
             raise ClusterSilent(
-                f"{_title(command, args)} did not answer in {self._timeout_seconds:g} s; "
-                "try again later"
+                f"{_title(command, args)} did not answer in {self._timeout_seconds:g} s"
+                f"{_said(error.stderr)}; try again later"
             ) from error
         # Decoded here, because text mode would change carriage returns in job names.
         output, words = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
@@ -145,32 +130,26 @@ class SlurmClient:
         return answer
 
 
-def _environment(command: str, without: Iterable[str]) -> dict[str, str]:
-    """Return this process's environment without these, and those that would change the command."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name in _KEPT_VARIABLES or not (name.startswith(_OWN_VARIABLES) or is_for_training(name))
-    }
-    for name in without:
-        environment.pop(name, None)
-    # sbatch passes its environment to the job, whose programs keep the user's locale.
-    if command != "sbatch":
-        environment["LC_ALL"] = "C"
-    return environment
-
-
 def _failure(command: str, args: tuple[str, ...], status: int, words: str) -> ClusterError:
     """Return the error for a failed command and its message."""
     title = _title(command, args)
-    if any(sign in words.lower() for sign in _SILENCE):
+    said = words.lower()
+    if command == "sbatch":  # it tries some errors again, and says so, before the one that counts
+        said = said.rpartition("job submission failed:")[2]
+    if any(sign in said for sign in _SILENCE):
         return ClusterSilent(f"{title} got no answer: {words}")
     if status < 0:
         return ClusterSilent(f"{title} was ended by signal {-status} before it answered")
     words = words or f"exit status {status} without a message"
     if command == "sbatch":
-        return SubmitRefused(f"Slurm refused the job: {words}\n(submitted with {title})")
+        return SubmitRefused(words)
     return ClusterError(f"{title} failed: {words}")
+
+
+def _said(words: bytes | None) -> str:
+    """Return what a command said before it was ended, to be added to a message."""
+    text = (words or b"").decode(errors="replace").strip()
+    return f" and said: {text}" if text else ""
 
 
 def _error_words(errors: object) -> str:

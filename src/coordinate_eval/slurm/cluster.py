@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Self
 
 from coordinate_eval.cluster import Busy, Job, Node, ShownJob, TaskStatus
-from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
+from coordinate_eval.errors import (
+    ClusterError,
+    ClusterSilent,
+    SettingsRefused,
+    SubmitRefused,
+    UserError,
+)
+from coordinate_eval.slurm.about import describe
 from coordinate_eval.slurm.client import SlurmClient
+from coordinate_eval.slurm.environment import of_job
 from coordinate_eval.slurm.nodes import Partition, Wanted, read_nodes, read_partitions
 from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_job_id, read_tasks
+from coordinate_eval.slurm.refusals import refusal
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
 
@@ -51,6 +60,14 @@ class SlurmCluster:
         """The runner of Slurm's commands."""
         return SlurmClient(self._settings.timeout_seconds)
 
+    @cached_property
+    def _excluded(self) -> frozenset[str]:
+        """The nodes that the settings exclude; Slurm knows how to read a list of names."""
+        names = self._settings.exclude
+        if not names:
+            return frozenset()
+        return frozenset(self.client.run("scontrol", "show", "hostnames", names).split())
+
     @property
     def calls(self) -> Mapping[str, int]:
         """Number of commands run so far, by name."""
@@ -69,6 +86,19 @@ class SlurmCluster:
         made = submission(job, self._settings)
         return ShownJob(job.name, made.command(), made.script, made.text())
 
+    def about(self) -> Mapping[str, str]:
+        """Return version, controller, and the partitions of the settings with their limits.
+
+        Raises:
+            UserError: a partition of the settings does not exist or takes no jobs.
+            ClusterSilent: no answer.
+        """
+        version, ping = self.client.run("sinfo", "-V"), self.client.run("scontrol", "ping")
+        names = (self._settings.partition, self._settings.cpu_partition)
+        # Without a partition for jobs on CPUs, they run in the other one.
+        chosen = {p.name: p for name in names if name or not names[0] for p in self._chosen(name)}
+        return describe(version, ping, chosen.values())
+
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """Return the nodes on which a trial can start, and all others with GPUs with the reason.
 
@@ -82,7 +112,12 @@ class SlurmCluster:
         wanted = Wanted(
             partitions=frozenset(partition.name for partition in partitions),
             constraint=self._settings.constraint,
-            whole=any(partition.whole for partition in partitions),
+            whole=self._takes_whole(),
+            gpu_type=self._settings.gpu_type,
+            gpu_memory_gib=self._settings.gpu_memory_gib or 0.0,
+            memory=self._settings.memory,
+            wake=self._settings.wake_nodes,
+            excluded=self._excluded,
         )
         free, busy = read_nodes(self.client.json(*self._list_nodes()), wanted)
         if all(partition.state == "DOWN" for partition in partitions):
@@ -96,7 +131,9 @@ class SlurmCluster:
         """Submit `job`. Creates the folder of its log, without which Slurm starts no job.
 
         Raises:
-            SubmitRefused: Slurm refused, and the message has its words; or the job's time limit is
+            SubmitRefused: Slurm refused, and the message has its words.
+            SubmitLater: it takes no more jobs now.
+            SettingsRefused: it takes no job of these settings, such as one whose time limit is
                 longer than its partition's.
             ClusterSilent: no answer. The job may exist: look it up by its name.
             UserError: sbatch would not understand a setting.
@@ -104,9 +141,15 @@ class SlurmCluster:
         made = submission(job, self._settings)
         self._check_minutes(job)
         Path(job.log).parent.mkdir(exist_ok=True)
-        return read_job_id(
-            self.client.run("sbatch", *made.args, script=made.script, without=job.without)
-        )
+        try:
+            environment = of_job(os.environ, self._settings.environment, job.needs, job.without)
+            answer = self.client.run(
+                "sbatch", *made.args, script=made.script, environment=environment
+            )
+        except SubmitRefused as error:
+            gpus = job.gpu_work or job.gpus > 0
+            raise refusal(str(error), made.command(), gpus=gpus) from error
+        return read_job_id(answer)
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         """Return this user's tasks whose job name has this prefix, for as long as Slurm lists them.
@@ -145,14 +188,24 @@ class SlurmCluster:
             UserError: it does and `cpu_partition` is not set, or there is no such partition.
             ClusterSilent: no answer.
         """
-        if not any(chosen.whole for chosen in self._chosen(self._settings.partition)):
+        if not self._takes_whole():
             return False
         if not self._settings.cpu_partition:
+            name = self._settings.partition or "by default"
             raise UserError(
-                f"partition {self._settings.partition or 'by default'} allocates whole nodes: set "
+                f"jobs of partition {name} get whole nodes: set "
                 "[slurm] cpu_partition to another partition, for the jobs that need no GPU"
             )
         return True
+
+    def _takes_whole(self) -> bool:
+        """Return whether jobs with GPUs get whole nodes: by the settings, or by their partition."""
+        settings = self._settings
+        if settings.whole_nodes is not None:
+            return settings.whole_nodes
+        # `--exclusive=user` and the like share a node among jobs of one user.
+        asked = any(option.strip() == "--exclusive" for option in settings.extra_args)
+        return asked or any(chosen.whole for chosen in self._chosen(settings.partition))
 
     def _check_minutes(self, job: Job) -> None:
         """Refuse a job that its partition would leave pending for ever.
@@ -163,12 +216,13 @@ class SlurmCluster:
         names = settings.partition if job.gpu_work else settings.cpu_partition or settings.partition
         chosen = self._of_setting(names)
         longest = max((partition.minutes for partition in chosen), default=math.inf)
-        if settings.qos or job.minutes <= longest:
+        qos = settings.qos if job.gpu_work else settings.cpu_qos or settings.qos
+        if qos or job.minutes <= longest:
             return
         setting = "[supervisor] minutes" if job.requeue else "[trial] max_minutes"
         if not (job.requeue or job.gpu_work):
             setting = "[build] minutes, [supervisor] minutes or [trial] max_minutes"
-        raise SubmitRefused(
+        raise SettingsRefused(
             f"partition {','.join(p.name for p in chosen)} allows jobs of {longest:g} minutes, and "
             f"{job.name} asks for {job.minutes}: lower {setting}, or choose another partition"
         )

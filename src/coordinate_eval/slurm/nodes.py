@@ -15,6 +15,8 @@ from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.errors import ClusterError
 
 _MIB_PER_GIB = 1024
+_UNKNOWN_MEMORY_GIB = 1e6
+"""Stands for the memory of a node where jobs ask for none and Slurm does not know it."""
 
 # GiB of memory of one GPU, from the makers' data sheets. If a name exists with several sizes, the
 # smallest. A size in the name itself ("a100-sxm4-80gb", "1g.10gb") takes precedence.
@@ -52,6 +54,8 @@ _GPU_MEMORY_GIB = {
 
 # States in which a node takes new jobs. With any other state, known or not, it counts as busy.
 _HARMLESS_STATES = {"IDLE", "MIXED", "ALLOCATED", "CLOUD", "DYNAMIC_NORM", "EXTERNAL", "UNDRAIN"}
+# States of a node that Slurm powers up for a job, and of one that it is powering up.
+_ASLEEP = {"POWERED_DOWN", "POWERING_UP"}
 # Words for the states of a busy node, the worst first. Other states are shown as they are.
 _WORDS = {
     "DOWN": "down",
@@ -63,7 +67,7 @@ _WORDS = {
     "MAINT": "in maintenance",
     "MAINTENANCE": "in maintenance",
     "RESERVED": "reserved",
-    "POWERED_DOWN": "powered down",
+    "POWERED_DOWN": "powered down; [slurm] wake_nodes uses such nodes",
     "COMPLETING": "a job on it is ending",
     "PLANNED": "promised to a waiting job",
 }
@@ -75,47 +79,64 @@ class Wanted:
     """The wanted nodes: those of `partitions` with the features of `constraint`.
 
     `whole` means that the partition allocates whole nodes, so that a node is busy if one core is.
+    Without `memory` jobs ask for none, and with `wake` a powered-down node is free. Nodes in
+    `excluded` take no job. GPUs without a type are of `gpu_type`; those whose type does not tell it
+    have `gpu_memory_gib`.
     """
 
     partitions: frozenset[str]
     constraint: str = ""
     whole: bool = False
+    gpu_type: str = ""
+    gpu_memory_gib: float = 0.0
+    memory: bool = True
+    wake: bool = False
+    excluded: frozenset[str] = frozenset()
 
 
 def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list[Busy]]:
     """Return the nodes on which a trial can start, and all others with GPUs with the reason.
 
+    A node is listed once for each GPU type of which it has free GPUs; those that Slurm has to power
+    up come last.
+
     Raises:
         ClusterError: the answer has another form than Slurm's.
     """
     nodes: list[Node] = []
+    asleep: list[Node] = []
     busy: list[Busy] = []
     try:
         for entry in answer["nodes"]:
-            kind, gpus, free = _gpus(entry)
-            if gpus == 0:
+            all_types = [
+                Node(
+                    name=entry["name"],
+                    gpus=gpus,
+                    free_gpus=free,
+                    gpu_type=kind or wanted.gpu_type,
+                    gpu_memory_gib=gpu_memory_gib(kind or wanted.gpu_type) or wanted.gpu_memory_gib,
+                    cpus=_free_cpus(entry),
+                    memory_gib=_free_memory_gib(entry, wanted),
+                )
+                for kind, gpus, free in _gpus(entry)
+            ]
+            if not all_types:
                 continue
-            node = Node(
-                name=entry["name"],
-                gpus=gpus,
-                free_gpus=free,
-                gpu_type=kind,
-                gpu_memory_gib=gpu_memory_gib(kind),
-                cpus=_free_cpus(entry),
-                memory_gib=_free_memory_mib(entry) / _MIB_PER_GIB,
-            )
             excluded = _exclusion(entry, wanted)
-            why = excluded or _hindrance(entry, wanted) or _exhausted(node)
-            if why:
-                busy.append(Busy(name=node.name, why=why, excluded=bool(excluded)))
-            else:
-                nodes.append(node)
+            hindrance = excluded or _hindrance(entry, wanted)
+            usable = [] if hindrance else [node for node in all_types if not _exhausted(node)]
+            (asleep if _ASLEEP.intersection(_states(entry)) else nodes).extend(usable)
+            if not usable:
+                most = max(all_types, key=lambda node: (node.free_gpus, node.gpus))
+                why = hindrance or _exhausted(most)
+                known = most.model_dump(include={"name", "gpus", "gpu_type", "gpu_memory_gib"})
+                busy.append(Busy(why=why, excluded=bool(excluded), **known))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ClusterError(
             f"Slurm's list of nodes has an unknown form ({brief(repr(error))}); "
             f"it begins {str(answer)[:200]}"
         ) from error
-    return nodes, busy
+    return [*nodes, *asleep], busy
 
 
 @dataclass(frozen=True)
@@ -170,19 +191,15 @@ def gpu_memory_gib(kind: str) -> float:
     return 0.0
 
 
-def _gpus(entry: dict[str, Any]) -> tuple[str, int, int]:
-    """Return type, installed and free GPUs of a node, of the type with the most free GPUs."""
+def _gpus(entry: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """Return each GPU type of a node with the numbers of its installed and its free GPUs."""
     installed = _gres_counts(entry["gres"])
     used = _gres_counts(entry["gres_used"])
-    if not installed:
-        return "", 0, 0
     if len(installed) == 1:
         # A type may be in only one of the two lists. They are the same GPUs nevertheless.
         ((kind, count),) = installed.items()
-        return kind, count, max(0, count - used.total())
-    free = {kind: max(0, count - used[kind]) for kind, count in installed.items()}
-    kind = max(free, key=lambda name: (free[name], installed[name]))
-    return kind, installed[kind], free[kind]
+        return [(kind, count, max(0, count - used.total()))]
+    return [(kind, count, max(0, count - used[kind])) for kind, count in installed.items()]
 
 
 def _gres_counts(gres: str | None) -> Counter[str]:
@@ -206,9 +223,16 @@ def _free_cpus(entry: dict[str, Any]) -> int:
     return max(0, cpus - _number(entry["alloc_cpus"]))
 
 
-def _free_memory_mib(entry: dict[str, Any]) -> int:
+def _free_memory_gib(entry: dict[str, Any], wanted: Wanted) -> float:
+    if not wanted.memory and not _knows_memory(entry):
+        return _UNKNOWN_MEMORY_GIB
     memory = _number(entry["real_memory"]) - _number(entry.get("specialized_memory"))
-    return max(0, memory - _number(entry["alloc_memory"]))
+    return max(0, memory - _number(entry["alloc_memory"])) / _MIB_PER_GIB
+
+
+def _knows_memory(entry: dict[str, Any]) -> bool:
+    """Return whether Slurm knows the memory of a node: by default it has one MiB."""
+    return _number(entry["real_memory"]) > 1
 
 
 def _number(value: object) -> int:
@@ -222,6 +246,10 @@ def _exclusion(entry: dict[str, Any], wanted: Wanted) -> str:
     """Return the reason for which this node never takes a job of ours, or '' if it may."""
     if not wanted.partitions.intersection(entry["partitions"]):
         return f"not in partition {','.join(sorted(wanted.partitions))}"
+    if entry["name"] in wanted.excluded:
+        return "in [slurm] exclude"
+    if wanted.memory and not _knows_memory(entry):
+        return "Slurm does not know its memory (RealMemory); set [slurm] memory = false"
     if not _has_features(_words(entry.get("active_features") or entry.get("features")), wanted):
         return f"without the features {wanted.constraint}"
     return ""
@@ -229,8 +257,8 @@ def _exclusion(entry: dict[str, Any], wanted: Wanted) -> str:
 
 def _hindrance(entry: dict[str, Any], wanted: Wanted) -> str:
     """Return the reason for which this node takes no job of ours now, or '' if it does."""
-    states = [*_words(entry["state"]), *_words(entry.get("state_flags"))]
-    closed = [state for state in map(str.upper, states) if state not in _HARMLESS_STATES]
+    harmless = _HARMLESS_STATES | (_ASLEEP if wanted.wake else set())
+    closed = [state for state in _states(entry) if state not in harmless]
     if closed:
         named = [state for state in _WORDS if state in closed]
         worst = (named or closed)[0]
@@ -240,6 +268,11 @@ def _hindrance(entry: dict[str, Any], wanted: Wanted) -> str:
     if wanted.whole and _number(entry["alloc_cpus"]):
         return "in use, and its partition allocates whole nodes"
     return ""
+
+
+def _states(entry: dict[str, Any]) -> list[str]:
+    words = [*_words(entry["state"]), *_words(entry.get("state_flags"))]
+    return [word.upper() for word in words]
 
 
 def _exhausted(node: Node) -> str:

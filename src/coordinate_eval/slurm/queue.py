@@ -2,7 +2,7 @@
 
 import re
 
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.cluster import End, State, TaskStatus
 from coordinate_eval.errors import ClusterSilent
 
 # A record separator begins each record and the job's name ends it, because a name may contain any
@@ -11,6 +11,12 @@ _RECORD = "\x1e"
 
 SQUEUE_FORMAT = f"{_RECORD}%i|%T|%r|%N|%j"
 """For `squeue -h -a -r -t all -o`: task id, state, reason, node, job name."""
+
+# Reasons that pass when other jobs end. Limits on a single job never do.
+_IN_TURN = re.compile(
+    r"|None|Priority|Resources|BeginTime|JobArrayTaskLimit|Licenses|Reservation|ReqNodeNotAvail.*"
+    r"|(QOS|Assoc)(?!\w*(PerJob|PerNode|Min|Wall|NotAllowed))\w*"
+)
 
 _TASK = re.compile(r"(\d{1,19})(?:_(\d{1,9}))?")
 
@@ -27,18 +33,18 @@ _PENDING = {
     "EXPEDITING",
 }
 _ENDED = {
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "LAUNCH_FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "RECONFIG_FAIL",
-    "REVOKED",
-    "TIMEOUT",
+    "BOOT_FAIL": End.NODE_FAILED,
+    "CANCELLED": End.CANCELLED,
+    "COMPLETED": End.COMPLETED,
+    "DEADLINE": End.TIME_LIMIT,
+    "FAILED": End.FAILED,
+    "LAUNCH_FAILED": End.NODE_FAILED,
+    "NODE_FAIL": End.NODE_FAILED,
+    "OUT_OF_MEMORY": End.OUT_OF_MEMORY,
+    "PREEMPTED": End.PREEMPTED,
+    "RECONFIG_FAIL": End.NODE_FAILED,
+    "REVOKED": End.CANCELLED,
+    "TIMEOUT": End.TIME_LIMIT,
 }
 
 
@@ -68,7 +74,10 @@ def read_tasks(text: str, prefix: str) -> list[TaskStatus]:
                 job_id=task[1],
                 index=int(task[2] or 0),
                 state=_state(fields[1]),
+                end=_ENDED.get(fields[1], End.UNKNOWN),
+                suspended=fields[1] in ("SUSPENDED", "STOPPED"),
                 reason="" if fields[2] == "None" else fields[2],
+                in_turn=_IN_TURN.fullmatch(fields[2]) is not None,
                 node=fields[3],
             )
         )

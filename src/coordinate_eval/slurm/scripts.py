@@ -4,8 +4,8 @@ All options are on sbatch's command line, and none in #SBATCH lines. An argument
 so that a path or name with quotes or newlines cannot become another option or a line of shell. A
 command line also takes precedence over every SBATCH_* variable. The script has only the commands.
 
-The job gets the submitter's environment (`--export=ALL`), from which the client has removed Slurm's
-own variables. Programs need HF_HOME, the PATH of a virtual environment, and the shell functions
+The job gets the environment of sbatch (`--export=ALL`), which has little of the submitter's (see
+`environment.py`). Programs need HF_HOME, the PATH of a virtual environment, and the shell functions
 behind `module load`. With `NONE`, slurmd would start a login shell instead, which takes seconds for
 each task and may differ between nodes.
 """
@@ -71,11 +71,12 @@ def _options(job: Job, settings: SlurmSettings) -> tuple[str, ...]:
     cpu_partition = settings.cpu_partition or settings.partition
     optional = {
         "--array": f"0-{job.count - 1}" if job.count > 1 else "",
-        "--gres": _gres(job),
+        "--gres": _gres(job, settings),
         "--nodelist": job.node,
         "--partition": settings.partition if gpu_work else cpu_partition,
-        "--account": settings.account,
-        "--qos": settings.qos,
+        "--account": (not gpu_work and settings.cpu_account) or settings.account,
+        "--qos": (not gpu_work and settings.cpu_qos) or settings.qos,
+        "--exclude": ",".join(filter(None, (settings.exclude, *job.avoid))),
         "--constraint": settings.constraint if gpu_work else "",
     }
     return (
@@ -88,7 +89,8 @@ def _options(job: Job, settings: SlurmSettings) -> tuple[str, ...]:
         "--nodes=1",
         "--ntasks=1",
         f"--cpus-per-task={job.cpus}",
-        f"--mem={max(1, job.memory_mib)}M",  # 0 would request all memory of the node
+        # 0 would request all memory of the node.
+        *([f"--mem={max(1, job.memory_mib)}M"] if settings.memory else []),
         f"--time={max(_LEAST_MINUTES, job.minutes)}",
         f"--signal=B:USR1@{WARNING_SECONDS}",
         "--requeue" if job.requeue else "--no-requeue",
@@ -97,8 +99,9 @@ def _options(job: Job, settings: SlurmSettings) -> tuple[str, ...]:
     )
 
 
-def _gres(job: Job) -> str:
-    kind = f"{job.gpu_type}:" if job.gpu_type else ""
+def _gres(job: Job, settings: SlurmSettings) -> str:
+    # Slurm refuses the type that the settings give to GPUs without one.
+    kind = "" if job.gpu_type in ("", settings.gpu_type) else f"{job.gpu_type}:"
     return f"gpu:{kind}{job.gpus}" if job.gpus else ""
 
 

@@ -14,10 +14,49 @@ class SlurmSettings(Record):
         description="partition of all other jobs, which need no GPU; if not set, `partition`",
     )
     account: str = Field(default="", description="account to charge")
-    qos: str = Field(default="", description="quality of service (QOS) of all jobs")
+    cpu_account: str = Field(
+        default="", description="account of the jobs of `cpu_partition`; if not set, `account`"
+    )
+    qos: str = Field(default="", description="quality of service (QOS)")
+    cpu_qos: str = Field(
+        default="", description="QOS of the jobs of `cpu_partition`; if not set, `qos`"
+    )
+    whole_nodes: bool | None = Field(
+        default=None,
+        description="jobs with GPUs get whole nodes; if not set, as the partition or an "
+        "`--exclusive` in `extra_args` says",
+    )
+    gpu_type: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9_.+-]{0,100}$",
+        description="type of the GPUs for which Slurm has no type, such as h100",
+    )
+    gpu_memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="memory of a GPU whose type does not tell it; if not set, 80 is assumed",
+    )
     constraint: str = Field(default="", description="features that nodes with GPUs must have")
+    exclude: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9_.,\[\]-]*$",
+        description="nodes that no job may use, such as gpu[1-3],gpu7",
+    )
+    memory: bool = Field(
+        default=True,
+        description="ask for memory; false where Slurm does not know the nodes' RealMemory",
+    )
+    wake_nodes: bool = Field(
+        default=False,
+        description="count nodes that Slurm has powered down as free, such as those of a cloud",
+    )
     setup: tuple[str, ...] = Field(
         default=(), description="shell lines that run before each job, such as `module load`"
+    )
+    environment: tuple[str, ...] = Field(
+        default=(),
+        description="more variables that jobs get from the submitter: names, or beginnings and *",
     )
     extra_args: tuple[str, ...] = Field(default=(), description="more options for sbatch")
     timeout_seconds: float = Field(

@@ -17,8 +17,10 @@ import typer
 from coordinate_eval import __version__, _launchers, _search_paths
 from coordinate_eval._format import visible
 from coordinate_eval._no_telemetry import switch_off_telemetry
-from coordinate_eval.coordinator.cli import job_commands, options, priors, save_commands
+from coordinate_eval.coordinator.cli import job_commands, options
+from coordinate_eval.coordinator.cli.launch import save_commands
 from coordinate_eval.coordinator.cli.output import complaint, whole_output
+from coordinate_eval.coordinator.cli.upkeep import priors
 from coordinate_eval.coordinator.inputs.settings import load as load_settings
 from coordinate_eval.errors import CoordinateError, UserError
 
@@ -154,6 +156,7 @@ def run(
     nodes: options.Nodes = None,
     max_nodes: options.MaxNodes = None,
     max_gpus: options.MaxGpus = None,
+    gpu_type: options.GpusOfType = None,
     queue: options.Queue = None,
     partition: options.Partition = None,
     account: options.Account = None,
@@ -176,7 +179,7 @@ def run(
 ) -> None:
     """Evaluate the checkpoint CKPT: submit the run to Slurm and return, or run here with Ray."""
     from coordinate_eval.coordinator.cli.asked import asked
-    from coordinate_eval.coordinator.cli.run import show_plan, start_run
+    from coordinate_eval.coordinator.cli.launch.run import show_plan, start_run
     from coordinate_eval.coordinator.planning.prepare import read_inputs
     from coordinate_eval.coordinator.planning.reviewed_plan import read as read_plan
 
@@ -204,6 +207,7 @@ def run(
         nodes=nodes,
         max_nodes=max_nodes,
         max_gpus=max_gpus,
+        gpu_type=gpu_type,
         objective=objective,
         deadline=deadline,
         queue=queue,
@@ -253,14 +257,35 @@ def status(
     Exit status: 0 the run is complete or goes on; 1 it ended without all results, was cancelled,
     or has lost its supervisor; 3 the scheduler did not answer and nothing else tells.
     """
-    from coordinate_eval.coordinator.cli.ledger import show_ledger
-    from coordinate_eval.coordinator.cli.status import show_status
+    from coordinate_eval.coordinator.cli.inquire.ledger import show_ledger
+    from coordinate_eval.coordinator.cli.inquire.status import show_status
 
     settings, _ = load_settings({}, settings_file)
     if ledger:
         show_ledger(run, settings, as_json=as_json, follow=follow)
         return
     raise typer.Exit(show_status(run, settings, as_json=as_json, follow=follow))
+
+
+@app.command()
+def diagnose(
+    what: options.DiagnosedJobs = None,
+    end: options.Ended = None,
+    ask: options.Ask = False,
+    confirm: options.Confirm = False,
+    compressed: options.Compressed = False,
+    as_json: options.Json = False,
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Name the cause of each failed job of a run, or of any job by its logs, and what to do.
+
+    Exit status: 0 every cause is known, or nothing failed; 1 a cause is not known.
+    """
+    from coordinate_eval.coordinator.cli.inquire.diagnose import Asked, show_causes
+
+    settings, _ = load_settings({}, settings_file)
+    asked = Asked(what or [], end or "", ask, confirm, compressed, as_json)
+    raise typer.Exit(show_causes(settings, asked))
 
 
 @app.command()
@@ -271,7 +296,7 @@ def runs(
     settings_file: options.SettingsFile = None,
 ) -> None:
     """List the runs in `runs_dir`, the newest first."""
-    from coordinate_eval.coordinator.cli.runs import list_runs
+    from coordinate_eval.coordinator.cli.inquire.runs import list_runs
 
     settings, _ = load_settings({}, settings_file)
     list_runs(settings, dataset, limit, as_json=as_json)
@@ -293,7 +318,7 @@ def scores(
     its configuration of which more is better, else its first one. A group without a score of its
     own has the mean over its tasks.
     """
-    from coordinate_eval.coordinator.cli.scores import FORMATS, show_scores
+    from coordinate_eval.coordinator.cli.inquire.scores import FORMATS, show_scores
 
     flags = (("csv", as_csv), ("json", as_json), ("markdown", as_markdown))
     asked = [name for name, on in flags if on] + ([output_format] if output_format else [])
@@ -324,7 +349,7 @@ def samples(
     An item is right if the main metric of its task, or the one named, is 1 for it. The harness
     must be installed here: it scores the responses again, confined. No GPU is used.
     """
-    from coordinate_eval.coordinator.cli.samples import Wanted, show_samples
+    from coordinate_eval.coordinator.cli.inquire.samples import Wanted, show_samples
 
     settings, _ = load_settings({}, settings_file)
     wanted = Wanted(
@@ -349,7 +374,7 @@ def rescore(
     differences are in the new run's results; the old ones stay. A dataset whose prompts would be
     different now is refused.
     """
-    from coordinate_eval.coordinator.cli.rescore import rescore_run
+    from coordinate_eval.coordinator.cli.launch.rescore import rescore_run
 
     judge = {"judge.base_url": judge_url, "judge.model": judge_model}
     settings, _ = load_settings(judge, settings_file)
@@ -365,8 +390,8 @@ def resume(
     settings_file: options.SettingsFile = None,
 ) -> None:
     """Continue a run that was cancelled, ended incomplete, or lost its supervisor."""
-    from coordinate_eval.coordinator.cli.resume import resume_run
-    from coordinate_eval.coordinator.cli.runs import find
+    from coordinate_eval.coordinator.cli.inquire.runs import find
+    from coordinate_eval.coordinator.cli.launch.resume import resume_run
 
     settings, _ = load_settings({"judge.base_url": judge_url}, settings_file)
     raise typer.Exit(resume_run(find(run, settings), settings, wait=wait, as_json=as_json))
@@ -375,11 +400,33 @@ def resume(
 @app.command()
 def cancel(run: options.RunName = None, settings_file: options.SettingsFile = None) -> None:
     """End all jobs of a run. What it has published stays; `resume` continues it."""
-    from coordinate_eval.coordinator.cli.cancel import cancel_run
-    from coordinate_eval.coordinator.cli.runs import find
+    from coordinate_eval.coordinator.cli.inquire.runs import find
+    from coordinate_eval.coordinator.cli.launch.cancel import cancel_run
 
     settings, _ = load_settings({}, settings_file)
     cancel_run(find(run, settings))
+
+
+@app.command()
+def prune(
+    older_than: options.OlderThan = None,
+    keep: options.KeepNewest = None,
+    compact: options.Compacting = False,
+    yes: options.Sure = False,
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Remove or compact runs of yours in `runs_dir` that are complete, incomplete or cancelled.
+
+    A run that goes on is left alone, and so is one with files that are not of this program. A
+    checkpoint whose run was removed is evaluated again if it is asked for again, also by `watch`.
+
+    Exit status: 0 all was done or listed; 1 some run could not be removed or compacted; 3 the
+    scheduler did not answer.
+    """
+    from coordinate_eval.coordinator.cli.upkeep.prune import prune as prune_runs
+
+    settings, _ = load_settings({}, settings_file)
+    raise typer.Exit(prune_runs(settings, older_than, keep, compacting=compact, yes=yes))
 
 
 @app.command()
@@ -392,8 +439,8 @@ def suites(
     as_json: options.Json = False,
 ) -> None:
     """List the shipped suites, or the datasets of one and what they take."""
-    from coordinate_eval.coordinator.cli.suites import list_shipped, model_of, show_suite
-    from coordinate_eval.coordinator.inputs.suite import load as load_suite
+    from coordinate_eval.coordinator.cli.inquire.suites import list_shipped, model_of, show_suite
+    from coordinate_eval.coordinator.inputs.suites.suite import load as load_suite
 
     if suite is None:
         if model is not None or checkpoint is not None:
@@ -408,9 +455,32 @@ def suites(
 @app.command(name="config")
 def config(as_json: options.Json = False, settings_file: options.SettingsFile = None) -> None:
     """Show every setting, its value, and where it comes from."""
-    from coordinate_eval.coordinator.cli.config import show_config
+    from coordinate_eval.coordinator.cli.inquire.config import show_config
 
     show_config(settings_file, as_json=as_json)
+
+
+@app.command()
+def doctor(
+    submit: options.InJobs = False,
+    engine: options.Engine = None,
+    cluster: options.Cluster = None,
+    partition: options.Partition = None,
+    account: options.Account = None,
+    qos: options.Qos = None,
+    as_json: options.Json = False,
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Check the scheduler, folders, programs and servers that runs need, and say what to do.
+
+    Exit status: 0 all is well, or there are only warnings; 1 something fails, and runs would too.
+    """
+    from coordinate_eval.coordinator.cli.upkeep.doctor import examine_all
+
+    flags = {"engine.name": engine, "cluster": cluster, "slurm.partition": partition}
+    flags |= {"slurm.account": account, "slurm.qos": qos}
+    settings, _ = load_settings(flags, settings_file)
+    raise typer.Exit(examine_all(settings, submit=submit, as_json=as_json))
 
 
 save_commands.register(app)

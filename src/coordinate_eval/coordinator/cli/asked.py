@@ -5,7 +5,7 @@ from pathlib import Path
 
 from coordinate_eval.coordinator.inputs import settings as settings_
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.inputs.suite import load, narrow
+from coordinate_eval.coordinator.inputs.suites.suite import load, narrow
 from coordinate_eval.records import Suite
 
 _SETTINGS = {

@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
         ("_score", score),
     ):
         app.command(name=name, hidden=True)(_printing(command))
+    app.command(name="_examine", hidden=True)(examine)
 
 
 def _printing(command: Callable[..., None]) -> Callable[..., None]:
@@ -78,7 +79,7 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
 
 def keep(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) -> None:
     """Hold the weights in a node's memory."""
-    from coordinate_eval.coordinator.workers.keeper import run_keeper
+    from coordinate_eval.coordinator.workers.on_node.keeper import run_keeper
 
     end_with_parent_if_asked()
     raise typer.Exit(run_keeper(enter(run_dir), node, round_number, minutes))
@@ -96,7 +97,7 @@ def node(
     run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60, trials: int = 1
 ) -> None:
     """Run keeper and trials of a node that is given out whole."""
-    from coordinate_eval.coordinator.workers.whole_node import run_node
+    from coordinate_eval.coordinator.workers.on_node.whole_node import run_node
 
     raise typer.Exit(run_node(enter(run_dir), node, round_number, minutes, trials))
 
@@ -122,7 +123,7 @@ def metric(run_dir: Path) -> None:
 
 def judge(run_dir: Path) -> None:
     """Ask the judge what metrics want to know."""
-    from coordinate_eval.coordinator.workers.judge import run_judge
+    from coordinate_eval.coordinator.workers.judging.judge import run_judge
 
     end_with_parent_if_asked()
     raise typer.Exit(run_judge(enter(run_dir)))
@@ -134,6 +135,15 @@ def score(run_dir: Path) -> None:
 
     end_with_parent_if_asked()
     raise typer.Exit(run_scorer(enter(run_dir)))
+
+
+def examine(folder: Path, name: str, role: str) -> None:
+    """Examine this node for `coordinate-eval doctor`."""
+    from coordinate_eval.coordinator.doctor.findings import Role
+    from coordinate_eval.coordinator.doctor.in_jobs import answer
+
+    end_with_parent_if_asked()
+    answer(folder, name, Role(role))
 
 
 class _Log:

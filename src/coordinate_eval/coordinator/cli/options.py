@@ -106,6 +106,44 @@ RunName = Annotated[
     typer.Argument(metavar="RUN", help="A run's directory or id.", show_default="the latest run"),
 ]
 
+DiagnosedJobs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN|LOG...",
+        help="A run's directory or id, or log files: of one job, a file for each rank.",
+        show_default="the latest run",
+    ),
+]
+Ended = Annotated[
+    str | None,
+    typer.Option(
+        "--end",
+        metavar="TEXT",
+        help='How the job of LOG ended: state, reason and exit code of Slurm, as in "TIMEOUT '
+        'TimeLimit 0:15".',
+    ),
+]
+Ask = Annotated[
+    bool,
+    typer.Option(
+        "--ask",
+        help="Where no rule knows the cause, ask the model that the settings of [diagnosis] name. "
+        "It is sent lines of the logs, which may hold secrets.",
+    ),
+]
+Confirm = Annotated[
+    bool,
+    typer.Option("--confirm", help="Make a rule of what the model has said of these logs."),
+]
+Compressed = Annotated[
+    bool,
+    typer.Option(
+        "--compressed",
+        help="Print the lines that the rules read: LOG without what says that all goes well.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+
 RunNames = Annotated[
     list[str] | None,
     typer.Argument(metavar="RUN", help="Directories or ids of runs.", show_default="all runs"),
@@ -141,13 +179,16 @@ Items = Annotated[
     list[int] | None,
     typer.Option("--item", metavar="N", help="Show this item, counted from 0; may be repeated."),
 ]
-Wrong = Annotated[bool, typer.Option("--wrong", help="Show the items that are not right.")]
+Wrong = Annotated[
+    bool,
+    typer.Option("--wrong", help="Show the items that are not right, or of graded ones the worst."),
+]
 OtherRun = Annotated[
     str | None,
     typer.Option(
         "--diff",
         metavar="OTHER",
-        help="Show the items that one of RUN and OTHER gets right and the other wrong.",
+        help="Show the items that only one of RUN and OTHER gets right, or that differ most.",
     ),
 ]
 MostItems = Annotated[
@@ -312,11 +353,19 @@ JudgeModel = Annotated[
     typer.Option(metavar="NAME", help="The judge's name on that server.", rich_help_panel=_WHAT),
 ]
 
+InJobs = Annotated[
+    bool,
+    typer.Option(
+        "--submit",
+        help="Check the same in small jobs, one on each partition of the settings.",
+        rich_help_panel=_WHERE,
+    ),
+]
 Cluster = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="slurm; ray: this machine; or, with --dry-run, a cluster file.",
+        help="slurm; ray: this machine; or a cluster file, which describes nodes to plan on.",
         show_default="slurm if it is configured, else ray",
         rich_help_panel=_WHERE,
     ),
@@ -338,13 +387,22 @@ MaxGpus = Annotated[
     int | None,
     typer.Option(help="Use at most N GPUs in all.", metavar="N", rich_help_panel=_WHERE),
 ]
+GpusOfType = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE",
+        help="Use only GPUs of this type, such as h100.",
+        show_default="the type whose free GPUs are fastest together",
+        rich_help_panel=_WHERE,
+    ),
+]
 Queue = Annotated[
     bool | None,
     typer.Option("--queue", help="If no GPU is free, wait for one.", rich_help_panel=_WHERE),
 ]
 Partition = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Slurm partition for GPU jobs.", rich_help_panel=_WHERE),
+    typer.Option(metavar="NAME", help="Slurm partition with the GPUs.", rich_help_panel=_WHERE),
 ]
 Account = Annotated[
     str | None, typer.Option(metavar="NAME", help="Slurm account.", rich_help_panel=_WHERE)
@@ -389,7 +447,7 @@ WhatIf = Annotated[
     bool,
     typer.Option(
         "--what-if",
-        help="With --dry-run: predict the times on 1, 2, 4 … nodes.",
+        help="With --dry-run: predict the times on other numbers of nodes, and mark the choice.",
         rich_help_panel=_PLAN,
     ),
 ]
@@ -460,3 +518,20 @@ GpuType = Annotated[str, typer.Option(metavar="NAME", help="Type of the GPUs.")]
 TensorParallel = Annotated[
     int, typer.Option(min=1, max=1024, metavar="N", help="GPUs of one trial.")
 ]
+OlderThan = Annotated[
+    float | None,
+    typer.Option(
+        "--older-than", min=0, metavar="DAYS", help="Only runs not changed for this many days."
+    ),
+]
+KeepNewest = Annotated[
+    int | None,
+    typer.Option("--keep", min=0, metavar="N", help="Leave the N newest runs as they are."),
+]
+Compacting = Annotated[
+    bool,
+    typer.Option(
+        "--compact", help="Merge the many small files of complete runs, and remove no run."
+    ),
+]
+Sure = Annotated[bool, typer.Option("--yes", help="Do it. Without it runs are only listed.")]

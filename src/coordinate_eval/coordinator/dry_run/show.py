@@ -14,9 +14,10 @@ from coordinate_eval.coordinator.dry_run import page, terminal
 from coordinate_eval.coordinator.dry_run.summary import Review, review
 from coordinate_eval.coordinator.planning.judge_plan import plan_judge
 from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
-from coordinate_eval.coordinator.run import jobs, pullers
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming import pullers
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.pullers import Pullers
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import UserError
 

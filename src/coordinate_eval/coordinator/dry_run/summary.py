@@ -234,9 +234,11 @@ def _most_seconds(cost: Cost) -> float:
 
 def what_if_table(found: Review) -> Table:
     """Return what plans on other numbers of nodes come to; no rows unless asked for."""
+    plan = found.plan
+    chosen = len(plan.nodes), sum(trial.gpus for trial in plan.trials)
     return Table(
         "what if there were",
-        ("nodes", "GPUs", "makespan", "to bound", "GPU-hours", "idle"),
+        ("nodes", "GPUs", "makespan", "to bound", "GPU-hours", "idle", ""),
         [
             (
                 str(size.nodes),
@@ -245,6 +247,7 @@ def what_if_table(found: Review) -> Table:
                 f"{size.estimate.makespan_seconds / size.estimate.lower_bound_seconds:.2f} ×",
                 f"{size.estimate.gpu_hours:.2f}",
                 f"{size.estimate.gpu_idle_fraction:.0%}",
+                "← chosen" if (size.nodes, size.gpus) == chosen else "",
             )
             for size in found.plan.what_if
         ],

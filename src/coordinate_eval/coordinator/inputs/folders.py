@@ -1,56 +1,69 @@
-"""The folders in which a command works: can they be written, and may tasks run there?"""
+"""The folders in which a command works: can they hold a run, and may tasks run there?"""
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from coordinate_eval import _files, _owner
+from coordinate_eval import _owner
+from coordinate_eval.coordinator.inputs.file_system import try_out
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint
 
 Name = Literal["cache_dir", "runs_dir", "priors_dir"]
 
-_USE = {
+USES: Mapping[Name, str] = {
     "cache_dir": "requests are kept in it",
     "runs_dir": "run directories are made in it",
     "priors_dir": "measurements of finished runs are kept in it",
 }
+"""What the folders of the settings are for."""
+
+WHERE_IT_WORKS = (
+    "without which a run could lose or double work: use a folder on another one, such as NFS, "
+    "Lustre or a local disk"
+)
+"""Why runs need what a file system lacks, and which ones have it."""
 
 
 def check_writable(settings: Settings, name: Name) -> None:
-    """Check that a folder of the settings can be written. It is not created if it is missing.
+    """Check that a folder of the settings can be written, on a file system that runs can use.
+
+    It is not created if it is missing.
 
     Raises:
         UserError: it cannot; names the setting, the folder and the reason.
     """
     folder = Path(getattr(settings, name)).expanduser()
     try:
-        _probe(folder)
+        why = _unusable(folder)
     except OSError as error:
         raise UserError(
-            f"setting {name}: {folder} cannot be written ({error.strerror}), but {_USE[name]}: "
+            f"setting {name}: {folder} cannot be written ({error.strerror}), but {USES[name]}: "
             "set it to a folder of yours on storage that all nodes share"
         ) from error
+    if why:
+        raise UserError(f"setting {name}: {why}")
 
 
 def check_new(root: Path) -> None:
-    """Check that a run directory can be made where none is yet. It is not made.
+    """Check that a run directory can be made where none is yet, and used. It is not made.
 
     Raises:
         UserError: it cannot; names the directory and the reason.
     """
     try:
-        if not root.exists():
-            _probe(root.parent)
+        why = "" if root.exists() else _unusable(root.parent)
     except OSError as error:
         raise UserError(
             f"run directory {root} cannot be made ({error.strerror}): choose a --run-dir in a "
             "folder of yours on storage that all nodes share"
         ) from error
+    if why:
+        raise UserError(f"run directory {root}: {why}")
 
 
 def why_not_for_tasks(folder: Path, checkpoint: Checkpoint) -> str:
@@ -82,14 +95,14 @@ def working_in(folder: str) -> Iterator[None]:
             os.chdir(before)
 
 
-def _probe(folder: Path) -> None:
-    """Make and remove a folder in this one, or in the nearest parent that exists."""
-    place = folder.absolute()
-    while place != place.parent:
-        with contextlib.suppress(FileNotFoundError):
-            place.stat()
-            break
-        place = place.parent
-    probe = place / f".{_files.token()}.tmp"
-    probe.mkdir()
-    probe.rmdir()
+def _unusable(folder: Path) -> str:
+    """Return what the file system of a folder lacks and what to do; an empty text if nothing.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    tried = try_out(folder)
+    if not tried.broken:
+        return ""
+    lacks = " and cannot ".join(f"{what} ({why})" for what, why in tried.broken.items())
+    return f"the file system of {tried.folder} cannot {lacks}, {WHERE_IT_WORKS}"

@@ -35,6 +35,7 @@ _OWN_VARIABLES = {
     FILE_VARIABLE,
     cluster.INDEX_VARIABLE,
     cluster.TASK_VARIABLE,
+    cluster.NODE_VARIABLE,
     cluster.STARTED_VARIABLE,
     *cluster.ENDS_WITH_PARENT,
 }
@@ -53,11 +54,18 @@ class _Section(Record):
 
 
 class StageSettings(_Section):
-    """The staging of weights in the memory of nodes."""
+    """The staging of weights on nodes."""
 
+    where: str = Field(
+        default="shm",
+        description="where engines find the weights: shm, in each node's memory; local DIR, in a "
+        "folder on each node's own disk, such as local /local/scratch; none, at the "
+        "checkpoint's own place",
+    )
     root: str = Field(
         default="/dev/shm",  # noqa: S108
-        description="folder for weights on each node, on a memory file system",
+        description="folder of a memory file system on each node: for the weights with shm, for "
+        "links to them with none",
     )
     cpus: int = Field(
         default=4,
@@ -71,6 +79,28 @@ class StageSettings(_Section):
         le=1e6,
         description="speed of one node's storage link; if not set, what finished runs measured",
     )
+
+    @field_validator("where")
+    @classmethod
+    def _is_known(cls, given: str) -> str:
+        if given not in ("shm", "none") and not given.startswith("local /"):
+            raise ValueError("must be shm, none, or local DIR with the absolute path of a folder")
+        return given
+
+    @property
+    def folder(self) -> str:
+        """The folder on each node for weights, or links to them, and what engines compile."""
+        return self.where.removeprefix("local ") if self.in_files else self.root
+
+    @property
+    def in_files(self) -> bool:
+        """Whether the weights are copied to a disk."""
+        return self.where.startswith("local ")
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the weights are copied into memory, which counts as the keeper's."""
+        return self.where == "shm"
 
 
 class TrialSettings(_Section):
@@ -118,6 +148,25 @@ class TrialSettings(_Section):
     max_minutes: int = Field(
         default=720, ge=1, le=MOST_MINUTES, description="longest time limit of a job"
     )
+    hang_factor: float = Field(
+        default=5.0,
+        ge=1,
+        le=1000,
+        description="a trial without a response for this multiple of the predicted time is ended",
+    )
+    hang_minutes: float = Field(
+        default=15.0,
+        gt=0,
+        le=MOST_MINUTES,
+        description="shortest such time; an engine may take twice as long to start",
+    )
+    avoid_minutes: float = Field(
+        default=60.0,
+        ge=0,
+        le=MOST_MINUTES,
+        description="time for which a node is avoided on which jobs failed while others answered; "
+        "doubled each time, up to a day; 0 avoids none",
+    )
 
 
 class BuildSettings(_Section):
@@ -149,6 +198,15 @@ class MetricSettings(_Section):
         default=False,
         description="run programs that a model wrote without isolation, if no sandbox works",
     )
+
+
+def _without_secret(given: str | None, setting: str) -> str | None:
+    if given and set("@?#") & set(given):
+        raise ValueError(
+            "must have no password and no query, which would stand in files of the run: put a "
+            f"key into an environment variable, and its name into {setting}"
+        )
+    return given
 
 
 class JudgeSettings(_Section):
@@ -197,17 +255,38 @@ class JudgeSettings(_Section):
     @field_validator("base_url")
     @classmethod
     def _has_no_secret(cls, given: str | None) -> str | None:
-        if given and set("@?#") & set(given):
-            raise ValueError(
-                "must have no password and no query, which would stand in files of the run: put a "
-                "key into an environment variable, and its name into judge.api_key_env"
-            )
-        return given
+        return _without_secret(given, "judge.api_key_env")
 
     @property
     def name(self) -> str:
         """The judge's name in questions, with its revision; empty if there is no judge."""
         return judge_name(self.model, self.revision) if self.model else ""
+
+
+class DiagnosisSettings(_Section):
+    """What `coordinate-eval diagnose` knows besides the shipped rules, and whom it may ask."""
+
+    rules: str | None = Field(
+        default=None,
+        description="file of rules and filters of your own; if not set, "
+        "~/.config/coordinate-eval/diagnosis.yaml",
+    )
+    base_url: str | None = Field(
+        default=None,
+        description="address of an OpenAI-compatible server whose model `--ask` asks",
+    )
+    model: str | None = Field(default=None, description="that model's name on that server")
+    api_key_env: str | None = Field(
+        default=None,
+        # A key itself, given here by mistake, would stand in files.
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$",
+        description="name of the environment variable that has the server's key",
+    )
+
+    @field_validator("base_url")
+    @classmethod
+    def _has_no_secret(cls, given: str | None) -> str | None:
+        return _without_secret(given, "diagnosis.api_key_env")
 
 
 class ScoringSettings(_Section):
@@ -229,6 +308,24 @@ class ScoringSettings(_Section):
     )
 
 
+class LimitSettings(_Section):
+    """The limits of all runs of a user together, beside those of the scheduler."""
+
+    gpus: int | None = Field(
+        default=None, ge=1, description="GPUs of all runs of this user together, at most"
+    )
+    jobs: int | None = Field(
+        default=None,
+        ge=2,
+        description="jobs of all runs of this user, waiting or running, at most; each task of an "
+        "array is one, and supervisors do not count",
+    )
+    newest_first: bool = Field(
+        default=False,
+        description="when nodes become free, a run gives way to one that was started later",
+    )
+
+
 class SupervisorSettings(_Section):
     """The supervisor of a run."""
 
@@ -236,13 +333,18 @@ class SupervisorSettings(_Section):
         default=5.0, gt=0, le=MOST_SECONDS, description="time between two looks at the queue"
     )
     patience_seconds: float = Field(
-        default=600.0, gt=0, le=MOST_SECONDS, description="time that a job may wait in the queue"
+        default=600.0,
+        gt=0,
+        le=MOST_SECONDS,
+        description="time that a trial or keeper may wait in the queue, with `queue` for anything "
+        "but its turn; also that jobs go on without a supervisor, or with a judge that gives "
+        "nothing usable",
     )
     minutes: int = Field(
         default=240,
         ge=15,
         le=MOST_MINUTES,
-        description="time limit of one supervisor job, which then resubmits itself",
+        description="time limit of one supervisor job, which submits its successor before",
     )
     memory_gib: float = Field(
         default=2.0, gt=0, le=MOST_GIB, description="memory of the supervisor"
@@ -288,8 +390,20 @@ class Settings(Record):
     max_gpus: int | None = Field(
         default=None, ge=1, description="GPUs of all trials of a run together, at most"
     )
+    gpu_type: str = Field(
+        default="",
+        description="the GPU type to use, such as h100; if not set, the one whose free GPUs are "
+        "fastest together",
+    )
     objective: Literal["makespan", "gpu-hours"] = Field(
         default="makespan", description="what a plan minimizes: makespan or gpu-hours"
+    )
+    restraint: float = Field(
+        default=1.0,
+        ge=0,
+        le=100,
+        description="how much a run saves GPU time: nodes are added while 1 % less makespan costs "
+        "at most 1/restraint % more GPU hours; 0 takes every node that shortens it",
     )
     deadline_seconds: float | None = Field(
         default=None,
@@ -308,6 +422,8 @@ class Settings(Record):
     metrics: MetricSettings = MetricSettings()
     judge: JudgeSettings = JudgeSettings()
     scoring: ScoringSettings = ScoringSettings()
+    limits: LimitSettings = LimitSettings()
+    diagnosis: DiagnosisSettings = DiagnosisSettings()
     supervisor: SupervisorSettings = SupervisorSettings()
     slurm: SlurmSettings = SlurmSettings()
     ray: RaySettings = RaySettings()

@@ -6,8 +6,8 @@ what that will be about.
 
 from pathlib import Path
 
-from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.judge_checkpoint import (
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
     DATASET,
     TASK,
     longest_answer,

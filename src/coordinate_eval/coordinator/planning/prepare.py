@@ -14,14 +14,13 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Busy, Node
-from coordinate_eval.coordinator.inputs import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs import judge_checkpoint
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.judge import most_questions
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning import node_count, planner, reviewed_plan
-from coordinate_eval.coordinator.planning import nodes as select
+from coordinate_eval.coordinator.planning import planner, reviewed_plan
 from coordinate_eval.coordinator.planning.building import wall_seconds
 from coordinate_eval.coordinator.planning.costs import (
     LINK_GIGABITS,
@@ -33,6 +32,8 @@ from coordinate_eval.coordinator.planning.costs import (
     suite_costs,
 )
 from coordinate_eval.coordinator.planning.lower_bound import if_wrong
+from coordinate_eval.coordinator.planning.places import node_count
+from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
@@ -49,7 +50,7 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.priors.staging import Link
-from coordinate_eval.records import Checkpoint, DatasetRequests, Suite
+from coordinate_eval.records import Checkpoint, CheckpointFormat, DatasetRequests, Suite
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,11 @@ def read_inputs(
     settings = judge_checkpoint.named(settings)
     here = Path.cwd()
     folder = "" if why_not_for_tasks(here, inspected) else str(here)
+    if settings.stage.where == "none" and inspected.format is CheckpointFormat.TORCH:
+        raise UserError(
+            f"{path} has to be converted for engines, which is done where it is staged: set "
+            "[stage] where to shm, or to `local DIR`"
+        )
     found = Inputs(inspected, suite, settings, reviewed, folder=folder, step=step)
     if reviewed is not None:
         reviewed_plan.check_same(reviewed, inspected, suite, settings, found.max_length)
@@ -226,10 +232,11 @@ def choose_nodes(
     return select.choose_nodes(*where)
 
 
-def queued_nodes(run: Run) -> tuple[list[NodeCapacity], int]:
+def queued_nodes(run: Run, offer: Offer) -> tuple[list[NodeCapacity], int]:
     """Return a stand-in for the nodes that a run will get which waits for a GPU."""
     works = expected_works(run.suite)
-    return select.queued_nodes(run.checkpoint, run.settings, run.max_length, works)
+    where = run.checkpoint, run.settings, offer.nodes, offer.busy, run.max_length, works
+    return select.queued_nodes(*where)
 
 
 def prepare(
@@ -385,8 +392,9 @@ def _plan(run: Run, costs: list[Cost], capacity: Capacity, *, what_if: bool) -> 
         capacity,
         settings.objective,
         settings.deadline_seconds,
+        restraint=settings.restraint,
         named=select.names_nodes(settings),
     )
     if what_if:
-        return chosen.model_copy(update={"what_if": node_count.curve(draft, capacity)})
+        return chosen.model_copy(update={"what_if": node_count.curve(draft, capacity, chosen)})
     return chosen

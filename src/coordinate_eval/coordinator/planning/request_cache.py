@@ -22,14 +22,14 @@ from pathlib import Path
 from filelock import FileLock
 
 from coordinate_eval import _files, _owner
-from coordinate_eval.coordinator.inputs import checkpoint_files, clean_files
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, clean_files
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import DataMissing, RecordError, UserError
 from coordinate_eval.evaluators.confined.messages import Command, Setup, Work
 from coordinate_eval.evaluators.confined.process import BuildingProcess, ProcessEnded
-from coordinate_eval.evaluators.harness.task_names import kept_file
-from coordinate_eval.evaluators.harness.watched_tokenizer import unusable
+from coordinate_eval.evaluators.harness.prompts.watched_tokenizer import unusable
+from coordinate_eval.evaluators.harness.tasks.task_names import kept_file
 from coordinate_eval.evaluators.pulse import EndlessCall
 from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Suite
 

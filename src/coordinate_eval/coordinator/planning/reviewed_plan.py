@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from coordinate_eval import _files, _format, _user_files
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning import nodes as select
+from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.plan import Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import UserError
@@ -228,8 +228,9 @@ def check_nodes(
     Raises:
         UserError: A node is gone or lacks GPUs, cores or memory; says what each has now.
     """
-    gib = select.keeper_gib(checkpoint)
+    gib = select.keeper_gib(checkpoint, settings)
     live = {node.name: node for node in nodes}
+    live |= {n.name: n for n in nodes if n.gpu_type in {p.gpu_type for p in plan.nodes}}
     why = {node.name: node.why for node in busy}
     problems = []
     chosen = []

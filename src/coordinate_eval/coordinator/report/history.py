@@ -7,9 +7,9 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.report.ledger import Asked, JudgeUse, Ledger, Life, sum_up
 from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.run import measurements
+from coordinate_eval.coordinator.run.claiming.portions import portions_with_questions
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import portions_with_questions
 from coordinate_eval.coordinator.run.records import (
     JudgeProgress,
     Round,
@@ -52,10 +52,7 @@ def read_asked(run_dir: RunDir, run: Run, *, ended: bool) -> list[Asked]:
     new = [found for found in every if found.created >= begin]
     rounds = new or every[-1:]
     asked = [
-        Asked(
-            round_.created, list(_lives(run_dir, run, round_, over=ended or round_ != rounds[-1]))
-        )
-        for round_ in rounds
+        Asked(round_.created, list(_lives(run_dir, run, round_, ended=ended))) for round_ in rounds
     ]
     lives = [life for each in asked for life in each.lives if not ended or life.started is not None]
     over = all(life.ended is not None and life.ended < begin for life in lives)
@@ -67,13 +64,19 @@ def begin_of(run_dir: RunDir, run: Run) -> float:
     return max(run.created, _files.modified(run_dir.resumed))
 
 
-def _lives(run_dir: RunDir, run: Run, round_: Round, *, over: bool) -> Iterator[Life]:
-    """Yield the times of a round's trials. If the round is `over`, so is each of them."""
+def _lives(run_dir: RunDir, run: Run, round_: Round, *, ended: bool) -> Iterator[Life]:
+    """Yield the times of a round's trials. They are over if the run has `ended`.
+
+    So are those of a node that was released: the supervisor saw that none of them lived.
+    """
     stages: dict[str, StageProgress | None] = {}
+    over: dict[str, bool] = {}
     for trial, node in trials_of(round_):
         if node.name not in stages:
             path = run_dir.stage(round_.number, node.name)
             stages[node.name] = _files.read_record_if_there(path, StageProgress)
+            released = run_dir.released(round_.number, node.name)
+            over[node.name] = ended or released.exists()
         stage = stages[node.name]
         life = Life(trial, run.tensor_parallel, node=node.name)
         if stage is not None:
@@ -88,9 +91,9 @@ def _lives(run_dir: RunDir, run: Run, round_: Round, *, over: bool) -> Iterator[
                 staged=found.staged,
                 running=found.running,
                 last=found.last,
-                ended=found.updated if over or done or failed else None,
+                ended=found.updated if over[node.name] or done or failed else None,
                 # A message says why it ended early. One that is over without an end was killed.
-                lost=bool(found.message) if done else over or failed,
+                lost=bool(found.message) if done else over[node.name] or failed,
             )
         yield life
 

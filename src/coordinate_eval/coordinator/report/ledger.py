@@ -1,7 +1,8 @@
 """The ledger of a run: where each second of each GPU went, from the submission to the last score.
 
-A round asks for GPUs, and those of its trials are the run's until the next round, or to the end.
-Each of their seconds is in exactly one `Use`. Reading a run is in `history.py`; here are values.
+A round asks for GPUs. That of a trial is the run's until the first round that begins after the
+trial's end, or to the end of the run. Each of its seconds is in exactly one `Use`. Reading a run is
+in `history.py`; here are values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,7 +74,7 @@ class Stretch(NamedTuple):
 
 
 class Row(NamedTuple):
-    """All of a trial's time within its round."""
+    """All of the time in which a trial's GPUs were the run's."""
 
     life: Life
     stretches: Sequence[Stretch]
@@ -111,12 +112,14 @@ def rows(begin: float, rounds: Sequence[Asked], end: float) -> Iterator[Row]:
         end: of the last score, or now.
     """
     for number, round_ in enumerate(rounds):
-        final = number == len(rounds) - 1
         since = round_.time if number else begin
-        until = end if final else rounds[number + 1].time
-        answered = _answered(round_.lives, until)
+        answered: dict[float, float] = {}
         for life in round_.lives:
-            found = _stretches(life, round_.time, answered, final=final)
+            later = [each.time for each in rounds[number + 1 :] if _is_over(life, each.time)]
+            until = min([*later, end])
+            if until not in answered:
+                answered[until] = _answered(list(_beside(rounds, number, until)), until)
+            found = _stretches(life, round_.time, answered[until], final=not later)
             yield Row(life, list(_fitted(found, since, max(since, until))))
 
 
@@ -150,10 +153,25 @@ def sum_up(
     )
 
 
+def _is_over(life: Life, time: float) -> bool:
+    """Return whether a trial does nothing more at a time, at which a round begins after its own."""
+    return life.started is None or (life.ended is not None and life.ended <= time)
+
+
+def _beside(rounds: Sequence[Asked], number: int, until: float) -> Iterator[Life]:
+    """Yield the trials of a round, and those of others that live between its begin and `until`."""
+    for other, round_ in enumerate(rounds):
+        for life in round_.lives:
+            late = other > number and round_.time >= until
+            over = other < number and _is_over(life, rounds[number].time)
+            if not late and not over:
+                yield life
+
+
 def _answered(lives: Sequence[Life], until: float) -> float:
-    """Return when the last trial of a round had answered; `until` if one goes on, or none began."""
+    """Return when the last of these trials had answered; `until` if one goes on, or none began."""
     begun = [life for life in lives if life.started is not None]
-    if not begun or any(life.ended is None for life in begun):
+    if not begun or any(life.ended is None or life.ended > until for life in begun):
         return until
     return max(life.last or life.started or 0.0 for life in begun)
 

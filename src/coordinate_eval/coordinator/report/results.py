@@ -14,9 +14,14 @@ from coordinate_eval._format import plural
 from coordinate_eval.coordinator.report.failures import LAST_LOG_LINES, report_failures
 from coordinate_eval.coordinator.report.judges import judged, judged_differently
 from coordinate_eval.coordinator.report.main_metric import metrics
-from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, whole
+from coordinate_eval.coordinator.run.claiming.claims import (
+    MAX_DEATHS,
+    MAX_DEATHS_OF_SHARD,
+    Ledger,
+    whole,
+)
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run
 from coordinate_eval.errors import ForeignError, RecordError
 from coordinate_eval.records import (
@@ -25,6 +30,7 @@ from coordinate_eval.records import (
     DatasetResults,
     Outputs,
     Record,
+    Span,
 )
 
 WORTH_SAYING = 0.1
@@ -193,9 +199,9 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
     spans = [s.span for s in run.shards if s.dataset == dataset]
     outputs = Ledger(run_dir, "outputs")
     unpublished = outputs.unpublished(spans)
-    deadly = [s for s in unpublished if outputs.count_deaths(s) >= MAX_DEATHS]
+    deadly = _deadly(outputs, unpublished)
     if deadly:
-        return f"items {deadly[0].stem}: {MAX_DEATHS} trials died on them; logs: {run_dir.logs}"
+        return f"{deadly}; logs: {run_dir.logs}"
     if unpublished:
         items = sum(s.stop - s.start for s in unpublished)
         return f"{items} items have no responses"
@@ -212,6 +218,29 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
         return f"{MAX_DEATHS} scoring jobs died on it; logs: {run_dir.logs}"
     said = _last_words(run_dir, run, Pullers.SCORE)
     return "\n".join(["not scored; the last scoring job said:", *said]) if said else "not scored"
+
+
+def _deadly(outputs: Ledger, unpublished: list[Span]) -> str:
+    """Return which items of a dataset end engines; empty if none do."""
+    items: list[int] = []
+    shards = []
+    for span in unpublished:
+        found = outputs.given_up(span)
+        if found:
+            items += found
+        elif found is not None:
+            shards.append(span.stem)
+    said = []
+    if items:
+        one = len(items) == 1
+        names = ", ".join(map(str, items[:MOST_NAMES])) + (", …" if len(items) > MOST_NAMES else "")
+        said.append(
+            f"{'item' if one else 'items'} {names}: engines die at {'it' if one else 'them'}, also "
+            "with nothing else; all others of the shard have responses"
+        )
+    if shards:
+        said.append(f"items {', '.join(shards)}: {MAX_DEATHS_OF_SHARD} trials died on them")
+    return "; ".join(said)
 
 
 def _why_not_judged(run_dir: RunDir, run: Run) -> str:
@@ -302,7 +331,7 @@ def without_verdict(dataset: str, judge: Mapping[str, Any]) -> list[str]:
 
 def _without_numbers(why: str) -> str:
     """Return a reason without the numbers in which equal reasons of several datasets differ."""
-    return re.sub(r"^items \d+-\d+:", "some items:", re.sub(r"^\d+ items", "items", why))
+    return re.sub(r"^items? [\d, …-]+:", "some items:", re.sub(r"^\d+ items", "items", why))
 
 
 def given_up(run_dir: RunDir) -> set[str]:

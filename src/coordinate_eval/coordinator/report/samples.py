@@ -2,7 +2,8 @@
 differ; and a sample in few words.
 
 An item is right if the main metric of its task is 1 for it, and wrong if it is less: see
-`main_metric.py`. A metric with other values, such as a perplexity or a judge's rating, has neither.
+`main_metric.py`. Where the metric has other values, such as a perplexity or a judge's rating, the
+dataset is graded: its items are better or worse.
 """
 
 import json
@@ -58,35 +59,54 @@ def shown_verdicts(
     return found
 
 
-def check_right_and_wrong(
+def is_graded(
     shown: Mapping[int, Shown], results: DatasetResults, verdicts: Sequence[LoggedVerdict]
-) -> None:
-    """Check that items of a dataset are right or wrong.
+) -> bool:
+    """Return whether items are better or worse, in place of right or wrong.
 
     Raises:
-        UserError: its metric has other values.
+        UserError: no item has a verdict.
     """
-    if results.judge:
-        raise UserError(
-            f"dataset {results.dataset!r} has no right and wrong answers: a judge rates them"
-        )
-    for item, verdict in shown.items():
-        task, name = verdicts[verdict.position].task, verdict.metric.rpartition(",")[0]
-        better = results.higher_is_better.get(task, {}).get(name, True)
-        if not (better and 0 <= verdict.value <= 1):
-            raise UserError(
-                f"dataset {results.dataset!r} has no right and wrong answers: {name} of item "
-                f"{item} is {verdict.value:g}"
-            )
     if not shown:
         raise UserError(
-            f"dataset {results.dataset!r} has no right and wrong answers: leave out --wrong and "
+            f"the items of dataset {results.dataset!r} have no verdicts: leave out --wrong and "
             "--diff"
         )
+    return bool(results.judge) or any(
+        not (_more_is_better(verdict, results, verdicts) and 0 <= verdict.value <= 1)
+        for verdict in shown.values()
+    )
 
 
-def differing(ours: Mapping[int, Shown], theirs: Mapping[int, Shown], dataset: str) -> list[int]:
-    """Return the items that one run gets right and the other wrong.
+def worst_first(
+    shown: Mapping[int, Shown], results: DatasetResults, verdicts: Sequence[LoggedVerdict]
+) -> list[int]:
+    """Return all items of a graded dataset, the worst first. What is no number is worst."""
+
+    def goodness(item: int) -> float:
+        value = shown[item].value
+        if math.isnan(value):
+            return -math.inf
+        return value if _more_is_better(shown[item], results, verdicts) else -value
+
+    return sorted(shown, key=lambda item: (goodness(item), item))
+
+
+def _more_is_better(
+    verdict: Shown, results: DatasetResults, verdicts: Sequence[LoggedVerdict]
+) -> bool:
+    """Return whether more of the metric is better, as the task says."""
+    task, name = verdicts[verdict.position].task, verdict.metric.rpartition(",")[0]
+    return bool(results.higher_is_better.get(task, {}).get(name, True))
+
+
+def differing(
+    ours: Mapping[int, Shown], theirs: Mapping[int, Shown], dataset: str, *, graded: bool
+) -> list[int]:
+    """Return the items whose verdicts differ in two runs.
+
+    These are the items that one run gets right and the other wrong. Of a graded dataset they are
+    those with different values, the largest difference first.
 
     Raises:
         UserError: the two runs have other items, or are measured in another way.
@@ -97,13 +117,20 @@ def differing(ours: Mapping[int, Shown], theirs: Mapping[int, Shown], dataset: s
         raise UserError(
             f"dataset {dataset!r} is not the same in these two runs: their items or metrics differ"
         )
-    return sorted(item for item in ours if ours[item].right != theirs[item].right)
+    if not graded:
+        return sorted(item for item in ours if ours[item].right != theirs[item].right)
+    gaps = {item: abs(ours[item].value - theirs[item].value) for item in ours}
+    # A value that is no number differs from all others, and from none more than by that.
+    gaps = {item: math.inf if math.isnan(gap) else gap for item, gap in gaps.items()}
+    return sorted((item for item in gaps if gaps[item]), key=lambda item: (-gaps[item], item))
 
 
 def select(
     known: Iterable[int], wanted: Sequence[int], allowed: Iterable[int], most: int | None, name: str
 ) -> list[int]:
-    """Return the items to show: those that are wanted, or all, if allowed, and at most so many.
+    """Return the items to show: those allowed, in their order, that are wanted, at most so many.
+
+    Where none is wanted by its number, all are.
 
     Raises:
         UserError: a wanted item does not exist.
@@ -113,8 +140,8 @@ def select(
         raise UserError(
             f"dataset {name!r} has no item {min(missing)}: it has items 0 to {every[-1]}"
         )
-    chosen = set(allowed)
-    return [item for item in (sorted(set(wanted)) or every) if item in chosen][:most]
+    chosen = set(wanted or every)
+    return [item for item in dict.fromkeys(allowed) if item in chosen][:most]
 
 
 def positions_of(verdicts: Sequence[LoggedVerdict], items: Iterable[int]) -> list[int]:

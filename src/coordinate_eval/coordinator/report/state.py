@@ -6,6 +6,7 @@ Everything is read, nothing is written: whoever looks at a run does not change i
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -14,15 +15,22 @@ from pydantic import Field
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.coordinator.report.failures import refused_now
 from coordinate_eval.coordinator.report.results import read_results, unbuildable, unscored_datasets
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claims import Ledger, whole
+from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
+from coordinate_eval.coordinator.run.claiming.portions import portions_with_questions
+from coordinate_eval.coordinator.run.claiming.work import all_spans
 from coordinate_eval.coordinator.run.epochs import Epoch, latest_epoch
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import portions_with_questions
-from coordinate_eval.coordinator.run.records import Round, Run, StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.records import (
+    Round,
+    Run,
+    StageProgress,
+    TrialProgress,
+    Waiting,
+)
 from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.run.work import all_spans
 from coordinate_eval.records import DatasetRequests, Record, Span
 
 LEAST_SHARE = 0.03
@@ -65,9 +73,9 @@ class Progress(Record):
     requests: int
     portions_done: int = Field(description="portions of metric questions that are answered")
     portions: int
-    nodes: int = Field(description="of the current round")
+    nodes: int = Field(description="of the rounds that go on, else of the last one")
     trials: dict[str, int] = Field(
-        description='of the current round, by state; "waiting" ones have not begun'
+        description='of these rounds, by state; "waiting" ones have not begun; none is lost'
     )
     elapsed_seconds: float = Field(
         description="since the run was created or last resumed, until now or its results"
@@ -128,8 +136,7 @@ def count_requests(run_dir: RunDir, run: Run) -> int:
 
 def phase_of(run_dir: RunDir, run: Run, tasks: list[TaskStatus] | None, *, silent: bool) -> Phase:
     """Return the phase of a run; the arguments are those of `progress`."""
-    rounds = list(read_rounds(run_dir))
-    current = rounds[-1] if rounds else None
+    current = _current(run_dir)
     undone = Ledger(run_dir, "outputs").unpublished(shard.span for shard in run.shards)
     now = _trials_of(run, current, read_trials(run_dir), tasks)
     return _phase(run_dir, run, tasks or [], current, now, undone, silent=silent)[0]
@@ -152,8 +159,7 @@ def progress(
         requests: number of requests of the run, see `count_requests`.
         supervised: the caller supervises the run.
     """
-    rounds = list(read_rounds(run_dir))
-    current = rounds[-1] if rounds else None
+    current = _current(run_dir)
     trials = read_trials(run_dir)
     now = _trials_of(run, current, trials, tasks)
     undone = Ledger(run_dir, "outputs").unpublished(shard.span for shard in run.shards)
@@ -162,19 +168,21 @@ def progress(
     phase, detail = _phase(
         run_dir, run, tasks or [], current, now, undone, silent=silent, supervised=supervised
     )
+    if not phase.ended:
+        detail = "; ".join(filter(None, (detail, *refused_now(run_dir))))
     responses = sum(trial.responses for trial in trials.values())
     responses = min(responses, requests) if undone or not run.planned else requests
     counts = dict(Counter[str](trial.state for trial in now.values()))
-    planned = sum(node.trials for node in current.nodes) if current else 0
-    if not phase.ended and planned > len(now):
-        counts["waiting"] = planned - len(now)
+    planned = {trial for round_ in current for trial, _ in jobs.trials_of(round_)}
+    if not phase.ended and planned - set(trials):
+        counts["waiting"] = len(planned - set(trials))
     left = None
     if phase in (Phase.STAGING, Phase.STARTING, Phase.RUNNING, Phase.SCORING):
         spent = sum(t.updated - t.ready for t in trials.values() if t.ready is not None)
         share = responses / max(1, requests)
         scoring = _scoring_left(run_dir, run)
         programs = [span for span in unanswered if span.dataset not in run.judged]
-        left = _seconds_left(run, now, undone, programs, scoring, share, planned, spent)
+        left = _seconds_left(run, now, undone, programs, scoring, share, len(planned), spent)
     return Progress(
         phase=phase,
         detail=detail,
@@ -182,7 +190,7 @@ def progress(
         requests=requests,
         portions_done=len(questions) - len(unanswered),
         portions=len(questions),
-        nodes=len(current.nodes) if current else 0,
+        nodes=len({node.name for round_ in current for node in round_.nodes}),
         trials=counts,
         elapsed_seconds=_elapsed(run_dir, run, phase),
         left_seconds=left,
@@ -195,6 +203,17 @@ def read_trials(run_dir: RunDir) -> dict[str, TrialProgress]:
     return {path.stem: _files.read_record(path, TrialProgress) for path in paths}
 
 
+def _current(run_dir: RunDir) -> list[Round]:
+    """Return the rounds that have nodes which are not released, else the last one."""
+    rounds = list(read_rounds(run_dir))
+    going_on = [
+        round_
+        for round_ in rounds
+        if not all(run_dir.released(round_.number, node.name).exists() for node in round_.nodes)
+    ]
+    return going_on or rounds[-1:]
+
+
 def _latest(run_dir: RunDir) -> Epoch | None:
     return _files.read_record_if_there(run_dir.supervisor(latest_epoch(run_dir)), Epoch)
 
@@ -203,7 +222,7 @@ def _phase(
     run_dir: RunDir,
     run: Run,
     tasks: list[TaskStatus],
-    current: Round | None,
+    current: Sequence[Round],
     trials: dict[str, TrialProgress],
     undone: list[Span],
     *,
@@ -229,8 +248,10 @@ def _phase(
         return Phase.RUNNING, ""
     if "starting" in states:
         return Phase.STARTING, ""
-    if current is not None and len(trials) == sum(node.trials for node in current.nodes):
-        return Phase.WAITING, "all trials have ended and work is left: the next round begins soon"
+    planned = sum(1 for round_ in current for _ in jobs.trials_of(round_))
+    if current and len(trials) == planned:
+        soon = "all trials have ended and work is left: the next round begins soon"
+        return Phase.WAITING, _why_waiting(run_dir) or soon
     return _before_engines(run_dir, run, tasks, current)
 
 
@@ -245,26 +266,35 @@ def _before_plan(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> tuple[Ph
     if missing or lost:
         built = len(spans) - missing - lost
         words = f"prompts of {built} of {plural(len(spans), 'dataset')} are built"
-        return Phase.BUILDING, words + (f"; {lost} cannot be built" if lost else "")
-    return Phase.WAITING, "its supervisor looks for free nodes"
+        words += f"; {lost} cannot be built" if lost else ""
+        why = _why_waiting(run_dir)
+        return Phase.BUILDING, words + (f"; {why}" if why else "")
+    return Phase.WAITING, _why_waiting(run_dir) or "its supervisor looks for free nodes"
+
+
+def _why_waiting(run_dir: RunDir) -> str:
+    """Return why a run gets no nodes now; empty if it has not looked in vain."""
+    found = _files.read_record_if_there(run_dir.waiting, Waiting)
+    return "" if found is None else found.why
 
 
 def _before_engines(
-    run_dir: RunDir, run: Run, tasks: list[TaskStatus], current: Round | None
+    run_dir: RunDir, run: Run, tasks: list[TaskStatus], current: Sequence[Round]
 ) -> tuple[Phase, str]:
     """Return the phase of a supervised run none of whose engines starts."""
     alive = [t for t in tasks if t.state is not State.ENDED]
     waiting = [t for t in alive if t.state is State.PENDING]
     if _is_queued(run, alive):
         return Phase.QUEUED, _because(alive[0])
-    if current is None:
+    if not current:
         return Phase.WAITING, "its supervisor looks for free nodes"
     stages = [
         stage
-        for node in current.nodes
+        for round_ in current
+        for node in round_.nodes
         if (
             stage := _files.read_record_if_there(
-                run_dir.stage(current.number, node.name), StageProgress
+                run_dir.stage(round_.number, node.name), StageProgress
             )
         )
     ]
@@ -297,20 +327,25 @@ def _because(task: TaskStatus) -> str:
 
 def _trials_of(
     run: Run,
-    current: Round | None,
+    current: Sequence[Round],
     trials: dict[str, TrialProgress],
     tasks: list[TaskStatus] | None,
 ) -> dict[str, TrialProgress]:
-    """Return the trials of the current round that have begun and not been lost."""
-    if current is None:
-        return {}
-    running = {t.name for t in tasks or [] if t.state is State.RUNNING}
+    """Return the trials of these rounds that have begun and not been lost."""
+    running = {(t.name, t.index) for t in tasks or [] if t.state is State.RUNNING}
     found: dict[str, TrialProgress] = {}
-    for name, node in jobs.trials_of(current):
-        trial = trials.get(name)
-        lost = tasks is not None and jobs.trials_name(run, current.number, node.name) not in running
-        if trial is not None and (trial.state in ("ended", "failed") or not lost):
-            found[name] = trial
+    for round_ in current:
+        for node in round_.nodes:
+            job = jobs.trials_name(run, round_.number, node.name)
+            for index in range(node.trials):
+                name = jobs.trial_id(node.name, index, round_.number)
+                trial = trials.get(name)
+                if trial is None:
+                    continue
+                in_array = "_" in trial.task  # else one task runs all trials of the node
+                lost = tasks is not None and (job, index if in_array else 0) not in running
+                if trial.state in ("ended", "failed") or not lost:
+                    found[name] = trial
     return found
 
 
@@ -331,10 +366,10 @@ def _seconds_left(
     their cores, and scoring at least those of its longest dataset. None for less than a second.
 
     Args:
-        trials: those of the current round.
+        trials: those of the rounds that go on.
         scoring: predicted seconds that are left of each dataset without scores.
         responded: share of all responses that are there.
-        planned: number of trials of the current round.
+        planned: number of trials that these rounds asked for.
         spent: seconds in which trials of all rounds have answered.
     """
     whole = sum(shard.gpu_seconds for shard in run.shards)

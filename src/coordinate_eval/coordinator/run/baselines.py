@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coordinate_eval import _files, _user_files
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import UserError

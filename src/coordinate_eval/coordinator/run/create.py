@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 import time
@@ -11,7 +12,8 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster
-from coordinate_eval.coordinator.inputs import clean_files, judge
+from coordinate_eval.coordinator.inputs import judge
+from coordinate_eval.coordinator.inputs.checkpoints import clean_files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import baselines, jobs
 from coordinate_eval.coordinator.run.epochs import latest_epoch
@@ -153,7 +155,9 @@ def _appear(made: Path, root: Path) -> None:
     try:
         made.rename(root)
     except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+        # Of another user, in a folder with the sticky bit, it may not even be tried to replace.
+        taken = error.errno in (errno.EPERM, errno.EACCES) and os.path.lexists(root)
+        if taken or error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             raise RunExists(f"another process has just made this run: {root}") from error
         raise
 

@@ -1,16 +1,20 @@
 """The jobs of a run as values: their names, argv, and resources."""
 
 import math
+import re
 from collections.abc import Iterator
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Job
+from coordinate_eval.coordinator.inputs.settings import StageSettings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, Submitted
 from coordinate_eval.records import CheckpointFormat
 
 PREFIX = "ce-"
 """The names of all jobs of this program begin with it."""
+
+_SUPERVISOR = re.compile(rf"({re.escape(PREFIX)}.+-)super\d+", re.DOTALL)
 
 KEEPER_ROOM_GIB = 1.0
 """Memory of a keeper's own process."""
@@ -33,12 +37,17 @@ def prefix(run: Run) -> str:
 
 def keeper_name(run: Run, round_number: int, node: str) -> str:
     """Return the name of a node's keeper."""
-    return f"{prefix(run)}keep{round_number}-{node}"
+    return node_names(prefix(run), round_number, node)[0]
 
 
 def trials_name(run: Run, round_number: int, node: str) -> str:
     """Return the name of the array of a node's trials."""
-    return f"{prefix(run)}trial{round_number}-{node}"
+    return node_names(prefix(run), round_number, node)[1]
+
+
+def node_names(prefix: str, round_number: int, node: str) -> tuple[str, str]:
+    """Return the names of a node's keeper and trials, in the run whose jobs have this prefix."""
+    return f"{prefix}keep{round_number}-{node}", f"{prefix}trial{round_number}-{node}"
 
 
 def is_keeper(run: Run, name: str) -> bool:
@@ -59,6 +68,12 @@ def is_supervisor(run: Run, name: str) -> bool:
 def supervisor_name(run: Run, epoch: int) -> str:
     """Return the name of a supervisor's job."""
     return f"{prefix(run)}super{epoch}"
+
+
+def supervised_run(name: str) -> str | None:
+    """Return the prefix of the run that a job of this name supervises, None for other jobs."""
+    match = _SUPERVISOR.fullmatch(name)
+    return match[1] if match else None
 
 
 def keeper_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
@@ -85,15 +100,17 @@ def trials_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
     """Return the job of a node's trials: one array."""
     name = trials_name(run, round_.number, node.name)
     trial = run.settings.trial
+    # Where there is no keeper, any of them may have to copy the weights.
+    gib = trial.memory_gib * run.tensor_parallel + (keeper_gib(run) if node.anywhere else 0.0)
     return Job(
         name=name,
         argv=_argv(run, run_dir, "_trial", node.name, round_.number, round_.minutes),
-        node=node.name,
+        node=None if node.anywhere else node.name,
         count=node.trials,
         gpus=run.tensor_parallel,
         gpu_type=node.gpu_type,
         cpus=trial.cpus * run.tensor_parallel,
-        memory_mib=math.ceil(trial.memory_gib * run.tensor_parallel * 1024),
+        memory_mib=math.ceil(gib * 1024),
         minutes=round_.minutes,
         gpu_work=True,
         without=secrets(run),
@@ -124,6 +141,11 @@ def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
     )
 
 
+def is_whole(job: Job) -> bool:
+    """Return whether a job runs the keeper and all trials of a node in one task."""
+    return job.argv[len(program("")) :][:1] == ("_node",)
+
+
 def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
     """Return the job of a supervisor."""
     name = supervisor_name(run, epoch)
@@ -136,6 +158,7 @@ def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
         memory_mib=math.ceil(settings.memory_gib * 1024),
         minutes=settings.minutes,
         requeue=True,
+        needs=secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
@@ -152,8 +175,10 @@ def program(python: str) -> tuple[str, ...]:
     return (python, "-P", "-m", "coordinate_eval")
 
 
-def keeper_memory_gib(weights_bytes: int, converting: bool) -> float:
+def keeper_memory_gib(weights_bytes: int, converting: bool, stage: StageSettings) -> float:
     """Return the host memory of a keeper's job, in GiB: tmpfs pages count as its own."""
+    if not (stage.in_memory or converting):
+        return KEEPER_ROOM_GIB
     return (
         weights_bytes / 2**30 * (CONVERTING_ROOM if converting else COPYING_ROOM) + KEEPER_ROOM_GIB
     )
@@ -182,7 +207,7 @@ def _argv(
 def keeper_gib(run: Run) -> float:
     """Return the host memory of each of a run's keepers, in GiB."""
     converting = run.checkpoint.format is CheckpointFormat.TORCH
-    return keeper_memory_gib(run.staged_bytes, converting)
+    return keeper_memory_gib(run.staged_bytes, converting, run.settings.stage)
 
 
 def trial_id(node: str, index: int, round_number: int) -> str:

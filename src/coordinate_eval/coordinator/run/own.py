@@ -44,6 +44,18 @@ def is_own(path: Path) -> bool:
     return False
 
 
+def place(home: Path, identity: str) -> Path:
+    """Return where the user's run of this id is in a folder of runs, or is to be made.
+
+    A folder of runs may be shared. Where a colleague has a run of this id, the user's own is
+    beside it, with the user's number at the end of its name.
+    """
+    there = home / identity
+    if is_own(there) or not os.path.lexists(there):
+        return there
+    return home / f"{identity}-{os.geteuid()}"
+
+
 def work_folder(run_dir: RunDir) -> Path:
     """Return the empty folder in which a run's processes work. Make it if it is missing."""
     # Runs of earlier versions have none.

@@ -59,6 +59,16 @@ class RunDir:
         return self.root / "judge-settings.json"
 
     @property
+    def waiting(self) -> Path:
+        """`Waiting`: why the run gets no nodes now."""
+        return self.root / "waiting.json"
+
+    @property
+    def refused(self) -> Path:
+        """`Refusals`: jobs that the scheduler refuses now."""
+        return self.root / "refused.json"
+
+    @property
     def cancelled(self) -> Path:
         """An empty file: the run was cancelled."""
         return self.root / "cancelled"
@@ -141,6 +151,15 @@ class RunDir:
     def trial(self, trial: str) -> Path:
         """`TrialProgress`."""
         return self.trials_folder / f"{trial}.json"
+
+    @property
+    def troubles_folder(self) -> Path:
+        """Folder of `trouble`."""
+        return self.root / "troubles"
+
+    def trouble(self, trial: str) -> Path:
+        """`Trouble`: how a trial ended that did not say so itself."""
+        return self.troubles_folder / f"{trial}.json"
 
     def scorings(self, dataset: str) -> Path:
         """JSON lines of `Scored`: the seconds of scoring a dataset, or parts of it."""

@@ -29,7 +29,9 @@ class Planned(Record):
     """`planned.json`: what the plan adds to a run. Until then a run has the values given here."""
 
     tensor_parallel: int = Field(default=1, description="GPUs of one trial")
-    gpu_type: str = Field(default="", description="the one GPU type of this run; empty for any")
+    gpu_type: str = Field(
+        default="", description="the one GPU type of this run; empty if the cluster names none"
+    )
     engine_start_seconds: float = Field(
         default=40.0, description="expected of an engine, from weights in memory to first request"
     )
@@ -156,14 +158,23 @@ def read_run_if_there(run_dir: RunDir) -> Run | None:
         raise RecordError(f"{run_dir.planned} is not of this run: {error}") from error
 
 
+ANY_NODE = "queued"
+"""Name in plans and rounds that stands for nodes that are not known yet."""
+
+
 class RoundNode(Record):
-    """One node of a round, and the number of trials on it."""
+    """One node of a round, and the number of trials on it; or trials on any nodes."""
 
     # Runs of earlier versions say `node` here, and `shares` below.
     name: str = Field(validation_alias=AliasChoices("name", "node"))
     gpu_type: str
     trials: int
     keeper_cpus: int = Field(default=1, description="cores of the node's keeper")
+
+    @property
+    def anywhere(self) -> bool:
+        """Return whether the trials run where the scheduler starts them."""
+        return self.name == ANY_NODE
 
 
 class Round(Record):
@@ -175,6 +186,13 @@ class Round(Record):
     minutes: int = Field(description="time limit of trials and keepers")
 
 
+class Waiting(Record):
+    """`waiting.json`: why a run gets no nodes now."""
+
+    why: str
+    since: float = Field(description="in seconds since the epoch")
+
+
 class Submitted(Record):
     """`jobs/<name>.json`: a job that the scheduler accepted or refused."""
 
@@ -182,6 +200,22 @@ class Submitted(Record):
     job_id: str | None
     refusal: str = ""
     time: float
+
+
+class Refusal(Record):
+    """Jobs of one kind that the scheduler refuses now."""
+
+    job: str = Field(description="name of the last one")
+    words: str = Field(description="of the scheduler")
+    tries: int = Field(description="in a row")
+    since: float
+    again: float | None = Field(description="time of the next try; None if there is none")
+
+
+class Refusals(Record):
+    """`refused.json`: the jobs that the scheduler refuses now, the last of each kind."""
+
+    jobs: list[Refusal]
 
 
 class JudgeProgress(Record):
@@ -218,6 +252,10 @@ class StageProgress(Record):
     log: str = Field(default="", description="absolute path of the job's log, if it has one")
 
 
+TrialCause = Literal["input", "engine start", "out of memory", "node", "other"]
+"""Why a trial failed; "node" is for what its machine or storage does."""
+
+
 class TrialProgress(Record):
     """`trials/<trial>.json`: how far a trial is."""
 
@@ -234,8 +272,12 @@ class TrialProgress(Record):
     updated: float
     shards: int = Field(default=0, description="published by this trial")
     responses: int = Field(default=0, description="each turn of a conversation is one")
+    suspects: int = Field(
+        default=0, description="batches that ran alone, of items at which an engine died"
+    )
     message: str = Field(default="", description="why it failed, or ended early")
-    cause: Literal["input", "engine start", "other"] | None = Field(
+    sequences: int = Field(default=0, description="that its engine may run at once")
+    cause: TrialCause | None = Field(
         default=None, description="of a failure; bad input fails in every trial"
     )
     log: str = Field(default="", description="absolute path of the job's log, if it has one")

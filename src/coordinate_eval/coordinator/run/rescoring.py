@@ -17,10 +17,10 @@ import time
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.run import baselines
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.create import create_whole
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, write_planned, write_run
+from coordinate_eval.coordinator.run.records import Run, portion_seconds, write_planned, write_run
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Suite
 
@@ -52,6 +52,8 @@ def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Ru
     names = {dataset.name for dataset in kept}
     ids = (f"{run.id}-rescored-{n}" for n in itertools.count(1))
     judge = _judge(settings.judge, run.settings.judge)
+    shards = [shard for shard in run.shards if shard.dataset in names]
+    asked = sum(shard.metric_cpu_seconds for shard in shards if shard.dataset in run.asks)
     update = {"metrics": settings.metrics, "scoring": settings.scoring, "judge": judge}
     return run.model_copy(
         update={
@@ -65,7 +67,8 @@ def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Ru
             "rescores": str(run_dir.root),
             "asks": [name for name in run.asks if name in names],
             "judged": [name for name in run.judged if name in names],
-            "shards": [shard for shard in run.shards if shard.dataset in names],
+            "shards": shards,
+            "portion_seconds": portion_seconds(asked),  # a compacted run has larger ones
             "score_seconds": {n: s for n, s in run.score_seconds.items() if n in names},
         }
     )

@@ -20,6 +20,7 @@ def make_round(
     floor_seconds: Mapping[str, float],
     planned_seconds: float = 0.0,
     short_rounds: int = 0,
+    beside: int = 0,
 ) -> Round:
     """Return a round that runs `shards` on `nodes`.
 
@@ -41,8 +42,9 @@ def make_round(
         floor_seconds: of each dataset, the latency of its longest item; 0 where it is not given.
         planned_seconds: the makespan, where a plan gives these nodes their shards.
         short_rounds: last rounds in a row that perhaps were too short for a response.
+        beside: trials of other rounds that work on these shards, too.
     """
-    trials = sum(node.trials for node in nodes)
+    trials = sum(node.trials for node in nodes) + beside
     longest = max(
         (max(s.gpu_seconds, floor_seconds.get(s.dataset, 0.0)) for s in shards), default=0.0
     )

@@ -1,24 +1,21 @@
 """What one supervisor remembers of the arrays of pullers that it has submitted."""
 
-import time
 from collections import Counter
 
 from coordinate_eval.cluster import State
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers
+from coordinate_eval.coordinator.run.claiming.work import work_left
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.pullers import Pullers, is_pullers
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.work import work_left
-from coordinate_eval.coordinator.supervisor.decide import Facts
+from coordinate_eval.coordinator.supervisor.decisions.values import Facts
 
 
 class Arrays:
-    """Counts arrays that did nothing, and waits after a refusal."""
+    """Counts arrays that did nothing."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._dir = run_dir
         self._left: dict[Pullers, tuple[int, int]] = {}
-        self._after: dict[Pullers, float] = {}
-        self._refusals: Counter[Pullers] = Counter()
         self.idle: Counter[Pullers] = Counter()
         """Arrays in a row that ended with nothing done though there was work, by kind."""
 
@@ -27,23 +24,9 @@ class Arrays:
 
         The one before it counts if none of it is alive, and if it had work.
         """
-        self._refusals[kind] = 0
         alive = [task.name for task in facts.tasks if task.state is not State.ENDED]
         if any(is_pullers(run, name, kind) for name in alive) or not facts.waiting_for(run, kind):
             return
         left = work_left(self._dir, run, kind)
         self.idle[kind] = self.idle[kind] + 1 if left == self._left.get(kind) else 0
         self._left[kind] = left
-
-    def pause(self, kind: Pullers, seconds: float) -> int:
-        """Submit no array of this kind for a while: the scheduler has refused one.
-
-        Return how many it has refused in a row.
-        """
-        self._after[kind] = time.time() + seconds
-        self._refusals[kind] += 1
-        return self._refusals[kind]
-
-    def are_refused(self, kind: Pullers) -> bool:
-        """Return whether such a while is not over."""
-        return time.time() < self._after.get(kind, 0.0)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.measurements import (
     EngineStarted,

@@ -13,34 +13,41 @@ from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.cluster import Cluster, Job, State, TaskStatus
+from coordinate_eval.cluster import Cluster, End, State, TaskStatus
+from coordinate_eval.coordinator.planning.places import avoiding
+from coordinate_eval.coordinator.planning.places.room import NoRoom
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.history import read_ledger
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claims import OF_DATASETS, Ledger, LedgerName
+from coordinate_eval.coordinator.run.claiming.claims import OF_DATASETS, Ledger, LedgerName
+from coordinate_eval.coordinator.run.claiming.work import all_spans
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
-from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.own import check_there, is_removed, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.pullers import kind_of
 from coordinate_eval.coordinator.run.records import Submitted, read_run
 from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.run.work import all_spans
-from coordinate_eval.coordinator.supervisor.arrays import Arrays
-from coordinate_eval.coordinator.supervisor.decide import (
+from coordinate_eval.coordinator.run.troubles.avoided import avoid
+from coordinate_eval.coordinator.run.troubles.broken import broken_nodes
+from coordinate_eval.coordinator.run.troubles.ends import cause_of
+from coordinate_eval.coordinator.run.troubles.memory import lighter_load
+from coordinate_eval.coordinator.run.troubles.trouble import write_trouble
+from coordinate_eval.coordinator.supervisor.decide import decide
+from coordinate_eval.coordinator.supervisor.decisions.replacements import count_trials, held_nodes
+from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
     Cancel,
+    EndTrial,
     Facts,
     Finish,
     MakePlan,
     NewRound,
+    Note,
     Release,
     Revoke,
     Submit,
-    decide,
 )
 from coordinate_eval.coordinator.supervisor.facts import (
     count_short_rounds,
@@ -48,9 +55,13 @@ from coordinate_eval.coordinator.supervisor.facts import (
     refresh_listings,
 )
 from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
-from coordinate_eval.coordinator.supervisor.make_plan import NothingFree, make_plan
+from coordinate_eval.coordinator.supervisor.make_plan import NothingFree, make_plan, may_queue
 from coordinate_eval.coordinator.supervisor.next_round import next_round
+from coordinate_eval.coordinator.supervisor.other_runs import OtherRuns, Overtaken
+from coordinate_eval.coordinator.supervisor.pace import slow_down
 from coordinate_eval.coordinator.supervisor.refused import refuse
+from coordinate_eval.coordinator.supervisor.silence import Silence
+from coordinate_eval.coordinator.supervisor.submitting import FIRST_PAUSE_SECONDS, Submitter
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
@@ -66,8 +77,11 @@ MAX_BACKOFF_SECONDS = 60.0
 DRAIN_SECONDS = 60.0
 """Time that keepers get to remove the weights before they are cancelled."""
 
-HANDOVER_SECONDS = 300.0
-"""Time before its own time limit at which a supervisor submits its successor."""
+HANDOVER_SECONDS = 1800.0
+"""Time before its own time limit at which a supervisor submits its successor, at most.
+
+It is a quarter of a short limit. If the controller is silent for as long, the run is left alone.
+"""
 
 LOCAL_POLL_SECONDS = 0.2
 """Longest time between polls of a cluster on this machine, where a poll costs nothing."""
@@ -75,8 +89,8 @@ LOCAL_POLL_SECONDS = 0.2
 POLLS_PER_SEARCH = 6
 """Polls between two searches for a free GPU: the list of a large cluster's nodes is long."""
 
-MAX_REFUSALS = 20
-"""Refusals in a row of an array that a run waits for, one a minute, after which it is given up."""
+MOST_PATIENT = 10
+"""Times that wait, at most, between later ones of searches in a row that found nothing."""
 
 MAX_FAULTS = 20
 """Errors in a row, of files or in the scheduler's answers, after which the supervisor gives up."""
@@ -126,12 +140,22 @@ class Supervisor:
         self._strict = strict
         self._tell = tell
         self._note = note
-        self._handover = time.time() + minutes * 60 - HANDOVER_SECONDS
+        self._handover = time.time() + minutes * 60 - min(HANDOVER_SECONDS, minutes * 15)
         cores = self._run.settings.ray.cpus or os.cpu_count() or 1
         self._cores = cores if cluster.local else None
-        self._estimated: set[str] = set()
-        self._round_after = 0.0
-        self._arrays = Arrays(run_dir)
+        self._estimated: frozenset[str] = frozenset()
+        self._round_after = self._replace_after = 0.0
+        self._searches = self._vain = 0
+        self._silence = Silence(run_dir)
+        self._others = OtherRuns(run_dir, self._run, cluster)
+        self._submitter = Submitter(
+            run_dir,
+            cluster,
+            strict=strict,
+            fit=self._others.fit,
+            tell=lambda event: tell(None, event),
+            note=note,
+        )
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
@@ -151,6 +175,7 @@ class Supervisor:
             self._dir.requests_error(dataset.name).unlink(missing_ok=True)
             self._dir.dataset_error(dataset.name).unlink(missing_ok=True)
         self._dir.judge.unlink(missing_ok=True)
+        self._submitter.forget()
         if self._run.planned:
             self._refuse()
         else:
@@ -166,13 +191,16 @@ class Supervisor:
 
     def _loop(self) -> dict[str, Any] | None:
         faults = silences = 0
+        slower = 1.0
         while True:
             try:
                 check_there(self._dir)
                 self._check_epoch()
-                tasks = self._cluster.poll(jobs.prefix(self._run))
-                if time.time() > self._handover:
-                    self._hand_over(tasks)
+                everybody = self._cluster.poll(jobs.PREFIX)
+                slower = slow_down(everybody)
+                prefix = jobs.prefix(self._run)
+                tasks = [task for task in everybody if task.name.startswith(prefix)]
+                if time.time() > self._handover and self._hand_over(tasks):
                     return None
                 facts, actions = self._decide(tasks)
                 goes_on = False
@@ -199,24 +227,29 @@ class Supervisor:
                 self._tell(None, _describe(error))
             failures = faults + silences
             seconds = min(MAX_BACKOFF_SECONDS, self._poll_seconds * 2 ** min(failures, 16))
-            self._wait(seconds, watch=not failures)
+            self._wait(seconds * slower, watch=not failures)
 
     def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
         """Gather facts and decide. Look again before an action that follows from missing files."""
-        facts = gather_facts(
-            self._dir, self._run, tasks, time.time(), self._arrays.idle, self._cores
-        )
+        facts = self._facts(tasks)
         actions = decide(self._run, self._dir, facts)
         if any(
-            isinstance(a, Revoke | NewRound) or (isinstance(a, Finish) and a.why) for a in actions
+            isinstance(a, Revoke | EndTrial)
+            or (isinstance(a, NewRound) and self._may_search(facts))
+            or (isinstance(a, Finish) and a.why)
+            for a in actions
         ):
             refresh_listings(self._dir, [dataset.name for dataset in self._run.suite.datasets])
-            facts = gather_facts(
-                self._dir, self._run, tasks, time.time(), self._arrays.idle, self._cores
-            )
+            facts = self._facts(tasks)
             actions = decide(self._run, self._dir, facts)
         self._tell(facts, "")
         return facts, actions
+
+    def _facts(self, tasks: list[TaskStatus]) -> Facts:
+        found = gather_facts(
+            self._dir, self._run, tasks, time.time(), self._submitter.arrays.idle, self._cores
+        )
+        return self._silence.of(self._run, found)
 
     def _act(self, action: Action, facts: Facts) -> Finish | bool:
         """Carry out an action. Return how the run ends, or whether the next poll is due at once."""
@@ -227,66 +260,38 @@ class Supervisor:
         if isinstance(action, MakePlan):
             return self._make_plan()
         if isinstance(action, NewRound):
-            return self._new_round()
+            return self._new_round(action, facts)
         if isinstance(action, Submit):
-            return self._submit(action, facts)
+            return self._submitter.submit(self._run, action, facts) or False
         if isinstance(action, Cancel):
             self._tell(None, f"cancelling {', '.join(action.job_ids)}: {action.why}")
             self._cluster.cancel(list(action.job_ids))
+        elif isinstance(action, Note | EndTrial):
+            self._note_trouble(action)
         elif isinstance(action, Revoke):
             span, attempt, claim = action.claim
             what = f"{_LEFT[action.ledger]} {span.dataset}"
             if action.ledger not in OF_DATASETS:
                 what += f" (items {span.stem})"
-            self._tell(None, f"{claim.owner} ended without finishing {what}; another one will")
-            Ledger(self._dir, action.ledger).revoke(span, attempt, "died")
+            known = action.end not in (End.UNKNOWN, End.FAILED, End.COMPLETED)
+            ended = f"ended ({action.end})" if known else "ended"
+            self._tell(None, f"{claim.owner} {ended} without finishing {what}; another one will")
+            cause = cause_of(action.end)
+            if action.ledger == "outputs" and action.end is End.OUT_OF_MEMORY:
+                cause = "lost" if lighter_load(self._dir, self._run).can_shrink else "died"
+            Ledger(self._dir, action.ledger).revoke(span, attempt, cause, action.end)
         elif isinstance(action, Release):
             _files.write(self._dir.released(action.round, action.node), "")
         return False
 
-    def _submit(self, action: Submit, facts: Facts) -> Finish | bool:
-        """Submit a job once. One whose answer was lost is found by its name.
-
-        Return how the run ends, where it waits for nothing but jobs that are always refused.
-        """
-        job = action.job
-        kind = kind_of(self._run, job.name)
-        if kind is not None and self._arrays.are_refused(kind):
-            return False
-        if action.beside and not _files.read_record(self._dir.job(action.beside), Submitted).job_id:
-            return False
-        job_id, refusal = None, ""
-        try:
-            job_id = self._find_or_submit(job, facts.tasks)
-        except SubmitRefused as error:
-            if self._strict and not any(s.job_id for s in read_submitted(self._dir)):
-                raise
-            refusal = str(error)
-            self._tell(None, f"the scheduler refused {job.name}: {refusal}")
-        if kind is not None and refusal:
-            # Nothing is recorded, so that the same array is submitted again later.
-            refusals = self._arrays.pause(kind, MAX_BACKOFF_SECONDS)
-            alive = any(
-                task.state is not State.ENDED and not jobs.is_supervisor(self._run, task.name)
-                for task in facts.tasks
-            )
-            if refusals < MAX_REFUSALS or alive or facts.unpublished:
-                return False
-            return Finish(f"the scheduler refused {job.name} {refusals} times in a row: {refusal}")
-        if kind is not None:
-            self._arrays.count(self._run, kind, facts)
-        if job_id:
-            where = f" on {job.node}" if job.node else ""
-            self._note(f"{job.name} is job {job_id}: {plural(job.count, 'task')}{where}")
-        submitted = Submitted(job=job, job_id=job_id, refusal=refusal, time=time.time())
-        # Another supervisor may have been first. Then its job stays.
-        _files.create(self._dir.job(job.name), submitted.model_dump_json(by_alias=True, indent=1))
-        return False
-
-    def _find_or_submit(self, job: Job, tasks: list[TaskStatus]) -> str:
-        """Return the id of a job: of the one with its name if there is one, else of a new one."""
-        found = next((t.job_id for t in tasks if t.name == job.name), None)
-        return found or self._cluster.submit(job)
+    def _note_trouble(self, action: Note | EndTrial) -> None:
+        """Write down how a trial ended, or why it is being ended."""
+        trouble = action.trouble
+        self._tell(None, f"trial {trouble.trial}: {trouble.message}")
+        write_trouble(self._dir, trouble)
+        if isinstance(action, EndTrial):
+            self._silence.begins_again(trouble.trial)
+            self._cluster.cancel(list(action.job_ids))
 
     def _show_first_signal(self) -> None:
         """Write the first signal again when there are new estimates."""
@@ -312,20 +317,19 @@ class Supervisor:
         if time.time() < self._round_after:
             return False
         try:
-            self._run = make_plan(self._dir, self._run, self._cluster)
-        except NothingFree as error:
-            self._tell(None, f"no round can start now: {error}")
-            self._round_after = time.time() + POLLS_PER_SEARCH * self._poll_seconds
-            return False
+            self._run = make_plan(self._dir, self._run, self._cluster, self._others)
+        except (NothingFree, NoRoom) as error:
+            return self._wait_for_nodes(error)
         except UserError as error:
             return Finish(str(error))
+        self._searches = 0
         self._note("the prompts are built, and the run is planned")
         self._refuse()
         return True
 
-    def _new_round(self) -> bool:
+    def _new_round(self, action: NewRound, facts: Facts) -> bool:
         """Create the next round on the nodes that are free now; create none while no GPU is."""
-        if time.time() < self._round_after:
+        if not self._may_search(facts):
             return False
         rounds = list(read_rounds(self._dir))
         unpublished = set(
@@ -333,19 +337,64 @@ class Supervisor:
         )
         lost = report.given_up(self._dir)
         left = [s for s in self._run.shards if s.span in unpublished and s.dataset not in lost]
-        plan = _files.read_record(self._dir.plan, Plan)
-        try:
-            available, now = self._cluster.nodes(), time.time()
-            short = count_short_rounds(self._dir, self._run, rounds, now)
-            new = next_round(self._run, plan, rounds, left, available, now, short)
-        except UserError as error:
-            self._tell(None, f"no round can start now: {str(error).splitlines()[0]}")
-            self._round_after = time.time() + POLLS_PER_SEARCH * self._poll_seconds
+        if not left:
             return False
+        plan = _files.read_record(self._dir.plan, Plan)
+        self._avoid_broken_nodes()
+        beside, held = sum(count_trials(self._run, facts)), held_nodes(self._run, facts)
+        try:
+            available, now = self._others.available(self._run), time.time()
+            short = count_short_rounds(self._dir, self._run, rounds, now)
+            new = next_round(
+                self._run, plan, rounds, left, available, now, short, self._others.within,
+                trials=action.trials, beside=beside, held=held,
+                queue=not beside and may_queue(self._run, self._cluster),
+            )  # fmt: skip
+            self._others.take(self._run, new.number, new.nodes)
+        except (UserError, NoRoom) as error:
+            return self._go_on_without(error) if beside else self._wait_for_nodes(error)
         _files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
+        self._searches = self._vain = 0
         names = ", ".join(node.name for node in new.nodes)
         self._note(f"round {new.number} on {names}; left: {plural(len(left), 'shard')}")
         return True
+
+    def _avoid_broken_nodes(self) -> None:
+        """Have later rounds, and the user's other runs, avoid nodes that failed this one."""
+        if self._cluster.local:
+            return
+        for node, why, job in broken_nodes(self._dir):
+            evidence = f"{self._run.id}.{self._run.nonce}:{job}"
+            said = f"{why} ({job} of run {self._run.id})"
+            new = avoid(self._run.settings, node, said, evidence, time.time())
+            if new is not None:
+                self._tell(None, f"{node} is {avoiding.words(new)}")
+
+    def _may_search(self, facts: Facts) -> bool:
+        """Return whether nodes may be looked for again, for all work or beside what goes on."""
+        beside = self._run.planned and any(count_trials(self._run, facts))
+        return time.time() >= (self._replace_after if beside else self._round_after)
+
+    def _go_on_without(self, why: Exception) -> bool:
+        """Look for nodes in place of lost ones later, ever less often: the run does not wait."""
+        self._note(f"no trial is replaced now: {str(why).splitlines()[0]}")
+        polls = POLLS_PER_SEARCH * min(MOST_PATIENT, 2 ** min(self._vain, 16))
+        self._vain += 1
+        self._replace_after = time.time() + polls * self._poll_seconds
+        self._others.withdraw()
+        return False
+
+    def _wait_for_nodes(self, why: Exception) -> bool:
+        """Look for nodes again later, ever less often, and say why."""
+        words = str(why).splitlines()[0]
+        polls = 1 if isinstance(why, Overtaken) else POLLS_PER_SEARCH
+        if not isinstance(why, NoRoom):
+            polls *= min(MOST_PATIENT, 2 ** min(self._searches, 16))
+            self._searches += 1
+        self._round_after = time.time() + polls * self._poll_seconds
+        self._tell(None, f"no round can start now: {words}")
+        self._others.wait(words)
+        return False
 
     def _finish(self, action: Finish, facts: Facts) -> dict[str, Any]:
         """Release all nodes, write the results, and wait until every job has ended."""
@@ -360,7 +409,9 @@ class Supervisor:
         results["ledger"] = self._ledger()
         _files.write(self._dir.results, _files.pretty(results))
         self._note(action.why or "every dataset is scored")
+        self._avoid_broken_nodes()
         self._learn()
+        self._others.leave()
         self._tell(facts, "drain")
         self._drain()
         return results
@@ -416,7 +467,7 @@ class Supervisor:
         while time.monotonic() < end:
             if self._handover == 0.0 or (watch and self._is_due(building=building)):
                 return
-            time.sleep(min(0.2, self._poll_seconds))
+            time.sleep(min(1.0, max(0.2, self._poll_seconds / 10), self._poll_seconds))
 
     def _is_due(self, *, building: bool) -> bool:
         """Return whether everything is scored or, after `building`, everything is built."""
@@ -434,12 +485,22 @@ class Supervisor:
         if latest_epoch(self._dir) > self._epoch:
             raise Superseded
 
-    def _hand_over(self, tasks: list[TaskStatus]) -> None:
-        """Submit the next supervisor, which takes over when it starts."""
+    def _hand_over(self, tasks: list[TaskStatus]) -> bool:
+        """Submit the next supervisor, which takes over when it starts.
+
+        Return False where the scheduler takes none now: this one goes on, and tries again.
+        """
         job = jobs.supervisor_job(self._run, self._dir, self._epoch + 1)
         alive = [t for t in tasks if t.state is not State.ENDED]  # one that died took nothing over
-        submitted = Submitted(job=job, job_id=self._find_or_submit(job, alive), time=time.time())
+        try:
+            job_id = self._submitter.find_or_submit(job, alive)
+        except ClusterError as error:
+            self._tell(None, f"no next supervisor yet: {error}")
+            self._handover = time.time() + FIRST_PAUSE_SECONDS
+            return False
+        submitted = Submitted(job=job, job_id=job_id, time=time.time())
         _files.write_record(self._dir.job(job.name), submitted)
+        return True
 
 
 def _describe(error: Exception) -> str:

@@ -8,18 +8,23 @@ from collections.abc import Mapping, Sequence
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster
+from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu, names_nodes
+from coordinate_eval.coordinator.planning.places.room import NoRoom
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.planning.prepare import (
+    Offer,
     Prepared,
     choose_nodes,
     first_round,
     offer_of_cluster,
     prepare,
+    queued_nodes,
     with_plan,
 )
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, write_planned
+from coordinate_eval.coordinator.supervisor.other_runs import OtherRuns
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import DatasetRequests
 
@@ -28,11 +33,14 @@ class NothingFree(Exception):
     """The run cannot be placed now; waiting may help. The text says why."""
 
 
-def make_plan(run_dir: RunDir, run: Run, cluster: Cluster) -> Run:
+def make_plan(run_dir: RunDir, run: Run, cluster: Cluster, others: OtherRuns | None = None) -> Run:
     """Plan a run on the nodes that are free now, and write what follows from the plan.
+
+    `others` are the user's other runs, which leave room for it.
 
     Raises:
         NothingFree: No node can be used now.
+        NoRoom: The user's other runs or the limits leave no room now.
         UserError: The plan that the user gave cannot start, or nothing ends by the deadline.
     """
     built = {
@@ -41,7 +49,8 @@ def make_plan(run_dir: RunDir, run: Run, cluster: Cluster) -> Run:
     }
     nodes: Sequence[NodeCapacity] = ()
     if not run_dir.plan.exists():
-        made = _new_plan(run_dir, run, cluster, built)
+        others = others or OtherRuns(run_dir, run, cluster)
+        made = _new_plan(run_dir, run, cluster, others, built)
         nodes = made.capacity.nodes
         _files.create(run_dir.plan, made.plan.model_dump_json(by_alias=True, indent=1) + "\n")
     plan = _files.read_record(run_dir.plan, PlanFile)
@@ -53,14 +62,44 @@ def make_plan(run_dir: RunDir, run: Run, cluster: Cluster) -> Run:
 
 
 def _new_plan(
-    run_dir: RunDir, run: Run, cluster: Cluster, built: Mapping[str, DatasetRequests]
+    run_dir: RunDir,
+    run: Run,
+    cluster: Cluster,
+    others: OtherRuns,
+    built: Mapping[str, DatasetRequests],
 ) -> Prepared:
     reviewed = _files.read_record_if_there(run_dir.reviewed, PlanFile)
-    offer = offer_of_cluster(cluster.name, cluster.nodes(), run.settings, exclusive=run.exclusive)
+    offer = offer_of_cluster(
+        cluster.name, others.available(run), run.settings, exclusive=run.exclusive
+    )
     try:
         chosen = choose_nodes(run, offer, reviewed)
     except UserError as error:
         if reviewed is not None:
             raise
+        if isinstance(error, NoFreeGpu) and may_queue(run, cluster):
+            return _queue(run, offer, others, built)
         raise NothingFree(str(error).splitlines()[0]) from error
-    return prepare(run, offer, chosen, built, reviewed)
+    nodes, gpus = chosen
+    kept = others.within(nodes, gpus)
+    if reviewed is not None and kept != nodes:
+        raise NoRoom("your other runs leave too little of your limits for the reviewed plan")
+    made = prepare(run, offer, (kept, gpus), built, reviewed)
+    others.take(made.run, 0, made.round.nodes)
+    return made
+
+
+def may_queue(run: Run, cluster: Cluster) -> bool:
+    """Return whether a run's trials may stand in the queue, and start on any node."""
+    alike = not run.exclusive and not names_nodes(run.settings)
+    return run.settings.queue and alike and not cluster.local
+
+
+def _queue(
+    run: Run, offer: Offer, others: OtherRuns, built: Mapping[str, DatasetRequests]
+) -> Prepared:
+    """Plan a run whose trials stand in the queue, and start where GPUs become free."""
+    nodes, gpus = queued_nodes(run, offer)
+    made = prepare(run, offer, (others.within(nodes, gpus), gpus), built)
+    others.take(made.run, 0, made.round.nodes)
+    return made

@@ -1,12 +1,12 @@
-"""The round that follows when all trials of a run have ended and shards are left."""
+"""A later round: for shards that are left, beside trials that go on or when all have ended."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 
 from coordinate_eval.cluster import Busy, Node
-from coordinate_eval.coordinator.planning.nodes import choose
-from coordinate_eval.coordinator.planning.plan import Plan
+from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu, choose, most_nodes
+from coordinate_eval.coordinator.planning.plan import NodeCapacity, Plan
 from coordinate_eval.coordinator.run.jobs import keeper_gib
-from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
+from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, Run
 from coordinate_eval.coordinator.run.rounds import make_round
 from coordinate_eval.records import Shard
 
@@ -19,10 +19,17 @@ def next_round(
     available: tuple[Sequence[Node], Sequence[Busy]],
     now: float,
     short_rounds: int = 0,
+    within: Callable[[list[NodeCapacity], int], list[NodeCapacity]] = lambda nodes, gpus: nodes,
+    *,
+    trials: int,
+    beside: int = 0,
+    held: Set[str] = frozenset(),
+    queue: bool = False,
 ) -> Round:
     """Return a round for the shards that are `left`, on nodes that are `available` now.
 
-    A run stays with one GPU type. It takes no more nodes than its plan, and no more than shards.
+    A run stays with one GPU type, and within the limits of its settings. It takes few nodes with
+    many trials rather than many with few, and of nodes alike those that it holds already.
 
     Args:
         run: the run's record.
@@ -32,21 +39,48 @@ def next_round(
         available: what `Cluster.nodes` returned.
         now: seconds since the epoch.
         short_rounds: last rounds in a row that perhaps were too short for a response.
+        within: returns the part of chosen nodes, with trials of so many GPUs, that limits allow.
+        trials: to ask for at most.
+        beside: trials that go on meanwhile, or will.
+        held: nodes of these trials.
+        queue: if no GPU is free, trials stand in the scheduler's queue for any node.
 
     Raises:
         UserError: no trial can start now; waiting may help.
     """
     nodes, busy = available
-    usable = [node for node in nodes if run.gpu_type in ("", node.gpu_type)]
-    chosen = choose(usable, busy, run.settings, run.tensor_parallel, keeper_gib(run))
-    most = min(len(left), len(plan.nodes))
+    usable = [node for node in nodes if node.gpu_type == run.gpu_type]
+    trials = min(trials, len(left))
+    limits = {"max_gpus": trials * run.tensor_parallel}
+    most = most_nodes(run.settings)
+    if most is not None and held:
+        if len(held) >= most:
+            usable = [node for node in usable if node.name in held]
+        limits["max_nodes"] = max(1, most - len(held))
+    usable.sort(key=lambda node: node.name not in held)
+    settings = run.settings.model_copy(update=limits)
+    try:
+        chosen = choose(usable, busy, settings, run.tensor_parallel, keeper_gib(run))
+    except NoFreeGpu:
+        if not queue:
+            raise
+        chosen = [
+            NodeCapacity(
+                name=ANY_NODE,
+                gpus=trials * run.tensor_parallel,
+                gpu_type=run.gpu_type,
+                trials=trials,
+            )
+        ]
+    chosen = within(chosen, run.tensor_parallel)
     return make_round(
         run,
         len(rounds),
         now,
-        [RoundNode(**node.model_dump(exclude={"gpus"})) for node in chosen[: max(1, most)]],
+        [RoundNode(**node.model_dump(exclude={"gpus"})) for node in chosen],
         left,
         ready_seconds=plan.ready_seconds,
         floor_seconds=plan.floor_seconds,
         short_rounds=short_rounds,
+        beside=beside,
     )

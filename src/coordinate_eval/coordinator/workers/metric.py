@@ -12,13 +12,13 @@ import time
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import INDEX_VARIABLE
-from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger, own_task
+from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger, own_task
+from coordinate_eval.coordinator.run.claiming.portions import unanswered_portions
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers
+from coordinate_eval.coordinator.run.claiming.work import claimable
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.portions import unanswered_portions
-from coordinate_eval.coordinator.run.pullers import Pullers
 from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.coordinator.run.work import claimable
 from coordinate_eval.coordinator.workers.alone import alone_on_this_node
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
 from coordinate_eval.evaluators.sandbox.sandbox import Sandbox, SandboxError

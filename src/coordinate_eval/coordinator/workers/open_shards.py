@@ -1,13 +1,14 @@
 """The shards that a trial has claimed and not yet published, and what was answered of them."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run import measurements
-from coordinate_eval.coordinator.run.claims import AttemptWriter, Ledger
+from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger
+from coordinate_eval.coordinator.run.claiming.suspects import Batch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.pace import Pace
 from coordinate_eval.errors import RecordError
@@ -24,13 +25,25 @@ from coordinate_eval.records import (
 
 @dataclass
 class _OpenShard:
-    """One attempt at a shard. `unanswered` are identities of requests."""
+    """One attempt at a shard. `unanswered` has the items of requests, by their identity."""
 
     shard: Shard
     writer: AttemptWriter
-    unanswered: set[tuple[str, int, int, int, int]]
+    unanswered: dict[tuple[str, int, int, int, int], int]
     tally: measurements.Tally = field(default_factory=measurements.Tally)
     predicted_seconds: float = 0.0
+    pulled: set[int] = field(default_factory=set)
+    """Items of which the engine has requests."""
+
+    @property
+    def items(self) -> list[int]:
+        """Items with unanswered requests, in order."""
+        return sorted(set(self.unanswered.values()))
+
+    @property
+    def in_flight(self) -> list[int]:
+        """Items with unanswered requests that the engine may have."""
+        return [item for item in self.items if item in self.pulled]
 
 
 class OpenShards:
@@ -50,14 +63,15 @@ class OpenShards:
         span = shard.span
         requests = list(read_requests(self._dir, span))
         hashes = {r.identity(): r.prompt_hash for r in requests}
-        work = _OpenShard(shard, AttemptWriter(self._ledger, span, attempt), set(hashes))
+        unanswered = {request.identity(): request.item for request in requests}
+        work = _OpenShard(shard, AttemptWriter(self._ledger, span, attempt), unanswered)
         self._open.setdefault(span.dataset, {})[span] = work
         for line in self._ledger.earlier_lines(span, attempt):
             with contextlib.suppress(ValueError):
                 earlier = Response.model_validate_json(line)
                 key = earlier.identity()
                 if key in work.unanswered and hashes[key] == earlier.prompt_hash:
-                    work.unanswered.discard(key)
+                    del work.unanswered[key]
                     work.writer.write(line)
         left = [r for r in requests if r.identity() in work.unanswered]
         work.predicted_seconds = shard.gpu_seconds * len(left) / max(1, len(requests))
@@ -78,7 +92,7 @@ class OpenShards:
             if span.start <= response.item < span.stop and response.identity() in work.unanswered:
                 work.writer.write(response.line())
                 work.tally.add(response, seconds)
-                work.unanswered.discard(response.identity())
+                del work.unanswered[response.identity()]
                 if not work.unanswered:
                     self._publish(work)
                 return
@@ -99,11 +113,43 @@ class OpenShards:
                 f"the engine ended without answering items {left[0].stem} of {left[0].dataset}"
             )
 
-    def give_back(self, cause: Literal["released", "died"]) -> None:
+    def pulled(self, span: Span, request: Request) -> None:
+        """Note that the engine has a request."""
+        self._open[span.dataset][span].pulled.add(request.item)
+
+    def items_left(self, span: Span) -> list[int]:
+        """Return the items of a shard that are not answered, in order; none if it is published."""
+        work = self._open[span.dataset].get(span)
+        return work.items if work is not None else []
+
+    def run_alone(self, span: Span, items: Sequence[int]) -> None:
+        """Note that these are the only items that the engine will have."""
+        note = Batch(items=list(items), alone=True)
+        self._open[span.dataset][span].writer.note_running(note.model_dump_json())
+
+    def give_up(self, span: Span) -> None:
+        """End the attempt at a shard of which only items are left that end engines."""
+        work = self._open[span.dataset].pop(span)
+        work.writer.give_back("given up", work.items)
+
+    def give_back(self, cause: Literal["released", "lost"]) -> None:
         """End all open attempts. The next attempts use their lines."""
         for works in self._open.values():
             for work in works.values():
                 work.writer.give_back(cause)
+        self._open.clear()
+
+    def die(self) -> None:
+        """End all open attempts: one of the items that the engine had may have ended it."""
+        works = [work for works in self._open.values() for work in works.values()]
+        guilty = [work for work in works if work.in_flight]
+        for work in guilty:
+            note = Batch(items=work.in_flight, alone=len(guilty) == 1)
+            work.writer.note_running(note.model_dump_json())
+            work.writer.give_back("died")
+        for work in works:
+            if work not in guilty:
+                work.writer.give_back("released")
         self._open.clear()
 
     def _publish(self, work: _OpenShard) -> None:

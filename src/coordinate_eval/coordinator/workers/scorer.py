@@ -30,18 +30,18 @@ from typing import BinaryIO, TypeVar
 from coordinate_eval import _files, _owner
 from coordinate_eval.cluster import INDEX_VARIABLE
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
-from coordinate_eval.coordinator.inputs.suite import check_tasks
+from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report.failures import own_log, tail
 from coordinate_eval.coordinator.report.first_signal import Estimate, Signal
 from coordinate_eval.coordinator.report.results import request_indexes, unscored_datasets
-from coordinate_eval.coordinator.run.claims import MAX_DEATHS, Ledger, LedgerName, own_task
+from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger, LedgerName, own_task
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers
+from coordinate_eval.coordinator.run.claiming.work import claimable
 from coordinate_eval.coordinator.run.measurements import append_scoring
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.pullers import Pullers
 from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.coordinator.run.work import claimable
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
 from coordinate_eval.coordinator.workers.supervision import Supervision
 from coordinate_eval.errors import CoordinateError
@@ -49,7 +49,7 @@ from coordinate_eval.evaluators.base import Scorer
 from coordinate_eval.evaluators.confined.evaluator import ConfinedEvaluator, Place
 from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles, Setup
 from coordinate_eval.evaluators.confined.process import ProcessEnded
-from coordinate_eval.evaluators.harness.task_names import kept_file
+from coordinate_eval.evaluators.harness.tasks.task_names import kept_file
 from coordinate_eval.records import (
     Dataset,
     DatasetRequests,

@@ -6,25 +6,33 @@ one iterator over all shards and datasets, so it stays full.
 """
 
 import contextlib
-import errno
 import math
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import INDEX_VARIABLE
+from coordinate_eval.cluster import INDEX_VARIABLE, NODE_VARIABLE
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.report.failures import own_log
 from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run import measurements
-from coordinate_eval.coordinator.run.claims import Ledger, own_task
+from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task
+from coordinate_eval.coordinator.run.claiming.suspects import next_batch, read_batch
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress, read_run
-from coordinate_eval.coordinator.workers import engine_cache
-from coordinate_eval.coordinator.workers.engine_cache import EngineCache
+from coordinate_eval.coordinator.run.records import (
+    ANY_NODE,
+    StageProgress,
+    TrialProgress,
+    read_run,
+)
+from coordinate_eval.coordinator.run.troubles.memory import lighter_load
+from coordinate_eval.coordinator.workers.errors_of_trials import cause_of_error
+from coordinate_eval.coordinator.workers.on_node import engine_cache
+from coordinate_eval.coordinator.workers.on_node.engine_cache import EngineCache
+from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights, Throttle
 from coordinate_eval.coordinator.workers.open_shards import OpenShards
 from coordinate_eval.coordinator.workers.pace import Pace
 from coordinate_eval.coordinator.workers.signals import (
@@ -32,11 +40,9 @@ from coordinate_eval.coordinator.workers.signals import (
     StopRequested,
     stop_on_signals,
 )
-from coordinate_eval.coordinator.workers.staging import StagedWeights, Throttle
-from coordinate_eval.errors import CoordinateError, EngineError, UserError
+from coordinate_eval.errors import CoordinateError, EngineError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import this_machine
-from coordinate_eval.priors.conditions import sequences
 from coordinate_eval.priors.time_shares import Shares
 from coordinate_eval.records import Request, Response, Shard, Span
 
@@ -59,9 +65,12 @@ def run_trial(run_dir: RunDir, node: str, round_number: int, minutes: int) -> in
     `minutes` is the time limit of its job.
     """
     trial = trial_id(node, int(os.environ.get(INDEX_VARIABLE, "0")), round_number)
+    anywhere = node == ANY_NODE
+    if anywhere:
+        node = os.environ[NODE_VARIABLE]
     stop_on_signals()
     deadline = time.time() + minutes * 60 - MARGIN_SECONDS
-    runner = TrialRunner(run_dir, trial, node, round_number, deadline)
+    runner = TrialRunner(run_dir, trial, node, round_number, deadline, anywhere=anywhere)
     try:
         runner.run()
     except StopRequested:
@@ -81,28 +90,39 @@ class TrialRunner:
         run_dir: the run.
         trial: its name.
         node: where it runs.
-        round_number: of its round, which has a keeper on this node.
+        round_number: of its round, which has a keeper on the node, unless it is anywhere.
         deadline: seconds since the epoch at which it must have given back its shards.
+        anywhere: the scheduler has chosen the node, which has no keeper.
     """
 
     def __init__(
-        self, run_dir: RunDir, trial: str, node: str, round_number: int, deadline: float
+        self,
+        run_dir: RunDir,
+        trial: str,
+        node: str,
+        round_number: int,
+        deadline: float,
+        *,
+        anywhere: bool = False,
     ) -> None:
         self._dir = run_dir
         self._run = read_run(run_dir)
         self._trial, self._node = trial, node
         self._keeper = run_dir.stage(round_number, node)
+        self._anywhere = anywhere
         self._task = own_task()
         self._log = own_log()
         self._ledger = Ledger(run_dir, "outputs")
         self._pace = Pace(deadline)
         self._open = OpenShards(run_dir, trial, self._pace)
-        self._shares = Shares(sequences(self._run.settings.engine, self._run.gpu_type))
+        self._load = lighter_load(run_dir, self._run)
+        self._shares = Shares(self._load.sequences)
         self._throttle = Throttle(PROGRESS_SECONDS)
         self._started = time.time()
         self._times: dict[str, float] = {}
         """When the states that `TrialProgress` has times of were reached."""
         self._responses = 0
+        self._suspects = 0
         self._engine_started = False
 
     def run(self) -> None:
@@ -110,7 +130,7 @@ class TrialRunner:
         if not self._finds_work():
             return
         began = time.monotonic()
-        weights = StagedWeights(self._run.settings.stage.root, self._run.id, self._node)
+        weights = StagedWeights(self._run.settings.stage.folder, self._run.id, self._node)
         with weights.hold(), self._compiled_files():
             self.write_progress("staging")
             os.environ.setdefault("OMP_NUM_THREADS", str(self._threads()))
@@ -130,9 +150,12 @@ class TrialRunner:
             except StopRequested:
                 self._open.give_back("released")
                 raise
-            except BaseException:
-                # One of the open shards may have ended the engine: count a death of each.
-                self._open.give_back("died")
+            except BaseException as error:
+                cause = cause_of_error(error, engine_started=True)
+                if cause == "node" or (cause == "out of memory" and self._load.can_shrink):
+                    self._open.give_back("lost")
+                else:
+                    self._open.die()
                 raise
             finally:
                 engine.close()
@@ -141,13 +164,7 @@ class TrialRunner:
         """Record an error, and whether other trials would meet it too."""
         ours = isinstance(error, CoordinateError)
         message = str(error) if ours else f"{type(error).__name__}: {error}"
-        cause = "other"
-        if _may_pass(error):
-            pass
-        elif isinstance(error, UserError):
-            cause = "input"
-        elif isinstance(error, EngineError) and not self._engine_started:
-            cause = "engine start"
+        cause = cause_of_error(error, engine_started=self._engine_started)
         self.write_progress("failed", message[:MAX_MESSAGE_CHARACTERS], cause)
 
     def write_progress(self, state: str, message: str = "", cause: str | None = None) -> None:
@@ -163,6 +180,8 @@ class TrialRunner:
                 "updated": time.time(),
                 "shards": self._open.published,
                 "responses": self._responses,
+                "suspects": self._suspects,
+                "sequences": self._load.sequences,
                 "message": message,
                 "cause": cause,
                 "log": self._log,
@@ -184,23 +203,52 @@ class TrialRunner:
     def _wait_for_weights(self, weights: StagedWeights) -> None:
         """Wait until the keeper has copied the weights. Copy them if it died or never began.
 
-        What a trial copies counts as memory of its own job, unless that is the whole node's.
+        What a trial copies counts as memory of its own job. There is room for it where the job is
+        the whole node's, and where it is known that no keeper comes.
         """
+        stage = self._run.settings.stage
         spare = max(0.0, self._run.settings.trial.memory_gib - ENGINE_GIB)
-        most = math.inf if self._run.exclusive else spare * self._run.tensor_parallel * 2**30
+        most = spare * self._run.tensor_parallel * 2**30
+        if stage.where == "none":
+            most = 0.0
+        elif stage.in_files or self._run.exclusive or self._anywhere:
+            most = math.inf
         give_up = time.monotonic() + KEEPER_PATIENCE_SECONDS
         while not weights.ready(self._run.checkpoint.identity):
             # `copy` does nothing while the keeper, or another trial, is copying.
-            late = weights.begun() or self._keeper_failed() or time.monotonic() > give_up
+            late = (
+                weights.begun()
+                or stage.where == "none"
+                or self._has_no_keeper()
+                or self._keeper_is_elsewhere(weights)
+                or time.monotonic() > give_up
+            )
             if late and weights.copy(self._run.checkpoint, most_bytes=most):
                 copies = self._dir.copies(self._node)
                 measurements.append_copy(copies, weights.copy_seconds, self._run.checkpoint)
                 return
             time.sleep(0.1)
 
-    def _keeper_failed(self) -> bool:
+    def _has_no_keeper(self) -> bool:
+        """Return whether the node never gets a keeper, or its keeper has failed."""
+        if self._anywhere:
+            return True
         keeper = _files.read_record_if_there(self._keeper, StageProgress)
         return keeper is not None and keeper.state == "failed"
+
+    def _keeper_is_elsewhere(self, weights: StagedWeights) -> bool:
+        """Return whether the keeper has weights in a folder that this job does not see."""
+        keeper = _files.read_record_if_there(self._keeper, StageProgress)
+        # Its folder is there before it records the first bytes, so it is looked for afterwards.
+        if keeper is None or not keeper.done_bytes or weights.begun():
+            return False
+        print(
+            f"the keeper's weights are not in {weights.folder} of this job: each job seems to have "
+            f"a {self._run.settings.stage.folder} of its own, so this trial gets its own weights. "
+            "Set [stage] where to `local DIR`, a folder that all jobs of a node see, or to `none`",
+            flush=True,
+        )
+        return True
 
     def _threads(self) -> int:
         """Return the cores of this trial for each of its GPUs."""
@@ -213,7 +261,7 @@ class TrialRunner:
         settings = self._run.settings
         config = self._dir.model / "config.json"
         key = engine_cache.key_of(settings, self._run.tensor_parallel, self._run.max_length, config)
-        cache = EngineCache(settings.stage.root, Path(settings.cache_dir).expanduser(), key)
+        cache = EngineCache(settings.stage.folder, Path(settings.cache_dir).expanduser(), key)
         variables = engines.cache_variables(settings.engine.name, cache.folder)
         if not variables:
             yield
@@ -239,7 +287,7 @@ class TrialRunner:
             weights.link(),
             tensor_parallel=self._run.tensor_parallel,
             max_length=self._run.max_length,
-            args=settings.args,
+            args=self._load.engine_args(settings),
         )
         self._engine_started = True
         return engine
@@ -254,8 +302,18 @@ class TrialRunner:
         measurements.append_line(self._dir.observations(self._trial), started)
 
     def _answer(self, engine: engines.Engine) -> None:
-        """Feed the engine and store its responses."""
-        with _closing(engine.run(self._requests())) as responses:
+        """Feed the engine until no shard can be claimed. Those that end engines run alone, last."""
+        while True:
+            self._store(engine, self._requests())
+            self._open.check_none_left()
+            claimed = self._claim_suspect()
+            if claimed is None:
+                return
+            self._run_alone(engine, *claimed)
+
+    def _store(self, engine: engines.Engine, requests: Iterator[Request]) -> None:
+        """Have the engine answer requests, and store its responses."""
+        with _closing(engine.run(requests)) as responses:
             for response in responses:
                 self._reached("last")
                 self._times.setdefault("ready", self._times["last"])
@@ -263,7 +321,38 @@ class TrialRunner:
                 self._open.store(response, self._shares.answered(response, engine.computing))
                 if self._throttle():
                     self.write_progress("running")
-        self._open.check_none_left()
+
+    def _claim_suspect(self) -> tuple[Shard, int] | None:
+        """Claim a shard at which a trial died. Return it and the attempt's number, or None."""
+        free = self._free_spans()
+        suspects = self._ledger.suspects(free)
+        for shard in self._run.shards:
+            if shard.span in suspects and self._pace.in_time(shard.gpu_seconds):
+                attempt = self._ledger.claim(shard.span, self._trial, self._task)
+                if attempt is not None:
+                    return shard, attempt
+        return None
+
+    def _run_alone(self, engine: engines.Engine, shard: Shard, attempt: int) -> None:
+        """Answer a shard in batches, in which the engine has nothing else."""
+        span = shard.span
+        deaths = [read_batch(note) for note in self._ledger.deaths(span, attempt)]
+        requests = self._open.open(shard, attempt)
+        while batch := next_batch(self._open.items_left(span), deaths):
+            self._open.run_alone(span, batch)
+            self._suspects += 1
+            self.write_progress("running")
+            items = set(batch)
+            self._store(engine, self._given(span, (r for r in requests if r.item in items)))
+        if self._open.items_left(span):
+            self._open.give_up(span)
+
+    def _given(self, span: Span, requests: Iterable[Request]) -> Iterator[Request]:
+        """Yield the requests of an open shard as the engine pulls them."""
+        for request in requests:
+            self._open.pulled(span, request)
+            self._shares.pulled(request)
+            yield request
 
     def _requests(self) -> Iterator[Request]:
         """Yield requests shard by shard. A shard is claimed when its first request is pulled."""
@@ -271,25 +360,25 @@ class TrialRunner:
             attempt = self._ledger.claim(shard.span, self._trial, self._task)
             if attempt is None:
                 continue
-            for request in self._open.open(shard, attempt):
-                self._shares.pulled(request)
-                yield request
+            yield from self._given(shard.span, self._open.open(shard, attempt))
 
     def _shards_in_order(self) -> Iterator[Shard]:
         """Yield the plan's shards for this trial, then free ones in the run's order.
 
-        A shard that cannot end in time is left out.
+        A shard that cannot end in time is left out, and one at which a trial died.
         """
         plan = _files.read_record_if_there(self._dir.plan, Plan)
         trials = plan.trials if plan is not None else []
         planned = next((t.shards for t in trials if t.id == self._trial), [])
+        suspects = self._ledger.suspects(shard.span for shard in planned)
         for shard in planned:
-            wanted = shard.dataset not in given_up(self._dir)
+            wanted = shard.dataset not in given_up(self._dir) and shard.span not in suspects
             if wanted and self._pace.in_time(shard.gpu_seconds):
                 yield shard
         tried: set[Span] = set()
         while True:
             free = self._free_spans() - tried
+            free -= self._ledger.suspects(free)
             if not free:
                 return
             for shard in self._run.shards:
@@ -303,18 +392,6 @@ class TrialRunner:
         lost = given_up(self._dir)
         spans = (shard.span for shard in self._run.shards if shard.dataset not in lost)
         return set(self._ledger.claimable(spans))
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Return whether an error comes from this node: full disk or memory, or failing storage."""
-    cause: BaseException | None = error
-    while cause is not None:
-        # Libraries raise OSError without a number for wrong files of a checkpoint.
-        system = isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT)
-        if system or isinstance(cause, MemoryError) or "OutOfMemory" in type(cause).__name__:
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
 
 
 @contextlib.contextmanager

@@ -186,3 +186,8 @@ def _hide_broken() -> None:
             importlib.import_module(name)
         except Exception:
             sys.modules[name] = None  # type: ignore[assignment]  # how Python spells "absent"
+
+
+def hidden() -> list[str]:
+    """Return the unneeded packages that this process treats as absent."""
+    return [name for name in _UNNEEDED if name in sys.modules and sys.modules[name] is None]

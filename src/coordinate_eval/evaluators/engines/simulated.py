@@ -25,11 +25,12 @@ from coordinate_eval.evaluators.engines.common import respond
 from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Record, Request, RequestKind, Response
 
-_DEFAULTS: dict[str, float | str | None] = {
+_DEFAULTS: dict[str, float | str | list[str] | None] = {
     "seconds_per_request": 0.0,
     "start_seconds": 0.0,
     "concurrency": 32,
     "fail_after": None,
+    "fail_at": [],
     "times": None,
 }
 
@@ -51,6 +52,10 @@ def check_args(args: Mapping[str, Any]) -> None:
         least = 1 if name == "concurrency" else 0
         whole = name in ("concurrency", "fail_after")
         if value is None and _DEFAULTS[name] is None:
+            continue
+        if name == "fail_at":
+            if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+                raise arguments.wrong(name, value, 'a list of items, such as "gsm8k:17"')
             continue
         if name == "times":
             if not isinstance(value, str):
@@ -95,6 +100,7 @@ class SimulatedEngine:
             `concurrency`, the number of requests in flight, of which one after another is computed.
             If that takes no time, their order is shuffled but fixed (default 32);
             `fail_after`, the number of responses after which it fails (default never);
+            `fail_at`, items that end it, such as `gsm8k:17` (default none);
             `times`, the path of a JSON file with `Times` by dataset, in place of
             `seconds_per_request` for these datasets (default none).
         max_length: most tokens of a prompt and its output together, for later turns.
@@ -114,6 +120,7 @@ class SimulatedEngine:
         self._other = Times(seconds_per_request=chosen["seconds_per_request"])
         self._concurrency = int(chosen["concurrency"])
         self._fail_after = chosen["fail_after"]
+        self._fail_at = set(chosen["fail_at"])
         self._answered = 0
         self._closed = False
         self._free = 0.0
@@ -124,7 +131,8 @@ class SimulatedEngine:
         """Answer every request once, out of order.
 
         Raises:
-            EngineError: it has given `fail_after` responses, or is closed.
+            EngineError: it has given `fail_after` responses, is closed, or meets an item of
+                `fail_at`.
         """
         shuffle = random.Random(0)  # noqa: S311  # an order, not a secret
         flight: list[tuple[float, float, Request]] = []
@@ -139,6 +147,8 @@ class SimulatedEngine:
                 raise EngineError(f"simulated failure after {self._answered} responses")
             due, _, request = heapq.heappop(flight)
             self.computing = [request]
+            if f"{request.dataset}:{request.item}" in self._fail_at:
+                raise EngineError("simulated failure at an item")
             time.sleep(max(0.0, due - time.monotonic()))
             self._answered += 1
             yield answer(request, self._max_length)

@@ -18,6 +18,7 @@ import inspect
 import itertools
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,9 @@ from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS, Scoring, t
 from coordinate_eval.records import Request, RequestKind, Response
 
 __all__ = ["VllmEngine", "cache_variables", "check_args", "prepare", "start"]
+
+_REGISTRY = "vllm.model_executor.models.registry"
+"""The module of vLLM that looks at classes of models, in a process of its own."""
 
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -78,6 +82,7 @@ def prepare(tensor_parallel: int) -> None:
     # `import vllm` alone loads very little, and would not show a broken installation.
     common.load("vllm.engine.llm_engine", "coordinate-eval[vllm]")
     own_code.refuse()
+    _hide_from_inspection(common.hidden())
 
 
 def start(
@@ -386,6 +391,21 @@ def _set_environment(tensor_parallel: int) -> None:
         os.environ.setdefault(name, value)
     if tensor_parallel == 1:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+def _hide_from_inspection(packages: list[str]) -> None:
+    """Hide these packages from the process in which vLLM looks at a class of models, too.
+
+    vLLM starts it once for each class, as `python -m`, and keeps what it saw.
+    """
+    registry = importlib.import_module(_REGISTRY)
+    if not packages or not hasattr(registry, "_SUBPROCESS_COMMAND"):
+        return
+    code = (
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({packages!r})); "
+        f"runpy.run_module({_REGISTRY!r}, run_name='__main__', alter_sys=True)"
+    )
+    registry._SUBPROCESS_COMMAND = [sys.executable, "-c", code]  # type: ignore[attr-defined]
 
 
 def _arguments(

@@ -12,10 +12,10 @@ import numpy as np
 from lm_eval.api.instance import Instance
 
 from coordinate_eval.errors import RecordError
-from coordinate_eval.evaluators.harness.conversation import Conversation
-from coordinate_eval.evaluators.harness.language_models import Generation, RequestModel
-from coordinate_eval.evaluators.harness.made_from import RandomStates
-from coordinate_eval.evaluators.harness.task_loader import LoadedTasks
+from coordinate_eval.evaluators.harness.prompts.conversation import Conversation
+from coordinate_eval.evaluators.harness.prompts.language_models import Generation, RequestModel
+from coordinate_eval.evaluators.harness.tasks.made_from import RandomStates
+from coordinate_eval.evaluators.harness.tasks.task_loader import LoadedTasks
 from coordinate_eval.records import Dataset, Response
 
 

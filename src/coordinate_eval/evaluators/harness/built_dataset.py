@@ -14,10 +14,14 @@ from coordinate_eval.evaluators.harness.answered_dataset import (
     Ask,
     already_built,
 )
-from coordinate_eval.evaluators.harness.conversation import Chat, Conversation
-from coordinate_eval.evaluators.harness.language_models import Generation, Prompt, RequestModel
-from coordinate_eval.evaluators.harness.made_from import ItemDigest, item_digests
-from coordinate_eval.evaluators.harness.task_loader import LoadedTasks, in_words
+from coordinate_eval.evaluators.harness.prompts.conversation import Chat, Conversation
+from coordinate_eval.evaluators.harness.prompts.language_models import (
+    Generation,
+    Prompt,
+    RequestModel,
+)
+from coordinate_eval.evaluators.harness.tasks.made_from import ItemDigest, item_digests
+from coordinate_eval.evaluators.harness.tasks.task_loader import LoadedTasks, in_words
 from coordinate_eval.records import Dataset, Request, RequestKind, Response
 
 _Identity = tuple[str, int, int, int, int]

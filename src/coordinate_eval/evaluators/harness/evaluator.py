@@ -31,14 +31,6 @@ from coordinate_eval.errors import CoordinateError, RecordError, UserError
 from coordinate_eval.evaluators.harness.answered_dataset import Answered, AnsweredDataset
 from coordinate_eval.evaluators.harness.built_dataset import BuiltDataset
 from coordinate_eval.evaluators.harness.code_eval import AnswerBook, Collector, answered_by
-from coordinate_eval.evaluators.harness.data_files import data_sources
-from coordinate_eval.evaluators.harness.judged_task import NOBODY, Panel, in_order, judge_results
-from coordinate_eval.evaluators.harness.language_models import (
-    Backend,
-    ReplayModel,
-    RequestModel,
-)
-from coordinate_eval.evaluators.harness.made_from import made_from, without_examples
 from coordinate_eval.evaluators.harness.outputs import (
     SEEN_DOCUMENTS,
     ReadResponses,
@@ -46,19 +38,32 @@ from coordinate_eval.evaluators.harness.outputs import (
     tally,
     texts_in,
 )
+from coordinate_eval.evaluators.harness.prompts.language_models import (
+    Backend,
+    ReplayModel,
+    RequestModel,
+)
+from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer
+from coordinate_eval.evaluators.harness.prompts.watched_tokenizer import WatchedTokenizer
 from coordinate_eval.evaluators.harness.results import dataset_results, result_names
-from coordinate_eval.evaluators.harness.runs_text import what_runs_text
 from coordinate_eval.evaluators.harness.samples import Noted, NotingBook
-from coordinate_eval.evaluators.harness.task_loader import (
+from coordinate_eval.evaluators.harness.tasks.data_files import data_sources
+from coordinate_eval.evaluators.harness.tasks.judged_task import (
+    NOBODY,
+    Panel,
+    in_order,
+    judge_results,
+)
+from coordinate_eval.evaluators.harness.tasks.made_from import made_from, without_examples
+from coordinate_eval.evaluators.harness.tasks.runs_text import what_runs_text
+from coordinate_eval.evaluators.harness.tasks.task_loader import (
     TaskLoader,
     asks_questions,
     harness_session,
     in_words,
     language_of_programs,
 )
-from coordinate_eval.evaluators.harness.tokenizer import load_tokenizer
 from coordinate_eval.evaluators.harness.unbuilt_dataset import PromptsNeeded, UnbuiltDataset
-from coordinate_eval.evaluators.harness.watched_tokenizer import WatchedTokenizer
 from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.evaluators.sandbox.languages import language
 from coordinate_eval.records import (

@@ -17,9 +17,9 @@ from coordinate_eval.evaluators.harness.answered_dataset import (
     Ask,
     already_built,
 )
-from coordinate_eval.evaluators.harness.language_models import Generation, RequestModel
-from coordinate_eval.evaluators.harness.made_from import item_digests, made_from
-from coordinate_eval.evaluators.harness.task_loader import LoadedTasks
+from coordinate_eval.evaluators.harness.prompts.language_models import Generation, RequestModel
+from coordinate_eval.evaluators.harness.tasks.made_from import item_digests, made_from
+from coordinate_eval.evaluators.harness.tasks.task_loader import LoadedTasks
 from coordinate_eval.records import Dataset, DatasetRequests, Response
 
 

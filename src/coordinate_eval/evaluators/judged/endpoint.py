@@ -112,21 +112,29 @@ class Access:
     base_url: str
     model: str
     key: str = field(default="", repr=False)
+    section: str = "judge"
+    """Of the settings that name it."""
 
     @classmethod
     def of(
-        cls, base_url: str, model: str, key_variable: str | None, environ: Mapping[str, str]
+        cls,
+        base_url: str,
+        model: str,
+        key_variable: str | None,
+        environ: Mapping[str, str],
+        section: str = "judge",
     ) -> Self:
-        """Return the access that settings and environment give.
+        """Return the access that settings of a section and the environment give.
 
         Raises:
             UserError: the address is none, holds a secret, or the key is not there.
         """
-        return cls(_checked(base_url), model, read_key(key_variable, environ))
+        key = read_key(key_variable, environ, section)
+        return cls(_checked(base_url, section), model, key, section)
 
 
-def _checked(base_url: str) -> str:
-    what = f"setting judge.base_url {_without_secrets(base_url)!r}"
+def _checked(base_url: str, section: str) -> str:
+    what = f"setting {section}.base_url {_without_secrets(base_url)!r}"
     try:
         parts = urlsplit(base_url)
         host, _ = parts.hostname, parts.port
@@ -137,7 +145,7 @@ def _checked(base_url: str) -> str:
     if parts.username or parts.password:
         raise UserError(
             f"{what} holds a password, which would stand in files of the run: put it into an "
-            "environment variable, and the variable's name into [judge] api_key_env"
+            f"environment variable, and the variable's name into [{section}] api_key_env"
         )
     if parts.query or parts.fragment:
         raise UserError(f"{what} must end with its path, such as /v1")
@@ -148,7 +156,7 @@ def _without_secrets(base_url: str) -> str:
     return re.sub(r"//[^/]*@", "//…@", base_url.partition("?")[0])
 
 
-def read_key(variable: str | None, environ: Mapping[str, str]) -> str:
+def read_key(variable: str | None, environ: Mapping[str, str], section: str = "judge") -> str:
     """Return the key in an environment variable; an empty text if none is named.
 
     Raises:
@@ -157,7 +165,7 @@ def read_key(variable: str | None, environ: Mapping[str, str]) -> str:
     if not variable:
         return ""
     key = environ.get(variable, "").strip()
-    where = f"environment variable {brief(variable, 100)}, which [judge] api_key_env names,"
+    where = f"environment variable {brief(variable, 100)}, which [{section}] api_key_env names,"
     if not key:
         raise UserError(f"{where} is not set: export it, or leave out api_key_env")
     if not re.fullmatch(r"[!-~]+", key):
@@ -423,7 +431,7 @@ class Endpoint:
             # Some servers repeat a part of the key.
             raise JudgeRefuses(
                 f"the judge at {self._where} refuses the key (HTTP {status}): set the variable "
-                "that [judge] api_key_env names, and export it"
+                f"that [{self._access.section}] api_key_env names, and export it"
             )
         if status == 404 or (status == 400 and _NO_SUCH_MODEL.search(reply.text)):
             raise self._unknown_model(said)
@@ -433,7 +441,7 @@ class Endpoint:
             to = brief(reply.headers.get("location", "somewhere else"), MOST_WORDS)
             raise JudgeRefuses(
                 f"the judge at {self._where} sends its questions to {to} (HTTP {status}), and the "
-                "key is not sent there: set [judge] base_url to where it is"
+                f"key is not sent there: set [{self._access.section}] base_url to where it is"
             )
         if status in _ASK_AGAIN or status >= 500:
             retry_after = _retry_after(reply.headers.get("retry-after", ""))
@@ -443,8 +451,8 @@ class Endpoint:
     def _unknown_model(self, said: str) -> JudgeRefuses:
         return JudgeRefuses(
             f"the judge at {self._where} has no model {brief(self._access.model, 200)!r}: {said}. "
-            "Set [judge] base_url up to and with /v1 and resume the run, or start a new one with a "
-            "model that it has"
+            f"Set [{self._access.section}] base_url up to and with /v1 and resume the run, or "
+            "start a new one with a model that it has"
         )
 
 

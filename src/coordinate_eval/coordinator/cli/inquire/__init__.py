@@ -1,0 +1,1 @@
+"""Commands that show runs, suites and settings, and change nothing."""

@@ -1,0 +1,186 @@
+"""`coordinate-eval diagnose`: why jobs failed, of a run or by their logs."""
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import platformdirs
+from rich.console import Console
+from rich.text import Text
+
+from coordinate_eval import _owner, _user_files
+from coordinate_eval._format import plural, size, visible
+from coordinate_eval.coordinator.cli.inquire.ask_model import confirm, propose
+from coordinate_eval.coordinator.cli.inquire.runs import find_to_show
+from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.report.causes import FailedJob, diagnose_run
+from coordinate_eval.coordinator.report.failures import Failure
+from coordinate_eval.coordinator.run.own import is_own
+from coordinate_eval.diagnosis.cause import UNKNOWN, Cause, Ending, Log, find_cause, read_log
+from coordinate_eval.diagnosis.reaction import reaction
+from coordinate_eval.diagnosis.rules import Rules, merged, read_site, with_site
+from coordinate_eval.errors import UserError
+
+SCHEMA = "coordinate-eval/diagnosis@1"
+
+
+class Asked(NamedTuple):
+    """What the command line asks for."""
+
+    what: list[str]
+    end: str
+    ask: bool
+    confirm: bool
+    compressed: bool
+    as_json: bool
+
+
+def show_causes(settings: Settings, asked: Asked) -> int:
+    """Print the cause of each failure; return 1 if one is not known, else 0.
+
+    Raises:
+        UserError: there is no such run or log, or the rules cannot be used.
+    """
+    if asked.ask and asked.confirm:
+        raise UserError("--confirm is for what --ask has said: give one of them")
+    rules = _rules(settings)
+    paths = [Path(each) for each in asked.what]
+    if paths and all(_is_log(path) for path in paths):
+        return _show_logs(paths, rules, settings, asked)
+    if len(paths) > 1:
+        missing = next(path for path in paths if not _is_log(path))
+        raise UserError(f"no log file {str(missing)!r}: give the name of one run, or log files")
+    if asked.end or asked.compressed or asked.ask or asked.confirm:
+        raise UserError("--end, --compressed, --ask and --confirm are for log files: name some")
+    run_dir, foreign = find_to_show(asked.what[0] if asked.what else None, settings)
+    with _owner.for_show() if foreign else contextlib.nullcontext():
+        found = diagnose_run(run_dir, rules)
+    if foreign:
+        say(foreign)
+    if asked.as_json:
+        _write(found)
+    elif not found:
+        table_console().print(f"no job of {run_dir.root} failed", highlight=False, markup=False)
+    else:
+        _print(found, table_console())
+    return _status(found)
+
+
+def rules_file(settings: Settings) -> Path:
+    """Return the path of the user's own rules, which need not be there."""
+    if settings.diagnosis.rules:
+        return Path(settings.diagnosis.rules).expanduser()
+    return _config_folder() / "diagnosis.yaml"
+
+
+def learned_file(settings: Settings) -> Path:
+    """Return the path of the rules that a model proposed and the user confirmed.
+
+    They lie beside the user's rules if that folder is his own: a site's rules may be root's.
+    """
+    folder = rules_file(settings).parent
+    if not is_own(folder.resolve()):
+        folder = _config_folder()
+    return folder / "diagnosis-learned.yaml"
+
+
+def _config_folder() -> Path:
+    return Path(platformdirs.user_config_dir("coordinate-eval"))
+
+
+def _rules(settings: Settings) -> Rules:
+    own, learned = read_site(rules_file(settings)), read_site(learned_file(settings))
+    return with_site(merged(own, learned))
+
+
+def _is_log(path: Path) -> bool:
+    try:
+        return path.is_file() and path.name != "run.json"
+    except (OSError, ValueError):
+        return False
+
+
+def _show_logs(paths: Sequence[Path], rules: Rules, settings: Settings, asked: Asked) -> int:
+    logs = [_read(path, rules) for path in paths]
+    if asked.compressed:
+        for log in logs:
+            _print_compressed(log)
+        return 0
+    if asked.confirm:
+        confirm(logs, learned_file(settings))
+        rules = _rules(settings)
+        logs = [_read(path, rules) for path in paths]
+    cause = find_cause(logs, rules, Ending(asked.end))
+    if asked.ask and cause is not None and cause.reason == UNKNOWN:
+        propose(logs, asked.end, rules, settings.diagnosis, learned_file(settings))
+    name = paths[0].name if len(paths) == 1 else plural(len(paths), "log")
+    found = [] if cause is None else [FailedJob(Failure("job", name, "", "", ""), cause)]
+    if asked.as_json:
+        _write(found)
+    elif not found:
+        table_console().print("no failure found", highlight=False)
+    else:
+        _print(found, table_console())
+    return _status(found)
+
+
+def _read(path: Path, rules: Rules) -> Log:
+    _user_files.check_regular(path, "log file")
+    try:
+        with path.open("rb") as file:
+            return read_log(file, str(path), rules)
+    except OSError as error:
+        raise UserError(f"log file {path} cannot be read: {error.strerror}") from error
+
+
+def _status(found: Sequence[FailedJob]) -> int:
+    return 1 if any(job.cause.reason == UNKNOWN for job in found) else 0
+
+
+def _print_compressed(log: Log) -> None:
+    text = visible(log.left.text())
+    sys.stdout.write(text)
+    say(
+        f"{log.name}: {plural(log.left.lines, 'line')}, {size(log.left.bytes)}; left are "
+        f"{plural(len(log.left.kept), 'line')}, {size(len(text.encode()))}"
+    )
+
+
+def _write(found: Sequence[FailedJob]) -> None:
+    write_json({"schema": SCHEMA, "failures": [_json(job) for job in found]})
+
+
+def _json(job: FailedJob) -> dict[str, Any]:
+    cause = job.cause._asdict() | {"others": list(job.cause.others)}
+    cause["then"] = reaction(job.cause).action.value
+    return {
+        "kind": job.failure.kind,
+        "name": job.failure.name,
+        "node": job.failure.node,
+        "message": job.failure.message,
+        "cause": cause,
+    }
+
+
+def _print(found: Sequence[FailedJob], where: Console) -> None:
+    """Print each cause once, with the jobs that it ended."""
+    alike: dict[tuple[str, str, str], list[FailedJob]] = {}
+    for job in found:
+        key = (job.failure.kind, job.cause.reason, job.cause.rule)
+        alike.setdefault(key, []).append(job)
+    for (kind, _, _), jobs in alike.items():
+        first = jobs[0]
+        who = f"{kind} {first.failure.name}" if len(jobs) == 1 else plural(len(jobs), kind)
+        _print_cause(who, first.cause, where)
+
+
+def _print_cause(who: str, cause: Cause, where: Console) -> None:
+    where.print(Text(f"{who}: {cause.reason} ({cause.category})", style="bold"), soft_wrap=True)
+    place = f"{cause.log}:{cause.number}" if cause.number and cause.log else "Slurm"
+    where.print(Text(f"  {place}: {cause.line.strip()}"), soft_wrap=True)
+    where.print(Text(f"  do: {cause.cure}", style="green"), soft_wrap=True)
+    if cause.others:
+        where.print(Text(f"  also seen: {', '.join(cause.others)}", style="dim"), soft_wrap=True)

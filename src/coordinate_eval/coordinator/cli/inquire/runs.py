@@ -1,0 +1,261 @@
+"""`coordinate-eval runs`: find runs under `runs_dir`, and list them."""
+
+import contextlib
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from coordinate_eval import _files, _owner
+from coordinate_eval._format import plural, whole_duration
+from coordinate_eval.cluster import TaskStatus
+from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.judges import judged, judged_differently
+from coordinate_eval.coordinator.report.main_metric import Score, main_score
+from coordinate_eval.coordinator.report.results import read_dataset
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.own import is_own, own, place
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.coordinator.run.removing import REMOVED
+from coordinate_eval.errors import ClusterError, ForeignError, RecordError, UserError
+
+Found = tuple[RunDir, Run]
+
+
+def find(name: str | None, settings: Settings) -> RunDir:
+    """Return the user's run with this id or directory; without a name, the latest run.
+
+    Raises:
+        UserError: there is none, or it is not the user's own.
+    """
+    home = Path(settings.runs_dir).expanduser()
+    if name is not None:
+        # An id is looked up first: a folder of that name may lie in a checkpoint. One's own run
+        # comes before that of a colleague.
+        ours = [place(home, name)] if Path(name).name == name else []
+        for root in (*ours, home / name, Path(name)):
+            # A name may be too long to be a path at all, and another user's folder closed.
+            with contextlib.suppress(OSError):
+                if (root / "run.json").exists():
+                    return own(root)
+        raise UserError(
+            f"no run {name!r}: neither a run directory nor an id under {home}; "
+            "`coordinate-eval runs` lists the runs"
+        )
+    roots = _roots(home)
+    if not roots:
+        raise UserError(f"no runs under {home} that are yours")
+    return own(roots[0])
+
+
+def find_to_show(name: str | None, settings: Settings) -> tuple[RunDir, str]:
+    """Return the run of `find`, and why it may only be shown, if it is not the user's own.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    try:
+        return find(name, settings), ""
+    except ForeignError as error:
+        if name is None:
+            raise
+        with _owner.for_show():
+            return find(name, settings), str(error)
+
+
+def find_all(settings: Settings) -> tuple[list[Found], list[str]]:
+    """Return the user's runs under `runs_dir`, newest first, and the errors of unreadable ones."""
+    found: list[Found] = []
+    problems: list[str] = []
+    roots = _roots(Path(settings.runs_dir).expanduser())
+    # A run with --run-dir is linked into `runs_dir`, where it may lie itself.
+    for root in dict.fromkeys(root.resolve() for root in roots):
+        try:
+            run_dir = own(root)
+            found.append((run_dir, read_run(run_dir)))
+        except (RecordError, ForeignError, OSError) as error:
+            problems.append(str(error))
+    return sorted(found, key=lambda pair: -pair[1].created), problems
+
+
+def name_for_commands(run_dir: RunDir, run: Run, settings: Settings) -> str:
+    """Return how a command line names this run: its id where that finds it, else its directory."""
+    with contextlib.suppress(OSError):
+        home = Path(settings.runs_dir).expanduser()
+        if place(home, run.id).resolve() == run_dir.root:
+            return run.id
+    return shlex.quote(str(run_dir.root))
+
+
+def list_runs(settings: Settings, dataset: str | None, limit: int, *, as_json: bool) -> None:
+    """Print the newest runs: id, suite, state, age, and one dataset's score. A run's id begins with
+    the name of its checkpoint.
+
+    Raises:
+        UserError: no run has this dataset.
+    """
+    found, problems = find_all(settings)
+    if dataset is not None and not any(_has(run, dataset) for _, run in found):
+        raise UserError(f"no run under {settings.runs_dir} has dataset {dataset!r}")
+    tasks, note = poll(found[:limit], settings)
+    rows = readable_rows(
+        found[:limit], lambda run_dir, run: _row(run_dir, run, dataset, tasks), problems
+    )
+    why = judged_differently((row["run"], row["judge"]) for row in rows if row.get("judge"))
+    if why:
+        problems.append(f"scores of dataset {dataset} are not shown: {why}")
+        rows = [row | {"score": None} for row in rows]
+    if as_json:
+        write_json(rows)
+    else:
+        console = table_console()
+        if not rows:
+            text = f"no runs under {settings.runs_dir}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(_table(rows, dataset))
+        if len(found) > limit:
+            console.print(
+                f"{plural(len(found) - limit, 'older run')}: --limit N shows more", highlight=False
+            )
+    for problem in [*problems, *([note] if note else [])]:
+        say(problem)
+
+
+def readable_rows(
+    found: Sequence[Found], row: Callable[[RunDir, Run], dict[str, Any]], problems: list[str]
+) -> list[dict[str, Any]]:
+    """Return the row of each run. Of a run with a torn file, add the error to `problems`."""
+    rows = []
+    for run_dir, run in found:
+        try:
+            rows.append(row(run_dir, run))
+        except (RecordError, ForeignError, OSError) as error:
+            problems.append(str(error))
+    return rows
+
+
+def dataset_score(run_dir: RunDir, dataset: str, metric: str | None = None) -> Score | None:
+    """Return the main metric of a dataset, or the metric named; None where there is no result."""
+    found = read_dataset(run_dir, dataset)
+    return main_score(found, metric) if found is not None else None
+
+
+def poll(
+    found: Sequence[Found], settings: Settings
+) -> tuple[dict[str, list[TaskStatus] | None], str]:
+    """Return the jobs of each run, and why they are not known. Asks once for each scheduler, and
+    only if some run has not ended.
+    """
+    tasks: dict[str, list[TaskStatus] | None] = {}
+    note = ""
+    open_runs = [run for run_dir, run in found if not _surely_ended(run_dir)]
+    for name in sorted({run.cluster for run in open_runs}):
+        cluster = clusters.by_name(name, settings)
+        known: list[TaskStatus] | None = None
+        if not cluster.local:
+            try:
+                with cluster:
+                    known = cluster.poll(jobs.PREFIX)
+            except (ClusterError, UserError) as error:
+                note = f"states are as of the run directories: {error}"
+        for run in (run for run in open_runs if run.cluster == name):
+            mine = jobs.prefix(run)
+            tasks[run.nonce] = (
+                None if known is None else [t for t in known if t.name.startswith(mine)]
+            )
+    return tasks, note
+
+
+def _roots(home: Path) -> list[Path]:
+    """Return the user's own run directories under a folder, the newest first.
+
+    What others put there is passed over, links to runs included, and what is being removed.
+    """
+    try:
+        paths = [p for p in home.glob("*/run.json") if is_own(p) and is_own(p.parent)]
+        mine = [p for p in paths if is_own(p.parent.resolve())]
+        newest = sorted(mine, key=lambda p: -_files.modified(p))
+        return [p.parent for p in newest if not p.parent.name.startswith(REMOVED)]
+    except OSError as error:
+        raise UserError(f"runs_dir {home} cannot be read: {error.strerror}") from error
+
+
+def _has(run: Run, dataset: str) -> bool:
+    return any(each.name == dataset for each in run.suite.datasets)
+
+
+def _surely_ended(run_dir: RunDir) -> bool:
+    with contextlib.suppress(RecordError):  # it is reported with the run's row
+        return state.is_complete(run_dir) or run_dir.cancelled.exists()
+    return True
+
+
+def _row(
+    run_dir: RunDir,
+    run: Run,
+    dataset: str | None,
+    tasks: dict[str, list[TaskStatus] | None],
+) -> dict[str, Any]:
+    known = tasks.get(run.nonce)
+    silent = run.nonce in tasks and known is None
+    phase = state.phase_of(run_dir, run, known, silent=silent)
+    scored = _files.names(run_dir.results_folder)
+    row: dict[str, Any] = {
+        "run": run.id,
+        "dir": str(run_dir.root),
+        "checkpoint": run.checkpoint.path,
+        "suite": run.suite.name,
+        "state": phase.value,
+        "datasets": len(run.suite.datasets),
+        "datasets_scored": sum(1 for d in run.suite.datasets if f"{d.name}.json" in scored),
+        "created": run.created,
+        "age_seconds": max(0.0, time.time() - run.created),
+    }
+    if dataset is not None:
+        results = read_dataset(run_dir, dataset) if _has(run, dataset) else None
+        score = main_score(results) if results is not None else None
+        row["score"] = None if score is None else score._asdict()
+        row["judge"] = judged(results) if results is not None else {}
+    return row
+
+
+def _table(rows: list[dict[str, Any]], dataset: str | None) -> Table:
+    table = Table()
+    table.add_column("run", overflow="fold")
+    table.add_column("suite", overflow="fold")
+    table.add_column("state")
+    table.add_column("scored", justify="right", no_wrap=True)
+    table.add_column("age", justify="right", no_wrap=True)
+    metrics = {row["score"]["metric"] for row in rows if row.get("score")}
+    if dataset is not None:
+        # One metric is named once, above its values.
+        heading = f"{dataset}\n{escape(metrics.pop())}" if len(metrics) == 1 else dataset
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [
+            row["run"],
+            escape(row["suite"]),
+            row["state"],
+            f"{row['datasets_scored']} of {row['datasets']}",
+            age(row["age_seconds"]),
+        ]
+        if dataset is not None:
+            score = row["score"]
+            name = f" {escape(score['metric'])}" if score and metrics else ""
+            cells.append(f"{score['value']:.4f}{name}" if score else "")
+        table.add_row(*cells)
+    return table
+
+
+def age(seconds: float) -> str:
+    """Return an age in the unit that fits, days included."""
+    return f"{seconds / 86400:.0f} days" if seconds >= 2 * 86400 else whole_duration(seconds)

@@ -1,0 +1,289 @@
+"""`coordinate-eval samples`: prompts, answers, targets and verdicts of a dataset, to be read.
+
+The harness scores the dataset's responses again, in a confined process on this machine: see
+`evaluators/confined/`. No GPU, no scheduler and no network is needed, but the harness is.
+"""
+
+import contextlib
+import difflib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from coordinate_eval import _files, _owner
+from coordinate_eval._format import plural, visible_json
+from coordinate_eval.coordinator.cli.inquire.runs import find
+from coordinate_eval.coordinator.cli.output import console, say
+from coordinate_eval.coordinator.dry_run.run_page import write_report
+from coordinate_eval.coordinator.inputs.folders import working_in
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
+from coordinate_eval.coordinator.report import samples as choice
+from coordinate_eval.coordinator.report.judges import judged, judged_differently
+from coordinate_eval.coordinator.report.results import read_dataset, read_results
+from coordinate_eval.coordinator.report.samples import Card, Shown
+from coordinate_eval.coordinator.run.own import work_folder
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.coordinator.workers.scorer import (
+    answer_files,
+    response_files,
+    start_evaluator,
+)
+from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.confined.evaluator import Samples
+from coordinate_eval.evaluators.confined.messages import LoggedSample
+from coordinate_eval.records import Dataset, DatasetRequests, DatasetResults
+
+FEW = 10
+"""Items that are shown to people who do not say how many."""
+
+MOST_IN_REPORT = 200
+"""Items in `report.html`, each with some kilobytes."""
+
+
+class Wanted(NamedTuple):
+    """The samples that the user asks for, and where they go."""
+
+    dataset: str
+    items: Sequence[int] = ()
+    wrong: bool = False
+    other: str | None = None
+    limit: int | None = None
+    metric: str | None = None
+    as_json: bool = False
+    output: Path | None = None
+    report: bool = False
+
+
+class _Read(NamedTuple):
+    """A dataset of a run, with its samples."""
+
+    run_dir: RunDir
+    run: Run
+    results: DatasetResults
+    samples: Samples
+    shown: dict[int, Shown]
+
+    def chosen(self, items: Sequence[int], *, all_filters: bool) -> Iterator[LoggedSample]:
+        """Yield the samples of some items; where a task has several filters, all or the main's."""
+        verdicts = self.samples.verdicts
+        positions = choice.positions_of(verdicts, items)
+        if not all_filters:
+            first = {verdicts[n].item: n for n in reversed(positions)}
+            main = {item: verdict.position for item, verdict in self.shown.items()}
+            positions = [main.get(item, first[item]) for item in items]
+        return self.samples.at(positions)
+
+    def card(self, sample: LoggedSample, run: str = "") -> Card:
+        """Return a sample as people read it."""
+        said_by = "judge" if self.results.judge else "verdict"
+        return choice.card(sample, self.shown.get(sample.item), run=run, said_by=said_by)
+
+
+def show_samples(name: str | None, settings: Settings, wanted: Wanted) -> None:
+    """Print samples of a dataset of a run, or write them to files or into `report.html`.
+
+    Raises:
+        UserError: there is no such run, dataset or item, the dataset is not scored yet, it has no
+            verdicts, two runs have different judges, or the harness is not installed here.
+    """
+    _check(wanted)
+    # What is relative is so to the folder of the command, which is left below.
+    folder = wanted.output and wanted.output.absolute()
+    runs = [find(name, settings), *([find(wanted.other, settings)] if wanted.other else [])]
+    with contextlib.ExitStack() as stack:
+        both = [stack.enter_context(_reading(run_dir, wanted)) for run_dir in runs]
+        ours = both[0]
+        if len(both) > 1:
+            allowed = _differing(*both)
+        elif wanted.wrong:
+            allowed = _wrong(ours)
+        else:
+            allowed = sorted({verdict.item for verdict in ours.samples.verdicts})
+        known = {verdict.item for verdict in ours.samples.verdicts}
+        items = choice.select(known, wanted.items, allowed, _most(wanted), wanted.dataset)
+        if folder is not None:
+            _write_files(both, items, folder)
+        elif wanted.as_json:
+            _write_lines(both, items)
+        else:
+            cards = [*_cards(both, items)]
+            if wanted.report:
+                _write_report(ours, wanted.dataset, cards)
+            else:
+                _print(console(), cards)
+                if not wanted.items and len(items) < len(set(allowed)):
+                    say(f"{len(set(allowed)) - len(items):,} more: --limit N shows more")
+
+
+def _check(wanted: Wanted) -> None:
+    """Raise a `UserError` for options that exclude each other, or without the harness."""
+    forms = {"--json": wanted.as_json, "--output": bool(wanted.output), "--report": wanted.report}
+    given = [form for form, asked in forms.items() if asked]
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} are two places for samples: give one of them")
+    if wanted.wrong and wanted.other is not None:
+        raise UserError("--diff shows where two runs differ: leave out --wrong")
+    if find_spec("lm_eval") is None:
+        raise UserError(
+            "samples are read with the evaluation harness, which is not installed in this Python: "
+            f"{sys.executable} -m pip install 'coordinate-eval[harness]', or call the "
+            "coordinate-eval of the environment in which runs are scored"
+        )
+
+
+def _most(wanted: Wanted) -> int | None:
+    """Return how many items are shown at most, None for all."""
+    if wanted.report:
+        return min(wanted.limit or FEW, MOST_IN_REPORT)
+    if wanted.limit is None and not wanted.items:
+        return None if wanted.as_json or wanted.output else FEW
+    return wanted.limit
+
+
+@contextlib.contextmanager
+def _reading(run_dir: RunDir, wanted: Wanted) -> Iterator[_Read]:
+    """Have a dataset of a run scored again, for its samples in the block."""
+    run = read_run(run_dir)
+    _owner.trust(run.settings.trusted_users)
+    check_tasks(run.suite)
+    dataset = _dataset(run, wanted.dataset)
+    results = read_dataset(run_dir, dataset.name)
+    if results is None:
+        raise UserError(
+            f"dataset {dataset.name!r} of run {run.id} is not scored yet; `coordinate-eval status "
+            f"{run.id}` shows which are"
+        )
+    index = _files.read_record(run_dir.requests_index(dataset.name), DatasetRequests)
+    shards = [shard for shard in run.shards if shard.dataset == dataset.name]
+    responses, answers = response_files(run_dir, shards), answer_files(run_dir, run, shards)
+    with (
+        working_in(str(work_folder(run_dir))),
+        tempfile.TemporaryFile() as log,
+        start_evaluator(run_dir, run, {dataset.name: index}, log) as evaluator,
+        evaluator.samples(dataset, responses, answers) as samples,
+    ):
+        shown = choice.shown_verdicts(samples.verdicts, results, wanted.metric)
+        if wanted.metric is not None and not shown:
+            raise UserError(
+                f"dataset {dataset.name!r} has no metric {wanted.metric!r} of its items"
+            )
+        yield _Read(run_dir, run, results, samples, shown)
+
+
+def _dataset(run: Run, name: str) -> Dataset:
+    datasets = {dataset.name: dataset for dataset in run.suite.datasets}
+    if name not in datasets:
+        near = difflib.get_close_matches(name, datasets, n=3)
+        also = f"; did you mean {', '.join(near)}?" if near else f": it has {', '.join(datasets)}"
+        raise UserError(f"run {run.id} has no dataset {name!r}{also}")
+    return datasets[name]
+
+
+def _wrong(read: _Read) -> list[int]:
+    """Return the items that are wrong, or of a graded dataset all, the worst first; say which."""
+    results, verdicts = read.results, read.samples.verdicts
+    items = plural(results.items, "item")
+    if choice.is_graded(read.shown, results, verdicts):
+        say(f"{results.dataset}: {items}, the worst first")
+        return choice.worst_first(read.shown, results, verdicts)
+    found = sorted(item for item, verdict in read.shown.items() if not verdict.right)
+    say(f"{results.dataset}: {len(found):,} of {items} wrong")
+    return found
+
+
+def _differing(ours: _Read, theirs: _Read) -> list[int]:
+    """Return the items whose verdicts differ in two runs, and say how many they are."""
+    name = ours.results.dataset
+    both = [(read.run.id, judged(read.results)) for read in (ours, theirs)]
+    if problem := judged_differently((run, judge) for run, judge in both if judge):
+        raise UserError(f"dataset {name!r} cannot be compared in these two runs: {problem}")
+    graded = any(
+        choice.is_graded(read.shown, read.results, read.samples.verdicts) for read in (ours, theirs)
+    )
+    found = choice.differing(ours.shown, theirs.shown, name, graded=graded)
+    items = plural(ours.results.items, "item")
+    if graded:
+        say(f"{name}: {len(found):,} of {items} differ, the largest difference first")
+        return found
+    better = sum(ours.shown[item].right for item in found)
+    say(
+        f"{name}: of {items}, {better:,} are right in {ours.run.id} "
+        f"only, and {len(found) - better:,} in {theirs.run.id} only"
+    )
+    return found
+
+
+def _cards(both: Sequence[_Read], items: Sequence[int]) -> Iterator[Card]:
+    """Yield what people read: item by item, and of each the answers of both runs."""
+    names = [read.run.id if len(both) > 1 else "" for read in both]
+    streams = [read.chosen(items, all_filters=False) for read in both]
+    for samples in zip(*streams, strict=True):
+        for read, sample, name in zip(both, samples, names, strict=True):
+            yield read.card(sample, name)
+
+
+def _lines(both: Sequence[_Read], items: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the task of each sample, and the sample in the harness's order and format.
+
+    The judge's words are added, and of two runs their ids.
+    """
+    for read in both:
+        for sample in read.chosen(items, all_filters=True):
+            content: dict[str, Any] = json.loads(sample.content)
+            if read.results.judge:
+                content["judge"] = sample.words
+            if len(both) > 1:
+                content["run"] = read.run.id
+            yield sample.task, content
+
+
+def _line(content: dict[str, Any]) -> str:
+    return visible_json(json.dumps(content, ensure_ascii=False)) + "\n"
+
+
+def _write_lines(both: Sequence[_Read], items: Sequence[int]) -> None:
+    several = len({verdict.task for verdict in both[0].samples.verdicts}) > 1
+    for task, content in _lines(both, items):
+        # The harness names the task in the name of a file.
+        sys.stdout.write(_line(content | {"task": task} if several else content))
+
+
+def _write_files(both: Sequence[_Read], items: Sequence[int], folder: Path) -> None:
+    """Write a file for each task, named as the harness names it."""
+    when = datetime.now().isoformat().replace(":", "-")
+    found: dict[str, list[str]] = {}
+    for task, content in _lines(both, items):
+        found.setdefault(task.replace("/", "_"), []).append(_line(content))
+    folder.mkdir(parents=True, exist_ok=True)
+    for task, lines in found.items():
+        path = folder / f"samples_{task}_{when}.jsonl"
+        _files.write(path, "".join(lines))
+        say(f"{path}: {plural(len(lines), 'sample')}")
+
+
+def _write_report(read: _Read, dataset: str, cards: list[Card]) -> None:
+    results = read_results(read.run_dir)
+    if results is None:
+        raise UserError(f"run {read.run.id} has no report yet: it has not ended")
+    if problem := write_report(read.run_dir, results, cards):
+        raise UserError(problem)
+    say(f"{read.run_dir.report}: {plural(len(cards), 'sample')} of {dataset}")
+
+
+def _print(where: Console, cards: Sequence[Card]) -> None:
+    for card in cards:
+        where.print(Text(card.title, style="bold"), soft_wrap=True)
+        for name, text in card.parts:
+            where.print(Text(name, style="cyan"))
+            where.print(Text("\n".join(f"  {line}" for line in text.splitlines())), soft_wrap=True)
+        where.print()

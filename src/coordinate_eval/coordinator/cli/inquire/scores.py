@@ -1,0 +1,221 @@
+"""`coordinate-eval scores`: a table of checkpoints and datasets, one main metric each.
+
+See `report/main_metric.py` for the choice of the main metric.
+"""
+
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from coordinate_eval import _owner
+from coordinate_eval._format import visible
+from coordinate_eval.coordinator.cli.inquire.runs import find, find_all, readable_rows
+from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.formats import lm_eval_results, model_card
+from coordinate_eval.coordinator.report.judges import judged, judged_differently
+from coordinate_eval.coordinator.report.main_metric import main_score
+from coordinate_eval.coordinator.report.results import (
+    collect_results,
+    read_dataset,
+    read_results,
+    warnings,
+)
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.errors import UserError
+
+_OF_ONE_RUN = ("lm_eval", "model-card")
+
+FORMATS = ("table", "csv", "json", "markdown", *_OF_ONE_RUN)
+"""What scores can be printed as."""
+
+INCOMPLETE = "*"
+"""Marks a run without all of its results."""
+
+
+def show_scores(names: Sequence[str], settings: Settings, metric: str | None, form: str) -> None:
+    """Print the scores of these runs, or of all runs: one row a run, one column a dataset.
+
+    Args:
+        metric: shown in place of the main one, for datasets that have it.
+        form: one of `FORMATS`.
+
+    Scores of different judges say nothing about each other: they are not shown together.
+
+    Raises:
+        UserError: a run is not there, no dataset has the metric, nothing can be compared, or a
+            format of one run is asked for and several runs are, or none.
+    """
+    if form in _OF_ONE_RUN:
+        _show_one(names, settings, metric, form)
+        return
+    problems: list[str] = []
+    if names:
+        with _owner.for_show():
+            found = [(each, read_run(each)) for each in _named(names, settings)]
+            rows = [_row(run_dir, run, metric) for run_dir, run in found]
+    else:
+        found, problems = find_all(settings)
+        rows = readable_rows(found, lambda run_dir, run: _row(run_dir, run, metric), problems)
+    rows.sort(key=lambda r: (r["step"] is None, r["step"] or 0, r["created"]))
+    datasets = list(dict.fromkeys(d.name for _, run in found for d in run.suite.datasets))
+    unlike = {name: why for name in datasets if (why := _judged_differently(rows, name))}
+    for name, why in unlike.items():
+        problems.append(f"dataset {name} is not shown: {why}")
+        for row in rows:
+            row["scores"].pop(name, None)
+    scored = [name for name in datasets if any(name in row["scores"] for row in rows)]
+    if unlike and not scored:
+        raise UserError("\n".join(problems))
+    if metric is not None and rows and not scored:
+        raise UserError(f"no dataset of these runs has a score with metric {metric!r}")
+    if form == "json":
+        document = {
+            "schema": "coordinate-eval/score-table@1", "datasets": datasets, "rows": rows,
+        }  # fmt: skip
+        write_json(document)
+    elif form == "csv":
+        sys.stdout.write(visible(_csv(rows, datasets)))
+    elif form == "markdown":
+        sys.stdout.write(visible(_markdown(rows, scored)))
+    else:
+        _print(rows, scored, settings)
+    for problem in problems:
+        say(problem)
+
+
+def _show_one(names: Sequence[str], settings: Settings, metric: str | None, form: str) -> None:
+    if len(names) != 1:
+        raise UserError(f"the format {form} is of one run: name it")
+    if metric is not None:
+        raise UserError(f"the format {form} has its own metrics: leave out --metric")
+    with _owner.for_show():
+        run_dir = find(names[0], settings)
+        run = read_run(run_dir)
+        ended = read_results(run_dir) or {}
+        results = {**collect_results(run_dir, run), "seconds": ended.get("seconds", "")}
+        read = (read_dataset(run_dir, dataset.name) for dataset in run.suite.datasets)
+        scored = [found for found in read if found is not None]
+    if not scored:
+        raise UserError(f"run {run.id} has no scores yet")
+    if form == "lm_eval":
+        write_json(lm_eval_results(run, results, scored))
+    else:
+        sys.stdout.write(visible(model_card(run, results, scored)))
+
+
+def _named(names: Sequence[str], settings: Settings) -> list[RunDir]:
+    found = [find(name, settings) for name in names]
+    return list({run_dir.root: run_dir for run_dir in found}.values())
+
+
+def _row(run_dir: RunDir, run: Run, metric: str | None) -> dict[str, Any]:
+    read = ((d.name, read_dataset(run_dir, d.name)) for d in run.suite.datasets)
+    found = {name: results for name, results in read if results is not None}
+    scores = {name: main_score(results, metric) for name, results in found.items()}
+    return {
+        "step": step_of(run.checkpoint.path) if run.step is None else run.step,
+        "run": run.id,
+        "dir": str(run_dir.root),
+        "checkpoint": run.checkpoint.path,
+        "suite": run.suite.name,
+        "created": run.created,
+        "complete": state.is_complete(run_dir),
+        "scores": {name: score._asdict() for name, score in scores.items() if score is not None},
+        "judges": {name: judged(results) for name, results in found.items() if results.judge},
+        "warnings": [line for results in found.values() for line in warnings(results)],
+    }
+
+
+def _judged_differently(rows: Sequence[dict[str, Any]], dataset: str) -> str:
+    there = (row for row in rows if dataset in row["judges"] and dataset in row["scores"])
+    return judged_differently((row["run"], row["judges"][dataset]) for row in there)
+
+
+def _csv(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["step", "checkpoint", "run", "complete", *datasets])
+    for row in rows:
+        values = (row["scores"].get(name, {}).get("value", "") for name in datasets)
+        step = "" if row["step"] is None else row["step"]
+        complete = str(row["complete"]).lower()
+        writer.writerow([step, row["checkpoint"], row["run"], complete, *values])
+    return text.getvalue()
+
+
+def _markdown(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
+    headings = ["step", *(_heading(rows, name).replace("\n", "<br>") for name in datasets)]
+    lines = [headings, ["---:"] * len(headings)]
+    lines += [[_label(row, rows), *_cells(row, datasets)] for row in rows]
+    text = "".join(
+        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |\n" for line in lines
+    )
+    if not all(row["complete"] for row in rows):
+        text += f"\n\\{INCOMPLETE} not all results are there\n"
+    return text
+
+
+def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Settings) -> None:
+    console = table_console()
+    if not rows or not datasets:
+        text = "no scores yet" if rows else f"no runs under {settings.runs_dir}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return
+    for part in _blocks(rows, datasets, console.width):
+        table = Table()
+        table.add_column("step", justify="right", no_wrap=True)
+        for name in part:
+            table.add_column(escape(_heading(rows, name)), justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(_label(row, rows), *_cells(row, part))
+        console.print(table)
+    for row in rows:
+        for warning in row["warnings"]:
+            text = warning if len(rows) == 1 else f"{_label(row, rows)}: {warning}"
+            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if not all(row["complete"] for row in rows):
+        text = f"{INCOMPLETE} not all results are there: `coordinate-eval status RUN` says why"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _blocks(rows: Sequence[dict[str, Any]], datasets: Sequence[str], width: int) -> list[list[str]]:
+    """Return the datasets in groups whose columns fit beside each other."""
+    first = max(len("step"), *(len(_label(row, rows)) for row in rows)) + 4
+    blocks: list[list[str]] = []
+    used = width
+    for name in datasets:
+        cells = (*_heading(rows, name).splitlines(), *(_cells(row, [name])[0] for row in rows))
+        needed = max(map(len, cells)) + 3
+        if used + needed > width:
+            blocks.append([])
+            used = first
+        blocks[-1].append(name)
+        used += needed
+    return blocks
+
+
+def _heading(rows: Sequence[dict[str, Any]], dataset: str) -> str:
+    """Return a dataset's name, and on a second line its metric if all runs have the same."""
+    metrics = {row["scores"][dataset]["metric"] for row in rows if dataset in row["scores"]}
+    return f"{dataset}\n{metrics.pop()}" if len(metrics) == 1 else dataset
+
+
+def _label(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Return the step; the run's id where the step is unknown or not the only one of its kind."""
+    alike = sum(1 for other in rows if other["step"] == row["step"])
+    label = str(row["step"]) if row["step"] is not None and alike == 1 else row["run"]
+    return label + ("" if row["complete"] else INCOMPLETE)
+
+
+def _cells(row: dict[str, Any], datasets: Sequence[str]) -> list[str]:
+    scores = (row["scores"].get(name) for name in datasets)
+    return ["" if score is None else f"{score['value']:.4f}" for score in scores]

@@ -1,0 +1,232 @@
+"""`coordinate-eval status`: how far a run is, and what to do next.
+
+Exit status: 0 if the run is complete or goes on; 1 if it ended without all results, was cancelled,
+or has lost its supervisor; 3 if the scheduler did not answer and nothing else tells.
+"""
+
+import contextlib
+import time
+from typing import Any
+
+from coordinate_eval import _files, _owner
+from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.coordinator.cli.inquire import status_screen
+from coordinate_eval.coordinator.cli.inquire.runs import find_to_show, name_for_commands
+from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.places import avoiding
+from coordinate_eval.coordinator.report import failures, results, state
+from coordinate_eval.coordinator.report.first_signal import FirstSignal
+from coordinate_eval.coordinator.report.main_metric import main_score
+from coordinate_eval.coordinator.report.state import Phase
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
+from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
+from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
+
+_STATES = {
+    Phase.COMPLETE: "complete",
+    Phase.CANCELLED: "cancelled",
+    Phase.INCOMPLETE: "incomplete",
+    Phase.UNSUPERVISED: "not finished",
+    Phase.UNKNOWN: "unknown",
+}
+"""The word for a phase in the field `state`; every other phase is "running"."""
+
+FOLLOW_SECONDS = 2.0
+"""Shortest time between two looks of `--follow`."""
+
+
+def show_status(name: str | None, settings: Settings, *, as_json: bool, follow: bool) -> int:
+    """Print the state of a run, once or until it ends; return the exit status.
+
+    Raises:
+        UserError: there is no such run, or `follow` and `as_json` are both asked for.
+    """
+    if as_json and follow:
+        raise UserError("--follow shows a screen and --json prints one document: give one of them")
+    run_dir, foreign = find_to_show(name, settings)
+    with _owner.for_show() if foreign else contextlib.nullcontext():
+        return _show(run_dir, settings, foreign, as_json=as_json, follow=follow)
+
+
+def _show(run_dir: RunDir, settings: Settings, foreign: str, *, as_json: bool, follow: bool) -> int:
+    run = read_run(run_dir)
+    requests = state.count_requests(run_dir, run)
+    shown = describe(run_dir, run, settings, requests, foreign)
+    if as_json:
+        write_json(shown)
+    elif follow and not Phase(shown["phase"]).ended:
+        shown = _follow(run_dir, run, settings, requests, foreign)
+    else:
+        status_screen.show(shown, table_console())
+    return exit_status(Phase(shown["phase"]))
+
+
+def exit_status(phase: Phase) -> int:
+    """Return the exit status of `coordinate-eval status` for a run in this phase."""
+    if phase is Phase.UNKNOWN:
+        return ClusterSilent.exit_status
+    return 1 if phase.ended and phase is not Phase.COMPLETE else 0
+
+
+def describe(
+    run_dir: RunDir, run: Run, settings: Settings, requests: int, foreign: str = ""
+) -> dict[str, Any]:
+    """Return what the run directory and the scheduler say, as `status --json` prints it.
+
+    `foreign` is why the run is not the user's own; then the scheduler is not asked.
+    """
+    # A complete run is the same whatever the scheduler says, and it may be silent for a minute.
+    tasks, note, silent = None, foreign, bool(foreign)
+    if not foreign and not state.is_complete(run_dir):
+        tasks, note, silent = _poll(run)
+    progress = state.progress(run_dir, run, tasks, silent=silent, requests=requests)
+    phase = progress.phase
+    command = name_for_commands(run_dir, run, settings)
+    arrays = {s.job.name for s in jobs.read_submitted(run_dir) if s.job.count > 1}
+    if not phase.ended and not foreign and (host := state.unknown_host(run_dir, run, tasks or [])):
+        seen = (
+            f"it was last supervised in a terminal on {host}, which cannot be seen from here; if "
+            f"that has ended, `coordinate-eval resume {command}` continues the run"
+        )
+        note = f"{note}; {seen}" if note else seen
+    judge = _files.read_record_if_there(run_dir.judge, JudgeProgress)
+    rough = None
+    if phase is not Phase.COMPLETE:
+        rough = _files.read_record_if_there(run_dir.first_signal, FirstSignal)
+    if phase is Phase.INCOMPLETE:
+        reasons = results.reasons(results.read_results(run_dir))
+    else:
+        reasons = [] if phase is Phase.COMPLETE else failures.report_failures(run_dir)
+    return {
+        "run": run.id,
+        "dir": str(run_dir.root),
+        "state": _STATES.get(phase, "running"),
+        **progress.model_dump(mode="json", exclude={"trials"}),
+        "trials_by_state": progress.trials,
+        "judge": judge.model_dump(mode="json") if judge else None,
+        "checkpoint": run.checkpoint.path,
+        "suite": run.suite.name,
+        "datasets": _datasets(run_dir, run),
+        "first_signal": rough.model_dump(mode="json", by_alias=True) if rough else None,
+        "rescored": (results.read_results(run_dir) or {}).get("rescored"),
+        "trials": [t.model_dump(mode="json") for t in state.read_trials(run_dir).values()],
+        "jobs": [_job(run, t, arrays) for t in tasks or [] if t.state is not State.ENDED],
+        "reasons": reasons,
+        "next": "" if foreign else _next(phase, command),
+        "avoided": [] if foreign or phase.ended else _avoided(run.settings),
+        "note": note,
+    }
+
+
+def _avoided(settings: Settings) -> list[str]:
+    """Return the nodes that the user's runs avoid now, with the reasons."""
+    found = read_avoided(settings, time.time())
+    return [f"{name} is {avoiding.words(found[name])}" for name in sorted(found)]
+
+
+def _follow(
+    run_dir: RunDir, run: Run, settings: Settings, requests: int, foreign: str
+) -> dict[str, Any]:
+    """Show the run until it ends; return its last state. Ctrl-C leaves the run alone."""
+    console = table_console()
+    pause = max(FOLLOW_SECONDS, run.settings.supervisor.poll_seconds)
+    screen = status_screen.Following(console)
+    try:
+        with screen:
+            while True:
+                if not run.planned:
+                    run, requests = read_run(run_dir), state.count_requests(run_dir, run)
+                shown = describe(run_dir, run, settings, requests, foreign)
+                if Phase(shown["phase"]).ended:
+                    # A supervisor that hands over to the next one is not gone.
+                    time.sleep(pause)
+                    shown = describe(run_dir, run, settings, requests, foreign)
+                    if Phase(shown["phase"]).ended:
+                        break
+                screen.update(shown)
+                time.sleep(pause)
+    except KeyboardInterrupt:
+        say(f"no longer following; run {run.id} goes on")
+        raise
+    status_screen.show(shown, console)
+    return shown
+
+
+def _poll(run: Run) -> tuple[list[TaskStatus] | None, str, bool]:
+    """Return the run's jobs, a note if they are not known, and whether the scheduler is silent."""
+    cluster = clusters.by_name(run.cluster, run.settings)
+    if cluster.local:
+        return None, "", False
+    try:
+        with cluster:
+            return cluster.poll(jobs.prefix(run)), "", False
+    except (ClusterError, UserError) as error:
+        return None, f"the jobs are not shown: {error}", True
+
+
+def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
+    outputs = Ledger(run_dir, "outputs")
+    undone = outputs.unpublished(s.span for s in run.shards)
+    begun = {each.span.dataset for each in outputs.open_claims(undone)}
+    left = {d.name for d in results.unscored_datasets(run_dir, run)}
+    held = Ledger(run_dir, "results").open_claims(map(whole, left))
+    being_scored = {each.span.dataset for each in held}
+    datasets = {}
+    for dataset in run.suite.datasets:
+        shards = sum(1 for s in run.shards if s.dataset == dataset.name)
+        missing = sum(1 for s in undone if s.dataset == dataset.name)
+        word = "running" if missing else "to be scored"
+        if dataset.name in being_scored:
+            word = "scoring"
+        if missing == shards and dataset.name not in begun:
+            word = "waiting" if run.planned else _before_plan(run_dir, dataset.name)
+        if dataset.name not in left:
+            failed = run_dir.dataset_error(dataset.name).exists()
+            word = "failed" if failed else "scored"
+        found = results.read_dataset(run_dir, dataset.name)
+        score = main_score(found) if found else None
+        datasets[dataset.name] = {
+            "state": word,
+            "shards": shards,
+            "shards_done": shards - missing,
+            "score": None if score is None else score._asdict(),
+            "outputs": found.outputs.model_dump() if found and found.outputs else None,
+            "warnings": results.warnings(found) if found else [],
+        }
+    return datasets
+
+
+def _before_plan(run_dir: RunDir, dataset: str) -> str:
+    """Return how far a dataset of a run without a plan is."""
+    if run_dir.requests_error(dataset).exists():
+        return "failed"
+    if run_dir.requests_index(dataset).exists():
+        return "built"
+    claimed = Ledger(run_dir, "requests").open_claims([whole(dataset)])
+    return "building" if claimed else "waiting"
+
+
+def _job(run: Run, task: TaskStatus, arrays: set[str]) -> dict[str, str]:
+    """Return a job or one task of an array, under the id that cancels it and nothing else."""
+    return {
+        "name": task.name,
+        "what": task.name.removeprefix(jobs.prefix(run)),
+        "id": f"{task.job_id}_{task.index}" if task.name in arrays else task.job_id,
+        "state": task.state.value,
+        "node": task.node,
+        "reason": task.reason,
+    }
+
+
+def _next(phase: Phase, name: str) -> str:
+    """Return the command that a person types next."""
+    if phase is Phase.COMPLETE:
+        return f"coordinate-eval scores {name}"
+    if phase.ended:
+        return f"coordinate-eval resume {name}"
+    return f"coordinate-eval status --follow {name}"

@@ -1,0 +1,200 @@
+"""The screen of `coordinate-eval status`, made from the document that describes a run."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from coordinate_eval._format import plural, whole_duration
+from coordinate_eval.coordinator.cli.output import differences_table, first_signal_table
+from coordinate_eval.coordinator.report.state import Phase
+
+QUIET_SECONDS = 30.0
+"""Off a terminal, a line that says nothing new is printed again after this time only."""
+
+_HEADLINES = {
+    Phase.UNSUPERVISED: "has no supervisor",
+    Phase.INCOMPLETE: "ended without all results",
+}
+
+_NEXT = {
+    Phase.COMPLETE: "shows the scores beside those of other runs",
+    Phase.INCOMPLETE: "tries again after you have fixed the cause",
+    Phase.CANCELLED: "continues it from where it stopped",
+    Phase.UNSUPERVISED: "continues it from where it stopped",
+}
+
+
+def show(shown: dict[str, Any], console: Console) -> None:
+    """Print the whole document for a person."""
+    for part in _parts(shown):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+class Following:
+    """A screen that changes in place on a terminal; elsewhere a line for each change."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._last, self._when = "", 0.0
+
+    def __enter__(self) -> "Following":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def update(self, shown: dict[str, Any]) -> None:
+        """Show a newer state of the run."""
+        if self._live.is_started:
+            self._live.update(Group(*_parts(shown)), refresh=True)
+            return
+        key = f"{shown['phase']} {shown['datasets']} {shown['trials_by_state']}"
+        if key != self._last or time.monotonic() - self._when > QUIET_SECONDS:
+            line = one_line(shown)
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._last, self._when = key, time.monotonic()
+
+
+def one_line(shown: dict[str, Any]) -> str:
+    """Return how far a run is, in one line."""
+    parts = [
+        shown["phase"] + (f" ({shown['detail']})" if shown["detail"] else ""),
+        f"{shown['responses']:,} of {plural(shown['requests'], 'response')}"
+        if shown["requests"]
+        else "",
+        _scored(shown),
+        _times(shown),
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
+    phase = Phase(shown["phase"])
+    yield Text(f"run {shown['run']}: {_HEADLINES.get(phase, shown['state'])}", style="bold")
+    yield Text(shown["dir"])
+    yield Text.assemble(*_facts(shown, phase))
+    if phase in (Phase.COMPLETE, Phase.INCOMPLETE):
+        yield _scores(shown)
+    else:
+        yield _datasets(shown)
+    if shown["rescored"] is not None:
+        yield differences_table(shown["rescored"])
+    for warning in itertools.chain(*(row["warnings"] for row in shown["datasets"].values())):
+        yield Text(warning, style="yellow")
+    if shown["first_signal"] is not None:
+        yield first_signal_table(shown["first_signal"])
+    if shown["jobs"]:
+        yield _jobs(shown)
+    for reason in shown["reasons"]:
+        yield Text(reason, style="red" if phase.ended else "yellow")
+    for node in shown["avoided"]:
+        yield Text(node, style="yellow")
+    if shown["note"]:
+        yield Text(shown["note"], style="yellow")
+    if phase is Phase.UNSUPERVISED and shown["jobs"]:
+        cancel = shown["next"].replace("resume", "cancel", 1)
+        yield Text(f"its jobs go on and may hold GPUs: `{cancel}` ends them", style="yellow")
+    if phase in _NEXT and shown["next"]:
+        yield Text(f"`{shown['next']}` {_NEXT[phase]}")
+
+
+def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
+    """Return the lines between the headline and the tables."""
+    rows = {"checkpoint": shown["checkpoint"], "suite": shown["suite"]}
+    if not phase.ended:
+        rows["phase"] = shown["phase"] + (f": {shown['detail']}" if shown["detail"] else "")
+    if phase is not Phase.COMPLETE:
+        if shown["requests"]:  # there is a plan
+            rows["responses"] = _responses(shown)
+        rows["scores"] = _scored(shown)
+        if shown["portions"]:
+            rows["metrics"] = (
+                f"{shown['portions_done']} of {plural(shown['portions'], 'portion')} of questions "
+                "answered"
+            )
+        if judge := shown["judge"]:
+            rows["judge"] = _judge(judge)
+    if shown["trials_by_state"] and not phase.ended:
+        words = ", ".join(f"{n} {word}" for word, n in shown["trials_by_state"].items())
+        rows["trials"] = f"{words}, on {plural(shown['nodes'], 'node')}"
+    if phase in (Phase.COMPLETE, Phase.INCOMPLETE) or not phase.ended:
+        rows["took" if phase.ended else "time"] = _times(shown)
+    width = max(map(len, rows)) + 2
+    lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
+    return ["\n".join(lines)]
+
+
+def _judge(judge: dict[str, Any]) -> str:
+    """Return how far the judge is, and what is wrong with it."""
+    known = f", {judge['kept']:,} known from earlier runs" if judge["kept"] else ""
+    words = f"{plural(judge['answered'], 'question')} answered{known}, {judge['left']:,} waiting"
+    words += f", {plural(judge['tokens'], 'token')}"
+    return f"{words}; {judge['said']}" if judge["said"] else words
+
+
+def _scored(shown: dict[str, Any]) -> str:
+    """Return how many datasets are scored, and how many are being scored."""
+    states = [row["state"] for row in shown["datasets"].values()]
+    words = f"{states.count('scored')} of {plural(len(states), 'dataset')} scored"
+    scoring = states.count("scoring")
+    return f"{words}, {scoring} being scored" if scoring else words
+
+
+def _responses(shown: dict[str, Any]) -> str:
+    done, total = shown["responses"], shown["requests"]
+    return f"{done:,} of {total:,} ({done / total:.0%})"
+
+
+def _times(shown: dict[str, Any]) -> str:
+    words = whole_duration(shown["elapsed_seconds"])
+    if shown["left_seconds"] is not None:
+        words += f", about {whole_duration(shown['left_seconds'])} left"
+    return words
+
+
+def _scores(shown: dict[str, Any]) -> Table:
+    table = Table()
+    table.add_column("dataset", overflow="fold")
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("± stderr", justify="right", no_wrap=True)
+    table.add_column("metric", overflow="fold")
+    for name, row in shown["datasets"].items():
+        score = row["score"]
+        if score is None:
+            missing = row["state"] != "scored"
+            table.add_row(escape(name), "[red]missing" if missing else "", "", "")
+            continue
+        error = "" if score["stderr"] is None else f"{score['stderr']:.4f}"
+        mean = f" (mean of {score['tasks']} tasks)" if score["tasks"] > 1 else ""
+        table.add_row(escape(name), f"{score['value']:.4f}", error, escape(score["metric"]) + mean)
+    return table
+
+
+def _datasets(shown: dict[str, Any]) -> Table:
+    table = Table()
+    table.add_column("dataset", overflow="fold")
+    table.add_column("state")
+    table.add_column("shards", justify="right", no_wrap=True)
+    for name, row in shown["datasets"].items():
+        shards = f"{row['shards_done']} of {row['shards']}" if row["shards"] else ""
+        table.add_row(escape(name), escape(row["state"]), shards)
+    return table
+
+
+def _jobs(shown: dict[str, Any]) -> Table:
+    table = Table()
+    for heading in ("job", "id", "state", "node", "reason"):
+        table.add_column(heading, overflow="fold")
+    for task in shown["jobs"]:
+        table.add_row(*(escape(task[key]) for key in ("what", "id", "state", "node", "reason")))
+    return table

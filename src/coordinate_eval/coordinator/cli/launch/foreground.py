@@ -1,0 +1,230 @@
+"""A run in this terminal: supervise it, show its progress, print its results."""
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.status import Status
+
+from coordinate_eval import _files
+from coordinate_eval._format import plural, visible_json, whole_duration
+from coordinate_eval.cluster import Cluster, State
+from coordinate_eval.coordinator.cli import output
+from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands
+from coordinate_eval.coordinator.cli.output import (
+    differences_table,
+    first_signal_table,
+    results_table,
+    say,
+    table_console,
+    write_json,
+)
+from coordinate_eval.coordinator.dry_run.run_page import write_report
+from coordinate_eval.coordinator.report import first_signal, state
+from coordinate_eval.coordinator.report import results as report
+from coordinate_eval.coordinator.report.first_signal import FirstSignal
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, Submitted, read_run
+from coordinate_eval.errors import ClusterError, UserError
+from coordinate_eval.records import Outputs
+
+if TYPE_CHECKING:
+    from coordinate_eval.coordinator.supervisor.decisions.values import Facts
+
+QUIET_SECONDS = 30.0
+"""Off a terminal, a line that says nothing new is printed again after this time only."""
+
+
+class Display:
+    """Shows the facts of a supervision as they come."""
+
+    def __init__(self, run_dir: RunDir, run: Run, console: Console) -> None:
+        self._dir, self._console = run_dir, console
+        self._learn(run)
+        self._status: Status | None = None
+        self._last = ""
+        self._when = 0.0
+
+    def __enter__(self) -> "Display":
+        if self._console.is_terminal:
+            self._status = self._console.status("starting")
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def tell(self, facts: "Facts | None", event: str) -> None:
+        """Show new facts, or an event that is worth a line of its own."""
+        if facts is None:
+            if event != self._last:
+                self._console.print(event, style="yellow", markup=False, highlight=False)
+                self._last = event
+            return
+        if not self._run.planned:
+            self._learn(read_run(self._dir))
+        self._show_signal()
+        what, times = "waiting for jobs to end and free their nodes", ""
+        if event != "drain":
+            what, times = self._line(facts)
+        if self._status is not None:
+            self._status.update(what + times)
+        elif what != self._last or time.monotonic() - self._when > QUIET_SECONDS:
+            self._console.print(what + times, highlight=False, soft_wrap=True)
+            self._last, self._when = what, time.monotonic()
+
+    def _learn(self, run: Run) -> None:
+        """Keep what does not change once the run is planned."""
+        self._run = run
+        self._requests = state.count_requests(self._dir, run)
+        self._signal_due = bool(first_signal.slices(run))
+
+    def _line(self, facts: "Facts") -> tuple[str, str]:
+        """Return how far the run is, and in a text of its own what changes with every look."""
+        local = not facts.tasks
+        known = state.progress(
+            self._dir,
+            self._run,
+            None if local else facts.tasks,
+            silent=False,
+            requests=self._requests,
+            supervised=True,
+        )
+        if not self._run.planned:
+            times = f"; {whole_duration(known.elapsed_seconds)}"
+            return f"{known.phase}: {known.detail}", times
+        done, total = known.responses, known.requests
+        times = (
+            f"; {done:,} of {plural(total, 'response')}, {whole_duration(known.elapsed_seconds)}"
+        )
+        if known.left_seconds is not None:
+            times += f", about {whole_duration(known.left_seconds)} left"
+        return f"{known.phase}: {summary(self._run, facts)}", times
+
+    def _show_signal(self) -> None:
+        """Print rough scores, once all of them are there."""
+        if not self._signal_due:
+            return
+        known = _files.read_record_if_there(self._dir.first_signal, FirstSignal)
+        if known is not None and not known.pending:
+            self._signal_due = False
+            self._console.print(first_signal_table(known.model_dump(mode="json")))
+
+
+def summary(run: Run, facts: "Facts") -> str:
+    """Return the shards, datasets and trials of a run in words."""
+    states = [t.state for t in facts.tasks if jobs.is_trials(run, t.name)]
+    running = sum(1 for each in states if each is State.RUNNING)
+    pending = sum(1 for each in states if each is State.PENDING)
+    shards, datasets = len(run.shards), len(run.suite.datasets)
+    words = [
+        f"{shards - len(facts.unpublished)} of {plural(shards, 'shard')}",
+        f"{datasets - facts.unscored} of {plural(datasets, 'dataset')} scored",
+        plural(running, "trial"),
+    ]
+    scoring = sum(ledger == "results" for ledger, _ in facts.open_claims)
+    if scoring:
+        words[1] += f", {scoring} being scored"
+    if pending:
+        words.append(f"{pending} waiting")
+    if portions := len(facts.claimable["answers"]):
+        words.append(f"{plural(portions, 'portion')} of questions")
+    return ", ".join(words)
+
+
+def supervise(
+    run_dir: RunDir, run: Run, cluster: Cluster, *, as_json: bool, strict: bool = False
+) -> int:
+    """Supervise in the foreground; return the exit status."""
+    # A command that only submits does without it, and returns sooner.
+    from coordinate_eval.coordinator.supervisor.loop import Supervisor
+
+    console = output.console(stderr=True)
+    console.print(f"run {run.id}: {run_dir.root}", markup=False, highlight=False, soft_wrap=True)
+    try:
+        with Display(run_dir, run, console) as display:
+            results = Supervisor(run_dir, cluster, strict=strict, tell=display.tell).run()
+    except KeyboardInterrupt:
+        say("\ninterrupted: the run has no supervisor now")
+        say(_what_goes_on(run_dir, run, cluster).removesuffix("\n"))
+        raise
+    if results is None:
+        say("another supervisor has taken over; `coordinate-eval status` shows it")
+        return 1
+    if not (results["complete"] or read_run(run_dir).planned or run_dir.cancelled.exists()):
+        # Nothing was started on a GPU: what the user gave cannot work.
+        raise UserError("\n".join(report.build_errors(run_dir) or [results["reason"]]))
+    if problem := write_report(run_dir, results):
+        say(problem)
+    return show_results(run_dir, as_json=as_json)
+
+
+def show_results(run_dir: RunDir, *, as_json: bool) -> int:
+    """Print `results.json` as it is or as a table; return 0 if it is complete, else 1."""
+    results = report.read_results(run_dir)
+    assert results is not None, "the run has ended"
+    if as_json:
+        sys.stdout.write(visible_json(_files.read(run_dir.results).decode()))
+    else:
+        console = table_console()
+        console.print(results_table(results))
+        if (rescored := results["rescored"]) is not None:
+            console.print(differences_table(rescored))
+        lines = [
+            line
+            for name, outputs in results["outputs"].items()
+            for line in report.degenerate(name, Outputs.model_validate(outputs))
+        ]
+        for name, judge in results["judge"].items():
+            lines += report.without_verdict(name, judge)
+        for line in lines:
+            console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        if not results["complete"]:
+            for line in reasons_why_stopped(run_dir):
+                console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(str(run_dir.results), markup=False, highlight=False, soft_wrap=True)
+    return 0 if results["complete"] else 1
+
+
+def announce(run_dir: RunDir, run: Run, submitted: Submitted, *, as_json: bool) -> None:
+    """Print the run's directory, and the job that supervises it."""
+    if as_json:
+        answer = {"run": run.id, "dir": str(run_dir.root), "job": submitted.job_id}
+        write_json(answer)
+    else:
+        sys.stdout.write(f"{run_dir.root}\n")
+        say(
+            f"run {run.id} is supervised by job {submitted.job_id}; "
+            f"`coordinate-eval status {run.id}` shows how far it is"
+        )
+
+
+def reasons_why_stopped(run_dir: RunDir) -> list[str]:
+    """Return why a run stopped, a line for each reason."""
+    if not state.has_ended_incomplete(run_dir):
+        return [f"its supervisor is gone; logs are in {run_dir.logs}"]
+    return report.reasons(report.read_results(run_dir))
+
+
+def _what_goes_on(run_dir: RunDir, run: Run, cluster: Cluster) -> str:
+    """Return the lines that say which jobs hold GPUs, and which commands continue or end them."""
+    name = name_for_commands(run_dir, run, run.settings)
+    commands = f"  `coordinate-eval resume {name}` continues it from where it stopped\n"
+    if cluster.local:
+        return commands
+    try:
+        tasks = cluster.poll(jobs.prefix(run))
+    except ClusterError as error:
+        said = f"its jobs may still hold GPUs: {error}\n"
+    else:
+        gpus = {s.job.name: s.job.gpus for s in jobs.read_submitted(run_dir)}
+        alive = [t for t in tasks if t.state is not State.ENDED]
+        held = sum(gpus.get(t.name, 0) for t in alive if t.state is State.RUNNING)
+        ids = ", ".join(dict.fromkeys(t.job_id for t in alive))
+        if not alive:
+            return f"none of its jobs is left\n{commands}"
+        said = f"jobs {ids} go on and hold {plural(held, 'GPU')}\n"
+    return f"{said}{commands}  `coordinate-eval cancel {name}` ends its jobs\n"

@@ -1,0 +1,132 @@
+"""`coordinate-eval prefetch`: download and build the prompts of a suite before a run needs them."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from coordinate_eval._format import duration, plural
+from coordinate_eval.coordinator.cli import output
+from coordinate_eval.coordinator.cli.inquire.runs import find
+from coordinate_eval.coordinator.cli.launch.run import runnable
+from coordinate_eval.coordinator.cli.output import quiet_libraries, say, write_json
+from coordinate_eval.coordinator.inputs.folders import check_writable, working_in
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning import building
+from coordinate_eval.coordinator.planning.costs import read_priors
+from coordinate_eval.coordinator.planning.prepare import Inputs
+from coordinate_eval.coordinator.planning.request_cache import Builder
+from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.errors import UserError
+
+
+def latest_checkpoint(settings: Settings) -> Path:
+    """Return the checkpoint of the user's latest run, and say so.
+
+    Raises:
+        UserError: there is no run.
+    """
+    try:
+        found = Path(read_run(find(None, settings)).checkpoint.path)
+    except UserError as error:
+        raise UserError(
+            "give a checkpoint CKPT: prompts are built for its tokenizer, and you have no run "
+            "whose checkpoint could be taken"
+        ) from error
+    say(f"for the checkpoint of your latest run: {found}")
+    return found
+
+
+def prefetch(inputs: Inputs, *, jobs: int, as_json: bool, verbose: bool) -> int:
+    """Build what is not in the cache yet. Return 0 if all of the suite is there, else 1.
+
+    Raises:
+        UserError: the cache cannot be written, or nothing of the suite can be built.
+    """
+    began = time.monotonic()
+    settings = inputs.settings
+    check_writable(settings, "cache_dir")
+    inputs = runnable(inputs, scored=False)
+    cache = Path(settings.cache_dir).expanduser().absolute()
+    make = partial(
+        Builder, cache, inputs.checkpoint, inputs.suite, settings.engine.name, inputs.max_length
+    )
+    console = output.console(stderr=True)
+    with (
+        working_in(inputs.folder),
+        quiet_libraries(verbose=verbose),
+        _Display(console, len(inputs.suite.datasets)) as display,
+    ):
+        made = building.build_each(
+            make,
+            inputs.suite.datasets,
+            read_priors(settings),
+            processes=jobs,
+            tell=display.show,
+        )
+    if as_json:
+        write_json(
+            {
+                "checkpoint": inputs.checkpoint.path,
+                "suite": inputs.suite.name,
+                "cache_dir": str(cache),
+                "items": {name: built.index.items for name, built in made.built.items()},
+                "failed": made.errors,
+                "left_out": dict(inputs.left_out),
+                "seconds": round(time.monotonic() - began, 1),
+            }
+        )
+    ready = len(made.built)
+    say(f"the prompts of {ready} of {plural(len(inputs.suite.datasets), 'dataset')} are in {cache}")
+    for error in made.errors.values():
+        say(error)
+    return 1 if made.errors else 0
+
+
+class _Display:
+    """Shows what is built: a bar on a terminal, elsewhere a line for each dataset."""
+
+    def __init__(self, console: Console, datasets: int) -> None:
+        self._console, self._datasets = console, datasets
+        self._bar: Progress | None = None
+        self._active: dict[str, None] = {}
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("building prompts"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.description}"),
+                console=self._console,
+                transient=True,
+            )
+            self._bar.add_task("", total=self._datasets)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, progress: building.Progress) -> None:
+        """Show that a dataset begins or has ended."""
+        left = f"about {duration(progress.left_seconds)} left"
+        ended = self._datasets - progress.of + progress.done
+        if not progress.ended:
+            self._active[progress.dataset] = None
+        else:
+            del self._active[progress.dataset]
+        if self._bar is not None:
+            now = f"{left}: {', '.join(self._active)}" if self._active else ""
+            self._bar.update(self._bar.task_ids[0], completed=ended, description=escape(now))
+        elif progress.ended:
+            what = "cannot be built" if progress.error else "built"
+            line = f"{ended} of {self._datasets}: {progress.dataset} {what}"
+            if progress.done < progress.of:
+                line += f", {left}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,115 @@
+"""`coordinate-eval resume`: continue a run, or say why it is not continued."""
+
+import os
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import State
+from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands
+from coordinate_eval.coordinator.cli.launch.foreground import (
+    announce,
+    reasons_why_stopped,
+    show_results,
+    supervise,
+)
+from coordinate_eval.coordinator.cli.output import say
+from coordinate_eval.coordinator.inputs import clusters, judge
+from coordinate_eval.coordinator.inputs.folders import working_in
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
+from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.run import jobs, resumes
+from coordinate_eval.coordinator.run.create import submit_supervisor
+from coordinate_eval.coordinator.run.own import work_folder
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.errors import CoordinateError
+
+_ANOTHER_PROCESS = "another process on this machine"
+
+
+def resume_run(
+    run_dir: RunDir, settings: Settings, *, wait: bool, as_json: bool, asked_again: bool = False
+) -> int:
+    """Continue a run, or print its results if it is complete; return the exit status.
+
+    With `asked_again` nobody has typed `resume`: the run's checkpoint was named once more, perhaps
+    by cron. Why the run stopped is said first, and after `resumes.MOST_TRIES` such tries without
+    progress nothing more is submitted. Of the `settings` those of the judge count, if it moved.
+
+    Raises:
+        CoordinateError: there were too many tries.
+        UserError: the key of the judge is not there.
+    """
+    run = read_run(run_dir)
+    if state.is_complete(run_dir):
+        say(f"run {run.id} is already complete")
+        return show_results(run_dir, as_json=as_json)
+    run = _with_judge(run_dir, run, settings.judge)
+    cluster = clusters.by_name(run.cluster, run.settings)
+    if cluster.local:
+        if asked_again and state.is_supervised(run_dir, run, []):
+            return _say_supervised(run_dir, run, _ANOTHER_PROCESS)
+        _prepare(run_dir, run, supervised=False, asked_again=asked_again)
+        with working_in(str(work_folder(run_dir))), cluster:
+            return supervise(run_dir, run, cluster, as_json=as_json)
+    with working_in(str(work_folder(run_dir))), cluster:
+        tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
+        alive = [t for t in tasks if jobs.is_supervisor(run, t.name) and t.state is not State.ENDED]
+        # Its supervisor may still wait for jobs to end. It does nothing more for the run.
+        over = run_dir.cancelled.exists() or state.has_ended_incomplete(run_dir)
+        supervised = not over and bool(state.is_supervised(run_dir, run, tasks))
+        _prepare(run_dir, run, supervised=supervised, asked_again=asked_again)
+        if alive and not over and not wait:
+            return _say_supervised(run_dir, run, f"job {alive[0].job_id}")
+        if supervised and asked_again and not wait:
+            return _say_supervised(run_dir, run, _ANOTHER_PROCESS)
+        if wait:
+            # One that starts later would take over from this one.
+            cluster.cancel([t.job_id for t in alive])
+            return supervise(run_dir, run, cluster, as_json=as_json)
+        announce(run_dir, run, submit_supervisor(run_dir, run, cluster), as_json=as_json)
+    return 0
+
+
+def _with_judge(run_dir: RunDir, run: Run, given: JudgeSettings) -> Run:
+    """Return the run with its judge where it is now, and keep that for the run's jobs."""
+    if not any(dataset.rubric for dataset in run.suite.datasets):
+        return run
+    kept = run.settings.judge
+    if given.model and given.name != kept.name:
+        say(f"run {run.id} keeps its judge {kept.name}: {given.name} would be of another run")
+    now = judge.moved(kept, given)
+    judge.check(now, run.suite, os.environ)
+    if now != kept:
+        _files.write_record(run_dir.judge_settings, now)
+    return read_run(run_dir)
+
+
+def _say_supervised(run_dir: RunDir, run: Run, by: str) -> int:
+    """Say who supervises a run that goes on, and return the exit status."""
+    say(f"run {run.id} is supervised by {by}: {run_dir.root}")
+    return 0
+
+
+def _prepare(run_dir: RunDir, run: Run, *, supervised: bool, asked_again: bool) -> None:
+    """Say why the run stopped, and mark it as resumed.
+
+    Asking again for a run that is supervised does not mark it: what failed goes on counting.
+
+    Raises:
+        CoordinateError: the run was asked for too often without progress.
+    """
+    if asked_again and not supervised and not run_dir.cancelled.exists():
+        name = name_for_commands(run_dir, run, run.settings)
+        why = "\n".join(f"  {line}" for line in reasons_why_stopped(run_dir))
+        tries = resumes.tries_without_progress(run_dir)
+        if tries >= resumes.MOST_TRIES:
+            raise CoordinateError(
+                f"run {run.id} was resumed {tries} times without any progress, so it is not "
+                f"resumed again:\n{why}\nRemove the cause; `coordinate-eval resume {name}` then "
+                "tries once more"
+            )
+        number = f" (try {tries + 1} of {resumes.MOST_TRIES} without progress)" if tries else ""
+        say(f"run {run.id} stopped without all results:\n{why}\nresuming it{number}")
+    run_dir.cancelled.unlink(missing_ok=True)
+    if not (asked_again and supervised):
+        resumes.note(run_dir, by_hand=not asked_again)

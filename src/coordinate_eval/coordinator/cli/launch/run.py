@@ -1,0 +1,349 @@
+"""`coordinate-eval run`: plan a run and submit it, or show the plan."""
+
+import json
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from coordinate_eval import _files, _owner
+from coordinate_eval.cluster import Cluster
+from coordinate_eval.coordinator.cli import output
+from coordinate_eval.coordinator.cli.launch.foreground import announce, supervise
+from coordinate_eval.coordinator.cli.launch.resume import resume_run
+from coordinate_eval.coordinator.cli.output import quiet_libraries, say
+from coordinate_eval.coordinator.inputs import cluster_file, clusters, judge
+from coordinate_eval.coordinator.inputs.folders import check_new, check_writable, working_in
+from coordinate_eval.coordinator.inputs.settings import Settings, flatten
+from coordinate_eval.coordinator.inputs.suites import suite
+from coordinate_eval.coordinator.inputs.suites.known_tasks import check_known
+from coordinate_eval.coordinator.planning import reviewed_plan
+from coordinate_eval.coordinator.planning.judge_plan import judge_run
+from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
+from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
+from coordinate_eval.coordinator.planning.prepare import (
+    Inputs,
+    Offer,
+    Prepared,
+    choose_nodes,
+    new_run,
+    offer_of_cluster,
+    offer_of_file,
+    prepare,
+    questions_to_judge,
+    queued_nodes,
+)
+from coordinate_eval.coordinator.report.state import is_complete
+from coordinate_eval.coordinator.run.create import create, existing, submit_supervisor
+from coordinate_eval.coordinator.run.own import place
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
+from coordinate_eval.errors import RunExists, SubmitRefused, UserError
+
+_OF_JOBS = ("stage", "trial", "build", "metrics", "supervisor", "slurm")
+"""Sections of the settings that decide how a run's jobs are submitted and what they do."""
+
+
+def start_run(
+    inputs: Inputs,
+    run_dir: Path | None = None,
+    *,
+    wait: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Start the run of these inputs, or continue it if it exists; return the exit status.
+
+    With `wait`, or on a local cluster, the run is supervised here to its end.
+    """
+    settings = inputs.settings
+    chosen = clusters.chosen(settings)
+    if chosen is None:
+        raise UserError(
+            f"cluster file {settings.cluster} is only a description of a cluster: "
+            "add --dry-run to plan on it"
+        )
+    root = _root(inputs, run_dir)
+    found_run = existing(root, inputs.checkpoint, inputs.suite, settings)
+    if found_run is not None:
+        if inputs.reviewed is not None:
+            reviewed_plan.check_run(inputs.reviewed, RunDir(root))
+        if not is_complete(RunDir(root)):
+            _say_what_is_kept(found_run, settings, root)
+        return resume_run(RunDir(root), settings, wait=wait, as_json=as_json, asked_again=True)
+    judge.check(settings.judge, inputs.suite, os.environ)
+    if chosen.local and judge.is_checkpoint(settings.judge, inputs.suite):
+        raise UserError(
+            f"a judge that is a checkpoint is run by jobs of its own, which cluster {chosen.name} "
+            "has not: give a server of it, with --judge-url and --judge-model"
+        )
+    _check_folders(settings, root)
+    _say_where_tasks_look(inputs)
+    with working_in(""), chosen as cluster:
+        offer = _ask(cluster, settings)
+        inputs = runnable(inputs)
+        made = new_run(inputs, cluster.name, exclusive=offer.exclusive)
+        try:
+            choose_nodes(made, offer, inputs.reviewed)
+            if judge.is_checkpoint(settings.judge, inputs.suite):
+                choose_nodes(judge_run(made, questions=1), offer)
+        except NoFreeGpu:
+            if not settings.queue:
+                raise
+        try:
+            found = _create(inputs, run_dir, made)
+        except RunExists as error:
+            say(str(error))
+            return 0
+        _say_who_has_one(settings, made.id, found.root)
+        remember(settings, made.id, found.root)
+        try:
+            if cluster.local or wait:
+                return supervise(found, made, cluster, as_json=as_json, strict=True)
+            submitted = submit_supervisor(found, made, cluster)
+        except (SubmitRefused, UserError):
+            if not (_files.names(found.jobs_folder) or found.results.exists()):
+                shutil.rmtree(found.root)
+                forget(settings, made.id)
+            raise
+    announce(found, made, submitted, as_json=as_json)
+    return 0
+
+
+def show_plan(
+    inputs: Inputs,
+    run_dir: Path | None = None,
+    *,
+    as_json: bool = False,
+    verbose: bool = False,
+    html: Path | None = None,
+    scripts: Path | None = None,
+    what_if: bool = False,
+    estimate: bool = False,
+) -> None:
+    """Show the run of these inputs as it would be planned and submitted now.
+
+    With `estimate` nothing is built for it: the catalogue tells what is not in the cache.
+    """
+    # What submits a run does without them, and returns sooner.
+    from coordinate_eval.coordinator.dry_run import show
+
+    show.check_outputs(html, scripts)
+    settings, where = inputs.settings, RunDir(_root(inputs, run_dir))
+    console = output.console(stderr=as_json)
+    cluster = clusters.chosen(settings)
+    if cluster is None:
+        if inputs.reviewed is not None:
+            raise UserError(
+                f"cluster file {settings.cluster} is only a description of a cluster: "
+                "leave out --plan"
+            )
+        cluster = clusters.by_name(clusters.DESCRIBED, settings)
+        offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)))
+        run = new_run(inputs, cluster.name, exclusive=offer.exclusive)
+        with quiet_libraries(verbose=verbose):
+            prepared = prepare(run, offer, choose_nodes(run, offer), {}, what_if=what_if)
+        if not as_json:
+            left_out = suite.without_task(inputs.suite)
+            left_out |= suite.without_judge(inputs.suite, settings.judge)
+            _say_by_reason("planned here, but left out of a run", left_out)
+    else:
+        with working_in(inputs.folder), cluster:
+            offer, prepared = _plan_now(
+                inputs, cluster, console, what_if=what_if, estimate=estimate, verbose=verbose
+            )
+    show.show(
+        prepared,
+        offer,
+        cluster,
+        where,
+        console,
+        as_json=as_json,
+        verbose=verbose,
+        html=html,
+        scripts=scripts,
+    )
+
+
+def _root(inputs: Inputs, run_dir: Path | None) -> Path:
+    """Return the run directory, in `runs_dir` unless another one is given."""
+    home = Path(inputs.settings.runs_dir).expanduser()
+    return (run_dir or place(home, inputs.run_id)).absolute()
+
+
+def _create(inputs: Inputs, run_dir: Path | None, made: Run) -> RunDir:
+    """Write the run directory, beside that of a colleague who has just made one of this name.
+
+    Raises:
+        RunExists: another process of this user has made it.
+    """
+    root = _root(inputs, run_dir)
+    try:
+        return create(root, made, inputs.reviewed)
+    except RunExists:
+        beside = _root(inputs, run_dir)
+        if beside == root:
+            raise
+        return create(beside, made, inputs.reviewed)
+
+
+def _say_who_has_one(settings: Settings, identity: str, root: Path) -> None:
+    """Say on stderr that a colleague has a run of the same, if this one had to be beside it."""
+    there = Path(settings.runs_dir).expanduser() / identity
+    if root.parent == there.parent.absolute() and root.name != identity:
+        owner = _owner.name_of(there.lstat().st_uid)
+        say(
+            f"{owner} has a run of the same checkpoint and suite, which `coordinate-eval status "
+            f"{shlex.quote(str(there))}` shows. This one is yours: {root}"
+        )
+
+
+def _ask(cluster: Cluster, settings: Settings) -> Offer:
+    """Return what the cluster has now; a scheduler that is busy is asked again for a while."""
+    nodes, busy = clusters.patiently(cluster.nodes)
+    found = without_avoided(nodes, busy, settings, read_avoided(settings, time.time()))
+    exclusive = clusters.patiently(cluster.whole_nodes)
+    return offer_of_cluster(cluster.name, found, settings, exclusive=exclusive)
+
+
+def _plan_now(
+    inputs: Inputs,
+    cluster: Cluster,
+    console: Console,
+    *,
+    what_if: bool,
+    estimate: bool,
+    verbose: bool,
+) -> tuple[Offer, Prepared]:
+    """Plan on what the cluster has now, building the requests of all datasets before.
+
+    An `estimate` takes those that are built, and figures of the catalogue for the others. A suite
+    of which nothing can be run is planned too.
+    """
+    from coordinate_eval.coordinator.planning.building import build_all
+    from coordinate_eval.coordinator.planning.request_cache import builder_of
+
+    settings = inputs.settings
+    judge.check(settings.judge, inputs.suite, os.environ)
+    if not estimate:
+        check_writable(settings, "cache_dir")
+        _say_where_tasks_look(inputs)
+    offer = _ask(cluster, settings)
+    if any(dataset.task for dataset in inputs.suite.datasets):
+        inputs = runnable(inputs)
+    run = new_run(inputs, cluster.name, exclusive=offer.exclusive)
+    try:
+        chosen = choose_nodes(run, offer, inputs.reviewed)
+    except NoFreeGpu:
+        if not settings.queue:
+            raise
+        chosen = queued_nodes(run, offer)
+    with console.status("building requests") as status, quiet_libraries(verbose=verbose):
+        wanted = [dataset for dataset in run.suite.datasets if dataset.task]
+        if estimate:
+            builder = builder_of(run)
+            built = {d.name: found for d in wanted if (found := builder.find(d)) is not None}
+        else:
+            built = build_all(
+                partial(builder_of, run),
+                wanted,
+                offer.priors,
+                processes=len(os.sched_getaffinity(0)),
+                tell=lambda progress: status.update(escape(f"building requests: {progress}")),
+            )
+        indexes = {name: each.index for name, each in built.items()}
+        prepared = prepare(run, offer, chosen, indexes, inputs.reviewed, what_if=what_if)
+    counts = questions_to_judge(prepared.run, prepared.plan)
+    judge.check_budget(settings.judge, counts)
+    if len(built) < len(wanted):
+        prepared = replace(prepared, plan=prepared.plan.model_copy(update={"estimated": True}))
+    return offer, prepared
+
+
+def _say_where_tasks_look(inputs: Inputs) -> None:
+    """Say on stderr that tasks do not look for data in the command's folder, if they don't."""
+    if not inputs.folder and suite.has_own_tasks(inputs.suite):
+        say(
+            "tasks are not run in this folder, which holds the checkpoint or is not yours alone: "
+            "they find only files that they name by absolute paths"
+        )
+
+
+def runnable(inputs: Inputs, *, scored: bool = True) -> Inputs:
+    """Leave out the datasets that cannot be run, or `scored`, and say so on stderr with the reason.
+
+    Raises:
+        UserError: No dataset can be run, or there is no task of some name.
+    """
+    kept, left_out = suite.runnable(inputs.suite, inputs.settings.judge if scored else None)
+    check_known(kept, Path(inputs.settings.cache_dir).expanduser(), inputs.folder)
+    _say_by_reason(f"left out of suite {inputs.suite.name}", left_out)
+    return replace(inputs, suite=kept, left_out=left_out)
+
+
+def _say_by_reason(what: str, reasons: Mapping[str, str]) -> None:
+    """Say on stderr what happens to datasets, in one line with their names by reason."""
+    names: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        names.setdefault(why, []).append(name)
+    if names:
+        said = "; ".join(f"{', '.join(some)} ({why})" for why, some in names.items())
+        say(f"{what}: {said}")
+
+
+def _check_folders(settings: Settings, root: Path) -> None:
+    """Check that a run and its requests can be written, and warn if nothing can be learned from it.
+
+    Raises:
+        UserError: `runs_dir` or `cache_dir` cannot be written, or the run directory cannot be made.
+    """
+    check_writable(settings, "cache_dir")
+    if root.is_relative_to(Path(settings.runs_dir).expanduser().absolute()):
+        check_writable(settings, "runs_dir")
+    else:
+        check_new(root)
+    try:
+        check_writable(settings, "priors_dir")
+    except UserError as error:
+        say(f"nothing will be learned from this run: {error}")
+
+
+def _say_what_is_kept(run: Run, settings: Settings, root: Path) -> None:
+    """Say on stderr which settings of a run differ from the ones that are asked for now."""
+    kept, now = (flatten(each.model_dump(mode="json")) for each in (run.settings, settings))
+    names = [name for name in kept if name.split(".")[0] in _OF_JOBS and kept[name] != now[name]]
+    if names:
+        listed = ", ".join(f"{name} = {json.dumps(kept[name])}" for name in names)
+        say(
+            f"run {run.id} keeps the settings it was created with: {listed}. For other settings "
+            f"give another --run-dir, or cancel the run and delete {root}"
+        )
+
+
+def remember(settings: Settings, identity: str, root: Path) -> None:
+    """Link a run that lies elsewhere into `runs_dir`, where it is found by its id."""
+    link = place(Path(settings.runs_dir).expanduser(), identity)
+    if link.absolute() == root:
+        return
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_symlink():
+            link.unlink()
+        if not link.exists():
+            link.symlink_to(root)
+    except OSError as error:  # such as another user's link of that name
+        say(f"the run is found by its directory only: {link} cannot be made ({error.strerror})")
+
+
+def forget(settings: Settings, identity: str) -> None:
+    """Remove the link of a run."""
+    link = place(Path(settings.runs_dir).expanduser(), identity)
+    if link.is_symlink():
+        link.unlink()

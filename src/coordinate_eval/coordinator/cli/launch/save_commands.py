@@ -1,0 +1,233 @@
+"""Commands around saving: what a training job saves is evaluated, and prompts are there before."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinate_eval.coordinator.cli import options
+from coordinate_eval.errors import CoordinateError, UserError
+
+_WATCH = "What to watch"
+
+_Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The folder into which checkpoints are saved.")
+]
+_Pattern = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Names of checkpoints below DIR: 'step-{step}', 'run-*/iter_{step}/hf'.",
+        show_default="every folder whose name tells a step",
+        rich_help_panel=_WATCH,
+    ),
+]
+_Once = Annotated[
+    bool, typer.Option("--once", help="Look once and return.", rich_help_panel=_WATCH)
+]
+_Every = Annotated[
+    float,
+    typer.Option(
+        parser=options.seconds, metavar="TIME", help="Time between two looks.",
+        rich_help_panel=_WATCH,
+    ),
+]  # fmt: skip
+_Quiet = Annotated[
+    float,
+    typer.Option(
+        parser=options.seconds, metavar="TIME",
+        help="A checkpoint is finished if it is whole and unchanged for this time.",
+        rich_help_panel=_WATCH,
+    ),
+]  # fmt: skip
+_Most = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Have at most N runs at once.",
+        show_default="4; 1 without a cluster", rich_help_panel=_WATCH,
+    ),
+]  # fmt: skip
+_Cron = Annotated[
+    bool,
+    typer.Option(
+        "--cron", help="Print the line for `crontab -e`, and do nothing.", rich_help_panel=_WATCH
+    ),
+]
+_DryWatch = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="With --once: say what would be evaluated.", rich_help_panel=_WATCH
+    ),
+]
+
+
+_PrefetchedFor = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="CKPT",
+        help="A checkpoint with the model's tokenizer.",
+        show_default="that of your latest run",
+    ),
+]
+_Checkpoint = Annotated[
+    Path | None,
+    typer.Option(metavar="CKPT", help="The same as CKPT.", rich_help_panel="What to evaluate"),
+]
+_Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=1024, metavar="N", help="Build with at most N processes.",
+        show_default="one for each core",
+    ),
+]  # fmt: skip
+
+
+_Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Show the warnings of other libraries.",
+        rich_help_panel="Run and output",
+    ),
+]  # fmt: skip
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(watch)
+    app.command()(prefetch)
+
+
+def watch(
+    folder: _Folder,
+    pattern: _Pattern = None,
+    once: _Once = False,
+    every: _Every = "10m",  # type: ignore[assignment]  # the parser reads it
+    quiet: _Quiet = "60s",  # type: ignore[assignment]
+    most: _Most = None,
+    cron: _Cron = False,
+    suite: options.Suite = None,
+    only: options.Only = None,
+    skip: options.Skip = None,
+    group: options.Group = None,
+    limit: options.Limit = None,
+    engine: options.Engine = None,
+    engine_args: options.EngineArgs = None,
+    model_config: options.ModelConfig = None,
+    tokenizer: options.Tokenizer = None,
+    cluster: options.Cluster = None,
+    nodes: options.Nodes = None,
+    max_nodes: options.MaxNodes = None,
+    max_gpus: options.MaxGpus = None,
+    gpu_type: options.GpusOfType = None,
+    queue: options.Queue = None,
+    partition: options.Partition = None,
+    account: options.Account = None,
+    qos: options.Qos = None,
+    constraint: options.Constraint = None,
+    objective: options.Objective = None,
+    deadline: options.Deadline = None,
+    first_signal: options.FirstSignal = None,
+    dry_run: _DryWatch = False,
+    as_json: options.Json = False,
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Evaluate the checkpoints that appear in DIR: finished ones, each once, the latest first.
+
+    Runs wait for GPUs, as with --queue. Several may watch the same folder. Exit status with
+    --once: 0; 2 some checkpoint was refused; 3 the scheduler did not answer.
+    """
+    from coordinate_eval.coordinator.cli.asked import asked
+    from coordinate_eval.coordinator.cli.launch.watch import Watch, cron_line
+    from coordinate_eval.coordinator.cli.output import say
+    from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved
+    from coordinate_eval.coordinator.planning.prepare import Inputs, read_inputs
+
+    if (as_json or dry_run) and not once:
+        raise UserError("--json and --dry-run tell of one look: add --once")
+    settings, wanted = asked(
+        settings_file,
+        suite=suite,
+        only=only,
+        skip=skip,
+        group=group,
+        limit=limit,
+        cluster=cluster,
+        nodes=nodes,
+        max_nodes=max_nodes,
+        max_gpus=max_gpus,
+        gpu_type=gpu_type,
+        objective=objective,
+        deadline=deadline,
+        queue=True,
+        first_signal=first_signal,
+        engine=engine,
+        engine_args=engine_args,
+        partition=partition,
+        account=account,
+        qos=qos,
+        constraint=constraint,
+    )
+
+    def ask(saved: Saved) -> Inputs:
+        return read_inputs(
+            settings, wanted, saved.path, step=saved.step, config=model_config, tokenizer=tokenizer
+        )
+
+    watched = Watch(folder, Pattern(pattern), settings, wanted, ask, quiet, most, dry_run)
+    if cron:
+        line = cron_line(folder, sys.argv[2:], every, settings)
+        sys.stdout.write(f"{line}\n")
+        return
+    if once:
+        raise typer.Exit(watched.once(as_json=as_json))
+    while True:
+        try:
+            watched.once()
+        except CoordinateError as error:  # it may be over by the next look
+            say(str(error))
+        time.sleep(every)
+
+
+def prefetch(
+    ckpt: _PrefetchedFor = None,
+    checkpoint: _Checkpoint = None,
+    suite: options.Suite = None,
+    only: options.Only = None,
+    skip: options.Skip = None,
+    group: options.Group = None,
+    limit: options.Limit = None,
+    engine: options.Engine = None,
+    model_config: options.ModelConfig = None,
+    tokenizer: options.Tokenizer = None,
+    jobs: _Jobs = None,
+    as_json: options.Json = False,
+    verbose: _Verbose = False,
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Download the data of a suite and build its prompts, for the tokenizer of a checkpoint.
+
+    Where compute nodes have no network, do this once on a machine that has one. What fails is
+    named at the end, and the rest is there. Exit status: 0 all is there; 1 something failed.
+    """
+    from coordinate_eval.coordinator.cli.asked import asked
+    from coordinate_eval.coordinator.cli.launch.prefetch import latest_checkpoint
+    from coordinate_eval.coordinator.cli.launch.prefetch import prefetch as fetch
+    from coordinate_eval.coordinator.planning.prepare import read_inputs
+
+    if ckpt is not None and checkpoint is not None:
+        raise UserError("CKPT and --checkpoint are the same: give one of them")
+    settings, wanted = asked(
+        settings_file, suite=suite, only=only, skip=skip, group=group, limit=limit, engine=engine
+    )
+    inputs = read_inputs(
+        settings,
+        wanted,
+        ckpt or checkpoint or latest_checkpoint(settings),
+        config=model_config,
+        tokenizer=tokenizer,
+    )
+    processes = jobs or len(os.sched_getaffinity(0))
+    raise typer.Exit(fetch(inputs, jobs=processes, as_json=as_json, verbose=verbose))

@@ -1,0 +1,290 @@
+"""`coordinate-eval watch`: evaluate the checkpoints that appear in a folder, each once.
+
+Whether a checkpoint was asked for is told by its run. Only what was refused, of which there is no
+run, leaves a note in `runs_dir`, so that it is not refused for ever. Two that watch the same folder
+make the same runs: a run directory appears in one rename, which one of them wins.
+"""
+
+import contextlib
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coordinate_eval import _files
+from coordinate_eval._format import plural, visible
+from coordinate_eval._no_telemetry import NO_TELEMETRY
+from coordinate_eval.cluster import TaskStatus
+from coordinate_eval.coordinator.cli.inquire.runs import find_all, poll
+from coordinate_eval.coordinator.cli.launch.run import start_run
+from coordinate_eval.coordinator.cli.output import say, write_json
+from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import unchanged
+from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.prepare import Inputs
+from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.state import Phase
+from coordinate_eval.coordinator.run import resumes
+from coordinate_eval.coordinator.run.jobs import program
+from coordinate_eval.coordinator.run.own import place
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.errors import (
+    ClusterError,
+    ClusterSilent,
+    CoordinateError,
+    RecordError,
+    UserError,
+)
+from coordinate_eval.records import Record, Suite
+
+MOST_ALIVE = 4
+"""Most runs at once on a cluster, if the user does not say. On one machine there is one."""
+
+_KEPT_VARIABLES = ("COORDINATE_EVAL_", "SLURM_CONF", "HF_", "XDG_CACHE_HOME")
+"""Beginnings of variables that say where settings, the scheduler and data are."""
+
+_OUR_VARIABLES = {*NO_TELEMETRY, "HF_DATASETS_DISABLE_PROGRESS_BARS"}
+"""Variables that each command sets again."""
+
+_BEGINNING_SECONDS = 120.0
+"""Age of a run up to which its supervisor may not be submitted yet, by another process."""
+
+Ask = Callable[[Saved], Inputs]
+
+
+class Refused(Record):
+    """`.refused-<uid>/<digest>.json` in `runs_dir`: a checkpoint that was refused as it is."""
+
+    checkpoint: str
+    tries: int
+    error: str
+
+
+@dataclass
+class _Seen:
+    """A checkpoint, and what is known or done about it."""
+
+    saved: Saved
+    state: str
+    run: RunDir | None = None
+    alive: bool = False
+    wanted: bool = False
+    """A run should be started, or continued."""
+    error: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """Return what is shown of it."""
+        return {
+            "checkpoint": str(self.saved.path),
+            "step": self.saved.step,
+            "state": self.state,
+            "run": None if self.run is None else str(self.run.root),
+            "error": self.error or None,
+        }
+
+
+@dataclass
+class Watch:
+    """A folder, and how its checkpoints are to be evaluated."""
+
+    folder: Path
+    pattern: Pattern
+    settings: Settings
+    suite: Suite
+    ask: Ask
+    """Inspects a checkpoint. Raises `UserError`."""
+    quiet_seconds: float
+    most: int | None = None
+    dry: bool = False
+    _local: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        chosen = clusters.chosen(self.settings)
+        if chosen is None:
+            raise UserError(
+                f"cluster file {self.settings.cluster} is only a description of a cluster: "
+                "checkpoints cannot be evaluated there"
+            )
+        self._local = chosen.local
+
+    def once(self, *, as_json: bool = False) -> int:
+        """Look once, and start the runs that are due. Return the exit status.
+
+        Raises:
+            UserError: the folder cannot be read.
+            ClusterError: the scheduler does not answer, or refuses a job.
+        """
+        seen = self._seen()
+        room = (self.most or (1 if self._local else MOST_ALIVE)) - sum(s.alive for s in seen)
+        try:
+            for each in (s for s in seen if s.wanted):
+                if room <= 0:
+                    each.state = "waiting until fewer runs are alive"
+                elif self._start(each):
+                    room -= 1
+        finally:  # also what was started before an error is told
+            if as_json:
+                write_json({"dir": str(self.folder), "checkpoints": [s.row() for s in seen]})
+            elif sys.stderr.isatty() or self.dry:
+                for each in seen if self.dry else ():
+                    say(f"{each.saved.path}: {each.state}")
+                say(_summary(seen))
+        return 2 if any(s.error for s in seen) else 0
+
+    def _seen(self) -> list[_Seen]:
+        """Return what is there, and what is to be done about it."""
+        saved = look(self.folder, self.pattern)
+        runs: dict[str, list[tuple[RunDir, Run]]] = {}
+        for run_dir, run in find_all(self.settings)[0]:
+            if self._is_same(run):
+                runs.setdefault(run.checkpoint.path, []).append((run_dir, run))
+        mine = {s.path: runs.get(str(s.path.resolve()), []) for s in saved}
+        tasks, note = poll([one for some in mine.values() for one in some], self.settings)
+        if note:
+            raise ClusterSilent(note)
+        seen = []
+        for each in saved:
+            # What was changed since may be an optimizer's file, or the storage's clock is ahead.
+            found = [
+                (run_dir, run)
+                for run_dir, run in mine[each.path]
+                if each.changed <= run.created or unchanged(run.checkpoint)
+            ]
+            with contextlib.suppress(RecordError):  # a run that is being removed
+                known = tasks.get(found[0][1].nonce) if found else None
+                seen.append(_of_run(each, *found[0], known) if found else self._of_none(each))
+        return seen
+
+    def _is_same(self, run: Run) -> bool:
+        """Return whether a run is of this suite and engine, which an id tells as well."""
+        was, now = run.settings, self.settings
+        return (run.suite.digest, was.engine, was.trial.max_length) == (
+            self.suite.digest,
+            now.engine,
+            now.trial.max_length,
+        )
+
+    def _of_none(self, saved: Saved) -> _Seen:
+        """Judge a checkpoint that has no run as it is now."""
+        if not saved.quiet(self.quiet_seconds):
+            return _Seen(saved, "being written")
+        refused = _files.read_record_if_there(self._note(saved), Refused)
+        if refused is not None and refused.tries >= resumes.MOST_TRIES:
+            return _Seen(saved, f"refused {refused.tries} times: {refused.error}")
+        return _Seen(saved, "new", wanted=True)
+
+    def _start(self, each: _Seen) -> bool:
+        """Start or continue a run. Return whether one is alive now that was not."""
+        try:
+            inputs = self.ask(each.saved)
+            root = place(Path(self.settings.runs_dir).expanduser().absolute(), inputs.run_id)
+            if each.run is None and (root / "run.json").exists():
+                # The same checkpoint under another name, or the time of its files has changed.
+                each.run, each.state = RunDir(root), "evaluated before"
+                return False
+            if self.dry:
+                each.state = "to be evaluated"
+                return True
+            with contextlib.redirect_stdout(sys.stderr):  # what a run says of itself
+                status = start_run(inputs)
+        except ClusterError:  # it would be so for the others, too
+            each.error = "the scheduler refused it, or did not answer"
+            raise
+        except CoordinateError as error:
+            if each.saved.path.exists():  # it may have been removed meanwhile
+                each.state, each.error = "refused", str(error)
+                if not self.dry:  # a look is no try
+                    self._refuse(each.saved, str(error))
+                named = str(each.saved.path) in str(error)
+                say(str(error) if named else f"{each.saved.path}: {error}")
+            else:
+                each.state = "gone"
+            return False
+        each.run, each.alive = RunDir(root), not self._local
+        each.state = "submitted" if each.alive else ("complete" if status == 0 else "incomplete")
+        return each.alive
+
+    def _note(self, saved: Saved) -> Path:
+        """Return where it is noted that a checkpoint was refused as it is, for this suite."""
+        what = f"{saved.path}\0{saved.state}\0{self.suite.digest}"
+        name = hashlib.sha256(os.fsencode(what)).hexdigest()[:32]
+        return Path(self.settings.runs_dir).expanduser() / f".refused-{os.geteuid()}/{name}.json"
+
+    def _refuse(self, saved: Saved, error: str) -> None:
+        path = self._note(saved)
+        before = _files.read_record_if_there(path, Refused)
+        tries = 1 + (before.tries if before else 0)
+        with contextlib.suppress(OSError):
+            _files.make_closed(path.parent)
+            _files.write_record(path, Refused(checkpoint=str(saved.path), tries=tries, error=error))
+
+
+def cron_line(folder: Path, argv: Sequence[str], every_seconds: float, settings: Settings) -> str:
+    """Return the line of a crontab that looks once each time.
+
+    Cron starts with a short PATH, no shell profile and another folder, and gives % a meaning.
+
+    Args:
+        folder: to be watched, as the user named it.
+        argv: the command line after `watch`.
+        every_seconds: from one look to the next.
+        settings: where runs, and so the log, are.
+
+    Raises:
+        UserError: no line can say it.
+    """
+    words = [str(folder.absolute()) if word == str(folder) else word for word in argv]
+    words = [word for word in words if word not in ("--cron", "--once")]
+    sbatch = shutil.which("sbatch")
+    folders = [str(Path(sbatch).parent)] if sbatch else []
+    path = ":".join(dict.fromkeys([*folders, "/usr/local/bin", "/usr/bin", "/bin"]))
+    kept = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_KEPT_VARIABLES) and name not in _OUR_VARIABLES
+    }
+    variables = [f"{name}={value}" for name, value in {"PATH": path, **kept}.items()]
+    command = [*program(sys.executable), "watch", *words, "--once"]
+    log = Path(settings.runs_dir).expanduser().absolute() / "watch.log"
+    line = (
+        f"cd {shlex.quote(str(Path.cwd()))} && mkdir -p {shlex.quote(str(log.parent))} && "
+        f"env {shlex.join([*variables, *command])} >>{shlex.quote(str(log))} 2>&1"
+    )
+    if not line.isprintable():
+        raise UserError("a crontab cannot name a path with a newline: rename it")
+    minutes = max(1, round(every_seconds / 60))
+    when = f"*/{minutes} * * * *" if minutes < 60 else f"0 */{min(23, minutes // 60)} * * *"
+    return f"{when} {line}".replace("%", r"\%")
+
+
+def _of_run(saved: Saved, run_dir: RunDir, run: Run, tasks: list[TaskStatus] | None) -> _Seen:
+    """Judge a checkpoint that has a run."""
+    phase = state.phase_of(run_dir, run, tasks, silent=False)
+    seen = _Seen(saved, phase.value, run_dir)
+    young = time.time() - run.created < _BEGINNING_SECONDS
+    seen.alive = not phase.ended or (phase is Phase.UNSUPERVISED and young)
+    if phase in (Phase.INCOMPLETE, Phase.UNSUPERVISED) and not seen.alive:
+        tries = resumes.tries_without_progress(run_dir)
+        if tries < resumes.MOST_TRIES:
+            seen.wanted = True
+        else:
+            seen.state = f"{phase.value}, resumed {tries} times without progress"
+    return seen
+
+
+def _summary(seen: list[_Seen]) -> str:
+    """Return one line for people: how many checkpoints are in which state."""
+    counts: dict[str, int] = {}
+    for each in seen:
+        what = each.state.partition(":")[0]
+        counts[what] = counts.get(what, 0) + 1
+    listed = ", ".join(f"{number} {what}" for what, number in counts.items())
+    return visible(plural(len(seen), "checkpoint") + (f": {listed}" if listed else ""))

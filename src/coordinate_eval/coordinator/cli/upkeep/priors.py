@@ -1,0 +1,346 @@
+"""`coordinate-eval priors`: show what finished runs measured, export and import it."""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinate_eval._format import duration, plural
+from coordinate_eval.coordinator.cli import options
+from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.settings import load as load_settings
+from coordinate_eval.errors import UserError
+from coordinate_eval.priors import conditions as conditions_of
+from coordinate_eval.priors import shapes, this_machine
+
+if TYPE_CHECKING:
+    from coordinate_eval.priors.observations import Seen, StageSeen
+    from coordinate_eval.priors.predict import Priors
+    from coordinate_eval.priors.roofline import Conditions, Work
+    from coordinate_eval.priors.store import Store
+    from coordinate_eval.records import Dataset
+
+app = typer.Typer(cls=options.Commands, help="Show, export or import what finished runs measured.")
+
+MOST_LEFT_OUT = 5
+"""Newest runs that are predicted from all others, to see how well that does."""
+
+DEFAULT_GPU = "h200"
+"""GPU type assumed if nothing was observed and none is named."""
+
+LONGEST_LINE = 2**20
+"""Bytes of a line of an export, at most."""
+
+SOME_NODES = 8
+"""Nodes of the example that shows how a shared storage slows down."""
+
+
+class _Source(NamedTuple):
+    """The storage and format that copies of weights are told apart by."""
+
+    storage: str
+    converted: bool
+
+
+@app.command()
+def show(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CKPT", help="Predict for this checkpoint.", show_default="newest seen"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Or for a model of this size, such as 7b or 350m."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Type of GPU.", show_default="newest seen")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="vllm or transformers.", show_default="vllm")
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(metavar="SUITE", help="A shipped suite's name, or a file.")
+    ] = None,
+    as_json: options.Json = False,
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Show the predicted time of each dataset of a suite, and the measurements behind it."""
+    from coordinate_eval.coordinator.inputs.suites.suite import load as load_suite
+    from coordinate_eval.priors.predict import Priors, errors_left_out
+
+    settings, _ = load_settings({"suite": suite, "engine.name": engine}, settings_file)
+    if checkpoint is not None and model is not None:
+        raise UserError("give --checkpoint or --model, not both")
+    store = _store(settings)
+    seen = _read(store)
+    wanted = load_suite(settings.suite)
+    on = _conditions(settings, seen, checkpoint, model, gpu)
+    now = time.time()
+    errors = errors_left_out(seen, now, MOST_LEFT_OUT)
+    priors = Priors(seen, now)
+    rows = [_row(priors, dataset, on, errors, seen) for dataset in wanted.datasets]
+    answer = {
+        "store": str(store.folder),
+        "runs": len({one.run for one in seen}),
+        "conditions": on.model_dump(),
+        "engine_start_seconds": priors.start_seconds(on),
+        "stage": _stage(settings, seen, priors, on, _source(seen, checkpoint)),
+        "datasets": rows,
+    }
+    if as_json:
+        write_json(answer)
+    else:
+        _print_rows(answer)
+
+
+@app.command(name="export")
+def export_(
+    file: Annotated[Path, typer.Argument(help="Where to write; JSON lines.")],
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Write all observations to FILE, to be imported elsewhere."""
+    from coordinate_eval import _files
+    from coordinate_eval.priors.observations import dump
+
+    settings, _ = load_settings({}, settings_file)
+    _check_replaceable(file)
+    seen = _read(_store(settings), most=sys.maxsize)
+    try:
+        _files.write(file.absolute(), "".join(sorted(map(dump, seen))))
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from error
+    runs = len({s.run for s in seen})
+    say(f"{plural(len(seen), 'observation')} of {plural(runs, 'run')} in {file}")
+
+
+@app.command(name="import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="What `export` wrote.")],
+    settings_file: options.SettingsFile = None,
+) -> None:
+    """Add the observations of FILE to the store. Runs that it has already stay unchanged."""
+    from coordinate_eval.priors.store import read_file
+
+    settings, _ = load_settings({}, settings_file)
+    store = _store(settings)
+    seen = read_file(file)
+    try:
+        written = store.put(seen)
+    except OSError as error:
+        raise UserError(f"priors in {store.folder} cannot be written: {error.strerror}") from error
+    known = len({s.run for s in seen}) - written
+    say(f"{written} runs added to {store.folder}, {known} were there")
+
+
+def _check_replaceable(file: Path) -> None:
+    """Check that an export to this file would overwrite nothing but an earlier export.
+
+    Raises:
+        UserError: there is something that `export` has not written.
+    """
+    from coordinate_eval import _user_files
+    from coordinate_eval.priors.observations import parse
+
+    if not os.path.lexists(file):
+        return
+    _user_files.check_regular(file, "file")
+    try:
+        with file.open("rb") as before:
+            line = before.readline(LONGEST_LINE)
+        if line:
+            parse(line)
+    except OSError as error:
+        raise UserError(f"file {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(
+            f"{file} is there and holds no exported priors: name another file, or remove it"
+        ) from error
+
+
+def _store(settings: Settings) -> "Store":
+    from coordinate_eval.priors.store import Store
+
+    return Store(Path(settings.priors_dir).expanduser())
+
+
+def _read(store: "Store", **most: int) -> "list[Seen]":
+    try:
+        return store.read(**most)
+    except OSError as error:
+        raise UserError(f"priors in {store.folder} cannot be read: {error.strerror}") from error
+
+
+def _conditions(
+    settings: Settings,
+    seen: "Sequence[Seen]",
+    checkpoint: Path | None,
+    size: str | None,
+    gpu: str | None,
+) -> "Conditions":
+    """Return the conditions asked for; the newest observation of the engine fills in the rest."""
+    from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+    from coordinate_eval.coordinator.planning.costs import conditions
+
+    engine, degree = settings.engine, settings.trial.tensor_parallel or 1
+    same = [s for s in seen if s.conditions.engine == engine.name]
+    newest = max(same, key=lambda s: s.time).conditions if same else None
+    gpu = gpu or (newest.gpu if newest else DEFAULT_GPU)
+    if checkpoint is not None:
+        return conditions(checkpoints.inspect(checkpoint), engine, gpu, degree)
+    if newest and not size:
+        model = newest.model
+    else:
+        parameters = shapes.parameter_count(size or shapes.DEFAULT_SIZE)
+        model = conditions_of.model_of(shapes.llama_like(parameters), degree, None)
+    version = this_machine.engine_version(engine.name)
+    return conditions_of.conditions(engine, version, gpu, model)
+
+
+def _row(
+    priors: "Priors",
+    dataset: "Dataset",
+    on: "Conditions",
+    errors: dict[str, list[float]],
+    seen: "Sequence[Seen]",
+) -> dict[str, Any]:
+    from coordinate_eval.priors.observations import subject
+
+    work = _work(dataset, seen)
+    row: dict[str, Any] = {"name": dataset.name}
+    if work is None:
+        return row | {"observations": 0}
+    asked = subject(dataset)
+    expected = priors.predict(asked, work, on, built=False)
+    measured = _median(priors.seconds_seen(asked, on))
+    return row | {
+        "items": work.items,
+        "gpu_seconds": expected.gpu_seconds,
+        "spread": expected.spread,
+        "floor_seconds": expected.floor_seconds,
+        "metric_cpu_seconds": expected.metric_cpu_seconds,
+        "build_cpu_seconds": priors.build_seconds(asked, work.items),
+        "observations": expected.observations,
+        "measured_gpu_seconds": None if measured is None else measured * work.items,
+        "error_left_out": _median([abs(e) for e in errors.get(dataset.name, [])]),
+    }
+
+
+def _copies(seen: "Sequence[Seen]") -> "list[StageSeen]":
+    from coordinate_eval.priors.observations import StageSeen
+
+    return [s for s in seen if isinstance(s, StageSeen)]
+
+
+def _source_of(copy: "StageSeen") -> _Source:
+    return _Source(copy.storage, copy.converted)
+
+
+def _source(seen: "Sequence[Seen]", checkpoint: Path | None) -> _Source:
+    """Return the source of this checkpoint, or of the newest copy observed."""
+    from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+    from coordinate_eval.records import CheckpointFormat
+
+    if checkpoint is not None:
+        found = checkpoints.inspect(checkpoint)
+        return _Source(this_machine.storage_of(found.path), found.format is CheckpointFormat.TORCH)
+    newest = max(_copies(seen), key=lambda s: s.time, default=None)
+    return _source_of(newest) if newest else _Source("", converted=False)
+
+
+def _stage(
+    settings: Settings,
+    seen: "Sequence[Seen]",
+    priors: "Priors",
+    on: "Conditions",
+    source: _Source,
+) -> dict[str, Any]:
+    """Return what is known of copying such a checkpoint into the memory of nodes."""
+    from coordinate_eval.coordinator.planning.costs import LINK_GIGABITS
+
+    given = settings.stage.gigabits_per_node
+    link = priors.link(
+        on, source.storage, converted=source.converted, gigabits=given or LINK_GIGABITS
+    )
+    return {
+        **source._asdict(),
+        **link._asdict(),
+        "seconds": link.seconds(on.model.bytes, 1),
+        "copies": sum(1 for copy in _copies(seen) if _source_of(copy) == source),
+        "set_gigabits_per_node": given,
+    }
+
+
+def _work(dataset: "Dataset", seen: "Sequence[Seen]") -> "Work | None":
+    """Return a dataset's work from the catalogue, else from its last run, else None."""
+    from coordinate_eval.priors import catalogue
+    from coordinate_eval.priors.observations import DatasetSeen, subject
+
+    asked = subject(dataset)
+    same = [s for s in seen if isinstance(s, DatasetSeen) and s.subject == asked]
+    newest = max(same, key=lambda s: s.time, default=None)
+    predicted = catalogue.predicted_work(dataset)
+    if predicted is None and newest is not None:
+        return newest.work()
+    if predicted is None and dataset.items is not None:
+        return catalogue.guessed_work(dataset, dataset.items)
+    return predicted
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _print_rows(answer: dict[str, Any]) -> None:
+    on, start = answer["conditions"], answer["engine_start_seconds"]
+    console = table_console()
+    console.print(
+        f"{on['model']['parameters'] / 1e9:.3g}b parameters on {on['gpu']} with {on['engine']}, "
+        f"from {plural(answer['runs'], 'run')} in {answer['store']}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    if start is not None:
+        console.print(f"engine starts in {duration(start)}", markup=False, highlight=False)
+    if answer["stage"]["copies"]:
+        _print_stage(console, answer["stage"])
+    table = Table("dataset")
+    for heading in ("predicted", "±", "measured", "seen", "leave-one-out\nerror", "prompts\nCPU"):
+        table.add_column(heading, justify="right")
+    for row in answer["datasets"]:
+        measured, error = row.get("measured_gpu_seconds"), row.get("error_left_out")
+        prompts = row.get("build_cpu_seconds")
+        table.add_row(
+            row["name"],
+            duration(row["gpu_seconds"]) if "gpu_seconds" in row else "not known",
+            f"{row['spread']:.0%}" if "spread" in row else "",
+            "" if measured is None else duration(measured),
+            str(row["observations"]),
+            "" if error is None else f"{error:.0%}",
+            "" if prompts is None else duration(prompts),
+        )
+    console.print(table)
+
+
+def _print_stage(console: Console, stage: dict[str, Any]) -> None:
+    what = "weights, converted from .pt," if stage["converted"] else "weights"
+    words = f"{what} on {stage['storage']} reach a node's memory in {duration(stage['seconds'])}"
+    words += f" ({stage['gigabits_per_node']:.3g} Gbit/s)"
+    if stage["shared"]:
+        many = stage["seconds"] * (1 + stage["shared"] * (SOME_NODES - 1))
+        words += f", each of {SOME_NODES} at once in {duration(many)}"
+    words += f"; seen {stage['copies']} ×"
+    if stage["set_gigabits_per_node"] is not None:
+        given = stage["set_gigabits_per_node"]
+        words += f"; plans take the {given:g} Gbit/s that are set ([stage] gigabits_per_node)"
+    console.print(words, markup=False, highlight=False, soft_wrap=True)

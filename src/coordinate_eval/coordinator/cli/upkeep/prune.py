@@ -1,0 +1,155 @@
+"""`coordinate-eval prune`: remove or compact runs that have ended, by age and count."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from coordinate_eval import _files
+from coordinate_eval._format import plural
+from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.coordinator.cli.inquire.runs import Found, age, find_all
+from coordinate_eval.coordinator.cli.output import say
+from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.state import Phase
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.compacting import compact
+from coordinate_eval.coordinator.run.own import is_own
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.coordinator.run.removing import remove, remove_leftovers
+from coordinate_eval.errors import CoordinateError, RecordError, UserError
+
+DAY_SECONDS = 86_400.0
+
+QUIET_SECONDS = DAY_SECONDS
+"""A run that may have a supervisor elsewhere has ended after so long without a change."""
+
+ENDED = (Phase.COMPLETE, Phase.INCOMPLETE, Phase.CANCELLED)
+"""A run that has lost its supervisor is none of these: cancel it first."""
+
+
+class Chosen(NamedTuple):
+    """A run that is to be removed or compacted."""
+
+    run_dir: RunDir
+    run: Run
+    phase: Phase
+    quiet: float
+    """Seconds since it was changed."""
+
+
+def prune(
+    settings: Settings, older_than: float | None, keep: int | None, *, compacting: bool, yes: bool
+) -> int:
+    """Remove or compact the user's runs that have ended, and return the exit status.
+
+    Args:
+        settings: of the user; `runs_dir` has the runs.
+        older_than: days for which a run has not changed, None for any.
+        keep: number of newest runs that stay as they are, None for none.
+        compacting: compact complete runs, and remove none.
+        yes: do it. Without it the runs are only listed.
+
+    Raises:
+        UserError: nothing says which runs are to be removed.
+        ClusterSilent: the scheduler does not tell which runs go on.
+    """
+    if not compacting and older_than is None and keep is None:
+        raise UserError("say which runs are to be removed: --older-than DAYS, --keep N, or both")
+    found, problems = find_all(settings)
+    for problem in problems:
+        say(problem)
+    chosen = list(_chosen(found[keep or 0 :], older_than, settings))
+    if compacting:
+        chosen = [each for each in chosen if each.phase is Phase.COMPLETE]
+    verb = "compact" if compacting else "remove"
+    failed = False
+    for run_dir, run, phase, quiet in chosen:
+        if not yes:
+            say(f"would {verb} {run.id}: {phase.value}, unchanged for {age(quiet)}")
+            continue
+        try:
+            if time.time() - _last_change(run_dir) < quiet:
+                raise UserError("it has changed meanwhile, and is left alone")
+            say(_compact(run_dir, run) if compacting else _remove(run_dir, run, settings))
+        except (CoordinateError, OSError) as error:
+            say(f"{run.id}: {error}")
+            failed = True
+    if not yes:
+        do = "add --yes to do it" if chosen else "nothing to do"
+        say(f"{len(chosen)} of {plural(len(found), 'run')}: {do}")
+    elif not compacting:
+        remove_leftovers(Path(settings.runs_dir).expanduser())
+    return int(failed)
+
+
+def _chosen(found: Sequence[Found], older_than: float | None, settings: Settings) -> list[Chosen]:
+    """Return the runs that have surely ended, long enough ago."""
+    now = time.time()
+    old = [
+        (run_dir, run, quiet)
+        for run_dir, run in found
+        if (quiet := now - _last_change(run_dir)) >= (older_than or 0) * DAY_SECONDS
+    ]
+    tasks = [
+        task
+        for name in sorted({run.cluster for _, run, _ in old})
+        for task in _poll(name, settings)
+    ]
+    chosen = []
+    for run_dir, run, quiet in old:
+        mine = [task for task in tasks if task.name.startswith(jobs.prefix(run))]
+        try:
+            phase = state.phase_of(run_dir, run, mine, silent=False)
+            supervised = state.is_supervised(run_dir, run, mine)
+        except (RecordError, OSError) as error:
+            say(f"{run.id} is left alone: {error}")
+            continue
+        # A supervisor of another machine, or of another cluster, changes a folder at each poll.
+        sure = phase is Phase.COMPLETE and supervised is False
+        if phase in ENDED and not mine and not supervised and (sure or quiet > QUIET_SECONDS):
+            chosen.append(Chosen(run_dir, run, phase, quiet))
+    return chosen
+
+
+def _poll(name: str, settings: Settings) -> list[TaskStatus]:
+    """Return the jobs of all runs on a scheduler that have not ended."""
+    cluster = clusters.by_name(name, settings)
+    if cluster.local:
+        return []
+    with cluster:
+        tasks = clusters.patiently(lambda: cluster.poll(jobs.PREFIX))
+    return [task for task in tasks if task.state is not State.ENDED]
+
+
+def _last_change(run_dir: RunDir) -> float:
+    """Return when a run was created, supervised, ended or cancelled last, in seconds."""
+    marks = run_dir.run, run_dir.results, run_dir.cancelled, run_dir.resumed
+    return max(map(_files.modified, (*marks, run_dir.supervisors_folder)))
+
+
+def _compact(run_dir: RunDir, run: Run) -> str:
+    """Compact a complete run and those of its judge; return what it came to in words."""
+    done = compact(run_dir, run)
+    for inner in sorted(run_dir.judge_folder.glob("*/run/run.json")):
+        found = RunDir(inner.parent)
+        if state.is_complete(found):
+            compact(found, read_run(found))
+    return f"compacted {run.id}: {plural(done.before, 'file')} before, {done.after} now"
+
+
+def _remove(run_dir: RunDir, run: Run, settings: Settings) -> str:
+    """Remove a run and the links to it in `runs_dir`; return what was done in words."""
+    home = Path(settings.runs_dir).expanduser()
+    links = [
+        link
+        for link in (home / name for name in _files.names(home))
+        if link.is_symlink() and is_own(link) and link.resolve() == run_dir.root
+    ]
+    remove(run_dir)
+    for link in links:
+        link.unlink(missing_ok=True)
+    return f"removed {run.id}"

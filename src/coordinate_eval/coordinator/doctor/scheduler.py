@@ -1,0 +1,86 @@
+"""What the scheduler says: its version, its queues, and the GPUs that runs could get."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from coordinate_eval._format import plural
+from coordinate_eval.cluster import Busy, Cluster, Node
+from coordinate_eval.coordinator.doctor.findings import Finding, failure, ok, warning
+from coordinate_eval.coordinator.inputs import cluster_file
+from coordinate_eval.errors import ClusterSilent, CoordinateError
+
+_REASONS = 4
+"""Reasons of busy nodes that are named, the commonest first."""
+
+
+def of_cluster(cluster: Cluster) -> Iterator[Finding]:
+    """Ask a scheduler that jobs are submitted to."""
+    try:
+        with cluster:
+            for check, said in cluster.about().items():
+                yield ok(check, said)
+            yield from of_nodes(*cluster.nodes())
+            if cluster.whole_nodes():
+                yield ok("whole nodes", "one job a node runs its keeper and its trials")
+    except ClusterSilent as error:
+        do = "wait for the controller, or have it started; `scontrol ping` asks it"
+        yield failure(cluster.name, str(error), do)
+    except CoordinateError as error:
+        yield failure(cluster.name, str(error), "correct the settings, or ask the administrators")
+
+
+def of_file(path: Path) -> Finding:
+    """Look at a cluster file, which only plans need."""
+    try:
+        described = cluster_file.load(path)
+    except CoordinateError as error:
+        return failure("cluster", str(error), "correct the file")
+    nodes = plural(len(described.nodes), "node")
+    return ok("cluster", f"{path} describes {nodes}: plans can be made, and nothing be submitted")
+
+
+def of_nodes(free: Sequence[Node], busy: Sequence[Busy]) -> Iterator[Finding]:
+    """Return what the list of nodes means for runs."""
+    wanted = [each for each in busy if not each.excluded]
+    if not free and not wanted:
+        why = "; ".join(reasons(busy)) or "Slurm lists no node with GPUs"
+        yield failure(
+            "GPUs",
+            f"no node could ever take a trial: {why}",
+            "choose another partition or constraint, or have GPUs configured as GRES `gpu`",
+        )
+        return
+    kinds: dict[str, list[Node]] = defaultdict(list)
+    for node in free:
+        kinds[node.gpu_type].append(node)
+    for kind, nodes in sorted(kinds.items()):
+        yield _of_kind(kind, nodes)
+    if not free:
+        yield ok("GPUs", "none is free now; a run with --queue waits for one")
+    if busy:
+        yield ok("other nodes", "; ".join(reasons(busy)))
+
+
+def _of_kind(kind: str, nodes: Sequence[Node]) -> Finding:
+    """Return what is free of one type of GPU."""
+    gpus, memory = sum(node.free_gpus for node in nodes), nodes[0].gpu_memory_gib
+    found = f"{gpus} free on {plural(len(nodes), 'node')}"
+    check = f"GPUs {kind}" if kind else "GPUs"
+    if memory:
+        return ok(check, f"{found}, {memory:g} GiB each")
+    unknown = "their memory is not known" if kind else "Slurm names no type"
+    return warning(
+        check,
+        f"{found}; {unknown}",
+        "plans assume an A100 of 80 GiB: set [slurm] gpu_type or gpu_memory_gib, or have types "
+        "configured (`Gres=gpu:h100:8`)",
+    )
+
+
+def reasons(busy: Sequence[Busy]) -> list[str]:
+    """Return the commonest reasons of busy nodes with their numbers."""
+    counts = Counter(each.why for each in busy)
+    said = [f"{plural(count, 'node')} {why}" for why, count in counts.most_common(_REASONS)]
+    others = sum(counts.values()) - sum(count for _, count in counts.most_common(_REASONS))
+    return [*said, f"{plural(others, 'other')}"] if others else said

@@ -1,0 +1,1 @@
+"""Checkpoints: found, described and copied without trusting what they hold."""

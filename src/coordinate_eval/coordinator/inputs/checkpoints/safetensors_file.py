@@ -1,0 +1,63 @@
+"""The header of a safetensors file: types and sizes of tensors, without reading one."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from coordinate_eval import _format
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.errors import UserError
+
+MOST_HEADER_BYTES = 32 << 20
+"""Of one file: 200,000 tensors. The format allows 100 MB, which take 1 GB when they are read."""
+
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+def read(file: Path) -> dict[str, tuple[str, int]]:
+    """Return the type of each tensor, such as `bfloat16`, and its number of elements.
+
+    Raises:
+        UserError: The file is torn, not of this format, or its header is too large.
+    """
+    # Imported here: planning from a cluster file reads no checkpoint's headers.
+    from safetensors import SafetensorError, safe_open
+
+    with checkpoint_files.opened(file, weights=True) as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if MOST_HEADER_BYTES < length < opened.seek(0, os.SEEK_END):
+            raise UserError(
+                f"{file} has a header of {_format.size(length)}, more than the "
+                f"{_format.size(MOST_HEADER_BYTES)} that are read. Save it in several files"
+            )
+        try:
+            with safe_open(checkpoint_files.open_path(opened), framework="numpy") as tensors:
+                return {name: _described(tensors, name) for name in tensors.keys()}  # noqa: SIM118
+        except (SafetensorError, MemoryError) as error:  # it is larger than any memory can map
+            raise UserError(
+                f"{file} is not whole: {_format.brief(error)}. If it is being written, try again "
+                "afterwards; else copy or save it again"
+            ) from error
+
+
+def _described(tensors: Any, name: str) -> tuple[str, int]:  # noqa: ANN401  # it has no types
+    part = tensors.get_slice(name)
+    return _DTYPES.get(part.get_dtype(), part.get_dtype().lower()), math.prod(part.get_shape())

@@ -1,0 +1,168 @@
+"""What a file of torch.save holds, read without torch and without running its pickle.
+
+The file is a zip archive: `<name>/data.pkl` is a pickle of the saved objects, and each storage is
+an entry `<name>/data/<key>`. It is believed about sizes only as far as its own: torch.save
+compresses nothing, so what a file holds is no larger than the file.
+"""
+
+import struct
+import zipfile
+from collections.abc import Callable, Iterable
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from coordinate_eval import _format
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, torch_pickle
+from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import (
+    HOW_TO_SAVE,
+    ITEM_BYTES,
+    StoredTensor,
+)
+from coordinate_eval.errors import UserError
+
+_STATE_KEYS = ("model_state_dict", "state_dict", "model", "module")
+_MOST_PICKLE_BYTES = 64 << 20
+_MOST_DIRECTORY_BYTES = 16 << 20  # 200,000 storages; read, it takes ten times as much
+_SLACK_BYTES = 1 << 20
+# What zipfile raises at one damage or another.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    EOFError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+)
+
+
+def read(path: Path) -> dict[str, int]:
+    """Count the parameters in a torch.save file by type; shared storages count once.
+
+    Raises:
+        UserError: The file is torn, of the old format, would run code, or has no state dict.
+    """
+    with checkpoint_files.opened(path, weights=True) as opened:
+        try:
+            with zipfile.ZipFile(_Portions(opened)) as archive:
+                name, sizes = _contents(archive, path)
+                tree = torch_pickle.walk(_pickle(archive, name), path)
+        except _DAMAGED as error:
+            raise UserError(_why_no_archive(path, opened)) from error
+    tensors = model_tensors(tree, lambda value: isinstance(value, StoredTensor), path)
+    counts: dict[str, int] = {}
+    for key, dtype in {tensor.key: tensor.dtype for tensor in tensors.values()}.items():
+        if key not in sizes:
+            raise UserError(
+                f"{path} is incomplete: it lacks the data of storage {_format.brief(key)}"
+            )
+        counts[dtype] = counts.get(dtype, 0) + sizes[key] // ITEM_BYTES[dtype]
+    check_total((t.elements * ITEM_BYTES[t.dtype] for t in tensors.values()), path)
+    return counts
+
+
+def check_total(sizes: Iterable[int], path: Path) -> None:
+    """Check that tensors with these bytes fit into the memory that a file's size asks for.
+
+    A tensor may be larger than what it is stored as, and several may be stored as one. Twice the
+    file is enough for embeddings that are also the output layer.
+
+    Raises:
+        UserError: They are larger than that.
+    """
+    total, stored = sum(sizes), path.stat().st_size
+    if total > 2 * stored + _SLACK_BYTES:
+        raise UserError(
+            f"{path} has {_format.size(stored)}, but its tensors would have "
+            f"{_format.size(total)}: they share memory. Save them without: "
+            "torch.save({name: tensor.clone() for name, tensor in model.state_dict().items()}, "
+            "PATH)"
+        )
+
+
+class _Portions:
+    """A file of which little is read at once: a zip file itself says how long its directory is."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, count: int = -1) -> bytes:
+        if count > _MOST_DIRECTORY_BYTES:
+            raise zipfile.BadZipFile
+        return self._file.read(count)
+
+
+def _contents(archive: zipfile.ZipFile, path: Path) -> tuple[str, dict[str, int]]:
+    """Return the name of the pickle, and the bytes of each storage by key.
+
+    Raises:
+        UserError: It is not an archive that torch.save wrote.
+    """
+    entries = archive.infolist()
+    # torch takes the first of two names, zipfile the last; and to torch case does not matter.
+    names = {entry.filename.lower() for entry in entries}
+    pickles = [entry for entry in entries if entry.filename.lower().endswith("/data.pkl")]
+    whole = all(
+        entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+        for entry in entries
+    )
+    length = sum(entry.file_size for entry in entries)
+    if (
+        not (len(pickles) == 1 and whole and len(names) == len(entries))
+        or pickles[0].filename.count("/") != 1
+        or not pickles[0].filename.endswith("data.pkl")
+        or length > path.stat().st_size
+    ):
+        raise UserError(f"{path} is a zip file, but not one of torch.save")
+    if pickles[0].file_size > _MOST_PICKLE_BYTES:
+        raise UserError(f"{path} holds more than tensors. {HOW_TO_SAVE}")
+    name = pickles[0].filename
+    prefix = name.removesuffix("data.pkl") + "data/"
+    return name, {
+        entry.filename.removeprefix(prefix): entry.file_size
+        for entry in entries
+        if entry.filename.startswith(prefix)
+    }
+
+
+def _pickle(archive: zipfile.ZipFile, name: str) -> bytes:
+    with archive.open(name) as file:
+        return b"".join(iter(lambda: file.read(1 << 20), b""))
+
+
+def model_tensors(tree: object, is_tensor: Callable[[object], bool], path: Path) -> dict[str, Any]:
+    """Return the state dict in a saved object: the object itself, or under a trainer's key.
+
+    Everything else, such as an optimizer's state, is left out.
+
+    Raises:
+        UserError: There is none; says what was found instead.
+    """
+    # Twice, because one may lie in another; no more often, because a dict may contain itself.
+    for key in _STATE_KEYS * 2:
+        if isinstance(tree, dict) and isinstance(tree.get(key), dict):
+            tree = tree[key]
+    if isinstance(tree, dict):
+        found = {name: value for name, value in tree.items() if is_tensor(value)}
+        if found and all(isinstance(name, str) for name in found):
+            return found
+    some = [repr(key)[:60] for key in list(tree)[:8]] if isinstance(tree, dict) else []
+    shown = f"a dict of {', '.join(some)}" if isinstance(tree, dict) else "it"
+    raise UserError(f"{path} holds no state dict ({shown} has no tensors). {HOW_TO_SAVE}")
+
+
+def _why_no_archive(path: Path, opened: FileIO) -> str:
+    opened.seek(0)
+    begin = opened.read(4)
+    if begin.startswith(b"PK"):
+        return (
+            f"{path} is incomplete: its zip directory is missing or damaged. "
+            "Wait until it is written, or copy it again"
+        )
+    return (
+        f"{path} is not a zip file, as torch.save writes since torch 1.6. If it is older, "
+        "load it with torch.load(PATH, weights_only=True) and save it again with torch.save"
+    )

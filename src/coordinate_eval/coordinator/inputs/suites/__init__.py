@@ -1,0 +1,1 @@
+"""Suites and rubrics: read from YAML, with the line of each error."""

@@ -1,0 +1,241 @@
+"""The number of nodes to use: plan for several numbers of GPUs, and choose one of the plans.
+
+More nodes end sooner, up to a limit set by the suite's longest work. Each node costs a copy of the
+weights and the start of its engines, and leaves more GPUs idle near the end. So a run may give up a
+little time for much GPU time: see `restrained`. The sizes tried are 1, 2, 4, … trials on the first
+node, then 1, 2, 4, … nodes, then all nodes.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from coordinate_eval.coordinator.planning.plan import Capacity, Plan, Size
+from coordinate_eval.errors import UserError
+
+Draft = Callable[[Capacity], Plan]
+"""A function that plans for a capacity."""
+
+Bounds = Callable[[Capacity], Iterable[float]]
+"""A function that returns lower bounds in seconds, as predicted first, then if predictions are
+wrong."""
+
+SAME = 1.001
+"""Multiple of the shortest makespan up to which a plan on fewer nodes is as good."""
+
+NEARLY_ALL = 0.95
+"""Share of the nodes above which all are used: leaving a few out is not worth the risk."""
+
+
+def best(
+    draft: Draft, bounds: Bounds, capacity: Capacity, deadline_seconds: float | None = None
+) -> Plan:
+    """Return the plan with the shortest makespan, on the fewest nodes that reach it.
+
+    Nodes are left out only if the run ends as soon without them even when predictions are wrong
+    (`bounds`). Otherwise they stay, to take over the work of others.
+    """
+    latest = deadline_seconds or math.inf
+    capacity = _soonest(bounds, capacity)
+    least = list(bounds(capacity))
+    count = _fewest(capacity, lambda part: _same(bounds(part), least))
+    if count >= NEARLY_ALL * len(capacity.nodes):
+        count = len(capacity.nodes)
+    plan = draft(_first(capacity, count))
+    if plan.estimate.makespan_seconds <= min(SAME * least[0], latest):
+        return plan  # no plan on all nodes beats it
+    everything = plan if count == len(capacity.nodes) else draft(capacity)
+    enough = min(SAME * everything.estimate.makespan_seconds, latest)
+    while count < len(capacity.nodes):
+        if plan.estimate.makespan_seconds <= enough:
+            return plan
+        count = min(2 * count, len(capacity.nodes))
+        plan = draft(_first(capacity, count))
+    return everything
+
+
+def restrained(
+    draft: Draft, capacity: Capacity, plan: Plan, restraint: float, deadline: float | None = None
+) -> Plan:
+    """Return the plan that is worth its GPU time, on as many nodes as `plan` or fewer.
+
+    That is the one with the least product of makespan and GPU-hours, the latter to the power of
+    `restraint`: nodes are added while each per cent of makespan that they save costs no more than
+    1/`restraint` per cent of GPU-hours. With 0 it is the shortest plan. Of the capacities tried,
+    each has half of the nodes of the one before; then those beside the best are tried. None is
+    taken that misses the deadline, in seconds, which `plan` meets.
+    """
+
+    def price(each: Plan) -> float:
+        if not _in_time(each, deadline):
+            return math.inf
+        seconds, hours = each.estimate.makespan_seconds, each.estimate.gpu_hours
+        return math.log(max(seconds, 1e-9)) + restraint * math.log(max(hours, 1e-9))
+
+    if restraint <= 0:
+        return plan
+    known = {len(plan.nodes): plan}
+    count = 2 ** math.floor(math.log2(max(1, len(plan.nodes) - 1)))
+    while count < len(plan.nodes) and count >= 1:
+        known[count] = draft(_first(capacity, count))
+        count //= 2
+    chosen = min(known.values(), key=price)
+    counts = sorted(known)
+    place = counts.index(len(chosen.nodes))
+    for low, high in itertools.pairwise(counts[max(0, place - 1) : place + 2]):
+        if high - low > 1:
+            between = draft(_first(capacity, (low + high) // 2))
+            chosen = min(chosen, between, key=price)
+    return chosen
+
+
+def cheapest(draft: Draft, capacity: Capacity, deadline_seconds: float | None) -> Plan:
+    """Return the plan with the fewest GPU-hours that ends by the deadline.
+
+    Raises:
+        UserError: No plan ends by the deadline; the message says what is possible.
+    """
+    plans = [draft(size) for size in sizes(capacity)]
+    within = [plan for plan in plans if _in_time(plan, deadline_seconds)]
+    if not within:
+        assert deadline_seconds is not None
+        raise late(min(plans, key=lambda p: p.estimate.makespan_seconds), deadline_seconds)
+    chosen = min(within, key=lambda p: p.estimate.gpu_hours)
+    return _fewest_nodes(draft, capacity, chosen, deadline_seconds)
+
+
+def choose(
+    draft: Draft,
+    bounds: Bounds,
+    capacity: Capacity,
+    objective: str,
+    deadline: float | None,
+    *,
+    restraint: float = 0.0,
+    named: bool = False,
+) -> Plan:
+    """Return the plan to run.
+
+    Args:
+        draft: Plans for a capacity.
+        bounds: Lower bounds for a capacity.
+        capacity: All nodes that can be used.
+        objective: `makespan` or `gpu-hours`.
+        deadline: The longest makespan allowed, in seconds.
+        restraint: See `restrained`; of the objective `makespan`.
+        named: The user named the nodes; with the objective `makespan` all of them are used.
+
+    Raises:
+        UserError: No plan ends by the deadline; the message says what is possible.
+    """
+    if objective == "gpu-hours":
+        return cheapest(draft, capacity, deadline)
+    plan = draft(capacity) if named else best(draft, bounds, capacity, deadline)
+    if not _in_time(plan, deadline):
+        assert deadline is not None
+        raise late(plan, deadline)
+    if named:
+        return plan
+    return restrained(draft, capacity, plan, restraint, deadline)
+
+
+def curve(draft: Draft, capacity: Capacity, chosen: Plan) -> list[Size]:
+    """Plan each size and return what it takes, with the chosen one among them."""
+    mine = size_of(chosen)
+    others = [size_of(draft(smaller)) for smaller in sizes(capacity)]
+    beside = [size for size in others if (size.nodes, size.gpus) != (mine.nodes, mine.gpus)]
+    return sorted([*beside, mine], key=lambda size: (size.gpus, size.nodes))
+
+
+def size_of(plan: Plan) -> Size:
+    """Return the nodes and GPUs of a plan beside its estimate."""
+    return Size(
+        nodes=len(plan.nodes), gpus=sum(t.gpus for t in plan.trials), estimate=plan.estimate
+    )
+
+
+def sizes(capacity: Capacity) -> Iterator[Capacity]:
+    """Yield capacities from one trial to all, nodes with the most trials first."""
+    nodes = sorted(capacity.nodes, key=lambda n: -n.trials)
+    trials = 1
+    while trials < nodes[0].trials:
+        first = nodes[0].model_copy(update={"trials": trials})
+        yield capacity.model_copy(update={"nodes": [first]})
+        trials *= 2
+    count = 1
+    while count < len(nodes):
+        yield _first(capacity, count)
+        count *= 2
+    yield capacity.model_copy(update={"nodes": nodes})
+
+
+def late(plan: Plan, deadline_seconds: float) -> UserError:
+    """Return the error for a deadline that even this plan misses."""
+    return UserError(
+        f"no plan ends within {deadline_seconds:g} s: the shortest takes "
+        f"{plan.estimate.makespan_seconds:.0f} s on {sum(t.gpus for t in plan.trials)} GPUs of "
+        f"{len(plan.nodes)} nodes; allow more time (--deadline), more GPUs or fewer items"
+    )
+
+
+def _fewest_nodes(
+    draft: Draft, capacity: Capacity, chosen: Plan, deadline_seconds: float | None
+) -> Plan:
+    """Return the cheapest plan in time, on as many nodes as `chosen` or down to half as many."""
+    low, high = len(chosen.nodes) // 2, len(chosen.nodes)
+    while high - low > 1:
+        count = (low + high) // 2
+        plan = draft(_first(capacity, count))
+        if not _in_time(plan, deadline_seconds):
+            low = count
+            continue
+        high = count
+        if plan.estimate.gpu_hours < chosen.estimate.gpu_hours:
+            chosen = plan
+    return chosen
+
+
+def _soonest(bounds: Bounds, capacity: Capacity) -> Capacity:
+    """Halve the nodes as long as half of them can end sooner.
+
+    Nodes that share a storage get their weights earlier if there are fewer of them.
+    """
+    seconds = next(iter(bounds(capacity)))
+    while len(capacity.nodes) > 1:
+        fewer = _first(capacity, len(capacity.nodes) // 2)
+        sooner = next(iter(bounds(fewer)))
+        if sooner >= seconds:
+            break
+        capacity, seconds = fewer, sooner
+    return capacity
+
+
+def _fewest(capacity: Capacity, enough: Callable[[Capacity], bool]) -> int:
+    """Return the smallest number of nodes that is enough, by bisection; all nodes are enough."""
+    low, high = 0, len(capacity.nodes)
+    while high - low > 1:
+        count = (low + high) // 2
+        if enough(_first(capacity, count)):
+            high = count
+        else:
+            low = count
+    return high
+
+
+def _first(capacity: Capacity, count: int) -> Capacity:
+    """Return the capacity of `count` nodes, those with the most trials first.
+
+    All nodes stay in the order listed.
+    """
+    if count == len(capacity.nodes):
+        return capacity
+    nodes = sorted(capacity.nodes, key=lambda n: -n.trials)
+    return capacity.model_copy(update={"nodes": nodes[:count]})
+
+
+def _same(seconds: Iterable[float], least: Sequence[float]) -> bool:
+    return all(a <= SAME * b for a, b in zip(seconds, least, strict=True))
+
+
+def _in_time(plan: Plan, deadline_seconds: float | None) -> bool:
+    return deadline_seconds is None or plan.estimate.makespan_seconds <= deadline_seconds

@@ -1,0 +1,445 @@
+"""The choice of nodes and of the number of trials on each."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import TypeVar
+
+from coordinate_eval._format import plural
+from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
+from coordinate_eval.coordinator.planning.plan import NodeCapacity
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.records import ANY_NODE
+from coordinate_eval.errors import UserError
+from coordinate_eval.priors import gpus
+from coordinate_eval.priors.conditions import model_of, sequences
+from coordinate_eval.priors.roofline import Work, gpu_seconds
+from coordinate_eval.records import Checkpoint, CheckpointFormat
+
+T = TypeVar("T", Node, Busy)
+
+LEAST_KEEPER_CPUS = 1
+"""Cores that the keeper takes on each node at least, also in place of a trial."""
+
+QUEUED_NODE = ANY_NODE
+"""Name in a plan that stands for nodes that are not known yet."""
+
+QUEUED_TRIALS = 8
+"""Trials to plan for, and GPUs assumed of a node, while no node is known."""
+
+ASSUMED_GPU_MEMORY_GIB = 80.0
+"""Memory assumed of a GPU of which neither type nor memory is known, in GiB: an A100's."""
+
+MOST_NAMES, MOST_DIGITS = 100_000, 9
+"""Limits on a list of nodes and on a number in it: more than any cluster has."""
+
+MOST_REASONS, MOST_SHOWN = 20, 8
+"""Lines that say why nothing is free, and names of nodes in each."""
+
+_ANY_WORK = Work(
+    items=1000,
+    requests=1000,
+    prompt_tokens=500_000,
+    output_tokens=100_000,
+    longest_output_tokens=1000,
+)
+"""Work by which GPU types are compared where nothing is known of the datasets."""
+
+_PARTS = re.compile(r"(?:\[[^\[\]]*\]|[^,])+")
+_BRACKETS = re.compile(r"\[([0-9,\-]+)\]")
+
+
+class NoFreeGpu(UserError):
+    """Nothing can start now; waiting may help."""
+
+
+def choose_nodes(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    nodes: Sequence[Node],
+    busy: Sequence[Busy],
+    max_length: int,
+    works: Sequence[Work],
+) -> tuple[list[NodeCapacity], int]:
+    """Return the nodes of the GPU type that is fastest, and the GPUs of one trial.
+
+    That is the type whose free GPUs are predicted to end the works soonest, all together; of equal
+    ones the one with most GPUs. `max_length` is the context of the run in tokens, and `works` the
+    expected work of its datasets.
+
+    Raises:
+        NoFreeGpu: No GPU is free now.
+        UserError: The checkpoint fits no GPU or no node's memory, a named node does not exist, or
+            the settings exclude all nodes.
+    """
+    check_names(settings.nodes, nodes, busy)
+    _check_possible(settings.nodes, nodes, busy)
+    gib = keeper_gib(checkpoint, settings)
+    choices: list[tuple[list[NodeCapacity], int]] = []
+    problems: list[UserError] = []
+    named = _named(nodes, _wanted(settings.nodes)[1])
+    typed = [node for node in named if gpus.asked_for(node.gpu_type, settings.gpu_type)]
+    if named and not typed:
+        may_come = any(not each.excluded for each in busy)
+        raise (NoFreeGpu if may_come else UserError)(_no_type(named, settings.gpu_type))
+    for kind in sorted({node.gpu_type for node in typed}):
+        alike = [node for node in typed if node.gpu_type == kind]
+        try:
+            degree = gpus_per_trial(checkpoint, settings, alike, max_length, works)
+            choices.append((choose(alike, busy, settings, degree, gib), degree))
+        except UserError as error:
+            problems.append(error)
+    if choices:
+        return max(choices, key=lambda choice: _speed(checkpoint, settings, choice, works))
+    if problems:
+        # Where one GPU type is only busy now, waiting may help.
+        raise next((each for each in problems if isinstance(each, NoFreeGpu)), problems[0])
+    raise NoFreeGpu(_nothing_free([], _named(busy, _wanted(settings.nodes)[1]), 1))
+
+
+def queued_nodes(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    nodes: Sequence[Node],
+    busy: Sequence[Busy],
+    max_length: int,
+    works: Sequence[Work],
+) -> tuple[list[NodeCapacity], int]:
+    """Return a stand-in for the nodes that a queued run will get, and the GPUs of one trial.
+
+    They have the GPU type that is asked for, and of several the one of which the cluster has most.
+    """
+    there = Counter[tuple[str, float]]()
+    for node in nodes:
+        there[node.gpu_type, node.gpu_memory_gib] += node.gpus
+    for taken in busy:
+        there[taken.gpu_type, taken.gpu_memory_gib] += taken.gpus * (not taken.excluded)
+    asked = [kind for kind in there if gpus.asked_for(kind[0], settings.gpu_type)]
+    kind = max(asked, key=lambda kind: there[kind], default=(settings.gpu_type, 0.0))
+    degree = _degree(checkpoint, settings, kind, QUEUED_TRIALS, max_length, works)
+    trials = max(1, (settings.max_gpus or QUEUED_TRIALS * degree) // degree)
+    stand_in = NodeCapacity(name=QUEUED_NODE, gpus=trials * degree, gpu_type=kind[0], trials=trials)
+    return [stand_in], degree
+
+
+def gpus_per_trial(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    alike: Sequence[Node],
+    max_length: int,
+    works: Sequence[Work],
+) -> int:
+    """Return the tensor-parallel degree on nodes with GPUs of one type.
+
+    Raises:
+        UserError: The checkpoint fits no number of their GPUs.
+    """
+    kind = alike[0].gpu_type, max(node.gpu_memory_gib for node in alike)
+    most = max(node.gpus for node in alike)
+    return _degree(checkpoint, settings, kind, most, max_length, works)
+
+
+def _degree(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    kind: tuple[str, float],
+    gpus_per_node: int,
+    max_length: int,
+    works: Sequence[Work],
+) -> int:
+    """Return the degree that is set, else the best one on GPUs of this kind.
+
+    A kind is a type and its memory in GiB, 0 if the cluster tells none.
+    """
+    gpu_type, gib = kind
+    asked = settings.trial.tensor_parallel
+    if asked is not None:
+        if asked > 1 and gpus.is_slice(gpu_type):
+            raise UserError(
+                f"[trial] tensor_parallel is {asked}, but slices of a GPU ({gpu_type}) cannot "
+                "share a model: choose whole GPUs with --gpu-type"
+            )
+        return asked
+    gpu = gpus.lookup(gpu_type)
+    if not gib:
+        gib = gpu.memory / 2**30 if gpus.known(gpu_type) else ASSUMED_GPU_MEMORY_GIB
+    if gpus.is_slice(gpu_type):
+        gpus_per_node = 1
+    return tensor_parallel(
+        checkpoint,
+        gpu._replace(memory=gib * 2**30),
+        gpus_per_node,
+        max_length,
+        works,
+        sequences(settings.engine, gpu_type),
+    )
+
+
+def _speed(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    choice: tuple[list[NodeCapacity], int],
+    works: Sequence[Work],
+) -> tuple[float, int]:
+    """Return how often per second these nodes could do the works, and the number of their GPUs."""
+    nodes, degree = choice
+    kind = nodes[0].gpu_type
+    model, gpu = model_of(checkpoint, degree, None), gpus.lookup(kind)
+    most = sequences(settings.engine, kind)
+    seconds = sum(gpu_seconds(work, model, gpu, most) for work in works or (_ANY_WORK,))
+    trials = sum(node.trials for node in nodes)
+    return trials / seconds, trials * degree
+
+
+def keeper_gib(checkpoint: Checkpoint, settings: Settings) -> float:
+    """Return the host memory that a keeper of this checkpoint asks for, in GiB."""
+    converting = checkpoint.format is CheckpointFormat.TORCH
+    staged = checkpoints.staged_bytes(checkpoint)
+    return jobs.keeper_memory_gib(staged, converting, settings.stage)
+
+
+def choose(
+    nodes: Sequence[Node],
+    busy: Sequence[Busy],
+    settings: Settings,
+    gpus_per_trial: int,
+    keeper_gib: float,
+) -> list[NodeCapacity]:
+    """Return the nodes to ask for, of one GPU type, those with most room first.
+
+    Raises:
+        NoFreeGpu: No GPU is free; says what is busy.
+        UserError: Nodes have free GPUs, but not the memory or cores for a trial.
+    """
+    _, wanted = _wanted(settings.nodes)
+    named = _named(nodes, wanted)
+    if not any(n.free_gpus >= gpus_per_trial for n in named):
+        raise NoFreeGpu(_nothing_free(named, _named(busy, wanted), gpus_per_trial))
+    fitting: dict[str, list[NodeCapacity]] = {}
+    for node in named:
+        trials = trials_on(node, settings, gpus_per_trial, keeper_gib)
+        if trials:
+            fitting.setdefault(node.gpu_type, []).append(
+                NodeCapacity(
+                    name=node.name,
+                    gpus=node.gpus,
+                    gpu_type=node.gpu_type,
+                    trials=trials,
+                    keeper_cpus=keeper_cpus(node, settings, trials * gpus_per_trial),
+                )
+            )
+    if not fitting:
+        raise UserError(_no_room(named, settings, gpus_per_trial, keeper_gib))
+    of_type = max(fitting.values(), key=lambda group: sum(n.trials for n in group))
+    return _limit(of_type, most_nodes(settings), settings.max_gpus, gpus_per_trial)
+
+
+def most_nodes(settings: Settings) -> int | None:
+    """Return how many nodes the settings allow at most, None for any number."""
+    limits = (_wanted(settings.nodes)[0], settings.max_nodes)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: float) -> int:
+    """Return the trials that a node has GPUs, cores and memory for, beside its keeper."""
+    by_gpus = node.free_gpus // gpus_per_trial
+    by_cpus = (node.cpus - LEAST_KEEPER_CPUS) // (settings.trial.cpus * gpus_per_trial)
+    each_gib = settings.trial.memory_gib * gpus_per_trial
+    by_memory = int((node.memory_gib - keeper_gib) // each_gib)
+    return max(0, min(by_gpus, by_cpus, by_memory))
+
+
+def keeper_cpus(node: Node, settings: Settings, gpus: int) -> int:
+    """Return the cores of a node's keeper: those of the settings, if trials on so many GPUs leave
+    them.
+    """
+    left = node.cpus - gpus * settings.trial.cpus
+    return max(LEAST_KEEPER_CPUS, min(settings.stage.cpus, left))
+
+
+def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy]) -> None:
+    """Check that all nodes named by `--nodes` exist, free or not.
+
+    Raises:
+        UserError: One does not exist, or none is named; waiting for it would not help.
+    """
+    _, names = _wanted(wanted)
+    if names is None:
+        return
+    if not names:
+        raise UserError(
+            f"--nodes {wanted!r} names no node: give names such as gpu[1-4], or a number"
+        )
+    unknown = names - {n.name for n in nodes} - {b.name for b in busy}
+    if unknown:
+        shown = ", ".join(sorted(unknown)[:20])
+        more = f" or {len(unknown) - 20} others" if len(unknown) > 20 else ""
+        raise UserError(f"--nodes {_short(str(wanted))}: no node with GPUs is named {shown}{more}")
+
+
+def _check_possible(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy]) -> None:
+    """Check that the settings leave a node with GPUs, free or not.
+
+    Raises:
+        UserError: They leave none; waiting for one would not help.
+    """
+    excluded = _named(busy, _wanted(wanted)[1])
+    if _named(nodes, _wanted(wanted)[1]) or not all(each.excluded for each in excluded):
+        return
+    if not excluded:
+        raise UserError("the cluster has no node with GPUs")
+    lines = "\n".join(_reasons(excluded))
+    raise UserError(
+        "no node can take a trial, now or later: change the partition, the constraint or --nodes\n"
+        f"{lines}"
+    )
+
+
+def _no_type(nodes: Sequence[Node], wanted: str) -> str:
+    found = ", ".join(sorted({node.gpu_type or "of no type" for node in nodes}))
+    return (
+        f"no GPU of type {wanted} is free now; free are GPUs {found}: use --queue to wait, or "
+        "another --gpu-type. GPUs without a type get theirs from [slurm] gpu_type"
+    )
+
+
+def _named(among: Sequence[T], wanted: set[str] | None) -> list[T]:
+    """Return the nodes that `--nodes` names, or all if it names none."""
+    return [each for each in among if wanted is None or each.name in wanted]
+
+
+def names_nodes(settings: Settings) -> bool:
+    """Return whether `--nodes` names nodes instead of counting them."""
+    return _wanted(settings.nodes)[1] is not None
+
+
+def check_limits(settings: Settings, names: set[str], gpus: int) -> None:
+    """Check that nodes of these names and this number of GPUs are within the settings.
+
+    Raises:
+        UserError: They are more than `--nodes`, `--max-nodes` or `--max-gpus` allows.
+    """
+    count, wanted = _wanted(settings.nodes)
+    others = names - wanted if wanted is not None else set()
+    if others or (count is not None and len(names) > count):
+        listed = ", ".join(sorted(others or names))
+        raise UserError(f"--nodes {settings.nodes!r} does not allow the plan's nodes {listed}")
+    if settings.max_nodes is not None and len(names) > settings.max_nodes:
+        raise UserError(
+            f"--max-nodes {settings.max_nodes} is less than the {len(names)} nodes of the plan"
+        )
+    if settings.max_gpus is not None and gpus > settings.max_gpus:
+        raise UserError(f"--max-gpus {settings.max_gpus} is less than the {gpus} GPUs of the plan")
+
+
+def expand(names: str) -> list[str]:
+    """Return the node names of a Slurm host list such as `gpu[1-3,07],login`.
+
+    Raises:
+        UserError: The list is malformed, or names more than `MOST_NAMES` nodes.
+    """
+    found: list[str] = []
+    for part in _PARTS.findall(names):
+        # Plain text at even positions, the contents of brackets at odd ones.
+        made = [""]
+        for place, piece in enumerate(_BRACKETS.split(part.strip())):
+            pieces = _numbers(piece, names) if place % 2 else [piece]
+            if len(made) * len(pieces) + len(found) > MOST_NAMES:
+                raise UserError(f"--nodes {_short(names)}: more than {MOST_NAMES:,} nodes")
+            made = [before + text for before in made for text in pieces]
+        found += made
+    return [name for name in found if name]
+
+
+def _numbers(pieces: str, names: str) -> list[str]:
+    """Return the numbers of a bracket such as `1-3,07`; `names` is the whole list, for errors."""
+    found: list[str] = []
+    for piece in pieces.split(","):
+        first, _, last = piece.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise UserError(f"--nodes {_short(names)}: cannot read {_short(piece)}")
+        if max(len(first), len(last)) > MOST_DIGITS:
+            raise UserError(f"--nodes {_short(names)}: {_short(piece)} has too many digits")
+        numbers = range(int(first), int(last or first) + 1)
+        if not numbers:
+            raise UserError(f"--nodes {_short(names)}: {piece} counts backwards")
+        if len(found) + len(numbers) > MOST_NAMES:
+            raise UserError(f"--nodes {_short(names)}: more than {MOST_NAMES:,} nodes")
+        found += [f"{number:0{len(first)}d}" for number in numbers]
+    return found
+
+
+def _wanted(nodes: str | None) -> tuple[int | None, set[str] | None]:
+    if nodes is None:
+        return None, None
+    if nodes.isdecimal():
+        if len(nodes) > MOST_DIGITS:
+            raise UserError(f"--nodes {_short(nodes)} is more than any cluster has")
+        if int(nodes) < 1:
+            raise UserError("--nodes must be at least 1")
+        return int(nodes), None
+    return None, set(expand(nodes))
+
+
+def _short(text: str) -> str:
+    """Quote a text, shortened to 100 characters."""
+    return repr(text if len(text) <= 100 else text[:99] + "…")
+
+
+def _limit(
+    nodes: list[NodeCapacity], count: int | None, max_gpus: int | None, gpus_per_trial: int
+) -> list[NodeCapacity]:
+    """Keep the nodes with most room, so that few are staged, up to `count` nodes and the GPUs."""
+    ordered = sorted(nodes, key=lambda n: -n.trials)[:count]
+    if max_gpus is None:
+        return ordered
+    left = max_gpus // gpus_per_trial
+    if not left:
+        raise UserError(f"--max-gpus {max_gpus}: one trial of this model needs {gpus_per_trial}")
+    kept = []
+    for node in ordered:
+        if left:
+            kept.append(node.model_copy(update={"trials": min(left, node.trials)}))
+            left -= kept[-1].trials
+    return kept
+
+
+def _nothing_free(nodes: Sequence[Node], busy: Sequence[Busy], gpus_per_trial: int) -> str:
+    taken = [Busy(name=n.name, why=f"{n.free_gpus} of {n.gpus} GPUs free") for n in nodes]
+    lines = _reasons([*taken, *busy])
+    more = len(lines) - MOST_REASONS
+    lines = lines[:MOST_REASONS] + ([f"  and {plural(more, 'more reason')}"] if more > 0 else [])
+    first = f"no node has {plural(gpus_per_trial, 'free GPU')} now"
+    return "\n".join([first, *lines, "use --queue to wait, or try again later"])
+
+
+def _reasons(busy: Sequence[Busy]) -> list[str]:
+    """Return a line for each reason, with the nodes that it is true of; excluded nodes last."""
+    alike: dict[tuple[bool, str], list[str]] = {}
+    for each in busy:
+        alike.setdefault((each.excluded, each.why), []).append(each.name)
+    lines = []
+    for (_, why), names in sorted(alike.items(), key=lambda item: item[0][0]):
+        more = len(names) - MOST_SHOWN
+        who = ", ".join(names[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        lines.append(f"  {who}: {why}")
+    return lines
+
+
+def _no_room(
+    nodes: Sequence[Node], settings: Settings, gpus_per_trial: int, keeper_gib: float
+) -> str:
+    cpus = settings.trial.cpus * gpus_per_trial
+    gib = settings.trial.memory_gib * gpus_per_trial
+    lines = [
+        f"no node has room for a trial: it takes {cpus} cores and {gib:g} GiB, "
+        f"and the weights {keeper_gib:.1f} GiB and {LEAST_KEEPER_CPUS} core on each node"
+    ]
+    lines += [
+        f"  {n.name}: {n.free_gpus} GPUs, {n.cpus} cores, {n.memory_gib:.1f} GiB free"
+        for n in nodes[:20]
+    ]
+    return "\n".join([*lines, "lower [trial] cpus or memory_gib, or wait until memory is free"])

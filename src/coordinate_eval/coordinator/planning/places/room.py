@@ -1,0 +1,258 @@
+"""The room that a user's other runs leave: what they were promised, and what the limits allow.
+
+A run that has chosen nodes asks for them a little later, and its jobs may wait there for a while.
+The scheduler counts none of that. So each run keeps a `Promise`, and the others leave that room.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pydantic import Field
+
+from coordinate_eval.cluster import Busy, Node, State, TaskStatus
+from coordinate_eval.coordinator.inputs.settings import LimitSettings
+from coordinate_eval.coordinator.planning.plan import NodeCapacity
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.records import RoundNode, Run
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Record
+
+_PINNED = re.compile(rf"{jobs.PREFIX}.+-trial\d+-(.+)", re.DOTALL)
+
+
+LEAST_JOBS = 2
+"""A keeper and a trial."""
+
+
+class NoRoom(Exception):
+    """The user's other runs leave no room now; waiting helps. The text says why."""
+
+
+class PromisedNode(RoundNode):
+    """A node that a run has chosen in one of its rounds."""
+
+    round: int
+
+
+class Promise(Record):
+    """The nodes that a run has chosen, and whether it looks for some."""
+
+    run: str = Field(description="id of the run")
+    prefix: str = Field(description="with which the names of its jobs begin")
+    root: str = Field(description="its run directory")
+    created: float = Field(description="time of the run, in seconds since the epoch")
+    looked: float = Field(description="when it looked for nodes last")
+    waiting: bool = Field(description="it looks for nodes")
+    gpus: int = Field(description="of one trial")
+    cpus: int = Field(description="of one trial")
+    memory_gib: float = Field(description="of one trial")
+    keeper_gib: float = Field(description="of the keeper on each node")
+    whole: bool = Field(description="its jobs take whole nodes")
+    nodes: list[PromisedNode] = Field(description="of all of its rounds")
+
+    @property
+    def age(self) -> tuple[float, str]:
+        """A key that orders runs, the oldest first."""
+        return self.created, self.prefix
+
+
+@dataclass(frozen=True)
+class Others:
+    """The user's runs that have not ended, as one of them sees them, and all of their living jobs.
+
+    Of the run that looks, the rounds count that it has begun. `submitted` has the names of the jobs
+    that each of these runs has submitted so far, by prefix.
+    """
+
+    promises: Sequence[Promise] = ()
+    tasks: Sequence[TaskStatus] = ()
+    submitted: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+class Left(NamedTuple):
+    """What the limits leave for a run; None is no limit."""
+
+    gpus: int | None = None
+    jobs: int | None = None
+
+    @property
+    def nothing(self) -> bool:
+        """Return whether not even one trial and its keeper can be asked for."""
+        return self.gpus == 0 or (self.jobs is not None and self.jobs < LEAST_JOBS)
+
+
+class _Held(NamedTuple):
+    """What a run was promised on a node and the scheduler does not count as used yet."""
+
+    run: str
+    node: str
+    gpus: int
+    cpus: int = 0
+    memory_gib: float = 0.0
+    whole: bool = False
+    unsubmitted: int = 0
+    """Jobs of it that are not in the queue yet; each task of an array is one."""
+
+
+def make_promise(
+    run: Run, root: str, now: float, nodes: Sequence[PromisedNode], *, waiting: bool
+) -> Promise:
+    """Return the promise of a run with these nodes."""
+    trial = run.settings.trial
+    return Promise(
+        run=run.id,
+        prefix=jobs.prefix(run),
+        root=root,
+        created=run.created,
+        looked=now,
+        waiting=waiting,
+        gpus=run.tensor_parallel,
+        cpus=trial.cpus * run.tensor_parallel,
+        memory_gib=trial.memory_gib * run.tensor_parallel,
+        keeper_gib=jobs.keeper_gib(run),
+        whole=run.exclusive,
+        nodes=list(nodes),
+    )
+
+
+def beside(
+    nodes: Sequence[Node], busy: Sequence[Busy], others: Others
+) -> tuple[list[Node], list[Busy]]:
+    """Return the nodes with what is not promised to other runs, and those where all of it is."""
+    on: dict[str, list[_Held]] = {}
+    for each in _held(others):
+        on.setdefault(each.node, []).append(each)
+    free, taken = [], list(busy)
+    for node in nodes:
+        held = on.get(node.name, [])
+        gpus = node.free_gpus - sum(each.gpus for each in held)
+        if held and (gpus <= 0 or any(each.whole for each in held)):
+            who = ", ".join(sorted({each.run for each in held}))
+            taken.append(Busy(name=node.name, why=f"promised to your run {who}"))
+            continue
+        update = {
+            "free_gpus": gpus,
+            "cpus": max(0, node.cpus - sum(each.cpus for each in held)),
+            "memory_gib": max(0.0, node.memory_gib - sum(each.memory_gib for each in held)),
+        }
+        free.append(node.model_copy(update=update) if held else node)
+    return free, taken
+
+
+def left(limits: LimitSettings, others: Others) -> Left:
+    """Return what the limits leave beside all runs that are there."""
+    held = _held(others)
+    of_trial = {
+        jobs.node_names(promise.prefix, node.round, node.name)[1]: promise.gpus
+        * (node.trials if promise.whole else 1)
+        for promise in others.promises
+        for node in promise.nodes
+    }
+    gpus = sum(each.gpus for each in held)
+    queued = sum(each.unsubmitted for each in held)
+    for task in others.tasks:
+        queued += jobs.supervised_run(task.name) is None
+        if task.state is State.RUNNING:
+            unknown = int(_PINNED.fullmatch(task.name) is not None)
+            gpus += of_trial.get(task.name, unknown)
+    return Left(
+        None if limits.gpus is None else max(0, limits.gpus - gpus),
+        None if limits.jobs is None else max(0, limits.jobs - queued),
+    )
+
+
+def within(
+    chosen: Sequence[NodeCapacity], gpus_per_trial: int, left: Left, limits: LimitSettings
+) -> list[NodeCapacity]:
+    """Return as many of the chosen nodes and of their trials as the limits leave room for.
+
+    Raises:
+        NoRoom: they leave none now.
+        UserError: they never leave any, even to a run that is alone.
+    """
+    if limits.gpus is not None and limits.gpus < gpus_per_trial:
+        raise UserError(
+            f"limits.gpus is {limits.gpus}, and one trial of this model needs {gpus_per_trial} "
+            "GPUs: set it higher"
+        )
+    most = math.inf if left.gpus is None else left.gpus // gpus_per_trial
+    tasks = math.inf if left.jobs is None else left.jobs
+    kept = []
+    for node in chosen:
+        trials = int(min(node.trials, most, tasks - 1))
+        if trials < 1:
+            break
+        kept.append(node.model_copy(update={"trials": trials}))
+        most, tasks = most - trials, tasks - trials - 1
+    if not kept:
+        raise NoRoom(
+            "your other runs use all of "
+            + (f"limits.gpus = {limits.gpus}" if most < 1 else f"limits.jobs = {limits.jobs}")
+        )
+    return kept
+
+
+def overtaken_by(mine: Promise, before: Others, now: Others) -> Promise | None:
+    """Return a run that has chosen one of my nodes since I looked, if there is one."""
+    known = {(each.prefix, n.round, n.name) for each in before.promises for n in each.nodes}
+    names = {node.name for node in mine.nodes if not node.anywhere}
+    for each in now.promises:
+        chosen = {n.name for n in each.nodes if (each.prefix, n.round, n.name) not in known}
+        if each.prefix != mine.prefix and chosen & names:
+            return each
+    return None
+
+
+def newer_that_waits(created: float, others: Others, since: float | None) -> Promise | None:
+    """Return a run that was created later and waits for nodes, if there is one.
+
+    It must not have looked for nodes after `since`, in seconds since the epoch: one that has looked
+    and waits on cannot use what is free.
+    """
+    for each in others.promises:
+        if each.waiting and each.created > created and (since is None or each.looked <= since):
+            return each
+    return None
+
+
+def _held(others: Others) -> list[_Held]:
+    """Return what each run was promised on each node."""
+    alive: dict[str, list[State]] = {}
+    for task in others.tasks:
+        alive.setdefault(task.name, []).append(task.state)
+    found, known = [], set()
+    for promise in others.promises:
+        submitted = others.submitted.get(promise.prefix, frozenset())
+        for node in promise.nodes:
+            keeper, trials = jobs.node_names(promise.prefix, node.round, node.name)
+            known.add(trials)
+            no_keeper = keeper not in submitted and keeper not in alive
+            # Trials that are not in the queue yet follow a keeper that has not ended.
+            ahead = trials not in submitted and trials not in alive
+            ahead = ahead and (no_keeper or keeper in alive)
+            tasks = 1 if promise.whole else node.trials
+            count = tasks if ahead else alive.get(trials, []).count(State.PENDING)
+            per_task = node.trials if promise.whole else 1
+            keeps = (ahead and no_keeper) or State.PENDING in alive.get(keeper, [])
+            if count or keeps:
+                found.append(
+                    _Held(
+                        promise.run,
+                        node.name,
+                        gpus=count * per_task * promise.gpus,
+                        cpus=count * promise.cpus + keeps * node.keeper_cpus,
+                        memory_gib=count * promise.memory_gib + keeps * promise.keeper_gib,
+                        whole=promise.whole,
+                        unsubmitted=(count if ahead else 0) + (ahead and no_keeper),
+                    )
+                )
+    for name in alive.keys() - known:
+        # A run that left no promise: its jobs tell their node, and each has one GPU at least.
+        match = _PINNED.fullmatch(name)
+        pending = alive[name].count(State.PENDING)
+        if match is not None and pending:
+            found.append(_Held(name.rpartition("-trial")[0], match[1], gpus=pending))
+    return found

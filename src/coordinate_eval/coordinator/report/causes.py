@@ -1,0 +1,50 @@
+"""Why jobs of a run failed: their messages, their logs and how they ended, by the rules."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.report.failures import (
+    Failure,
+    cause_of,
+    read_failures,
+)
+from coordinate_eval.coordinator.report.state import read_trials
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.diagnosis.cause import Cause
+from coordinate_eval.diagnosis.rules import Rules
+
+
+class FailedJob(NamedTuple):
+    """A job that failed, and why."""
+
+    failure: Failure
+    cause: Cause
+
+
+def diagnose_run(run_dir: RunDir, rules: Rules) -> list[FailedJob]:
+    """Return each failed job of a run with its cause: those that said so, and those killed."""
+    found, seen = [], set()
+    for failure in (*read_failures(run_dir), *_silent(run_dir)):
+        if failure.log in seen:
+            continue
+        cause = cause_of(failure, rules)
+        if cause is not None:
+            found.append(FailedJob(failure, cause))
+        if failure.log:
+            seen.add(failure.log)
+    return found
+
+
+def _silent(run_dir: RunDir) -> Iterator[Failure]:
+    """Yield the logs of jobs that left no error: they may have been killed."""
+    trials = {trial.log: trial for trial in read_trials(run_dir).values()}
+    since = _files.modified(run_dir.resumed)
+    for name in sorted(_files.names(run_dir.logs)):
+        path = run_dir.logs / name
+        trial = trials.get(str(path))
+        if name.startswith(".") or (trial is not None and trial.state in ("ended", "failed")):
+            continue
+        if path.is_file() and not path.is_symlink() and _files.modified(path) >= since:
+            kind, who = ("trial", trial.trial) if trial else ("job", name.removesuffix(".log"))
+            yield Failure(kind, who, trial.node if trial else "", "", str(path))

@@ -1,0 +1,346 @@
+"""Claims: who works on which span. Attempts are numbered; nothing is locked or deleted.
+
+A ledger has the claims on one kind of a run's work, and the name of the folder in which what is
+made appears. In some a span is a part of a dataset, in others it is a whole dataset: see `whole`.
+
+Attempt n at a span belongs to whoever creates `<span>.<n>.json`. It is over when
+`<span>.<n>.revoked` exists: its owner writes that when it stops early, the supervisor when the
+owner's job has ended. Only then can attempt n+1 be created.
+
+An attempt at responses or answers appends its lines to a file of its own, and publishes them with
+link(2) under one name for all attempts. So an owner that was declared dead and still runs does no
+harm: it loses that race, or wins it with lines that are just as good. Owners of other work write
+its file in one step, for the same reason.
+
+An owner may note what it is running, such as a program that may take its job down with it. Its
+death is then laid to that, and not to the whole span.
+
+Listings serve to skip spans that are surely taken; creating a file decides. A stale listing
+costs time and nothing else.
+"""
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple, get_args
+
+from pydantic import Field
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import TASK_VARIABLE, End
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.records import Record, Span
+
+MAX_DEATHS = 5
+"""A span on which this many owners died is left alone: it may be what kills them."""
+
+MAX_DEATHS_OF_SHARD = 12
+"""The same for a shard. Its owners die at ever fewer of its items: see `suspects.py`."""
+
+MAX_ATTEMPTS = 10_000
+"""Attempts at one span: more than any run makes."""
+
+LedgerName = Literal["outputs", "answers", "questions", "requests", "results", "estimates"]
+
+OF_DATASETS: frozenset[LedgerName] = frozenset({"requests", "results", "estimates"})
+"""Ledgers of whole datasets. Each dataset is done when it has a file `.json` or `.error`."""
+
+LEDGERS: tuple[LedgerName, ...] = get_args(LedgerName)
+
+Cause = Literal["released", "lost", "died", "given up"]
+"""Why an attempt is over: its owner gave the span back; was ended by what is no work's fault, such
+as a preemption; ended by itself; or found that what is left of the span ends every owner. Only
+deaths count against the span."""
+
+
+class Claim(Record):
+    """The owner of one attempt at a span."""
+
+    owner: str
+    task: str
+    host: str
+    pid: int
+    time: float
+    token: str
+
+
+class Revocation(Record):
+    """The end of an attempt that published nothing: its owner gave the span back, or ended."""
+
+    cause: Cause
+    time: float
+    end: End | None = Field(default=None, description="of the owner's task, if it has ended")
+    items: list[int] = Field(default=[], description="that are given up")
+
+
+class OpenClaim(NamedTuple):
+    """A claim that is not revoked, on a span that is not published."""
+
+    span: Span
+    attempt: int
+    claim: Claim
+
+
+def whole(dataset: str) -> Span:
+    """Return the span that is a whole dataset in the ledgers of these, whatever its items are."""
+    return Span(dataset, 0, 0)
+
+
+def own_task() -> str:
+    """Return this process's task, by which the supervisor knows whether it is alive."""
+    return os.environ.get(TASK_VARIABLE, f"{os.uname().nodename}:{os.getpid()}")
+
+
+class Ledger:
+    """The claims on one kind of a run's work.
+
+    - "outputs": shards, which trials answer.
+    - "answers": portions of questions, which metric jobs answer.
+    - "questions": those of a shard, by its last portion, which is written last.
+    - "requests": datasets to build.
+    - "results": datasets to score.
+    - "estimates": datasets with a slice of the first signal to score.
+    """
+
+    def __init__(self, run: RunDir, name: LedgerName) -> None:
+        self.run = run
+        self.name = name
+
+    def folder(self, dataset: str) -> Path:
+        """Return the folder in which what is made of a dataset's spans appears."""
+        return self.run.published_folder(self.name, "" if self.name in OF_DATASETS else dataset)
+
+    def is_published(self, span: Span) -> bool:
+        """Return whether the span is done: what was to be made of it is there, or an error."""
+        return any((self.folder(span.dataset) / name).exists() for name in self._marks(span))
+
+    def unpublished(self, spans: Iterable[Span]) -> list[Span]:
+        """Return the spans that are not yet done, in the order given."""
+        listings: dict[str, frozenset[str]] = {}
+        found = []
+        for span in spans:
+            folder = "" if self.name in OF_DATASETS else span.dataset
+            if folder not in listings:
+                listings[folder] = _files.names(self.folder(folder))
+            if listings[folder].isdisjoint(self._marks(span)):
+                found.append(span)
+        return found
+
+    def _marks(self, span: Span) -> tuple[str, ...]:
+        """Return the names of the files that say that a span is done."""
+        if self.name in OF_DATASETS:
+            return f"{span.dataset}.json", f"{span.dataset}.error"
+        return (f"{span.stem}.jsonl",)
+
+    def claim(self, span: Span, owner: str, task: str) -> int | None:
+        """Claim the span. Return the attempt's number, or None if somebody else has the span."""
+        claim = Claim(
+            owner=owner,
+            task=task,
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            time=time.time(),
+            token=_files.token(),
+        )
+        for attempt in range(1, MAX_ATTEMPTS):
+            path = self.run.claim(self.name, span, attempt)
+            if not path.exists() and _files.create(path, claim.model_dump_json()):
+                if not self.is_published(span):
+                    return attempt
+                # An error may be removed later. The span must not be this owner's then.
+                self.revoke(span, attempt, "released")
+                return None
+            if not self.run.revocation(self.name, span, attempt).exists():
+                return None
+        return None
+
+    def claimable(self, spans: Iterable[Span]) -> list[Span]:
+        """Return the spans that look free and that do not end all of their owners."""
+        return [
+            span
+            for span, attempt, is_open in self._last_attempts(spans)
+            if not is_open and not self._ends_all(span, attempt)
+        ]
+
+    def suspects(self, spans: Iterable[Span]) -> set[Span]:
+        """Return the spans on which an owner died since the run was last resumed."""
+        return {
+            span
+            for span, attempt, _ in self._last_attempts(spans)
+            if attempt and self.deaths(span, attempt)
+        }
+
+    def open_claims(self, spans: Iterable[Span]) -> list[OpenClaim]:
+        """Return the claims on unpublished spans that nobody has revoked."""
+        found = []
+        for span, attempt, is_open in self._last_attempts(spans):
+            if is_open:
+                path = self.run.claim(self.name, span, attempt)
+                claim = _files.read_record_if_there(path, Claim)
+                if claim is not None:
+                    found.append(OpenClaim(span, attempt, claim))
+        return found
+
+    def count_deaths(self, span: Span, attempts: int | None = None) -> int:
+        """Return how many owners of the span died since the run was last resumed.
+
+        Those that died while something was running are not counted: see `deaths_while_running`.
+        """
+        if attempts is None:
+            folder = self.run.claims_folder(self.name, span.dataset)
+            attempts = _last_attempt(_files.names(folder), span)
+        return sum(not running for running in self.deaths(span, attempts))
+
+    def deaths(self, span: Span, attempts: int) -> list[str]:
+        """Return what was running when each owner of the span died, or an empty text for unknown.
+
+        It begins when the run was last resumed.
+        """
+        return [
+            _files.read(running).decode(errors="replace") if running.exists() else ""
+            for attempt, end in self._ends(span, attempts)
+            if end.cause == "died"
+            for running in [self.run.running(self.name, span, attempt)]
+        ]
+
+    def given_up(self, span: Span) -> list[int] | None:
+        """Return the items of a span that end every owner, or None if it can be claimed again.
+
+        There are none where the span is given up as a whole.
+        """
+        folder = self.run.claims_folder(self.name, span.dataset)
+        last = _last_attempt(_files.names(folder), span)
+        for _, end in self._ends(span, last):
+            if end.cause == "given up":
+                return end.items
+        return [] if self._ends_all(span, last) else None
+
+    def deaths_while_running(self, spans: Iterable[Span]) -> Counter[str]:
+        """Return how many owners of the spans died while each of these was running.
+
+        Like `count_deaths`, it begins when the run was last resumed.
+        """
+        listings: dict[str, frozenset[str]] = {}
+        deaths: Counter[str] = Counter()
+        for span in spans:
+            if span.dataset not in listings:
+                folder = self.run.claims_folder(self.name, span.dataset)
+                listings[span.dataset] = _files.names(folder)
+            last = _last_attempt(listings[span.dataset], span)
+            deaths.update(filter(None, self.deaths(span, last)))
+        return deaths
+
+    def revoke(
+        self,
+        span: Span,
+        attempt: int,
+        cause: Cause,
+        end: End | None = None,
+        items: Iterable[int] = (),
+    ) -> None:
+        """End an attempt, so that the span can be claimed again. Doing it twice does no harm.
+
+        `end` is how the owner's task ended, if it has, and `items` are those that are given up.
+        """
+        over = Revocation(cause=cause, time=time.time(), end=end, items=list(items))
+        _files.create(self.run.revocation(self.name, span, attempt), over.model_dump_json())
+
+    @contextlib.contextmanager
+    def held(self, span: Span, attempt: int) -> Iterator[None]:
+        """Give the span back if the block ends with an exception."""
+        try:
+            yield
+        except BaseException:
+            self.revoke(span, attempt, "released")
+            raise
+
+    def earlier_lines(self, span: Span, attempt: int) -> Iterator[bytes]:
+        """Yield the whole lines that the attempts before this one wrote."""
+        for earlier in range(1, attempt):
+            yield from _files.whole_lines(self.run.unpublished(self.name, span, earlier))
+
+    def _ends(self, span: Span, attempts: int) -> Iterator[tuple[int, Revocation]]:
+        """Yield the attempts at a span that ended since the run was last resumed."""
+        since = _files.modified(self.run.resumed)
+        for attempt in range(1, attempts + 1):
+            path = self.run.revocation(self.name, span, attempt)
+            end = _files.read_record_if_there(path, Revocation)
+            if end is not None and _files.modified(path) >= since:
+                yield attempt, end
+
+    def _ends_all(self, span: Span, attempts: int) -> bool:
+        """Return whether what is left of a span has ended too many owners."""
+        if self.name != "outputs":
+            return attempts >= MAX_DEATHS and self.count_deaths(span, attempts) >= MAX_DEATHS
+        causes = [end.cause for _, end in self._ends(span, attempts)]
+        return "given up" in causes or causes.count("died") >= MAX_DEATHS_OF_SHARD
+
+    def _last_attempts(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int, bool]]:
+        """Yield each unpublished span, its last attempt (0 for none), and whether that is open."""
+        listings: dict[str, frozenset[str]] = {}
+        for span in self.unpublished(spans):
+            if span.dataset not in listings:
+                folder = self.run.claims_folder(self.name, span.dataset)
+                listings[span.dataset] = _files.names(folder)
+            listing = listings[span.dataset]
+            last = _last_attempt(listing, span)
+            yield span, last, last > 0 and f"{span.stem}.{last}.revoked" not in listing
+
+
+class AttemptWriter:
+    """Appends the lines of one attempt, and publishes them when all are there."""
+
+    def __init__(self, ledger: Ledger, span: Span, attempt: int) -> None:
+        self._ledger, self._span, self._attempt = ledger, span, attempt
+        self._path = ledger.run.unpublished(ledger.name, span, attempt)
+        _files.make_folder(self._path.parent)
+        self._file = _files.open_to_write(self._path)
+        self._note: BinaryIO | None = None
+
+    def write(self, line: bytes | str) -> None:
+        """Append one line and hand it to the operating system."""
+        self._file.write(line.encode() if isinstance(line, str) else line)
+        self._file.flush()
+
+    def note_running(self, what: str) -> None:
+        """Note what the owner is going to run, or with an empty text that it has ended."""
+        if self._note is None:
+            path = self._ledger.run.running(self._ledger.name, self._span, self._attempt)
+            self._note = _files.open_to_write(path)
+        self._note.seek(0)
+        self._note.truncate()
+        self._note.write(what.encode())
+        self._note.flush()
+
+    def publish(self) -> bool:
+        """Make the lines durable and publish them. Return False if another attempt was first."""
+        os.fsync(self._file.fileno())
+        self._close()
+        run, name, span = self._ledger.run, self._ledger.name, self._span
+        won = _files.publish(self._path, run.published(name, span))
+        for earlier in range(1, self._attempt):
+            run.unpublished(name, span, earlier).unlink(missing_ok=True)
+        return won
+
+    def give_back(self, cause: Cause, items: Iterable[int] = ()) -> None:
+        """End the attempt. Its lines stay, for whoever claims the span next.
+
+        `items` are those that are given up.
+        """
+        self._close()
+        self._ledger.revoke(self._span, self._attempt, cause, items=items)
+
+    def _close(self) -> None:
+        self._file.close()
+        if self._note is not None:
+            self._note.close()
+
+
+def _last_attempt(listing: frozenset[str], span: Span) -> int:
+    attempt = 0
+    while f"{span.stem}.{attempt + 1}.json" in listing:
+        attempt += 1
+    return attempt

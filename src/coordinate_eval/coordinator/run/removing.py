@@ -1,0 +1,86 @@
+"""Removing a run: all of its directory, or nothing of it that anybody sees."""
+
+import contextlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.run.claiming.claims import LEDGERS
+from coordinate_eval.coordinator.run.own import is_own
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.errors import CoordinateError
+
+_RUN = RunDir(Path("run"))
+
+OWN_NAMES = frozenset(
+    {
+        *(
+            getattr(_RUN, name).relative_to(_RUN.root).parts[0]
+            for name, member in vars(RunDir).items()
+            if isinstance(member, property)
+        ),
+        *(_RUN.published_folder(ledger, "").name for ledger in LEDGERS),
+        *("claims", "observations", "rounds", "stage"),
+    }
+)
+"""What this program makes in a run directory itself."""
+
+_TEMPORARY = re.compile(r"\..+\.tmp")
+REMOVED = ".removed-"
+"""How the name of a run directory begins while it is removed."""
+
+_LEFT = re.compile(rf"{re.escape(REMOVED)}[0-9a-f]{{16}}")
+
+
+def remove(run_dir: RunDir) -> None:
+    """Remove a run directory with all that is in it. It goes in one step, as people see it.
+
+    Raises:
+        CoordinateError: something is in it that this program did not make, and nothing is removed.
+        OSError: it cannot be removed.
+    """
+    root = run_dir.root
+    before = root.lstat()
+    _check_all_ours(root, root)
+    gone = root.with_name(f"{REMOVED}{_files.token()}")
+    root.rename(gone)
+    try:
+        _check_all_ours(gone, root)
+        if not os.path.samestat(before, gone.lstat()):
+            raise CoordinateError(f"{root} was exchanged meanwhile: nothing of it is removed")
+    except (CoordinateError, OSError):
+        gone.rename(root)
+        raise
+    shutil.rmtree(gone)
+
+
+def remove_leftovers(home: Path) -> None:
+    """Remove what interrupted removals of this user have left in a folder of runs.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    for name in _files.names(home):
+        root = home / name
+        if not _LEFT.fullmatch(name) or not is_own(root) or root.is_symlink():
+            continue
+        if root.is_dir() and not _others(root):
+            with contextlib.suppress(FileNotFoundError):  # another removal is at it
+                shutil.rmtree(root)
+
+
+def _check_all_ours(folder: Path, root: Path) -> None:
+    """Check that a folder, which people know as `root`, has nothing but what a run has."""
+    if others := _others(folder):
+        raise CoordinateError(
+            f"{root} has {', '.join(others[:5])}, which this program did not make: nothing of it "
+            "is removed"
+        )
+
+
+def _others(root: Path) -> list[str]:
+    """Return the names in a run directory that this program does not give, in order."""
+    found = _files.names(root)
+    return sorted(n for n in found if n not in OWN_NAMES and not _TEMPORARY.fullmatch(n))

@@ -1,0 +1,1 @@
+"""What goes wrong with jobs and nodes, and what follows from it."""

@@ -1,0 +1,16 @@
+"""What the end of a job says about the work that it had claimed."""
+
+from coordinate_eval.cluster import End
+from coordinate_eval.coordinator.run.claiming.claims import Cause
+
+NOT_BY_ITSELF = frozenset({End.NODE_FAILED, End.PREEMPTED, End.TIME_LIMIT, End.CANCELLED})
+"""Ends that no work of the job brings about."""
+
+
+def cause_of(end: End) -> Cause:
+    """Return why the claims of a job are over that ended in this way without giving them back.
+
+    What the scheduler does not say may have been the work's fault, so that no work that ends its
+    jobs is tried for ever.
+    """
+    return "lost" if end in NOT_BY_ITSELF else "died"

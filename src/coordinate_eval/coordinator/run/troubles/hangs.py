@@ -1,0 +1,60 @@
+"""How long a trial may give no sign of life, before it counts as hanging."""
+
+from collections.abc import Iterable, Mapping
+
+from coordinate_eval.coordinator.run.records import Run, TrialProgress
+
+STARTING_TIMES = 2
+"""Times as long as other silence an engine's start may take: the first one compiles."""
+
+TOKEN_SECONDS = 0.1
+"""Seconds for each token of an answer in a full batch: few engines are slower."""
+
+
+def answer_seconds(
+    run: Run, floor_seconds: Mapping[str, float], longest_output_tokens: Mapping[str, int]
+) -> dict[str, float]:
+    """Return the seconds after which an answer of each dataset is due, by generous predictions.
+
+    That is a whole shard's time, or that of its longest item, if predictions are wrong by the
+    setting `[trial] hang_factor`; or the time of the longest answer that is allowed.
+
+    Args:
+        run: the run's record.
+        floor_seconds: of each dataset, the predicted seconds of its longest item.
+        longest_output_tokens: of each dataset, the most that one request may generate.
+    """
+    predicted = dict(floor_seconds)
+    for shard in run.shards:
+        predicted[shard.dataset] = max(predicted.get(shard.dataset, 0.0), shard.gpu_seconds)
+    factor = run.settings.trial.hang_factor
+    return {
+        name: max(factor * seconds, TOKEN_SECONDS * longest_output_tokens.get(name, 0))
+        for name, seconds in predicted.items()
+    }
+
+
+def silence_seconds(
+    run: Run,
+    progress: TrialProgress | None,
+    held: Iterable[str],
+    due: Mapping[str, float],
+) -> float:
+    """Return how long a trial may give no sign of life.
+
+    Args:
+        run: the run's record.
+        progress: of the trial; None if it has not said anything.
+        held: datasets of which it has shards.
+        due: seconds of an answer, from `answer_seconds`.
+    """
+    settings = run.settings.trial
+    least = settings.hang_minutes * 60
+    start = STARTING_TIMES * max(
+        least, settings.hang_factor * (run.engine_start_seconds + (run.copy_seconds or 0.0))
+    )
+    if progress is None or progress.state in ("staging", "starting"):
+        return start
+    answer = max(least, max((due.get(name, 0.0) for name in held), default=0.0))
+    # What an engine does for the first time it may have to compile.
+    return answer if progress.ready is not None else max(start, answer)

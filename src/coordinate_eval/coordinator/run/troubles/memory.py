@@ -1,0 +1,55 @@
+"""Out of memory: the next engine runs fewer sequences at once."""
+
+from typing import Any, NamedTuple
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import End
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, TrialProgress
+from coordinate_eval.coordinator.run.troubles.trouble import read_troubles
+from coordinate_eval.priors.conditions import sequences
+from coordinate_eval.records import EngineSettings
+
+LEAST_PART = 8
+"""The fewest sequences are this part of those at first. Fewer hardly save memory, and take long."""
+
+_ARGUMENTS = {"vllm": "max_num_seqs", "transformers": "batch_size"}
+"""What engines call the number of sequences that they run at once."""
+
+
+class Load(NamedTuple):
+    """How many sequences an engine may run at once."""
+
+    sequences: int
+    full: int
+    """Those that it runs where no engine ran out of memory."""
+
+    @property
+    def can_shrink(self) -> bool:
+        """Return whether another engine may run fewer."""
+        return self.sequences > max(1, self.full // LEAST_PART)
+
+    def engine_args(self, engine: EngineSettings) -> dict[str, Any]:
+        """Return the engine's arguments for this load."""
+        name = _ARGUMENTS.get(engine.name)
+        if name is None or self.sequences == self.full:
+            return engine.args
+        return {**engine.args, name: self.sequences}
+
+
+def lighter_load(run_dir: RunDir, run: Run) -> Load:
+    """Return the load of the next engine: half of the least at which one ran out of memory.
+
+    What was before the run was last resumed does not count.
+    """
+    full = sequences(run.settings.engine, run.gpu_type)
+    killed = {t.trial for t in read_troubles(run_dir) if t.how is End.OUT_OF_MEMORY}
+    since = _files.modified(run_dir.resumed)
+    met = [
+        trial.sequences or full
+        for path in _files.records_in(run_dir.trials_folder)
+        if (trial := _files.read_record_if_there(path, TrialProgress)) is not None
+        and (trial.cause == "out of memory" or trial.trial in killed)
+        and _files.modified(path) >= since
+    ]
+    return Load(max(1, full // LEAST_PART, min(met) // 2) if met else full, full)

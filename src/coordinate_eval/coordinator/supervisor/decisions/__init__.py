@@ -1,0 +1,1 @@
+"""What the supervisor decides, one idea a module, from facts to actions."""

@@ -1,0 +1,94 @@
+"""Whether a run goes on where its jobs have ended, and how it ends."""
+
+import shlex
+
+from coordinate_eval.cluster import State
+from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS, is_hopeful
+from coordinate_eval.coordinator.supervisor.decisions.values import (
+    Action,
+    Facts,
+    Finish,
+    MakePlan,
+    NewRound,
+)
+
+MAX_IDLE_ROUNDS = 3
+"""Rounds in a row without any response after which the run is given up."""
+
+ROUND_PAUSE_SECONDS = 10.0
+"""Wait between rounds without any response, times their number: the cause may pass."""
+
+
+def before_plan(run: Run, facts: Facts) -> list[Action]:
+    """Wait until all requests are built, then plan or say which cannot be."""
+    if not facts.unbuilt:
+        if not facts.unbuildable:
+            return [MakePlan()]
+        names = ", ".join(facts.unbuildable)
+        prefetch = ["coordinate-eval", "prefetch", "--suite", run.settings.suite]
+        return [
+            Finish(
+                f"the requests of {names} cannot be built. If data is missing here, "
+                f"`{shlex.join([*prefetch, run.checkpoint.path])}` on a machine with a network "
+                "gets it"
+            )
+        ]
+    building = any(ledger == "requests" for ledger, _ in facts.open_claims) or any(
+        is_pullers(run, task.name, Pullers.BUILD) and task.state is not State.ENDED
+        for task in facts.tasks
+    )
+    idle = facts.idle_arrays[Pullers.BUILD]
+    if building or (facts.claimable["requests"] and idle < MAX_IDLE_ARRAYS):
+        return []
+    if facts.claimable["requests"]:
+        return [Finish(f"{idle} arrays of build jobs in a row built nothing")]
+    return [Finish(f"{MAX_DEATHS} build jobs died at each dataset that is left")]
+
+
+def next_round(run: Run, facts: Facts) -> list[Action]:
+    """Start the next round after a pause, or give up where another one would not help."""
+    if facts.recurring:
+        return [
+            Finish(
+                "every trial of a round failed with the same error; another round would fail too"
+            )
+        ]
+    if facts.idle_rounds >= MAX_IDLE_ROUNDS:
+        return [Finish(f"{facts.idle_rounds} rounds in a row produced no response")]
+    if not facts.claimable["outputs"] and not any(
+        ledger == "outputs" for ledger, _ in facts.open_claims
+    ):
+        return waiting_for_scores(run, facts, "trials died on each shard that is left")
+    pause = ROUND_PAUSE_SECONDS * facts.idle_rounds
+    if not facts.claimable["outputs"] or facts.now - facts.asked < pause:
+        return []
+    # What lost trials held is claimable at the next poll.
+    held = sum(ledger == "outputs" for ledger, _ in facts.open_claims)
+    left = len(facts.claimable["outputs"]) + held
+    return [NewRound(min(facts.most_trials or left, left))]
+
+
+def waiting_for_scores(
+    run: Run, facts: Facts, otherwise: str = "the datasets that are left cannot be scored"
+) -> list[Action]:
+    """Wait for answers and scores, which are all that can still come, or give up.
+
+    `otherwise` is why nothing else comes.
+    """
+    stuck = [kind for kind in Pullers if facts.waiting_for(run, kind)]
+    hopeful = any(is_hopeful(run, facts, kind) for kind in stuck)
+    # What the judge said last may be of the job before the one that is there.
+    asking = any(
+        is_pullers(run, task.name, Pullers.JUDGE) and task.state is not State.ENDED
+        for task in facts.tasks
+    )
+    if facts.open_claims or hopeful or (asking and Pullers.JUDGE in stuck):
+        return []
+    if Pullers.JUDGE in stuck and facts.judge is not None and facts.judge.said:
+        return [Finish(f"questions wait for their judge: {facts.judge.said}")]
+    for kind in stuck:
+        return [Finish(f"{facts.idle_arrays[kind]} arrays of {kind} jobs in a row did nothing")]
+    return [Finish(otherwise)]

@@ -1,0 +1,127 @@
+"""What is decided for one node of a round: its keeper, then its trials, then its release."""
+
+from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, Run
+from coordinate_eval.coordinator.supervisor.decisions.replacements import pays_no_more
+from coordinate_eval.coordinator.supervisor.decisions.values import (
+    Action,
+    Cancel,
+    Facts,
+    NodeKey,
+    Release,
+    Submit,
+)
+
+
+def for_node(
+    run: Run, run_dir: RunDir, facts: Facts, round_: Round, node: RoundNode
+) -> list[Action]:
+    """Decide for one node of a round: keeper, then trials, then release."""
+    keeper = jobs.keeper_name(run, round_.number, node.name)
+    trials = jobs.trials_name(run, round_.number, node.name)
+    key = round_.number, node.name
+    if trials in facts.submitted:
+        return [*_late_keeper(run, facts, keeper, trials), *_trials(run, facts, key, trials)]
+    if not facts.unpublished:
+        return _release(facts, key)
+    if node.anywhere:
+        return [Submit(jobs.trials_job(run, run_dir, round_, node))]
+    if run.exclusive:
+        return [Submit(jobs.node_job(run, run_dir, round_, node))]
+    if keeper not in facts.submitted:
+        both: list[Action] = [Submit(jobs.keeper_job(run, run_dir, round_, node))]
+        if _nearly_staged(run, facts, key):
+            both.append(Submit(jobs.trials_job(run, run_dir, round_, node), beside=keeper))
+        return both
+    if facts.submitted[keeper].refusal:
+        # No job without GPUs is taken there: the keeper goes into the job of the trials.
+        return [Submit(jobs.node_job(run, run_dir, round_, node))]
+    if facts.ended(keeper):
+        stage = facts.stages.get(key)
+        if stage is None or stage.state not in ("copying", "ready"):
+            return _release(facts, key)
+        # The keeper was killed. Trials finish its copy themselves, and remove it at the end.
+        return [Submit(jobs.trials_job(run, run_dir, round_, node))]
+    if _nearly_staged(run, facts, key):
+        return [Submit(jobs.trials_job(run, run_dir, round_, node))]
+    return _cancel_late(run, facts, keeper)
+
+
+def is_over(run: Run, facts: Facts, round_: Round, node: RoundNode) -> bool:
+    """Return whether a node has done its part in this round."""
+    trials = jobs.trials_name(run, round_.number, node.name)
+    if trials in facts.submitted:
+        return facts.ended(trials)
+    return (round_.number, node.name) in facts.released or not facts.unpublished
+
+
+def _late_keeper(run: Run, facts: Facts, keeper: str, trials: str) -> list[Action]:
+    """Cancel a keeper that does not start in time, or whose trials have ended before it began."""
+    if keeper not in facts.submitted:  # it is in the job of its trials
+        return []
+    pending = [t for t in facts.alive(keeper) if t.state is State.PENDING]
+    if facts.ended(trials):
+        return _cancel(facts, pending, "its trials have ended")
+    return _cancel_late(run, facts, keeper)
+
+
+def _trials(run: Run, facts: Facts, key: NodeKey, trials: str) -> list[Action]:
+    if facts.ended(trials):
+        return _release(facts, key)
+    if not facts.unpublished:
+        pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
+        return _cancel(facts, pending, "no shard is left")
+    if facts.now - facts.submitted[trials].time > facts.ready_seconds and pays_no_more(run, facts):
+        pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
+        return _cancel(facts, pending, "those that run will have begun all shards before it starts")
+    return _cancel_late(run, facts, trials, patient=key[1] == ANY_NODE)
+
+
+def _nearly_staged(run: Run, facts: Facts, key: NodeKey) -> bool:
+    """Return whether the rest of the copy takes no longer than an engine's start.
+
+    Where nothing is copied yet, this is as predicted: trials wait in the queue with the keeper.
+    """
+    stage = facts.stages.get(key)
+    if stage is not None and stage.state != "copying":
+        return stage.state == "ready"
+    left = run.copy_seconds
+    if stage is not None and stage.done_bytes > 0 and stage.updated > stage.started:
+        seconds_per_byte = (stage.updated - stage.started) / stage.done_bytes
+        left = (stage.total_bytes - stage.done_bytes) * seconds_per_byte
+    return left is not None and left <= run.engine_start_seconds
+
+
+def _cancel_late(run: Run, facts: Facts, name: str, *, patient: bool = False) -> list[Action]:
+    """Cancel tasks that are pending for longer than `patience_seconds`.
+
+    With `patient`, those stay that wait for nothing but their turn.
+    """
+    submitted = facts.submitted[name]
+    patience = run.settings.supervisor.patience_seconds
+    pending = [
+        t for t in facts.alive(name) if t.state is State.PENDING and not (patient and t.in_turn)
+    ]
+    if facts.now - submitted.time < patience or not pending:
+        return []
+    return _cancel(
+        facts,
+        pending,
+        f"not started within {patience:g} s (the scheduler says: {pending[0].reason})",
+    )
+
+
+def _release(facts: Facts, key: NodeKey) -> list[Action]:
+    return [] if key in facts.released else [Release(*key)]
+
+
+def _cancel(facts: Facts, tasks: list[TaskStatus], why: str) -> list[Action]:
+    """Cancel tasks: single ones of an array, or a whole job if it has one task."""
+    ids = set()
+    for task in tasks:
+        submitted = facts.submitted.get(task.name)
+        array = submitted is not None and submitted.job.count > 1
+        ids.add(f"{task.job_id}_{task.index}" if array else task.job_id)
+    return [Cancel(tuple(sorted(ids)), why)] if ids else []

@@ -1,0 +1,70 @@
+"""How many build, metric and scoring jobs and judges are submitted, and when."""
+
+from coordinate_eval.cluster import State
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.pullers import (
+    Pullers,
+    is_pullers,
+    most_pullers,
+    pullers_job,
+    useful_pullers,
+)
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.supervisor.decisions.values import Action, Facts, Submit
+
+MAX_IDLE_ARRAYS = 3
+"""Arrays of pullers in a row that did nothing, after which their work is given up."""
+
+ARRAY_PAUSE_SECONDS = 30.0
+"""Wait after an array before one that is not the only hope: what is wrong may pass."""
+
+
+def more_pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: int) -> list[Action]:
+    """Submit an array of pullers if there is work and fewer than half of those for it are there.
+
+    `busy` of those that are there have work.
+    """
+    if not is_hopeful(run, facts, kind):
+        return []
+    arrays = [name for name in facts.submitted if is_pullers(run, name, kind)]
+    alive = sum(len(facts.alive(name)) for name in arrays)
+    last = max((facts.submitted[name].time for name in arrays), default=0.0)
+    free = alive - busy
+    waiting = facts.waiting_for(run, kind)
+    # The harness starts while weights are copied and engines start.
+    early = kind is Pullers.SCORE and not alive and facts.unscored > 0 and _has_nodes(run, facts)
+    wanted = min(most_pullers(run, kind, facts.cores) - busy, max(waiting, early))
+    if wanted <= 0 or free >= wanted / 2:
+        return []
+    # Where nothing waits for them, those before may have ended because none can run here.
+    pause = ARRAY_PAUSE_SECONDS * (1 if waiting else len(arrays))
+    if (alive or not waiting) and facts.now - last < pause:
+        return []
+    # More work is to come when the first ones start.
+    count = wanted - free if arrays else useful_pullers(run, kind, facts.cores)
+    if kind is Pullers.BUILD:  # no other work of this kind comes later
+        count = min(count, waiting)
+    return [Submit(pullers_job(run, run_dir, kind, len(arrays), count))]
+
+
+def is_hopeful(run: Run, facts: Facts, kind: Pullers) -> bool:
+    """Return whether another array of pullers may do what those before it have not done.
+
+    A judge that was silent may answer again. It is waited for as long as other work goes on.
+    """
+    if kind is not Pullers.JUDGE or facts.judge is None or facts.judge.state == "asking":
+        return facts.idle_arrays[kind] < MAX_IDLE_ARRAYS
+    if facts.judge.asked_no_more:
+        return False
+    others = [each for each in Pullers if each is not Pullers.JUDGE]
+    return bool(facts.unpublished) or any(
+        facts.held_by(run, each) or (facts.waiting_for(run, each) and is_hopeful(run, facts, each))
+        for each in others
+    )
+
+
+def _has_nodes(run: Run, facts: Facts) -> bool:
+    """Return whether a keeper or a trial runs."""
+    running = [task.name for task in facts.tasks if task.state is State.RUNNING]
+    return any(jobs.is_keeper(run, name) or jobs.is_trials(run, name) for name in running)

@@ -1,0 +1,75 @@
+"""Trials that hang, and trials that ended without saying why."""
+
+from coordinate_eval._format import duration
+from coordinate_eval.cluster import End
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.troubles.hangs import silence_seconds
+from coordinate_eval.coordinator.run.troubles.trouble import How, Trouble
+from coordinate_eval.coordinator.supervisor.decisions.values import (
+    Action,
+    EndTrial,
+    Facts,
+    Note,
+    Revoke,
+)
+
+
+def hanging_trials(run: Run, facts: Facts) -> list[Action]:
+    """End the trials that have been silent for too long, and give their shards to others."""
+    actions: list[Action] = []
+    for trial, ((_, node), task) in facts.running_trials(run).items():
+        progress = facts.trials.get(trial)
+        held = [
+            (ledger, claim)
+            for ledger, claim in facts.open_claims
+            if ledger == "outputs" and claim.claim.owner == trial
+        ]
+        allowed = silence_seconds(
+            run, progress, {claim.span.dataset for _, claim in held}, facts.due
+        )
+        silent = facts.silent.get(trial, 0.0)
+        if silent < allowed:
+            continue
+        # One that its scheduler suspends says nothing either, and its node is well.
+        how: How = End.PREEMPTED if task.suspended else "hung"
+        trouble = Trouble(
+            trial=trial,
+            node=progress.node if progress else task.node or node,
+            how=how,
+            time=facts.now,
+            message=f"no sign of life for {duration(silent)}, and was ended",
+            log=progress.log if progress else "",
+        )
+        whole = facts.is_whole(run, task.name)
+        array = not whole and facts.submitted[task.name].job.count > 1
+        job_id = f"{task.job_id}_{task.index}" if array else task.job_id
+        # In a job for a whole node the process that started the trial ends it.
+        actions.append(EndTrial(trouble, () if whole else (job_id,)))
+        end = End.PREEMPTED if task.suspended else End.UNKNOWN
+        actions += [Revoke(ledger, claim, end) for ledger, claim in held]
+    return actions
+
+
+def silent_ends(facts: Facts) -> list[Action]:
+    """Note how trials ended that did not say so themselves."""
+    living, ends = facts.living(), facts.ends()
+    actions: list[Action] = []
+    for trial, progress in facts.trials.items():
+        task_id = progress.task.rsplit(".", 1)[0]
+        if progress.state in ("ended", "failed") or task_id in living or trial in facts.troubles:
+            continue
+        how = ends.get(task_id, End.UNKNOWN)
+        said = "ended without a word" if how is End.UNKNOWN else f"the scheduler says: {how}"
+        actions.append(
+            Note(
+                Trouble(
+                    trial=trial,
+                    node=progress.node,
+                    how=how,
+                    time=facts.now,
+                    message=said,
+                    log=progress.log,
+                )
+            )
+        )
+    return actions

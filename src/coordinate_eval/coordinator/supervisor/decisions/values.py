@@ -1,0 +1,216 @@
+"""What a decision is made from, and what it may be: facts and actions.
+
+Every action may be carried out twice without harm.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coordinate_eval.cluster import End, Job, State, TaskStatus
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.claims import LedgerName, OpenClaim
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, works_on
+from coordinate_eval.coordinator.run.records import (
+    JudgeProgress,
+    Round,
+    Run,
+    StageProgress,
+    Submitted,
+    TrialProgress,
+)
+from coordinate_eval.coordinator.run.troubles.trouble import Trouble
+from coordinate_eval.records import Span
+
+NodeKey = tuple[int, str]
+"""A round's number, and the name of one of its nodes."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The state of a run: its directory and one poll. Times are seconds since the epoch.
+
+    Attributes:
+        now: time of the poll.
+        cancelled: the user has cancelled the run.
+        rounds: those whose jobs have not all ended, in order.
+        asked: when the last round began, 0 before the first.
+        submitted: jobs by name, those that the scheduler refused included.
+        tasks: the answer to the poll.
+        stages: progress of the keepers of these rounds, by round and node.
+        released: nodes of these rounds whose weights nobody needs any more.
+        unpublished: shards without published responses.
+        claimable: spans that a job can claim now, by ledger; in "outputs" by a trial.
+        open_claims: on spans of all ledgers.
+        unbuilt: datasets with neither requests nor an error, while the run has no plan.
+        unbuildable: datasets whose requests cannot be built.
+        unscored: datasets with neither results nor an error.
+        idle_rounds: last rounds in a row without any response.
+        idle_arrays: last arrays of pullers in a row that did nothing, by kind.
+        fruitless_rounds: last rounds in a row of which no trial has answered, though others may.
+        most_trials: those of the first round, which the plan is for.
+        ready_seconds: from the submission of a trial until its engine answers, as seen in this run,
+            else as predicted.
+        pace: GPU seconds for a predicted one, as seen in this run; None before the first response.
+        recurring: all trials of the last round failed, and others would fail in the same way.
+        cores: of this machine, if all jobs of the run share it.
+        judge: how far the judge is, None before it is asked.
+        trials: progress of the trials of these rounds that have begun.
+        troubles: trials of which it is noted how they ended.
+        silent: seconds since the last sign of life of each running trial.
+        due: seconds after which an answer of each dataset is due.
+    """
+
+    now: float
+    cancelled: bool
+    rounds: Sequence[Round]
+    asked: float
+    submitted: Mapping[str, Submitted]
+    tasks: list[TaskStatus]
+    stages: Mapping[NodeKey, StageProgress]
+    released: frozenset[NodeKey]
+    unpublished: list[Span]
+    claimable: Mapping[LedgerName, list[Span]]
+    open_claims: list[tuple[LedgerName, OpenClaim]]
+    unbuilt: int
+    unbuildable: list[str]
+    unscored: int
+    idle_rounds: int
+    idle_arrays: Mapping[Pullers, int]
+    recurring: bool
+    fruitless_rounds: int = 0
+    most_trials: int = 0
+    ready_seconds: float = 0.0
+    pace: float | None = None
+    cores: int | None = None
+    judge: JudgeProgress | None = None
+    trials: Mapping[str, TrialProgress] = field(default_factory=dict)
+    troubles: frozenset[str] = frozenset()
+    silent: Mapping[str, float] = field(default_factory=dict)
+    due: Mapping[str, float] = field(default_factory=dict)
+
+    def running_trials(self, run: Run) -> dict[str, tuple[NodeKey, TaskStatus]]:
+        """Return the trials whose tasks run, with their round and node."""
+        nodes = {
+            jobs.trials_name(run, round_.number, node.name): (round_, node)
+            for round_ in self.rounds
+            for node in round_.nodes
+        }
+        found = {}
+        for task in self.tasks:
+            if task.state is State.RUNNING and task.name in nodes:
+                round_, node = nodes[task.name]
+                whole = self.is_whole(run, task.name)
+                for index in range(node.trials) if whole else [task.index]:
+                    trial = jobs.trial_id(node.name, index, round_.number)
+                    progress = self.trials.get(trial)
+                    if progress is None or progress.state not in ("ended", "failed"):
+                        found[trial] = (round_.number, node.name), task
+        return found
+
+    def is_whole(self, run: Run, name: str) -> bool:
+        """Return whether the job of this name runs all trials of its node in one task."""
+        submitted = self.submitted.get(name)
+        return run.exclusive or (submitted is not None and jobs.is_whole(submitted.job))
+
+    def living(self) -> set[str]:
+        """Return the ids of the tasks that have not ended."""
+        living = [task.ids for task in self.tasks if task.state is not State.ENDED]
+        return set().union(*living)
+
+    def ends(self) -> dict[str, End]:
+        """Return how tasks have ended, by their ids."""
+        ended = [task for task in self.tasks if task.state is State.ENDED]
+        return {name: task.end for task in ended for name in task.ids}
+
+    def alive(self, name: str) -> list[TaskStatus]:
+        """Return the tasks of a job that have not ended."""
+        return [t for t in self.tasks if t.name == name and t.state is not State.ENDED]
+
+    def waiting_for(self, run: Run, kind: Pullers) -> int:
+        """Return how many spans pullers of this kind can claim now."""
+        return sum(
+            works_on(run, kind, ledger, span.dataset)
+            for ledger, spans in self.claimable.items()
+            for span in spans
+        )
+
+    def held_by(self, run: Run, kind: Pullers) -> int:
+        """Return how many open claims are on work of this kind of pullers."""
+        return sum(
+            works_on(run, kind, ledger, open_claim.span.dataset)
+            for ledger, open_claim in self.open_claims
+        )
+
+    def ended(self, name: str) -> bool:
+        """Return whether a job was submitted and all of its tasks have ended."""
+        return name in self.submitted and not self.alive(name)
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Submit a job, unless the scheduler has one of its name or refused the one it is `beside`."""
+
+    job: Job
+    beside: str = ""
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Cancel jobs or tasks."""
+
+    job_ids: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Revoke:
+    """Declare the owner of a claim dead. `end` is how its task ended."""
+
+    ledger: LedgerName
+    claim: OpenClaim
+    end: End = End.UNKNOWN
+
+
+@dataclass(frozen=True)
+class Note:
+    """Write down how a trial ended."""
+
+    trouble: Trouble
+
+
+@dataclass(frozen=True)
+class EndTrial:
+    """End a trial that hangs: write it down, and cancel its jobs."""
+
+    trouble: Trouble
+    job_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Release:
+    """Tell a node's keeper that no trial needs the weights any more."""
+
+    round: int
+    node: str
+
+
+@dataclass(frozen=True)
+class MakePlan:
+    """Plan the run on the nodes that are free: all requests are built."""
+
+
+@dataclass(frozen=True)
+class NewRound:
+    """Ask for nodes again, for so many trials at most: some have ended, and shards are left."""
+
+    trials: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """End the run. `why` is empty if it is complete."""
+
+    why: str = field(default="")
+
+
+Action = Submit | Cancel | Revoke | Note | EndTrial | Release | MakePlan | NewRound | Finish

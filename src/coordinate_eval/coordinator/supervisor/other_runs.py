@@ -1,0 +1,208 @@
+"""One run among the user's others: it looks what they were promised, and tells what it was.
+
+Promises are files of one folder in `runs_dir`. A run writes its own before it looks at those of
+the others a second time: of two that choose the same nodes at once, one at least sees the other.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from coordinate_eval import _files, _owner
+from coordinate_eval.cluster import Busy, Cluster, Job, Node, State
+from coordinate_eval.coordinator.planning.places import room
+from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
+from coordinate_eval.coordinator.planning.places.room import NoRoom, Others, Promise, PromisedNode
+from coordinate_eval.coordinator.planning.plan import NodeCapacity
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import RoundNode, Run, Waiting
+from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
+from coordinate_eval.errors import ForeignError, RecordError
+
+FRESH_SECONDS = 120.0
+"""A run that looked for nodes so long ago lives, even if it has no job in the queue."""
+
+FORGOTTEN_SECONDS = 86_400.0
+"""Promises of runs that ended so long ago are removed."""
+
+
+class Overtaken(NoRoom):
+    """Another run chose the same nodes at the same time. One of them goes on at the next look."""
+
+
+class OtherRuns:
+    """The user's other runs on this scheduler, for the supervisor of one run.
+
+    On a cluster of this process there are none, and nothing is limited.
+    """
+
+    def __init__(self, run_dir: RunDir, run: Run, cluster: Cluster) -> None:
+        self._dir, self._run, self._cluster = run_dir, run, cluster
+        self._prefix = jobs.prefix(run)
+        self._file = promise_file(run)
+        self._alone = cluster.local
+        self._seen = Others()
+        self._gave_way: float | None = None
+        self._stands = False
+
+    def available(self, run: Run) -> tuple[list[Node], list[Busy]]:
+        """Return the nodes of the cluster less what other runs and earlier rounds were promised.
+
+        `run` has its plan, as soon as there is one.
+        """
+        self._run = run
+        nodes, busy = self._cluster.nodes()
+        if self._alone:
+            return nodes, busy
+        settings = run.settings
+        nodes, busy = without_avoided(nodes, busy, settings, read_avoided(settings, time.time()))
+        self._seen, self._stands = self._look(), False
+        return room.beside(nodes, busy, self._seen)
+
+    def left(self) -> room.Left:
+        """Return what the limits leave beside the runs that were there at the last look."""
+        return room.left(self._run.settings.limits, self._seen)
+
+    def within(self, chosen: Sequence[NodeCapacity], gpus_per_trial: int) -> list[NodeCapacity]:
+        """Return as many of the chosen nodes and of their trials as the limits leave room for.
+
+        Raises:
+            NoRoom: they leave none now, or this run gives way to a newer one.
+            UserError: the limits never leave room for a trial.
+        """
+        if self._alone:
+            return list(chosen)
+        limits = self._run.settings.limits
+        kept = room.within(chosen, gpus_per_trial, self.left(), limits)
+        newer = None
+        if limits.newest_first:
+            newer = room.newer_that_waits(self._run.created, self._seen, self._gave_way)
+        if newer is not None:
+            self._gave_way = self._gave_way or time.time()
+            raise NoRoom(f"it gives way to your newer run {newer.run}")
+        return kept
+
+    def take(self, run: Run, number: int, nodes: Sequence[RoundNode]) -> None:
+        """Tell the other runs which nodes this one asks for in a round.
+
+        Raises:
+            Overtaken: another one has chosen some of them at the same time.
+        """
+        if not self._alone:
+            self._run = run
+            new = [PromisedNode(**node.model_dump(), round=number) for node in nodes]
+            begun = self._mine(waiting=False)
+            mine = begun.model_copy(update={"nodes": new})
+            self._tell(mine.model_copy(update={"nodes": [*begun.nodes, *new]}))
+            other = room.overtaken_by(mine, self._seen, self._look())
+            if other is not None:
+                # The older one's choice stands until it looks again, so that one of them goes on.
+                self._stands = mine.age < other.age
+                if not self._stands:
+                    self._tell(begun)
+                raise Overtaken(f"your run {other.run} chose nodes at the same time")
+        self._gave_way = None
+        self._dir.waiting.unlink(missing_ok=True)
+
+    def withdraw(self) -> None:
+        """Tell the other runs that this one asks for no more than it has begun."""
+        self._stands = False
+        if not self._alone:
+            self._tell(self._mine(waiting=False))
+
+    def wait(self, why: str) -> None:
+        """Note why the run gets no nodes now, for people and for the user's other runs."""
+        self._note(why)
+        if not self._alone and not self._stands:
+            self._tell(self._mine(waiting=True))
+
+    def fit(self, job: Job) -> Job | None:
+        """Return an array with as many of its tasks as the limit leaves now; None for none.
+
+        Nodes that were chosen need no such look: `within` has counted their jobs.
+        """
+        limit = self._run.settings.limits.jobs
+        if self._alone or limit is None:
+            return job
+        self._seen = self._look()
+        count = min(job.count, self.left().jobs or 0)
+        why = f"your runs have limits.jobs = {limit} jobs in the queue"
+        if not count:
+            self._note(why)
+            return None
+        known = _files.read_record_if_there(self._dir.waiting, Waiting)
+        if known is not None and known.why == why:
+            self._dir.waiting.unlink(missing_ok=True)
+        return job.model_copy(update={"count": count})
+
+    def leave(self) -> None:
+        """Keep no promise: the run has ended."""
+        with contextlib.suppress(OSError):
+            self._file.unlink(missing_ok=True)
+        self._dir.waiting.unlink(missing_ok=True)
+
+    def _note(self, why: str) -> None:
+        known = _files.read_record_if_there(self._dir.waiting, Waiting)
+        if known is None or known.why != why:
+            _files.write_record(self._dir.waiting, Waiting(why=why, since=time.time()))
+
+    def _tell(self, mine: Promise) -> None:
+        """Write this run's promise. Where that fails, other runs know of its jobs in the queue."""
+        with contextlib.suppress(OSError, ForeignError):
+            if os.path.lexists(self._file.parent):
+                _owner.check_folder(self._file.parent)
+            _files.make_closed(self._file.parent)
+            _owner.check_folder(self._file.parent)
+            _files.write_record(self._file, mine)
+
+    def _mine(self, *, waiting: bool) -> Promise:
+        """Return the promise of the rounds that this run has begun."""
+        nodes = [
+            PromisedNode(**node.model_dump(), round=begun.number)
+            for begun in read_rounds(self._dir)
+            for node in begun.nodes
+        ]
+        root, now = str(self._dir.root), time.time()
+        return room.make_promise(self._run, root, now, nodes, waiting=waiting)
+
+    def _look(self) -> Others:
+        """Return the user's runs that live, this one with the rounds that it has begun."""
+        promises = [each for each in self._promises() if each.prefix != self._prefix]
+        promises.append(self._mine(waiting=False))
+        submitted = {
+            each.prefix: frozenset(
+                path.stem for path in _files.records_in(RunDir(Path(each.root)).jobs_folder)
+            )
+            for each in promises
+        }
+        tasks = [t for t in self._cluster.poll(jobs.PREFIX) if t.state is not State.ENDED]
+        now, living = time.time(), []
+        for each in promises:
+            quiet = now - each.looked
+            if quiet < FRESH_SECONDS or any(t.name.startswith(each.prefix) for t in tasks):
+                living.append(each)
+        return Others(living, tasks, submitted)
+
+    def _promises(self) -> list[Promise]:
+        """Return the promises in their folder, and remove those that are long forgotten."""
+        found = []
+        with contextlib.suppress(OSError, ForeignError):
+            _owner.check_folder(self._file.parent)
+            for path in _files.records_in(self._file.parent):
+                with contextlib.suppress(RecordError):
+                    promise = _files.read_record_if_there(path, Promise)
+                    if promise is not None:
+                        found.append(promise)
+                        if time.time() - _files.modified(path) > FORGOTTEN_SECONDS:
+                            path.unlink(missing_ok=True)
+        return found
+
+
+def promise_file(run: Run) -> Path:
+    """Return the path of a run's promise."""
+    home = Path(run.settings.runs_dir).expanduser()
+    return home / f".nodes-{os.geteuid()}" / f"{run.id[:100]}.{run.nonce}.json"

@@ -1,0 +1,200 @@
+"""Submitting the jobs of a run: each of them once, and what is refused for now again later."""
+
+import time
+from collections.abc import Callable
+
+from coordinate_eval import _files
+from coordinate_eval._format import plural
+from coordinate_eval.cluster import Cluster, Job, State, TaskStatus
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, kind_of
+from coordinate_eval.coordinator.run.jobs import read_submitted
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Refusal, Refusals, Run, Submitted
+from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
+from coordinate_eval.coordinator.supervisor.arrays import Arrays
+from coordinate_eval.coordinator.supervisor.decisions.pullers import is_hopeful
+from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Finish, Submit
+from coordinate_eval.errors import SettingsRefused, SubmitLater, SubmitRefused
+
+FIRST_PAUSE_SECONDS = 15.0
+"""Wait after a scheduler took no more jobs, before one is tried again. It doubles each time."""
+
+LONGEST_PAUSE_SECONDS = 300.0
+"""Longest such wait."""
+
+PULLERS_PAUSE_SECONDS = 60.0
+"""Wait after an array of pullers was refused, of which nothing says that it may be taken later."""
+
+MAX_REFUSALS = 20
+"""Such refusals in a row after which no array of this kind is tried any more."""
+
+
+class Submitter:
+    """Submits jobs, and remembers what the scheduler refuses.
+
+    Args:
+        run_dir: the run.
+        cluster: the scheduler.
+        fit: returns as much of an array of pullers as the limits of the settings leave room for.
+        strict: raise `SubmitRefused` if the scheduler refuses the run's first job.
+        tell: called with an event for the user.
+        note: called with each step that is taken, in words for a log.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        cluster: Cluster,
+        *,
+        strict: bool,
+        fit: Callable[[Job], Job | None],
+        tell: Callable[[str], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._dir = run_dir
+        self._cluster = cluster
+        self._strict = strict
+        self._fit = fit
+        self._tell = tell
+        self._note = note
+        self._refused: dict[str, Refusal] = {}
+        self.arrays = Arrays(run_dir)
+
+    def submit(self, run: Run, action: Submit, facts: Facts) -> Finish | None:
+        """Submit a job once. One whose answer was lost is found by its name.
+
+        Return how the run ends, where it waits for nothing but jobs that are always refused.
+        """
+        job, what = action.job, what_of(run, action.job)
+        refusal = self._refused.get(what)
+        if refusal is not None:
+            if refusal.again is None:
+                return self._end(run, job, refusal.words, facts)
+            if facts.now < refusal.again:
+                return None
+            job = smaller(job, facts.now - refusal.since, run.settings.supervisor.patience_seconds)
+        if action.beside and not self._is_accepted(action.beside):
+            return None
+        kind = kind_of(run, job.name)
+        fitting = self._fit(job) if kind is not None else job
+        if fitting is None:
+            return None
+        job = fitting if fitting.node or not fitting.gpus else self._away_from_avoided(run, fitting)
+        try:
+            job_id = self.find_or_submit(job, facts.tasks)
+        except SubmitRefused as error:
+            return self._refuse(run, job, error, facts)
+        if self._refused.pop(what, None) is not None:
+            self._write_refusals()
+        if kind is not None:
+            self.arrays.count(run, kind, facts)
+        where = f" on {job.node}" if job.node else ""
+        self._note(f"{job.name} is job {job_id}: {plural(job.count, 'task')}{where}")
+        self._record(job, job_id)
+        return None
+
+    def find_or_submit(self, job: Job, tasks: list[TaskStatus]) -> str:
+        """Return the id of a job: of the one with its name if there is one, else of a new one."""
+        found = next((t.job_id for t in tasks if t.name == job.name), None)
+        return found or self._cluster.submit(job)
+
+    def _away_from_avoided(self, run: Run, job: Job) -> Job:
+        """Return a job that may start on any node, kept from those that the user's runs avoid.
+
+        They must exist: Slurm refuses a name that it does not know. If all do, none is avoided.
+        """
+        avoided = read_avoided(run.settings, time.time()).keys()
+        if not avoided:
+            return job
+        free, busy = self._cluster.nodes()
+        names = {node.name for node in free} | {node.name for node in busy}
+        some = names & avoided if names - avoided else set()
+        return job.model_copy(update={"avoid": tuple(sorted(some))})
+
+    def forget(self) -> None:
+        """Forget what was refused to a supervisor before this one."""
+        self._dir.refused.unlink(missing_ok=True)
+
+    def _refuse(self, run: Run, job: Job, error: SubmitRefused, facts: Facts) -> Finish | None:
+        """Note a refusal: for a while, for this job, or for all of its kind."""
+        later, settings = isinstance(error, SubmitLater), isinstance(error, SettingsRefused)
+        if self._strict and not later and not any(s.job_id for s in read_submitted(self._dir)):
+            raise error
+        self._tell(f"the scheduler refused {job.name}: {error}")
+        words, what = str(error).splitlines()[0], what_of(run, job)
+        kind = kind_of(run, job.name)
+        if kind is None and not later:
+            # Another node may do, or another form of the job.
+            self._record(job, None, str(error))
+            return self._end(run, job, words, facts) if settings else None
+        last = self._refused.get(what)
+        tries = last.tries + 1 if last is not None else 1
+        pause = PULLERS_PAUSE_SECONDS
+        if later:
+            pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 16))
+        given_up = settings or (tries >= MAX_REFUSALS and not later)
+        self._refused[what] = Refusal(
+            job=job.name,
+            words=words,
+            tries=tries,
+            since=last.since if last is not None else facts.now,
+            again=None if given_up else facts.now + pause,
+        )
+        self._write_refusals()
+        return self._end(run, job, words, facts) if given_up else None
+
+    def _end(self, run: Run, job: Job, words: str, facts: Facts) -> Finish | None:
+        """Return how the run ends with these refusals; None while something else goes on."""
+        kind = kind_of(run, job.name)
+        if kind is None:
+            goes_on = any(
+                task.state is not State.ENDED
+                and (jobs.is_keeper(run, task.name) or jobs.is_trials(run, task.name))
+                for task in facts.tasks
+            )
+        else:
+            goes_on = bool(facts.unpublished or facts.open_claims) or any(
+                facts.waiting_for(run, other)
+                and other not in self._refused
+                and is_hopeful(run, facts, other)
+                for other in Pullers
+                if other is not kind
+            )
+        refusal = self._refused.get(what_of(run, job))
+        times = f" {refusal.tries} times in a row" if refusal and refusal.tries > 1 else ""
+        return None if goes_on else Finish(f"the scheduler refused {job.name}{times}: {words}")
+
+    def _is_accepted(self, name: str) -> bool:
+        """Return whether a job of this name was submitted and not refused."""
+        found = _files.read_record_if_there(self._dir.job(name), Submitted)
+        return found is not None and found.job_id is not None
+
+    def _record(self, job: Job, job_id: str | None, refusal: str = "") -> None:
+        submitted = Submitted(job=job, job_id=job_id, refusal=refusal, time=time.time())
+        # Another supervisor may have been first. Then its job stays.
+        _files.create(self._dir.job(job.name), submitted.model_dump_json(by_alias=True, indent=1))
+
+    def _write_refusals(self) -> None:
+        """Write what is refused now, for whoever asks how the run is."""
+        if self._refused:
+            _files.write_record(self._dir.refused, Refusals(jobs=list(self._refused.values())))
+        else:
+            self._dir.refused.unlink(missing_ok=True)
+
+
+def what_of(run: Run, job: Job) -> str:
+    """Return which jobs of a run share the fate of this one when it is refused."""
+    kind = kind_of(run, job.name)
+    if kind is not None:
+        return kind
+    return "keeper" if jobs.is_keeper(run, job.name) else "trials"
+
+
+def smaller(job: Job, waited: float, patience: float) -> Job:
+    """Return a job that was refused for `waited` seconds, with fewer tasks for each `patience`.
+
+    The tasks of an array count one by one towards limits on submitted jobs, so that a large array
+    may never be taken. Those that start do the work of all.
+    """
+    return job.model_copy(update={"count": max(1, job.count >> min(30, int(waited // patience)))})

@@ -1,0 +1,1 @@
+"""The jobs that ask a judge, and the answers that are kept."""

@@ -1,0 +1,470 @@
+"""The judge's job: ask the judge what metrics want to know, while trials still run.
+
+`coordinate-eval _judge RUN`. One job, on one core, has many questions in flight. It claims portions
+whose questions are written, asks those that nobody has answered yet, and publishes each portion
+with its last answer. A job that is killed loses what was in flight. A judge that is a checkpoint
+gets all questions at once, when they are written: see `judge_run.py`.
+
+It leaves when all is answered, when the judge gave nothing usable for `[supervisor]
+patience_seconds`, when the judge refuses, or when the budget is spent. `judge.json` says which.
+"""
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import resource
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from coordinate_eval import _files
+from coordinate_eval._format import plural
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings
+from coordinate_eval.coordinator.report.results import given_up
+from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger, own_task
+from coordinate_eval.coordinator.run.claiming.portions import (
+    all_portions,
+    portions_with_questions,
+    unanswered_portions,
+)
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers
+from coordinate_eval.coordinator.run.claiming.work import claimable
+from coordinate_eval.coordinator.run.own import check_there
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
+from coordinate_eval.coordinator.workers.judging.judge_run import JudgeRun, JudgeRunEnded
+from coordinate_eval.coordinator.workers.judging.kept_answers import KeptAnswers
+from coordinate_eval.coordinator.workers.supervision import Supervision
+from coordinate_eval.errors import (
+    ClusterError,
+    CoordinateError,
+    JudgeRefuses,
+    JudgeSilent,
+    UserError,
+)
+from coordinate_eval.evaluators.judged.endpoint import Access, Endpoint, is_question
+from coordinate_eval.records import Answer, Question, Span
+
+IDLE_SECONDS = 600.0
+"""Time after which a job that finds nothing to claim leaves; the supervisor starts another."""
+
+POLL_SECONDS = 0.5
+"""Time between two looks at what can be claimed."""
+
+LOOK_SECONDS = 60.0
+"""Time between two looks whether the run of a judge that is a checkpoint has a supervisor."""
+
+PROGRESS_SECONDS = 5.0
+"""Time between two notes of how far the judge is."""
+
+KEEPERS = 8
+"""Threads that keep answers for later runs: storage may take its time."""
+
+_BYTES_PER_TOKEN = 3
+"""Taken for the size of a question's tokens before the judge has counted them: few, so that a
+budget is kept to."""
+
+
+def run_judge(run_dir: RunDir) -> int:
+    """Ask the judge until all is answered, or no more can be. Return the exit status."""
+    run = read_run(run_dir)
+    # Each question in flight has a connection, and each open portion a file.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    return asyncio.run(_until_signalled(run_dir, run))
+
+
+async def _until_signalled(run_dir: RunDir, run: Run) -> int:
+    """Work until the end or a signal: then what was in flight is given back."""
+    loop = asyncio.get_running_loop()
+    work = asyncio.create_task(_work(run_dir, run))
+    for known in (signal.SIGTERM, signal.SIGUSR1):
+        loop.add_signal_handler(known, work.cancel)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        return 0
+
+
+async def _work(run_dir: RunDir, run: Run) -> int:
+    job = _JudgeJob(run_dir, run)
+    try:
+        if run.settings.judge.checkpoint:
+            await job.work_with_checkpoint()
+        else:
+            async with _endpoint(run) as judge:
+                await job.work(judge)
+    except (JudgeSilent, JudgeRunEnded, ClusterError) as error:
+        return job.leave("silent", str(error))
+    except _Spent as error:
+        return job.leave("spent", str(error))
+    except (JudgeRefuses, UserError) as error:
+        return job.leave("refuses", str(error))
+    return job.leave("asking", "")
+
+
+def _endpoint(run: Run) -> Endpoint:
+    """Return the server that the run's settings name.
+
+    Raises:
+        UserError: its address is none, or its key is not there.
+    """
+    settings = run.settings.judge
+    return Endpoint(
+        Access.of(settings.base_url or "", settings.model or "", settings.api_key_env, os.environ),
+        concurrency=settings.concurrency,
+        requests_per_minute=settings.requests_per_minute,
+        timeout_seconds=settings.timeout_seconds,
+        patience_seconds=run.settings.supervisor.patience_seconds,
+    )
+
+
+class _Spent(Exception):
+    """The budget is spent. The text says which setting raises it."""
+
+
+@dataclass
+class _OpenPortion:
+    """One attempt at a portion, and the questions of it that are not answered."""
+
+    span: Span
+    writer: AttemptWriter
+    unanswered: set[str]
+
+
+class _JudgeJob:
+    """One job that asks the judge."""
+
+    def __init__(self, run_dir: RunDir, run: Run) -> None:
+        self._dir, self._run = run_dir, run
+        self._settings = run.settings.judge
+        self._ledger = Ledger(run_dir, "answers")
+        cache = Path(run.settings.cache_dir).expanduser()
+        self._kept = KeptAnswers(cache, self._settings.name)
+        self._answers = recorded_answers(run_dir, run)
+        self._budget = _Budget(self._settings, self._answers.values())
+        self._queue: deque[Question] = deque()
+        self._waiting: dict[str, list[_OpenPortion]] = {}
+        """Open portions by the question that they wait for: in flight, queued, or put aside."""
+        self._running: dict[asyncio.Task[Answer], Question] = {}
+        self._done: asyncio.Queue[asyncio.Task[Answer]] = asyncio.Queue()
+        self._keepers = ThreadPoolExecutor(KEEPERS)
+        self._leaving = False
+        self._flying_tokens = 0
+        """What all questions in flight may take."""
+        self._aside: list[str] = []
+        """What was wrong with questions to which nothing usable came, while others had answers."""
+        before = _files.read_record_if_there(run_dir.judge, JudgeProgress)
+        self._cpu_before = before.cpu_seconds if before else 0.0
+        self._noted = 0.0
+
+    async def work(self, judge: Endpoint) -> None:
+        """Answer until nothing is left or nothing can be found any more.
+
+        Raises:
+            JudgeRefuses, JudgeSilent, _Spent: there is no sense in going on.
+        """
+        supervision = Supervision(self._dir, self._run.settings.supervisor.patience_seconds)
+        busy_at, looked = time.monotonic(), -math.inf
+        # Files are looked at beside what is in flight, which waits for none of them.
+        opening = asyncio.create_task(self._open_some())
+        try:
+            while True:
+                if opening.done():
+                    opening.result()
+                    if time.monotonic() - looked > POLL_SECONDS:
+                        opening = asyncio.create_task(self._open_some())
+                        looked = time.monotonic()
+                self._begin(judge)
+                self._note("asking", judge.said if judge.is_failing else "")
+                if self._running:
+                    busy_at = time.monotonic()
+                    await self._collect(judge)
+                elif not opening.done():
+                    await asyncio.wait([opening])
+                elif self._queue:
+                    continue
+                elif self._waiting:
+                    raise JudgeSilent(self._aside[-1])
+                elif (
+                    not unanswered_portions(self._dir, self._run, judged=True)
+                    or time.monotonic() - busy_at > IDLE_SECONDS
+                    or supervision.is_lost()
+                ):
+                    return
+                else:
+                    await asyncio.sleep(POLL_SECONDS)
+        finally:
+            self._leaving = True
+            for task in self._running:
+                task.cancel()
+            # What is being claimed is given back, too.
+            await asyncio.gather(opening, *self._running, return_exceptions=True)
+            self._give_back()
+
+    async def work_with_checkpoint(self) -> None:
+        """Have a checkpoint answer all questions in one run, when all of them are written.
+
+        Raises:
+            JudgeRunEnded: that run has ended without all answers.
+            UserError: the checkpoint cannot be used.
+            _Spent: the budget is too small for them.
+        """
+        supervision = Supervision(self._dir, self._run.settings.supervisor.patience_seconds)
+        try:
+            while self._lacks_questions():
+                if supervision.is_lost():
+                    return
+                check_there(self._dir)
+                self._note("asking", "")
+                await asyncio.sleep(POLL_SECONDS)
+            while await self._open_one():
+                pass
+            if not self._waiting:
+                return
+            self._check_budget()
+            judge = JudgeRun(self._dir, self._run, list(self._queue))
+            sys.stdout.write(f"the judge answers in {judge.root}\n")
+            looked = -math.inf
+            while self._waiting:
+                check_there(self._dir)
+                if time.monotonic() - looked > LOOK_SECONDS:
+                    await asyncio.to_thread(judge.start)
+                    looked = time.monotonic()
+                for answer in await asyncio.to_thread(lambda: list(judge.new_answers())):
+                    if answer.id in self._waiting:
+                        self._store(answer)
+                self._note("asking", "")
+                if self._waiting:
+                    judge.check_goes_on()
+                    await asyncio.sleep(POLL_SECONDS)
+        finally:
+            self._give_back()
+
+    def _lacks_questions(self) -> bool:
+        """Return whether questions of some judged dataset are still to be written."""
+        written = set(portions_with_questions(self._dir, self._run))
+        lost = given_up(self._dir)
+        return any(
+            portion not in written
+            for portion in unanswered_portions(self._dir, self._run, judged=True)
+            if portion.dataset not in lost
+        )
+
+    def _check_budget(self) -> None:
+        """Check that the budget allows all questions that are queued.
+
+        Raises:
+            _Spent: it does not.
+        """
+        tokens = sum(map(most_tokens, self._queue))
+        if why_not := self._budget.why_not(len(self._queue), tokens):
+            raise _Spent(f"{why_not}; {plural(len(self._queue), 'question')} are to be asked")
+
+    def _give_back(self) -> None:
+        """End all open attempts. The next ones use their lines."""
+        self._keepers.shutdown()
+        for portion in {id(p): p for ps in self._waiting.values() for p in ps}.values():
+            portion.writer.give_back("released")
+
+    def leave(self, state: Literal["asking", "silent", "refuses", "spent"], said: str) -> int:
+        """Note why this job ends. Return its exit status."""
+        self._noted = 0.0
+        self._note(state, said)
+        sys.stdout.write(f"{said}\n" if said else "nothing is left to be asked\n")
+        return 1 if said else 0
+
+    async def _open_some(self) -> None:
+        """Open portions until enough questions are queued, or none is free."""
+        while len(self._queue) < self._settings.concurrency and not self._leaving:
+            check_there(self._dir)
+            if not await self._open_one():
+                return
+
+    async def _open_one(self) -> bool:
+        """Claim a portion and queue its questions, the longest first. False if none is free."""
+        claimed = await asyncio.to_thread(self._claim)
+        if claimed is None:
+            return False
+        portion, questions, known = claimed
+        for question in sorted(questions, key=lambda each: -len(each.content)):
+            answer = self._answers.get(question.id) or known.get(question.id)
+            if answer is not None:
+                self._answers[question.id] = answer
+                portion.writer.write(answer.line())
+                continue
+            portion.unanswered.add(question.id)
+            if question.id not in self._waiting:
+                self._queue.append(question)
+            self._waiting.setdefault(question.id, []).append(portion)
+        if not portion.unanswered:
+            portion.writer.publish()
+        return True
+
+    def _claim(self) -> tuple[_OpenPortion, list[Question], dict[str, Answer]] | None:
+        """Claim a portion. Return its questions, and their answers that need no judge."""
+        for span in claimable(self._dir, self._run, Pullers.JUDGE)["answers"]:
+            attempt = self._ledger.claim(span, "judge", own_task())
+            if attempt is None:
+                continue
+            writer = AttemptWriter(self._ledger, span, attempt)
+            try:
+                lines = _files.lines(self._dir.questions(span))
+                asked = {q.id: q for q in (Question.model_validate_json(line) for line in lines)}
+                known: dict[str, Answer] = {}
+                for line in self._ledger.earlier_lines(span, attempt):
+                    with contextlib.suppress(ValueError):
+                        answer = Answer.model_validate_json(line)
+                        known[answer.id] = answer
+                for question in asked.values():
+                    if question.id not in known and (found := self._answer_without_judge(question)):
+                        known[question.id] = found
+            except BaseException:
+                writer.give_back("released")
+                raise
+            return _OpenPortion(span, writer, set()), list(asked.values()), known
+        return None
+
+    def _answer_without_judge(self, question: Question) -> Answer | None:
+        """Return an answer of this or an earlier run, or a refusal of what is no question."""
+        if answered := self._answers.get(question.id):
+            return answered
+        if not is_question(question, self._settings.name):
+            why = "refused: it is no question to this judge"
+            return Answer(id=question.id, passed=False, result=why, seconds=0.0, kept=True)
+        return self._kept.find(question)
+
+    def _begin(self, judge: Endpoint) -> None:
+        """Ask queued questions, as many as may be in flight, and as the budget allows.
+
+        Raises:
+            _Spent: it allows none, and nothing is in flight.
+        """
+        while self._queue and len(self._running) < self._settings.concurrency:
+            tokens = self._flying_tokens + most_tokens(self._queue[0])
+            why_not = self._budget.why_not(len(self._running) + 1, tokens)
+            if why_not:
+                if not self._running:
+                    left = plural(len(self._waiting), "question")
+                    raise _Spent(f"{why_not}; {left} or more are left")
+                return
+            question = self._queue.popleft()
+            self._flying_tokens = tokens
+            task = asyncio.create_task(judge.ask(question))
+            task.add_done_callback(self._done.put_nowait)
+            self._running[task] = question
+
+    async def _collect(self, judge: Endpoint) -> None:
+        """Wait for an answer, or a while, and store the answers that came.
+
+        Raises:
+            JudgeRefuses, JudgeSilent: there will be no more.
+        """
+        done = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_SECONDS):
+                done.append(await self._done.get())
+        while not self._done.empty():
+            done.append(self._done.get_nowait())
+        ended: CoordinateError | None = None
+        for task in done:
+            self._flying_tokens -= most_tokens(self._running.pop(task))
+            try:
+                self._store(task.result())
+            except JudgeRefuses as error:
+                ended = error
+            except JudgeSilent as error:
+                self._aside.append(str(error))
+                if judge.is_silent:
+                    ended = ended or error
+        if ended is not None:
+            raise ended
+
+    def _store(self, answer: Answer) -> None:
+        """Write an answer into all portions that wait for it, and publish those that are whole."""
+        self._answers[answer.id] = answer
+        self._budget.count(answer)
+        if answer.passed:
+            self._keepers.submit(self._kept.store, answer)
+        for portion in self._waiting.pop(answer.id):
+            portion.writer.write(answer.line())
+            portion.unanswered.discard(answer.id)
+            if not portion.unanswered:
+                portion.writer.publish()
+
+    def _note(self, state: Literal["asking", "silent", "refuses", "spent"], said: str) -> None:
+        """Write how far the judge is, every few seconds."""
+        if time.monotonic() - self._noted < PROGRESS_SECONDS and self._noted:
+            return
+        self._noted = time.monotonic()
+        progress = JudgeProgress(
+            state=state,
+            said=said,
+            answered=self._budget.requests,
+            kept=sum(answer.kept for answer in self._answers.values()),
+            left=len(self._waiting),
+            tokens=self._budget.tokens,
+            cpu_seconds=round(self._cpu_before + time.process_time(), 3),
+            updated=time.time(),
+        )
+        _files.write_record(self._dir.judge, progress)
+
+
+class _Budget:
+    """What the judge was asked for a run, and what it may still be asked."""
+
+    def __init__(self, settings: JudgeSettings, answers: Iterable[Answer]) -> None:
+        self._settings = settings
+        self.requests = self.tokens = 0
+        for answer in answers:
+            self.count(answer)
+
+    def count(self, answer: Answer) -> None:
+        """Count an answer, unless the judge gave it to an earlier run."""
+        if not answer.kept:
+            self.requests += 1
+            self.tokens += answer.tokens
+
+    def why_not(self, questions: int, tokens: int) -> str:
+        """Return why no more questions with so many tokens can be in flight; empty if they can."""
+        most = self._settings.max_requests
+        if most is not None and self.requests + questions > most:
+            return (
+                f"the budget is spent: the judge was asked {plural(self.requests, 'question')}, "
+                f"and [judge] max_requests is {most:,}"
+            )
+        most = self._settings.max_tokens
+        if most is not None and self.tokens + tokens > most:
+            return (
+                f"the budget is spent: the judge read and wrote {plural(self.tokens, 'token')}, "
+                f"more questions may take {tokens:,}, and [judge] max_tokens is {most:,}"
+            )
+        return ""
+
+
+def most_tokens(question: Question) -> int:
+    """Return how many tokens question and answer may have together, as far as can be told."""
+    limit = int(json.loads(question.content)["max_tokens"])
+    return len(question.content.encode()) // _BYTES_PER_TOKEN + limit
+
+
+def recorded_answers(run_dir: RunDir, run: Run) -> dict[str, Answer]:
+    """Return the answers of the run's judge so far by question, those of all attempts."""
+    found: dict[str, Answer] = {}
+    for dataset in {span.dataset for span in all_portions(run) if span.dataset in run.judged}:
+        folder = run_dir.published_folder("answers", dataset)
+        for name in sorted(_files.names(folder)):
+            if name.endswith((".jsonl", ".part")) and not name.startswith("."):
+                for line in _files.whole_lines(folder / name):
+                    with contextlib.suppress(ValueError):
+                        answer = Answer.model_validate_json(line)
+                        found.setdefault(answer.id, answer)
+    return found

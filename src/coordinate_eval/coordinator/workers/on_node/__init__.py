@@ -1,0 +1,1 @@
+"""What the jobs of one node share: weights in memory, and what engines compile."""

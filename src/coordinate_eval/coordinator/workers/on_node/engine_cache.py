@@ -1,0 +1,158 @@
+"""What engines compile: in a node's memory while they run, in the user's cache between runs.
+
+An engine's libraries compile for a minute before the first request, and keep the outcome in files.
+They name these files by what they depend on, and some files hold the paths of others. So they lie
+in a folder whose path is the same on every node and in every run of a model with the same engine,
+arguments and GPUs: `<root>/coordinate-eval-<uid>/engines/<key>/` (see `node_memory`). The engines
+of a node share it.
+
+Between runs they are one file, `<cache_dir>/engines-<uid>/<key>.tar`: it appears whole or not at
+all, and shared storage is asked once. What is in it runs with the user's rights, so a file that
+another user could have written is not used. The first trial that has answered everything writes it.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from coordinate_eval import _files, _owner
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.workers.on_node import node_memory
+from coordinate_eval.errors import ForeignError
+from coordinate_eval.evaluators import own_code
+from coordinate_eval.priors import this_machine
+
+MOST_BYTES = 1 << 30
+"""Most bytes of the files of one key that are kept. A model's are some tens of MiB."""
+
+MOST_KEPT = 16
+"""Number of keys that are kept: those that were used last."""
+
+SETTLED_SECONDS = 10.0
+"""Files are kept when none has changed for so long: an engine may be writing one."""
+
+_UNTOLD = ("_name_or_path", "transformers_version")
+"""Entries of `config.json` that differ between checkpoints of the same model."""
+
+
+def key_of(settings: Settings, tensor_parallel: int, max_length: int, config: Path) -> str:
+    """Return the key of what an engine compiles on this machine.
+
+    `config` is the checkpoint's `config.json`.
+    """
+    model = own_code.json_object(config)
+    engine = settings.engine
+    facts = [
+        {name: value for name, value in model.items() if name not in _UNTOLD},
+        [engine.name, engine.args, tensor_parallel, max_length],
+        [this_machine.engine_version(name) for name in (engine.name, "torch", "flashinfer-python")],
+        [platform.python_version(), this_machine.processor(), this_machine.gpus()],
+        settings.stage.folder,
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class EngineCache:
+    """The compiled files of one key on this node.
+
+    Args:
+        root: folder on the node's memory file system.
+        cache: the cache of the user.
+        key: see `key_of`.
+    """
+
+    def __init__(self, root: str, cache: Path, key: str) -> None:
+        self.folder = node_memory.user_folder(root) / "engines" / key
+        self._archive = cache / f"engines-{os.geteuid()}" / f"{key}.tar"
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[bool]:
+        """Keep the folder while the block runs, with what earlier runs compiled.
+
+        Yield whether it can be used: libraries cannot be loaded from a file system that is mounted
+        with `noexec`. The last process to leave removes the folder.
+        """
+        lock_path = self.folder.with_name(f"{self.folder.name}.lock")
+        lock = node_memory.open_lock(lock_path)
+        try:
+            usable = not os.fstatvfs(lock).f_flag & os.ST_NOEXEC
+            if usable:
+                self._fill()
+            yield usable
+        finally:
+            node_memory.remove_if_last(self.folder, lock_path, lock)
+
+    def save(self) -> None:
+        """Keep the files for later runs, if none are kept. Call this within `hold`."""
+        with node_memory.copy_lock(self.folder) as alone:
+            if not alone or self._archive.exists():
+                return
+            try:
+                found = [path for path in self.folder.rglob("*") if not path.is_symlink()]
+                files = sorted(path for path in found if path.is_file())
+                states = [file.lstat() for file in files]
+            except FileNotFoundError:  # an engine has removed one just now
+                return
+            if not files or max(s.st_mtime for s in states) > time.time() - SETTLED_SECONDS:
+                return
+            if (size := sum(state.st_size for state in states)) > MOST_BYTES:
+                print(f"compiled files are not kept: {size >> 20} MiB, over {MOST_BYTES >> 20}")
+                return
+            try:
+                self._write(files)
+            except (OSError, ForeignError) as error:
+                print(f"compiled files are not kept: {error}")
+
+    def forget(self) -> None:
+        """Remove what is kept: an engine did not start with it, and the next shall compile."""
+        with contextlib.suppress(OSError):
+            self._archive.unlink()
+
+    def _fill(self) -> None:
+        """Make the folder, from what is kept. Another trial of this node may have done so."""
+        with node_memory.copy_lock(self.folder, wait=True):
+            if self.folder.exists():
+                return
+            part = self.folder.with_name(f"{self.folder.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(mode=0o700)
+            try:
+                self._read(part)
+            except FileNotFoundError:
+                pass
+            except (OSError, ForeignError, tarfile.TarError) as error:
+                print(f"compiled files of earlier runs are not used: {error}")
+                if isinstance(error, tarfile.TarError):  # it is torn, and would be for ever
+                    self.forget()
+                shutil.rmtree(part)
+                part.mkdir(mode=0o700)
+            part.rename(self.folder)
+
+    def _read(self, folder: Path) -> None:
+        _owner.check_folder(self._archive.parent)
+        with _files.open_to_read(self._archive) as file, tarfile.open(fileobj=file) as tar:
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+            tar.extractall(folder)  # noqa: S202 - the user's own file, and filtered besides
+        os.utime(self._archive)
+
+    def _write(self, files: list[Path]) -> None:
+        _files.make_closed(self._archive.parent)
+        _owner.check_folder(self._archive.parent)
+        part = self._archive.with_name(f".{self._archive.name}.{_files.token()}.tmp")
+        try:
+            with _files.open_to_write(part) as file, tarfile.open(fileobj=file, mode="w") as tar:
+                for path in files:
+                    tar.add(path, path.relative_to(self.folder), recursive=False)
+            _files.publish(part, self._archive)
+        finally:
+            part.unlink(missing_ok=True)
+        kept = sorted(self._archive.parent.glob("*.tar"), key=_files.modified, reverse=True)
+        for old in kept[MOST_KEPT:]:
+            old.unlink(missing_ok=True)

@@ -1,0 +1,227 @@
+"""The weights in a node's memory: copied once, used by all trials, removed by the last of them.
+
+They lie in `<root>/coordinate-eval-<uid>/<run>/<node>/`, with a manifest written last. Every
+process that copies or uses them holds that folder (see `node_memory`).
+
+So a killed keeper leaves its weights to the trials, the last of which removes them. What a killed
+node leaves is removed by the user's next keeper there.
+"""
+
+import contextlib
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from coordinate_eval import _files
+from coordinate_eval._format import size
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import clean_files
+from coordinate_eval.coordinator.workers.on_node import node_memory
+from coordinate_eval.coordinator.workers.on_node.copying import copy_files
+from coordinate_eval.coordinator.workers.signals import ignore_signals
+from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.records import Checkpoint, CheckpointFormat, Record
+
+_MANIFEST = "manifest.json"
+
+
+class Manifest(Record):
+    """`manifest.json`: the files of a whole copy, written after them.
+
+    It has no checksums: nobody has one of the checkpoint to compare with, and one that is made
+    while copying is of what was read, which is what was written.
+    """
+
+    schema_: Literal["coordinate-eval/stage@1"] = Field(
+        default="coordinate-eval/stage@1", alias="schema"
+    )
+    model_config = ConfigDict(populate_by_name=True)
+
+    identity: str = Field(description="of the checkpoint")
+    sizes: dict[str, int] = Field(description="bytes by file name")
+
+
+class StagedWeights:
+    """The weights of one run in one node's memory."""
+
+    def __init__(self, root: str, run_id: str, node: str) -> None:
+        self.user_folder = node_memory.user_folder(root)
+        self.folder = self.user_folder / run_id / node
+        self._lock_path = self.user_folder / run_id / f"{node}.lock"
+        self._lock: int | None = None
+        self.copy_seconds: float | None = None
+        """Seconds of the copy that this process made; None if it made none."""
+
+    def ready(self, identity: str) -> bool:
+        """Return whether all weights of the checkpoint with this identity are there."""
+        with contextlib.suppress(CoordinateError):
+            manifest = _files.read_record_if_there(self.folder / _MANIFEST, Manifest)
+            return (
+                manifest is not None
+                and manifest.identity == identity
+                and all(_files.size(self.folder / n) == s for n, s in manifest.sizes.items())
+            )
+        return False
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep the weights while the block runs. The last process to leave removes them."""
+        self._lock = node_memory.open_lock(self._lock_path)
+        try:
+            yield
+        finally:
+            ignore_signals()
+            lock, self._lock = self._lock, None
+            node_memory.remove_if_last(self.folder, self._lock_path, lock)
+
+    def copy(
+        self,
+        source: Checkpoint,
+        report: Callable[[int], None] = lambda done_bytes: None,
+        most_bytes: float = math.inf,
+    ) -> bool:
+        """Copy the weights unless they are there. Return False if another process is copying.
+
+        Call this within `hold`.
+
+        Args:
+            source: the checkpoint.
+            report: called with the bytes copied so far.
+            most_bytes: the memory that this process's job can spare for the copy, which counts as
+                its own. Engines read larger weights from the checkpoint itself, through links; so
+                they do where the node has no room for a copy.
+
+        Raises:
+            CoordinateError: a `.pt` file would have to be converted in more memory than that.
+            UserError: the checkpoint changed, or there is no room.
+        """
+        assert self._lock is not None, "copy() outside hold()"
+        with node_memory.copy_lock(self.folder) as alone:
+            if self.ready(source.identity):
+                return True
+            if not alone:
+                return False
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(mode=0o700)
+            began = time.monotonic()
+            try:
+                linked = _copy_all(source, self.folder, report, most_bytes)
+            except BaseException as error:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                if not isinstance(error, OSError):
+                    raise
+                raise UserError(
+                    f"cannot stage {source.path} into {self.folder}: {error.strerror}; "
+                    f"it needs {source.bytes / 2**30:.1f} GiB of the node's memory"
+                ) from error
+            self.copy_seconds = None if linked else time.monotonic() - began
+        return True
+
+    def link(self) -> Path:
+        """Make a link to the weights, and return it. Call this within `hold`.
+
+        It has the same name in every run and on every node, and is alone in its folder.
+        """
+        work = node_memory.work_folder(self.folder)
+        work.mkdir(mode=0o700, exist_ok=True)
+        link = work / "weights"
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(self.folder)
+        return link
+
+    def begun(self) -> bool:
+        """Return whether a copy has begun, whole or not."""
+        return self.folder.exists()
+
+    def remove_abandoned(self) -> list[Path]:
+        """Remove weights of this user that no process holds. Return their folders."""
+        removed: list[Path] = []
+        with contextlib.suppress(FileNotFoundError):
+            # In a folder that another user can write to, names may lead anywhere.
+            if not node_memory.is_private(self.user_folder.lstat()):
+                return removed
+        for lock_path in self.user_folder.glob("*/*.lock"):
+            if lock_path == self._lock_path:
+                continue
+            if lock_path.is_symlink() or lock_path.parent.is_symlink():
+                continue
+            folder = lock_path.with_suffix("")
+            with contextlib.suppress(OSError):
+                lock = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                if node_memory.remove_if_last(folder, lock_path, lock):
+                    removed.append(folder)
+        return removed
+
+
+def _copy_all(
+    source: Checkpoint, folder: Path, report: Callable[[int], None], most_bytes: float
+) -> bool:
+    """Copy or convert a checkpoint into an empty folder, and write the manifest.
+
+    Return whether the weights are only linked, since they are larger than `most_bytes`, or than
+    the room that there is, which is said in the log.
+    """
+    clean_files.copy(source.files, folder)
+    linked = source.bytes > most_bytes
+    if source.format is CheckpointFormat.TORCH:
+        if linked:
+            raise CoordinateError(
+                f"no keeper has converted {source.path}, and a trial's memory has no room for it: "
+                "see the keeper's log, or raise [trial] memory_gib"
+            )
+        from coordinate_eval.coordinator.workers.on_node.convert import torch_to_safetensors
+
+        torch_to_safetensors(Path(source.weights[0]), folder, report)
+    elif linked or (linked := _lacks_room(source, folder)):
+        for name in source.weights:
+            (folder / Path(name).name).symlink_to(name)
+    else:
+        copy_files([Path(name) for name in source.weights], folder, report)
+    if not checkpoints.unchanged(source):
+        raise UserError(
+            f"checkpoint {source.path} changed while it was copied; "
+            "submit it again when it is completely saved"
+        )
+    sizes = {f.name: f.stat().st_size for f in folder.iterdir()}
+    _files.write_record(folder / _MANIFEST, Manifest(identity=source.identity, sizes=sizes))
+    return linked
+
+
+def _lacks_room(source: Checkpoint, folder: Path) -> bool:
+    """Return whether there is no room for the weights now, and say so in the log if so.
+
+    Writing still finds out what others take later.
+    """
+    found = os.statvfs(folder)
+    room = found.f_bavail * found.f_frsize
+    # A memory file system without a limit says that it has no blocks.
+    if not found.f_blocks or source.bytes <= room:
+        return False
+    print(
+        f"{folder} has room for {size(room)} on this node, and the weights need "
+        f"{size(source.bytes)}: engines read them from {source.path}, which takes longer. Have it "
+        "made larger, or set [stage] where to `local DIR` or `none`",
+        flush=True,
+    )
+    return True
+
+
+class Throttle:
+    """Lets calls through at most once in `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last = 0.0
+
+    def __call__(self) -> bool:
+        """Return whether enough time has passed since the last call that was let through."""
+        if time.monotonic() - self._last < self._seconds:
+            return False
+        self._last = time.monotonic()
+        return True

@@ -1,0 +1,179 @@
+"""The cause of a job's end: the root of all that its log and Slurm say, not its echoes."""
+
+import os
+from collections.abc import Sequence
+from typing import BinaryIO, NamedTuple
+
+from coordinate_eval.diagnosis.compress import Compressed, Kept, compress
+from coordinate_eval.diagnosis.rules import Category, Rule, Rules, Then
+
+UNKNOWN = "Unknown"
+"""The reason of a job that failed, and no rule knows why."""
+
+LASTING = 5
+"""Lines of progress after which an error did not end the job."""
+
+UNKNOWN_CURE = (
+    "read the line and what is around it in the log; `--ask` asks the model that the settings of "
+    "[diagnosis] name"
+)
+
+_STRENGTH = {"decisive": 0, "root": 1, "plain": 2, "end": 4, "echo": 5}
+_LOOKS_WRONG = 6
+_UNKNOWN_EXCEPTION = 3
+
+
+class Ending(NamedTuple):
+    """How a job ended, in Slurm's words. Empty where nobody knows."""
+
+    state: str = ""
+    reason: str = ""
+    exit_code: str = ""
+    """As sacct gives it: `exit status:signal`."""
+
+    @property
+    def words(self) -> str:
+        """State, reason and exit code on one line, as rules read it."""
+        return " ".join(part for part in (self.state, self.reason, self.exit_code) if part)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job is known to have failed."""
+        return bool(self.state) and self.state.split()[0] not in ("COMPLETED", "RUNNING", "PENDING")
+
+
+class Cause(NamedTuple):
+    """Why a job ended."""
+
+    reason: str
+    category: Category
+    rule: str
+    """Its name; empty where no rule knows."""
+    line: str
+    """The root line, or Slurm's words."""
+    number: int
+    """Of that line in its log, from 1; 0 for Slurm's words."""
+    log: str
+    cure: str
+    then: Then
+    others: tuple[str, ...] = ()
+    """Further reasons that were seen: echoes, or errors that did not end the job."""
+
+
+class Log(NamedTuple):
+    """A compressed log, and its name."""
+
+    name: str
+    left: Compressed
+
+
+class _Candidate(NamedTuple):
+    order: tuple[int, int, int]
+    """The least is the cause: how little it is believed, the log, the line."""
+    rule: Rule | None
+    kept: Kept | None
+    log: str
+
+    @property
+    def doubtful(self) -> bool:
+        return self.order[0] >= _DOUBT
+
+
+_DOUBT = 10
+
+
+def read_log(file: BinaryIO, name: str, rules: Rules, most_bytes: int | None = None) -> Log:
+    """Return a log of any size, compressed: all of it, or its last bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if most_bytes is not None:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+    return Log(name, compress(file, rules))
+
+
+def find_cause(logs: Sequence[Log], rules: Rules, end: Ending | None = None) -> Cause | None:
+    """Return why a job ended, from the logs of its ranks and Slurm's words.
+
+    None if nothing says that it failed.
+    """
+    end = end or Ending()
+    found = _of_end(end, rules)
+    for number, log in enumerate(logs):
+        found += _of_log(number, log)
+    found.sort(key=lambda each: each.order)
+    if not found:
+        return _unknown(end, logs) if end.failed else None
+    first = found[0]
+    if first.doubtful and not end.failed:
+        return None
+    others = {each.rule.reason for each in found if each.rule is not None}
+    text = first.kept.text if first.kept else end.words
+    number = first.kept.first if first.kept else 0
+    if first.rule is None:
+        others_known = tuple(sorted(others))
+        return Cause(
+            UNKNOWN, "unknown", "", text, number, first.log, UNKNOWN_CURE, "node", others_known
+        )
+    reason = rules.of(first.rule)
+    rest = tuple(sorted(others - {first.rule.reason}))
+    return Cause(
+        first.rule.reason,
+        reason.category,
+        first.rule.name,
+        text,
+        number,
+        first.log,
+        reason.cure,
+        reason.then,
+        rest,
+    )
+
+
+def _of_end(end: Ending, rules: Rules) -> list[_Candidate]:
+    rule = rules.find_end(end.words) if end.words else None
+    if rule is None:
+        return []
+    return [_Candidate((_STRENGTH[rule.kind], -1, 0), rule, None, "")]
+
+
+def _of_log(number: int, log: Log) -> list[_Candidate]:
+    candidates = []
+    stopped: int | None = None
+    """The line at which the job was ended from outside: what comes later follows from it."""
+    for kept in log.left.kept:
+        if not kept.found:
+            continue
+        rule = kept.rule
+        if rule is not None:
+            strength = _STRENGTH[rule.kind]
+        else:
+            strength = _UNKNOWN_EXCEPTION if kept.is_exception else _LOOKS_WRONG
+        went_on = log.left.progress - kept.last_progress >= LASTING
+        if kept.mild or went_on:
+            strength += _DOUBT
+        at = kept.first
+        if kept.last_progress - kept.first_progress >= LASTING:
+            at = kept.last  # the first ones did not end it
+        if stopped is not None and at > stopped and strength in (2, 3):
+            strength = _STRENGTH["echo"]
+        if strength == _STRENGTH["end"] and rule is not None and rule.name != "killed":
+            stopped = at if stopped is None else min(stopped, at)
+        candidates.append(_Candidate((strength, number, at), rule, kept, log.name))
+    return candidates
+
+
+def _unknown(end: Ending, logs: Sequence[Log]) -> Cause:
+    last = next((log for log in reversed(logs) if log.left.kept), None)
+    line = last.left.kept[-1] if last else None
+    return Cause(
+        UNKNOWN,
+        "unknown",
+        "",
+        line.text if line else end.words,
+        line.first if line else 0,
+        last.name if last else "",
+        UNKNOWN_CURE,
+        "node",
+    )

@@ -1,0 +1,189 @@
+"""A log of any size, compressed in one pass: what a rule knows, what looks wrong, last lines.
+
+Lines of one template, which differ in numbers only, are kept once and counted. Memory is bounded by
+the constants below, whatever the log holds.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from typing import BinaryIO, Final
+
+from coordinate_eval.diagnosis.lines import Piece, clean, is_mild, pieces, without_prefix
+from coordinate_eval.diagnosis.rules import Rule, Rules
+
+MOST_FOUND: Final = 300
+"""Lines that a rule knows, or that look wrong, from the beginning; as many from the end."""
+
+MOST_PLAIN: Final = 60
+"""Other lines from the beginning, and three times as many from the end."""
+
+MOST_TEMPLATES: Final = 50_000
+"""Templates that are remembered. With more, all are forgotten and learned again."""
+
+MOST_TEXT: Final = 2000
+"""Characters of a line that are kept."""
+
+_SHORT = 1000
+_DIGITS = b"0123456789"
+_FRAME = b'", line '
+"""In lines of a traceback that have a line of code after them."""
+
+_LOOKS_WRONG = re.compile(
+    r"^(?:[\w.]{1,200}\.)?[A-Z]\w{0,100}(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|"
+    r"\b(?:FATAL|Fatal|fatal error|CRITICAL|panic)\b|\b[Ee](?:rror|RROR)\s?:"
+)
+_WRONG_WORDS = re.compile(r"rror|xcep|xit|nterrupt|ailure|atal|anic|CRIT|FATAL|ERR")
+_EXCEPTION = re.compile(r"^(?:[\w.]{1,200}\.)?[A-Z]\w{0,100}(?:Error|Exception|Failure)\b(?::|$)")
+
+
+class Kept:
+    """A line that was kept, and how often lines of its template came."""
+
+    __slots__ = (
+        "count",
+        "first",
+        "first_progress",
+        "is_exception",
+        "last",
+        "last_progress",
+        "looks_wrong",
+        "mild",
+        "rule",
+        "text",
+    )
+
+    def __init__(self, number: int, text: str, progress: int) -> None:
+        self.first = self.last = number
+        self.first_progress = self.last_progress = progress
+        self.text = text
+        self.count = 1
+        self.rule: Rule | None = None
+        self.mild = self.looks_wrong = self.is_exception = False
+
+    @property
+    def found(self) -> bool:
+        """Whether it may say why a job ended."""
+        return self.rule is not None or self.looks_wrong
+
+
+class Compressed:
+    """What is left of a log."""
+
+    def __init__(self) -> None:
+        self.kept: list[Kept] = []
+        """In the order in which they came first."""
+        self.lines = self.bytes = self.progress = 0
+        """Of the whole log; `progress` counts lines that say that work goes on."""
+
+    def text(self) -> str:
+        """Return it as people read it: number, times, line."""
+        return "".join(
+            f"{each.first}{f' (×{each.count:,})' if each.count > 1 else ''}: {each.text}\n"
+            for each in self.kept
+        )
+
+
+def compress(log: BinaryIO, rules: Rules) -> Compressed:
+    """Return what is left of a log. It is read once, in small pieces."""
+    counting = _Counting(log)
+    result = compress_pieces(pieces(counting), rules)  # type: ignore[arg-type]  # only read
+    result.bytes = counting.bytes
+    return result
+
+
+def compress_text(text: str, rules: Rules) -> Compressed:
+    """Return what is left of a text that is short, such as an error's message."""
+    lines = text.encode(errors="replace").splitlines()
+    return compress_pieces((Piece(n, line[:4096]) for n, line in enumerate(lines, 1)), rules)
+
+
+def compress_pieces(given: Iterable[Piece], rules: Rules) -> Compressed:
+    """Return what is left of the pieces of a log."""
+    reader = _Reader(rules)
+    for piece in given:
+        reader.take(piece)
+    return reader.end()
+
+
+class _Counting:
+    """A log whose bytes are counted as they are read."""
+
+    def __init__(self, log: BinaryIO) -> None:
+        self._log, self.bytes = log, 0
+
+    def read(self, most: int) -> bytes:
+        chunk = self._log.read(most)
+        self.bytes += len(chunk)
+        return chunk
+
+
+class _Reader:
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._known: dict[int, Kept | bool | None] = {}
+        """By template: what was kept; True for progress, None for what is dropped."""
+        self._found: list[Kept] = []
+        self._found_last: deque[Kept] = deque(maxlen=MOST_FOUND)
+        self._plain: list[Kept] = []
+        self._plain_last: deque[Kept] = deque(maxlen=3 * MOST_PLAIN)
+        self._progress = 0
+        self._after_frame = False
+        self._last = 0
+
+    def take(self, piece: Piece) -> None:
+        content = piece.content
+        self._last = piece.number
+        short = content if len(content) <= _SHORT else content[:_SHORT] + content[-_SHORT:]
+        is_code, self._after_frame = self._after_frame, _FRAME in content
+        key = hash(short.translate(None, _DIGITS)) ^ is_code
+        known = self._known.get(key, False)
+        if known is None:
+            return
+        if known is True:
+            self._progress += 1
+        elif known is False:
+            if len(self._known) >= MOST_TEMPLATES:
+                self._known.clear()
+            self._known[key] = self._look(piece, is_code=is_code or self._after_frame)
+        else:
+            known.count += 1
+            known.last, known.last_progress = piece.number, self._progress
+
+    def end(self) -> Compressed:
+        result = Compressed()
+        result.lines, result.progress = self._last, self._progress
+        plain = [*self._plain, *self._plain_last]
+        plain = [kept for kept in plain if not self._rules.is_startup(without_prefix(kept.text))]
+        each = [*plain, *self._found, *self._found_last]
+        unique = {id(kept): kept for kept in each}.values()
+        result.kept = sorted(unique, key=lambda kept: kept.first)
+        return result
+
+    def _look(self, piece: Piece, *, is_code: bool) -> Kept | bool | None:
+        """Return what becomes of the first line of a template. No rule knows a line of code."""
+        text = clean(piece.content)
+        if not text:
+            return None
+        said = without_prefix(text)
+        rule = None if is_code else self._rules.find(said)
+        if rule is None and self._rules.is_progress(said[:_SHORT]):
+            self._progress += 1
+            return True
+        kept = Kept(piece.number, text[:MOST_TEXT], self._progress)
+        kept.rule = rule
+        if rule is not None or (not is_code and _WRONG_WORDS.search(said[:_SHORT])):
+            kept.mild = is_mild(text)
+            kept.is_exception = bool(_EXCEPTION.match(said))
+            wrong = rule is None and not kept.mild
+            kept.looks_wrong = wrong and bool(_LOOKS_WRONG.search(said[:_SHORT]))
+        first, last, most = self._plain, self._plain_last, MOST_PLAIN
+        if kept.found:
+            first, last, most = self._found, self._found_last, MOST_FOUND
+        if len(first) < most:
+            first.append(kept)
+        else:
+            if len(last) == last.maxlen:
+                last[0].text = ""  # it drops out, and only its template stays known
+            last.append(kept)
+        return kept

@@ -1,0 +1,1 @@
+"""From documents to tokens: templates, conversations and tokenizers."""

@@ -1,0 +1,1 @@
+"""The harness's tasks: found, loaded, and asked what their code does."""

@@ -1,0 +1,29 @@
+"""What a Slurm cluster says of itself, in words for a person. Nothing here runs a command."""
+
+import math
+from collections.abc import Iterable
+
+from coordinate_eval.slurm.nodes import Partition
+
+
+def describe(version: str, ping: str, partitions: Iterable[Partition]) -> dict[str, str]:
+    """Return what the controller and each of these partitions are.
+
+    Args:
+        version: the output of `sinfo -V`.
+        ping: the output of `scontrol ping`.
+        partitions: in which jobs would run.
+    """
+    controller = ", ".join(line.strip() for line in ping.splitlines() if line.strip())
+    said = {"controller": f"{version.strip()}: {controller}"}
+    for each in partitions:
+        words = [f"state {each.state}"]
+        if math.isfinite(each.minutes):
+            words.append(f"jobs of at most {each.minutes:g} minutes")
+        else:
+            words.append("jobs of any length")
+        if each.whole:
+            words.append("whole nodes only")
+        default = " (default)" if each.default else ""
+        said[f"partition {each.name}{default}"] = ", ".join(words)
+    return said

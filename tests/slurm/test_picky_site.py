@@ -1,0 +1,49 @@
+"""A run where Slurm refuses jobs: for a while, or because they ask for no GPU."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.dev_cluster import DevCluster
+from tests.runs import Workspace, scores, until
+
+FAKES = Path(__file__).parents[1] / "fakes"
+
+
+@pytest.fixture
+def workspace(slurm_cluster: DevCluster, tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+def test_a_run_waits_for_its_turn_and_needs_no_keeper(workspace: Workspace) -> None:
+    real = shutil.which("sbatch")
+    assert real is not None
+    commands, full = workspace.folder / "bin", workspace.folder / "full"
+    commands.mkdir()
+    (commands / "sbatch").symlink_to(FAKES / "picky_sbatch")
+    full.touch()
+    run = workspace.submit(
+        workspace.suite("tiny_choice"),
+        "--max-gpus",
+        2,
+        PATH=f"{commands}{os.pathsep}{os.environ['PATH']}",
+        COORDINATE_EVAL_SLURM_ENVIRONMENT='["REAL_SBATCH", "FULL"]',
+        REAL_SBATCH=real,
+        FULL=str(full),
+    )
+    until((run / "refused.json").exists, "a refusal")
+    shown = workspace.call("status", run, status=0).stdout
+    assert "QOSMaxSubmitJobPerUserLimit" in " ".join(shown.split())
+    full.unlink()
+    assert scores(run)
+    assert not (run / "refused.json").exists()
+    jobs = [json.loads(path.read_text()) for path in (run / "jobs").glob("*.json")]
+    keepers = [job for job in jobs if "_keep" in job["job"]["argv"]]
+    assert keepers
+    assert all("QOSMinGRES" in job["refusal"] for job in keepers)
+    nodes = [job for job in jobs if "_node" in job["job"]["argv"]]
+    assert any(job["job_id"] for job in nodes)
+    until(lambda: list(workspace.memory.iterdir()) == [], "nodes without weights")

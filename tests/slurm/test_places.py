@@ -1,0 +1,45 @@
+"""Runs on clusters of other kinds: what Slurm does not say, the settings do."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dev_cluster import DevCluster
+from tests.runs import Workspace, scores
+from tests.slurm.conftest import cluster_of
+
+
+@pytest.fixture(scope="module")
+def untyped() -> Iterator[DevCluster]:
+    """Two nodes with GPUs for which Slurm has no type."""
+    with cluster_of(nodes=2, gpus=2, cpus=32, gres="untyped") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def workspace(untyped: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("user"))
+
+
+def test_gpus_without_a_type_get_the_one_that_is_set(workspace: Workspace) -> None:
+    suite = workspace.suite("tiny_choice")
+    plain = workspace.submit(suite, "--run-dir", workspace.folder / "plain")
+    named = workspace.submit(
+        suite, "--run-dir", workspace.folder / "named", "--gpu-type", "h100",
+        COORDINATE_EVAL_SLURM_GPU_TYPE="h100",
+    )  # fmt: skip
+    assert scores(plain) == scores(named)
+    assert gpu_types(plain) == {""}
+    assert gpu_types(named) == {"h100"}
+
+
+def gpu_types(run: Path) -> set[str]:
+    """Return the GPU types of a run's plan and of its first round."""
+    nodes = [
+        node
+        for file in (run / "plan.json", run / "rounds" / "0.json")
+        for node in json.loads(file.read_text())["nodes"]
+    ]
+    return {node["gpu_type"] for node in nodes}

@@ -1,0 +1,48 @@
+"""Several runs of a user on a real controller: they share its nodes, and keep the limits."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.dev_cluster import DevCluster
+from tests.runs import Workspace, scores, until
+
+SLOW = ("--engine-args", '{"seconds_per_request": 0.2}')
+
+
+def nodes_of(run: Path) -> set[str]:
+    """The nodes of the first round, once it is planned."""
+    first = run / "rounds" / "0.json"
+    until(first.exists, f"the plan of {run}")
+    return {node["name"] for node in json.loads(first.read_text())["nodes"]}
+
+
+def test_two_runs_at_once_take_different_nodes(slurm_cluster: DevCluster, tmp_path: Path) -> None:
+    user = Workspace(tmp_path)
+    where = ("--max-nodes", 1, "--max-gpus", 8, *SLOW)
+    runs = [user.submit(user.suite(task), *where) for task in ("tiny_choice", "tiny_cloze")]
+    first, second = (nodes_of(run) for run in runs)
+    assert first.isdisjoint(second)
+    assert all(scores(run) for run in runs)
+    until(lambda: not list((tmp_path / "runs").glob(".nodes-*/*.json")), "no promise to be kept")
+
+
+def test_a_run_waits_for_the_limit_of_its_user_and_says_so(
+    slurm_cluster: DevCluster, tmp_path: Path
+) -> None:
+    user = Workspace(tmp_path)
+    # The user's only GPU is that of an earlier run's trial.
+    held = subprocess.run(
+        ["sbatch", "--parsable", "-J", "ce-earlier.000000-trial0-node4", "--gres=gpu:h200:1",
+         "--mem=100", "-w", "node4", "-o", tmp_path / "held", "--wrap", "sleep 600"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    try:
+        run = user.submit(user.suite("tiny_choice"), COORDINATE_EVAL_LIMITS_GPUS="1")
+        until((run / "waiting.json").exists, "it to wait")
+        assert "limits.gpus = 1" in user.call("status", run, status=None).stdout
+        assert not (run / "rounds" / "0.json").exists()
+    finally:
+        subprocess.run(["scancel", held], check=True)
+    assert scores(run)
+    assert not (run / "waiting.json").exists()

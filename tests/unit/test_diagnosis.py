@@ -1,0 +1,241 @@
+"""Why a job died: the root among what its logs say, whatever they hold."""
+
+import io
+from pathlib import Path
+
+import pytest
+from tests.failed_logs import Case, corpus, diagnosed, whole_corpus
+
+from coordinate_eval.diagnosis.cause import UNKNOWN
+from coordinate_eval.diagnosis.compress import MOST_FOUND, MOST_PLAIN, Kept, _Reader, compress
+from coordinate_eval.diagnosis.lines import MOST_PIECE, Piece, clean, pieces, without_prefix
+from coordinate_eval.diagnosis.needed import needed_words
+from coordinate_eval.diagnosis.reaction import Action, reaction
+from coordinate_eval.diagnosis.rules import SiteRules, read_site, shipped, with_site
+from coordinate_eval.errors import ForeignError, UserError
+
+KNOWN_WRONG = {"loader-reset"}
+"""The loader's process was killed, and only a broken connection says so."""
+
+
+@pytest.mark.parametrize("case", whole_corpus(), ids=lambda case: case.name)
+def test_corpus(case: Case) -> None:
+    found = diagnosed(case.logs, case.end)
+    if case.name not in KNOWN_WRONG:
+        assert (found and found.reason) == case.reason
+
+
+def test_root_comes_from_the_rank_that_has_it() -> None:
+    case = next(each for each in corpus("written.yaml") if each.name == "cuda-oom-one-rank")
+    for logs in (case.logs, case.logs[::-1], ["".join(case.logs)], ["".join(case.logs[::-1])]):
+        found = diagnosed(logs)
+        assert found is not None
+        assert found.line.startswith("[rank1]: torch.OutOfMemoryError")
+        assert "NCCL Timeout Error" in found.others
+
+
+def test_error_after_the_time_limit_follows_from_it() -> None:
+    limit = "slurmstepd: error: *** JOB 1 ON n CANCELLED AT 2024 DUE TO TIME LIMIT ***\n"
+    found = diagnosed([limit + "ValueError: I/O operation on closed file\n"])
+    assert found is not None
+    assert found.reason == "Time Limit"
+
+
+def test_ranks_that_hang_until_the_time_limit_do_not_hide_the_rank_that_died() -> None:
+    found = diagnosed(["step 1 loss 2\nKeyError: 'x'\n"], "TIMEOUT TimeLimit 0:15")
+    assert found is not None
+    assert found.reason == "Key Error"
+
+
+def test_progress_after_an_error_shows_that_it_was_none() -> None:
+    text = "RuntimeError: x\n" + "".join(f"step {n} loss 2.{n}\n" for n in range(9))
+    assert diagnosed([text]) is None
+    found = diagnosed([text], "FAILED NonZeroExitCode 1:0")
+    assert found is not None
+    assert found.reason == "Runtime Error"
+    again = diagnosed([text + "RuntimeError: x\n"])
+    assert again is not None
+
+
+def test_failure_that_says_nothing_is_unknown() -> None:
+    found = diagnosed(["hello\nworld\n"], "FAILED NonZeroExitCode 1:0")
+    assert found is not None
+    assert (found.reason, found.line, found.number) == (UNKNOWN, "world", 2)
+    assert diagnosed(["hello\n"]) is None
+    assert diagnosed([""]) is None
+
+
+def test_line_of_code_is_no_error() -> None:
+    text = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n'
+    found = diagnosed([text + '    raise ValueError("CUDA out of memory")\nIndexError: 3\n'])
+    assert found is not None
+    assert found.reason == "Index Error"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank3]: KeyError: 'x'",
+        "3: KeyError: 'x'",
+        "[1,3]<stderr>:KeyError: 'x'",
+        "(EngineCore_DP0 pid=77) ERROR 03-02 10:10:33 [core.py:720] KeyError: 'x'",
+        "(RayTrainWorker pid=4411, ip=10.0.0.1) KeyError: 'x'",
+        "2024-01-01 10:00:00,123 - ERROR - KeyError: 'x'",
+        "[2024-01-01 10:00:00,123] [ERROR] KeyError: 'x'",
+        "\x1b[31mKeyError\x1b[0m: 'x'",
+        "ray.exceptions.RayTaskError(KeyError): ray::f()",
+        "omegaconf.errors.ConfigKeyError: Key 'x' is not in struct",
+    ],
+)
+def test_prefixes_hide_no_exception(line: str) -> None:
+    found = diagnosed([line + "\n"])
+    assert found is not None
+    assert found.reason == "Key Error"
+
+
+def test_hostile_content_is_bounded_and_printable() -> None:
+    long = b"x" * (3 * MOST_PIECE) + b"\r" + b"50%|##| 1/2 [00:01<00:01, 1.0it/s]\r" * 5000
+    content = (
+        b"\xff\xfe\x00" + long + b"\n\x1b]0;title\x07\x1b[2JMemoryError\xff\n" + bytes(range(256))
+    )
+    assert max(len(each.content) for each in pieces(io.BytesIO(content))) <= MOST_PIECE
+    left = compress(io.BytesIO(content), shipped())
+    assert left.bytes == len(content)
+    assert "\x1b" not in left.text()
+    assert clean(b"\x1b[31ma\x1b[0m\x08\x00") == "a"
+
+
+def test_line_without_an_end_stays_in_pieces() -> None:
+    class Endless(io.RawIOBase):
+        left = 64
+
+        def read(self, size: int = -1) -> bytes:
+            self.left -= 1
+            return b"y" * size if self.left else b""
+
+    given = pieces(Endless())  # type: ignore[arg-type]  # only read
+    assert max(len(each.content) for each in given) <= MOST_PIECE
+
+
+def test_number_of_a_line_is_the_editors() -> None:
+    content = b"a\r\n\r\nbar 1\rbar 2\nIndexError: 3"
+    assert [each.number for each in pieces(io.BytesIO(content))] == [1, 3, 3, 4]
+
+
+def test_what_is_left_is_bounded_with_the_first_and_the_last_error() -> None:
+    letters = [
+        f"{chr(97 + n % 26)}{chr(97 + n // 26 % 26)}{chr(97 + n // 676)}" for n in range(9000)
+    ]
+    lines = [f"KeyError: '{each}'" for each in letters] + [f"note {each}" for each in letters]
+    left = compress(io.BytesIO("\n".join(lines).encode()), shipped())
+    assert len(left.kept) <= 2 * MOST_FOUND + 4 * MOST_PLAIN
+    assert left.kept[0].text == "KeyError: 'aaa'"
+    assert left.kept[-1].text == f"note {letters[-1]}"
+    assert any(each.text == f"KeyError: '{letters[-1]}'" for each in left.kept)
+
+
+def test_lines_of_one_template_are_counted() -> None:
+    content = b"".join(b"Connection refused by 10.0.0.%d\n" % (n % 250) for n in range(1000))
+    (kept,) = compress(io.BytesIO(content), shipped()).kept
+    assert (kept.count, kept.first, kept.last) == (1000, 1, 1000)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("disk quota", {"disk quota"}),
+        ("(?i)Quota|ENOSPC", {"quota", "enospc"}),
+        ("[Oo]ut of (mem|time)", {"out of mem", "out of time"}),
+        (r"\d+%\|", None),
+        ("a?b*", None),
+        ("(?:abcd){2}x", {"abcd"}),
+    ],
+)
+def test_words_that_a_line_must_have(pattern: str, words: set[str] | None) -> None:
+    assert needed_words(pattern) == (None if words is None else frozenset(words))
+
+
+def test_words_skip_no_rule() -> None:
+    rules = shipped()
+    cases = whole_corpus()
+    for said in {
+        without_prefix(line) for case in cases for log in case.logs for line in log.split("\n")
+    }:
+        tried = (r for r, pattern in rules.of_lines if pattern.search(said))
+        assert rules.find(said) == next(tried, None), said
+
+
+def test_every_rule_has_a_reason_and_a_cure() -> None:
+    rules = shipped()
+    names = [rule.name for rule in rules.all]
+    assert len(names) == len(set(names))
+    assert all(rules.of(rule).cure for rule in rules.all)
+
+
+def test_own_rules_and_filters_come_first(tmp_path: Path) -> None:
+    path = tmp_path / "diagnosis.yaml"
+    path.write_text(
+        "reasons:\n  Site Error: {category: infrastructure, then: wait, cure: call us}\n"
+        "rules:\n- {name: ours, pattern: 'quux', reason: Site Error}\n"
+        "filters: {startup: ['^motd']}\n"
+    )
+    rules = with_site(read_site(path))
+    found = diagnosed(["motd: hello\nKeyError: 'quux'\n"], rules=rules)
+    assert found is not None
+    assert (found.reason, found.cure) == ("Site Error", "call us")
+    assert "motd" not in compress(io.BytesIO(b"motd: hello\nx\n"), rules).text()
+    assert read_site(tmp_path / "none.yaml") == SiteRules()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("rules: [{name: a, reason: Key Error, pattern: '('}]", "no regular expression"),
+        ("rules: [{name: a, reason: Key Error}]", "either a pattern or an exception"),
+        ("rules: [{name: a, reason: Nobody, pattern: x}]", "'Nobody', which is none"),
+        ("rulez: []", "rulez"),
+        ("rules: {", "no YAML"),
+    ],
+)
+def test_rules_that_cannot_be_used_are_refused(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "diagnosis.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=why):
+        with_site(read_site(path))
+
+
+def test_rules_that_others_can_write_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "diagnosis.yaml"
+    path.write_text("{}")
+    path.chmod(0o666)
+    with pytest.raises(ForeignError):
+        read_site(path)
+
+
+@pytest.mark.parametrize(
+    ("log", "action"),
+    [
+        ("ModuleNotFoundError: No module named 'x'", Action.STOP),
+        ("PermissionError: [Errno 13] Permission denied: '/x'", Action.STOP),
+        ("torch.OutOfMemoryError: CUDA out of memory.", Action.LESS_LOAD),
+        ("NVRM: Xid (PCI:0000:9c:00): 79, GPU has fallen off the bus.", Action.ANOTHER_NODE),
+        ("OSError: [Errno 28] No space left on device", Action.WAIT),
+        ("ValueError: x", Action.ANOTHER_NODE),
+        ("frob.FrobException: x", Action.ANOTHER_NODE),
+    ],
+)
+def test_cause_decides(log: str, action: Action) -> None:
+    assert reaction(diagnosed([log + "\n"])).action is action
+    assert reaction(None).action is Action.ANOTHER_NODE
+
+
+def test_of_lines_that_drop_out_no_text_is_kept() -> None:
+    reader = _Reader(shipped())
+    many = 4 * MOST_PLAIN + 100
+    for number in range(many):
+        word = "".join(chr(97 + int(digit)) for digit in str(number))
+        reader.take(Piece(number + 1, f"a line of {word}".encode()))
+    kept = [each for each in reader._known.values() if isinstance(each, Kept)]
+    assert len(kept) == many
+    assert sum(bool(each.text) for each in kept) == 4 * MOST_PLAIN
+    assert len(reader.end().kept) == 4 * MOST_PLAIN

@@ -1,0 +1,284 @@
+"""What the doctor's checks find, of places that are well and places that are not."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.reviewer import FakeCluster
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import Busy, Job, Node, State, TaskStatus
+from coordinate_eval.coordinator.doctor import folders, in_jobs, programs, scheduler, surroundings
+from coordinate_eval.coordinator.doctor.findings import Answer, Finding, Role, fails, ok
+from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.file_system import Tried
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings, StageSettings
+from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
+from coordinate_eval.slurm.about import describe
+from coordinate_eval.slurm.nodes import read_partitions
+from coordinate_eval.slurm.settings import SlurmSettings
+
+GIB = 1 << 30
+
+
+def state(finding: Finding) -> str:
+    """The state, after a look at whether it says what to do just where that helps."""
+    assert bool(finding.do) == (finding.state.value != "ok"), finding
+    return finding.state.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "words"),
+    [
+        ({}, "ok", "free"),
+        ({"broken": {"make a hard link": "Not supported"}}, "failure", "hard link (Not supported)"),
+        ({"free_bytes": 1}, "warning", "1 B are free"),
+        ({"ahead_seconds": 90.0}, "warning", "90 s ahead of"),
+        ({"ahead_seconds": -90.0}, "warning", "90 s behind"),
+        ({"locks": "Not supported"}, "warning", "cannot be locked"),
+    ],
+)
+def test_folders(changes: dict[str, Any], expected: str, words: str) -> None:
+    tried = replace(Tried(Path("/x"), free_bytes=9 * GIB), **changes)
+    found = folders.judged("cache_dir", Path("/x/y"), tried)
+    assert state(found) == expected
+    assert words in found.found
+    assert "/x/y" in found.found
+
+
+def test_a_folder_that_cannot_be_made_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = Settings(
+        runs_dir=str(tmp_path / "file" / "runs"),
+        cache_dir=str(tmp_path / "cache"),
+        priors_dir=str(tmp_path / "priors"),
+    )
+    found = {each.check: state(each) for each in folders.of_settings(settings)}
+    assert found == {"cache_dir": "ok", "runs_dir": "failure", "priors_dir": "ok"}
+
+
+def test_the_place_for_weights(tmp_path: Path) -> None:
+    def states(root: Path, role: Role) -> list[str]:
+        settings = Settings(stage=StageSettings(root=str(root)))
+        return [state(each) for each in folders.stage(settings, role)]
+
+    assert states(tmp_path, Role.LOGIN)[0] == "ok"
+    assert states(tmp_path / "missing", Role.GPU_JOB) == ["failure"]
+    (tmp_path / f"coordinate-eval-{os.getuid()}").mkdir(mode=0o755)
+    assert states(tmp_path, Role.GPU_JOB) == ["failure"]
+
+
+def test_the_hubs_cache(tmp_path: Path) -> None:
+    assert state(folders.hub_cache({"HF_HOME": str(tmp_path / "missing")})) == "ok"
+
+
+def test_imports_happen_in_a_child() -> None:
+    assert programs.imported("said = {'version': '1'}").said == {"version": "1"}
+    assert programs.imported("print('a banner')\nsaid = {'version': '1'}").said == {"version": "1"}
+    assert programs.imported("import no_such_thing").missing == "no_such_thing"
+    assert programs.imported("raise OSError('libcuda.so.1')").error == "OSError: libcuda.so.1"
+    for reply in ("not JSON", "[]", "7"):
+        late = f"said = {{}}\nimport atexit\natexit.register(print, {reply!r})"
+        assert repr(reply) in programs.imported(late).error
+    assert "exit status" in programs.imported("import os; os._exit(3)").error
+    assert "did not end" in programs.imported("while True: pass", seconds=0.01).error
+
+
+def test_what_an_import_means() -> None:
+    fine = programs.Imported({"version": "1"})
+    assert state(programs.judged("engine vllm", fine, Role.GPU_JOB)) == "ok"
+    missing = programs.judged("engine", programs.Imported({}, "No module", "vllm"), Role.LOGIN)
+    assert state(missing) == "failure"
+    assert "coordinate-eval[vllm]" in missing.do
+    broken = programs.Imported({}, "libcuda.so.1")
+    assert state(programs.judged("engine vllm", broken, Role.LOGIN)) == "warning"
+    assert state(programs.judged("engine vllm", broken, Role.GPU_JOB)) == "failure"
+
+
+def test_gpus_that_an_engine_sees() -> None:
+    two = programs.gpus({"gpus": ["H100", "H100"], "for_gpus": True})
+    assert (state(two), two.found) == ("ok", "2 × H100")
+    assert state(programs.gpus({"gpus": [], "for_gpus": True})) == "failure"
+    assert state(programs.gpus({"gpus": [], "for_gpus": False})) == "warning"
+
+
+def test_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    nobody = "http://127.0.0.1:9"
+    settings = Settings(judge=JudgeSettings(base_url=f"{nobody}/v1", model="judge"))
+    found = {e.check: e for e in surroundings.network(settings, {"HF_ENDPOINT": nobody})}
+    assert {name: state(each) for name, each in found.items()} == {
+        "hub": "warning",
+        "judge": "warning",
+    }
+    assert "prefetch" in found["hub"].do
+    secret = {"HF_ENDPOINT": "http://me:pass/word@127.0.0.1:9/hub"}
+    (hub, _) = surroundings.network(settings, secret)
+    assert hub.found.startswith("http://127.0.0.1:9/hub ")
+    assert "word" not in hub.found
+    offline = list(surroundings.network(Settings(), {"HF_HUB_OFFLINE": "1"}))
+    assert [state(each) for each in offline] == ["ok"]
+
+
+def test_no_sandbox_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from coordinate_eval.evaluators.sandbox.sandbox import Sandbox
+
+    def none() -> None:
+        raise UserError("let users create user namespaces")
+
+    monkeypatch.setattr(Sandbox, "probe", none)
+    assert state(surroundings.sandbox()) == "warning"
+
+
+def node(**changes: object) -> Node:
+    """A node with free GPUs."""
+    values = {"gpu_type": "h200", "gpu_memory_gib": 141, "gpus": 8, "free_gpus": 3, "cpus": 8}
+    return Node.model_validate({"name": "n", "memory_gib": 99} | values | changes)
+
+
+def test_nodes() -> None:
+    drained = Busy(name="n3", why="drained")
+    found = list(scheduler.of_nodes([node(), node()], [drained]))
+    assert [state(each) for each in found] == ["ok", "ok"]
+    assert [each.found for each in found] == ["6 free on 2 nodes, 141 GiB each", "1 node drained"]
+    (untyped,) = scheduler.of_nodes([node(gpu_type="", gpu_memory_gib=0)], [])
+    assert state(untyped) == "warning"
+    assert [state(each) for each in scheduler.of_nodes([], [drained])] == ["ok", "ok"]
+    away = Busy(name="n4", why="not in partition gpu", excluded=True)
+    (never,) = scheduler.of_nodes([], [away])
+    assert state(never) == "failure"
+    assert "not in partition gpu" in never.found
+
+
+def test_a_silent_or_refusing_scheduler_fails() -> None:
+    class Silent(FakeCluster):
+        error: Exception = ClusterSilent("no answer")
+
+        def about(self) -> Mapping[str, str]:
+            raise self.error
+
+    for error in (ClusterSilent("no answer"), ClusterError("what"), UserError("no partition x")):
+        cluster = Silent()
+        cluster.error = error
+        (found,) = scheduler.of_cluster(cluster)
+        assert state(found) == "failure"
+        assert str(error) in found.found
+    assert state(next(scheduler.of_cluster(FakeCluster()))) == "ok"
+
+
+def test_a_cluster_file(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    assert state(scheduler.of_file(file)) == "failure"
+    file.write_text("nodes: [{name: n, gpus: 1}]\n")
+    assert state(scheduler.of_file(file)) == "ok"
+
+
+def test_slurm_says_its_limits() -> None:
+    text = (
+        "PartitionName=gpu Default=YES MaxTime=01:30:00 OverSubscribe=EXCLUSIVE State=UP\n"
+        "PartitionName=cpu MaxTime=UNLIMITED State=DOWN\n"
+    )
+    said = describe("slurm 24.11.5\n", "Slurmctld(primary) at a is UP\n\n", read_partitions(
+        text).values())  # fmt: skip
+    assert said == {
+        "controller": "slurm 24.11.5: Slurmctld(primary) at a is UP",
+        "partition gpu (default)": "state UP, jobs of at most 90 minutes, whole nodes only",
+        "partition cpu": "state DOWN, jobs of any length",
+    }
+
+
+def test_each_queue_of_the_settings_gets_a_job() -> None:
+    slurm = SlurmSettings(partition="a,b", cpu_partition="c", account="x")
+    settings = Settings(slurm=slurm, judge=JudgeSettings(api_key_env="KEY"))
+    found = in_jobs.places(settings, FakeCluster())
+    assert [each.settings.slurm.partition for each in found] == ["a", "b", "c"]
+    assert {each.settings.slurm.account for each in found} == {"x"}
+    made = [in_jobs.job(each, Path("/r"), "t") for each in found]
+    assert [each.gpus for each in made] == [1, 1, 0]
+    assert [each.gpu_work for each in made] == [True, True, False]
+    assert {each.without for each in made} == {("KEY",)}
+    assert len({each.name for each in made}) == 3
+
+
+class Jobs(FakeCluster):
+    """A scheduler whose jobs answer, die or wait, by their names."""
+
+    def __init__(self, fates: Mapping[str, str]) -> None:
+        super().__init__()
+        self.fates, self.cancelled = fates, list[str]()
+        self.late = list[tuple[Path, str]]()
+
+    def submit(self, job: Job) -> str:
+        folder, name, role = job.argv[-3:]
+        fate = self.fates[name]
+        if fate == "refused":
+            raise ClusterError("no such account")
+        if fate == "answers":
+            found = Answer(where=name, host="n7", findings=(ok("program", role),))
+            _files.write_record(Path(folder, f"{name}.answer.json"), found)
+        elif fate == "dies":
+            Path(f"{job.log}.5.log").write_text("python: not found\n")
+        elif fate == "answers late":
+            self.late.append((Path(folder, f"{name}.answer.json"), name))
+        return super().submit(job)
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        for path, name in self.late:  # just before the job ends
+            _files.write_record(path, Answer(where=name, host="n8", findings=()))
+        waits = [job for job in self.submitted if self.fates[job.argv[-2]] == "waits"]
+        return [
+            TaskStatus(name=job.name, job_id="1", state=State.PENDING, reason="Resources")
+            for job in waits
+            if job.name.startswith(prefix)
+        ]
+
+    def cancel(self, job_ids: list[str]) -> None:
+        self.cancelled += job_ids
+
+
+def test_answers_of_jobs_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Jobs({
+        "gpu-job-0": "answers", "gpu-job-1": "dies", "gpu-job-2": "waits", "cpu-job-0": "refused",
+    })  # fmt: skip
+    monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+    monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
+    settings = Settings.model_validate({
+        "runs_dir": str(tmp_path), "slurm": {"partition": "a,b,c", "cpu_partition": "d"},
+        "supervisor": {"patience_seconds": 1e-9},
+    })  # fmt: skip
+    found = {each.where: each for each in in_jobs.ask(settings, "slurm", lambda _: None)}
+    states = {name.split()[-1]: each.findings[-1].state.value for name, each in found.items()}
+    assert states == {"a": "ok", "b": "failure", "c": "warning", "d": "failure"}
+    said = {name.split()[-1]: each.findings[-1].found for name, each in found.items()}
+    assert "python: not found" in said["b"]
+    assert "Resources" in said["c"]
+    assert "no such account" in said["d"]
+    assert fails(found.values())
+    assert len(cluster.cancelled) == 2  # those that ended, or wait, without an answer
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_answer_between_two_looks_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Jobs({"gpu-job-0": "answers late", "cpu-job-0": "answers"})
+    monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+    monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
+    found = in_jobs.ask(Settings(runs_dir=str(tmp_path)), "slurm", lambda _: None)
+    assert {each.host for each in found} == {"n7", "n8"}
+
+
+def test_leaving_early_ends_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Jobs({"gpu-job-0": "waits", "cpu-job-0": "waits"})
+    monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(in_jobs.ask(Settings(runs_dir=str(tmp_path)), "slurm", interrupt))
+    assert len(cluster.cancelled) == 2
+    assert list(tmp_path.iterdir()) == []

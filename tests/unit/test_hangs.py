@@ -1,0 +1,190 @@
+"""Trials that give no sign of life are ended, and how trials ended is written down."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_decide import (
+    DIR,
+    KEEP,
+    NODES,
+    ROUND,
+    RUN,
+    SPANS,
+    TRIAL,
+    facts,
+    make_run,
+    submitted,
+)
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import End, State, TaskStatus
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.report.failures import report_failures
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import StageProgress, Submitted, TrialProgress
+from coordinate_eval.coordinator.run.troubles.hangs import answer_seconds, silence_seconds
+from coordinate_eval.coordinator.run.troubles.trouble import Trouble, read_troubles, write_trouble
+from coordinate_eval.coordinator.supervisor import decide as d
+from coordinate_eval.coordinator.supervisor.decisions.values import EndTrial, Facts, Note, Revoke
+from coordinate_eval.coordinator.supervisor.silence import Silence
+from coordinate_eval.coordinator.workers.on_node import whole_node
+
+LEAST = RUN.settings.trial.hang_minutes * 60
+FACTOR = RUN.settings.trial.hang_factor
+
+
+def progress(state: str = "running", **fields: Any) -> TrialProgress:
+    known = {"trial": "n1-1", "task": "7_1.0", "node": "n1", "started": 0, "updated": 0}
+    return TrialProgress.model_validate(known | {"state": state, "ready": 1.0} | fields)
+
+
+def running(**changes: Any) -> Facts:
+    """Facts of two trials that run on n1, of which the second holds a shard."""
+    claim = Claim(owner="n1-1", task="7_1.0", host="h", pid=1, time=0, token="t")
+    tasks = [TaskStatus(name=TRIAL[0], job_id="7", index=i, state=State.RUNNING) for i in range(2)]
+    base = facts(
+        submitted=submitted(*KEEP, *TRIAL),
+        tasks=tasks,
+        open_claims=[("outputs", OpenClaim(SPANS[0], 1, claim))],
+        trials={"n1-1": progress(), "n1-0": progress(trial="n1-0", task="7_0.0")},
+        silent={"n1-0": 1.0, "n1-1": 1.0},
+    )
+    return replace(base, **changes)
+
+
+def ended(found: Facts, run: Any = RUN) -> list[EndTrial]:
+    return [a for a in d.decide(run, DIR, found) if isinstance(a, EndTrial)]
+
+
+def test_only_a_silent_trial_is_ended_and_its_shards_go_to_others() -> None:
+    assert ended(running()) == []
+    silent = running(silent={"n1-0": 1.0, "n1-1": LEAST})
+    (end,) = ended(silent)
+    assert (end.trouble.trial, end.trouble.how, end.job_ids) == ("n1-1", "hung", ("7_1",))
+    (revoked,) = [a for a in d.decide(RUN, DIR, silent) if isinstance(a, Revoke)]
+    assert revoked.claim.claim.owner == "n1-1"
+
+
+def test_a_trial_that_has_ended_or_waits_is_not_silent() -> None:
+    silent = {"n1-0": 10 * LEAST, "n1-1": 10 * LEAST}
+    over = {"n1-0": progress("ended", trial="n1-0"), "n1-1": progress("failed")}
+    assert ended(running(silent=silent, trials=over)) == []
+    waiting = [
+        TaskStatus(name=TRIAL[0], job_id="7", index=i, state=State.PENDING) for i in range(2)
+    ]
+    assert ended(running(silent=silent, tasks=waiting)) == []
+
+
+def test_a_job_of_a_whole_node_is_left_to_end_its_trial() -> None:
+    run = make_run(exclusive=True)
+    task = TaskStatus(name=TRIAL[0], job_id="7", state=State.RUNNING)
+    silent = running(tasks=[task], silent={"n1-0": 1.0, "n1-1": 9 * LEAST})
+    (end,) = ended(silent, run)
+    assert (end.trouble.trial, end.job_ids) == ("n1-1", ())
+
+
+def test_so_is_one_that_was_submitted_because_no_keeper_was_accepted() -> None:
+    job = jobs.node_job(RUN, DIR, ROUND, ROUND.nodes[0])
+    whole = {TRIAL[0]: Submitted(job=job, job_id="7", time=90)}
+    task = TaskStatus(name=TRIAL[0], job_id="7", state=State.RUNNING)
+    silent = running(submitted=whole, tasks=[task], silent={"n1-0": 1.0, "n1-1": 9 * LEAST})
+    (end,) = ended(silent)
+    assert (end.trouble.trial, end.job_ids) == ("n1-1", ())
+
+
+def test_a_trial_that_is_suspended_for_long_is_preempted() -> None:
+    known = running()
+    tasks = [task.model_copy(update={"suspended": True}) for task in known.tasks]
+    silent = replace(known, tasks=tasks, silent={"n1-0": 1.0, "n1-1": LEAST})
+    (end,) = ended(silent)
+    assert end.trouble.how is End.PREEMPTED
+    (revoked,) = [a for a in d.decide(RUN, DIR, silent) if isinstance(a, Revoke)]
+    assert revoked.end is End.PREEMPTED
+
+
+def test_how_long_silence_may_last() -> None:
+    def allowed(found: TrialProgress | None, *held: str, **due: float) -> float:
+        return silence_seconds(RUN, found, held, due)
+
+    assert allowed(progress()) == LEAST
+    assert allowed(progress(), "a", a=5.0, b=1e6) == LEAST
+    assert allowed(progress(), "a", a=1e6) == 1e6
+    for starting in (None, progress("staging"), progress("starting"), progress(ready=None)):
+        assert allowed(starting) == 2 * LEAST
+    assert allowed(progress(ready=None), "a", a=1e6) == 1e6
+    slow = make_run(engine_start_seconds=1000.0, copy_seconds=500.0)
+    assert silence_seconds(slow, progress("starting"), [], {}) == 2 * FACTOR * 1500
+
+
+def test_an_answer_is_due_after_the_longest_that_may_be() -> None:
+    due = answer_seconds(RUN, {"a": 50.0, "b": 0.0}, {"b": 32_768})
+    assert due == {"a": FACTOR * 50.0, "b": pytest.approx(3276.8)}
+    assert answer_seconds(RUN, {}, {}) == {"a": FACTOR * 1.0, "b": FACTOR * 1.0}
+
+
+def test_signs_of_life_are_changes_of_records_by_the_supervisors_own_clock(tmp_path: Path) -> None:
+    now = [100.0]
+    silence = Silence(RunDir(tmp_path), lambda: now[0])
+
+    def seen(found: Facts, after: float) -> dict[str, float]:
+        now[0] += after
+        return dict(silence.of(RUN, found).silent)
+
+    first = running()
+    assert seen(first, 0) == {"n1-0": 0.0, "n1-1": 0.0}
+    assert seen(first, 10) == {"n1-0": 10.0, "n1-1": 10.0}
+    answered = running(trials={**first.trials, "n1-1": progress(responses=1)})
+    assert seen(answered, 10) == {"n1-0": 20.0, "n1-1": 0.0}
+    silence.begins_again("n1-0")
+    assert seen(answered, 10) == {"n1-0": 0.0, "n1-1": 10.0}
+    copying = StageProgress.model_validate(
+        {"state": "copying", "done_bytes": 1, "total_bytes": 9, "started": 0, "updated": 0}
+    )
+    staging = replace(answered, stages={(0, "n1"): copying})
+    assert seen(staging, 10) == {"n1-0": 0.0, "n1-1": 0.0}
+
+
+@pytest.mark.parametrize("end", [End.PREEMPTED, End.OUT_OF_MEMORY, End.UNKNOWN])
+def test_how_a_trial_ended_is_noted_once(end: End) -> None:
+    tasks = [TaskStatus(name=TRIAL[0], job_id="7", index=1, state=State.ENDED, end=end)]
+    told = {"n1-1": progress(log="/log"), "n1-0": progress("ended", trial="n1-0", task="7_0.0")}
+    gone = running(tasks=[] if end is End.UNKNOWN else tasks, trials=told, silent={})
+    (note,) = [a for a in d.decide(RUN, DIR, gone) if isinstance(a, Note)]
+    assert (note.trouble.trial, note.trouble.node, note.trouble.how) == ("n1-1", NODES[0], end)
+    again = replace(gone, troubles=frozenset({"n1-1"}))
+    assert [a for a in d.decide(RUN, DIR, again) if isinstance(a, Note)] == []
+
+
+def test_troubles_are_told_until_the_run_is_resumed(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    first = Trouble(trial="n1-0", node="n1", how="hung", time=1, message="silent", log="/log")
+    write_trouble(run_dir, first)
+    write_trouble(run_dir, first.model_copy(update={"how": End.CANCELLED, "message": "later"}))
+    assert list(read_troubles(run_dir)) == [first]
+    assert report_failures(run_dir) == ["trial n1-0: silent; log: /log"]
+    _files.write(run_dir.resumed, "")
+    os.utime(run_dir.resumed, (time.time() + 1,) * 2)
+    assert list(read_troubles(run_dir)) == []
+
+
+def test_a_trial_in_a_job_of_a_whole_node_is_killed_by_its_parent(tmp_path: Path) -> None:
+    troubles = [tmp_path / "n1-0.json", tmp_path / "n1-1.json"]
+    children = [
+        subprocess.Popen([sys.executable, "-c", code])
+        for code in ("raise SystemExit(3)", "import time; time.sleep(600)")
+    ]
+    troubles[1].touch()
+    assert whole_node._wait(children, troubles) == [3, -9]
+
+
+def test_a_site_chooses_how_patient_it_is() -> None:
+    quick = make_run(settings=Settings.model_validate({"trial": {"hang_minutes": 0.5}}))
+    assert silence_seconds(quick, progress(), [], {}) == 30

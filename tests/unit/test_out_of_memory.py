@@ -1,0 +1,76 @@
+"""Engines that run out of memory: the next ones run fewer sequences."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_decide import make_run
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import End
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, TrialProgress
+from coordinate_eval.coordinator.run.troubles.memory import Load, lighter_load
+from coordinate_eval.coordinator.run.troubles.trouble import Trouble, write_trouble
+
+
+def run_of(engine: str, **args: Any) -> Run:
+    return make_run(
+        settings=Settings.model_validate({"engine": {"name": engine, "args": args}}),
+        gpu_type="h200",
+    )
+
+
+def tell(run_dir: RunDir, trial: str, sequences: int, **fields: Any) -> None:
+    record = TrialProgress.model_validate(
+        {"trial": trial, "task": "1.0", "node": "n", "state": "failed", "started": 0, "updated": 0,
+         "sequences": sequences, **fields}
+    )  # fmt: skip
+    _files.write_record(run_dir.trial(trial), record)
+
+
+def test_each_engine_that_runs_out_of_memory_halves_the_load(tmp_path: Path) -> None:
+    run_dir, run = RunDir(tmp_path), run_of("vllm", dtype="auto")
+    seen = []
+    for number in range(5):
+        load = lighter_load(run_dir, run)
+        seen.append((load.sequences, load.can_shrink))
+        for index in range(4):  # all of a round at once
+            tell(run_dir, f"n-{index}-r{number}", load.sequences, cause="out of memory")
+    assert seen == [(1024, True), (512, True), (256, True), (128, False), (128, False)]
+    assert load.engine_args(run.settings.engine) == {"dtype": "auto", "max_num_seqs": 128}
+    _files.write(run_dir.resumed, "")
+    os.utime(run_dir.resumed, (time.time() + 1,) * 2)
+    assert lighter_load(run_dir, run) == Load(1024, 1024)
+
+
+def test_other_failures_change_no_load(tmp_path: Path) -> None:
+    run_dir, run = RunDir(tmp_path), run_of("vllm", max_num_seqs=64)
+    tell(run_dir, "n-0", 64, cause="other")
+    tell(run_dir, "n-1", 64, cause="node")
+    load = lighter_load(run_dir, run)
+    assert load == Load(64, 64)
+    assert load.engine_args(run.settings.engine) == {"max_num_seqs": 64}
+
+
+@pytest.mark.parametrize(
+    ("engine", "args"), [("vllm", {"max_num_seqs": 32}), ("transformers", {"batch_size": 32})]
+)
+def test_a_trial_that_slurm_killed_for_its_memory_counts(
+    tmp_path: Path, engine: str, args: dict[str, int]
+) -> None:
+    run_dir, run = RunDir(tmp_path), run_of(engine, **args)
+    tell(run_dir, "n-0", 32, state="running")
+    trouble = Trouble(trial="n-0", node="n", how=End.OUT_OF_MEMORY, time=0, message="")
+    write_trouble(run_dir, trouble)
+    load = lighter_load(run_dir, run)
+    assert load.engine_args(run.settings.engine) == dict.fromkeys(args, 16)
+
+
+def test_a_load_of_one_cannot_shrink() -> None:
+    assert not Load(1, 1).can_shrink
+    assert not Load(1, 4).can_shrink
+    assert Load(2, 4).can_shrink

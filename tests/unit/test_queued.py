@@ -1,0 +1,147 @@
+"""Runs whose trials stand in the scheduler's queue, and start where GPUs become free."""
+
+from functools import partial
+
+import pytest
+from tests.reviewer import FakeCluster, Reviewer
+from tests.unit.test_before_plan import submitted as submit
+from tests.unit.test_decide import DIR, facts, make_run, submits, submitted, tasks
+from tests.unit.test_rounds import planned
+
+from coordinate_eval.cluster import Busy, Node, State
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
+from coordinate_eval.coordinator.planning.request_cache import link_found
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, read_run
+from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.supervisor.decide import decide
+from coordinate_eval.coordinator.supervisor.decisions.values import Cancel, Release, Submit
+from coordinate_eval.coordinator.supervisor.make_plan import NothingFree, make_plan, may_queue
+from coordinate_eval.coordinator.supervisor.next_round import next_round
+from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_tasks
+
+FULL = [Busy(name=f"n{n}", why="in use", gpus=4, gpu_type="h200") for n in (1, 2)] + [
+    Busy(name="old", why="in use", gpus=4, gpu_type="v100"),
+    Busy(name="away", why="of another partition", gpus=64, gpu_type="b200", excluded=True),
+]
+RUN = make_run(settings=Settings(queue=True))
+ANYWHERE = Round(
+    number=0,
+    created=0,
+    nodes=[RoundNode(name=ANY_NODE, gpu_type="h200", trials=2)],
+    minutes=30,
+)
+TRIALS = jobs.trials_name(RUN, 0, ANY_NODE)
+
+
+def test_a_queued_run_is_planned_for_the_gpus_of_which_there_are_most(reviewer: Reviewer) -> None:
+    reviewer.settings = reviewer.settings.model_copy(update={"queue": True, "max_gpus": 3})
+    run_dir = submit(reviewer)
+    run, cluster = read_run(run_dir), reviewer.cluster
+    link_found(run, run_dir)
+    cluster.free, cluster.busy = [], FULL
+    made = make_plan(run_dir, run, cluster)
+    (round_,) = read_rounds(run_dir)
+    (node,) = round_.nodes
+    assert (node.name, node.gpu_type, node.trials) == (ANY_NODE, "h200", 3)
+    assert made.gpu_type == "h200"
+
+
+@pytest.mark.parametrize("changes", [{"nodes": "n1"}, {"queue": False}])
+def test_who_names_nodes_or_does_not_wait_stands_in_no_queue(
+    reviewer: Reviewer, changes: dict[str, object]
+) -> None:
+    reviewer.settings = reviewer.settings.model_copy(update={"queue": True, **changes})
+    run_dir = submit(reviewer)
+    run, cluster = read_run(run_dir), reviewer.cluster
+    link_found(run, run_dir)
+    cluster.free, cluster.busy = [], FULL
+    assert not may_queue(run, cluster)
+    with pytest.raises(NothingFree):
+        make_plan(run_dir, run, cluster)
+
+
+def test_whole_nodes_and_a_cluster_of_this_process_have_no_queue_to_stand_in() -> None:
+    cluster = FakeCluster()
+    assert may_queue(RUN, cluster)
+    assert not may_queue(make_run(settings=Settings(queue=True), exclusive=True), cluster)
+    cluster.local = True
+    assert not may_queue(RUN, cluster)
+
+
+def test_a_later_round_takes_what_is_free_before_it_queues() -> None:
+    plan = planned(RUN)
+    call = partial(next_round, RUN, plan, [ANYWHERE], RUN.shards, trials=len(plan.trials))
+    free = Node(name="n3", gpus=4, free_gpus=4, gpu_type="h200", cpus=64, memory_gib=900)
+    found = call(([free], FULL), 0, queue=True)
+    assert [node.name for node in found.nodes] == ["n3"]
+    found = call(([], FULL), 0, queue=True)
+    (node,) = found.nodes
+    assert node.anywhere
+    assert node.gpu_type == RUN.gpu_type
+    assert node.trials == min(len(RUN.shards), len(plan.trials))
+    with pytest.raises(NoFreeGpu):
+        call(([], FULL), 0)
+
+
+def test_its_trials_are_pinned_nowhere_and_have_room_for_the_weights() -> None:
+    known = facts(rounds=[ANYWHERE])
+    (trials,) = (
+        a.job for a in decide(RUN, DIR, known) if isinstance(a, Submit) and "_trial" in a.job.argv
+    )
+    pinned = jobs.trials_job(RUN, DIR, ANYWHERE, RoundNode(name="n1", gpu_type="h200", trials=2))
+    assert submits(decide(RUN, DIR, known)) == [TRIALS]
+    assert (trials.node, trials.count, trials.gpu_type) == (None, 2, "h200")
+    assert trials.memory_mib >= pinned.memory_mib + jobs.keeper_gib(RUN) * 1024 - 1
+
+
+def test_it_stands_in_the_queue_for_as_long_as_it_waits_for_its_turn() -> None:
+    waits = [t.model_copy(update={"in_turn": True}) for t in tasks(TRIALS, *[State.PENDING] * 2)]
+    late = facts(rounds=[ANYWHERE], submitted=submitted(TRIALS, when=-1e6), tasks=waits)
+    assert not [a for a in decide(RUN, DIR, late) if isinstance(a, Cancel)]
+    held = [*waits[:1], waits[1].model_copy(update={"in_turn": False, "reason": "PartitionDown"})]
+    (cancel,) = (
+        a
+        for a in decide(RUN, DIR, facts(rounds=[ANYWHERE], submitted=late.submitted, tasks=held))
+        if isinstance(a, Cancel)
+    )
+    assert cancel.job_ids == (f"{TRIALS}_1",)
+    done = facts(
+        rounds=[ANYWHERE], submitted=late.submitted, tasks=waits, unpublished=[], unscored=1
+    )
+    (cancel,) = (a for a in decide(RUN, DIR, done) if isinstance(a, Cancel))
+    assert set(cancel.job_ids) == {f"{TRIALS}_0", f"{TRIALS}_1"}
+
+
+def test_its_end_is_the_end_of_its_trials() -> None:
+    gone = facts(rounds=[ANYWHERE], submitted=submitted(TRIALS))
+    assert Release(0, ANY_NODE) in decide(RUN, DIR, gone)
+
+
+@pytest.mark.parametrize(
+    ("reason", "in_turn"),
+    [
+        ("None", True),
+        ("Priority", True),
+        ("Resources", True),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", True),
+        ("QOSGrpGRES", True),
+        ("QOSMaxJobsPerUserLimit", True),
+        ("AssocGrpGRES", True),
+        ("AssocMaxJobsLimit", True),
+        ("QOSMaxGRESPerJob", False),
+        ("QOSMaxWallDurationPerJobLimit", False),
+        ("QOSMinGRES", False),
+        ("AssocMaxNodePerJobLimit", False),
+        ("PartitionDown", False),
+        ("PartitionTimeLimit", False),
+        ("JobHeldAdmin", False),
+        ("BadConstraints", False),
+        ("InvalidQOS", False),
+    ],
+)
+def test_only_what_others_free_is_waited_for(reason: str, in_turn: bool) -> None:
+    line = SQUEUE_FORMAT.replace("%i", "1_0").replace("%T", "PENDING").replace("%N", "")
+    (task,) = read_tasks(line.replace("%r", reason).replace("%j", "ce-x") + "\n", "ce-")
+    assert task.in_turn is in_turn

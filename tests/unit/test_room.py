@@ -1,0 +1,233 @@
+"""Room beside one's other runs: promises, limits, and two runs that choose at once."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.reviewer import FakeCluster
+from tests.unit.test_decide import make_run
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import Node, State, TaskStatus
+from coordinate_eval.coordinator.inputs.settings import LimitSettings, Settings
+from coordinate_eval.coordinator.planning.places import room
+from coordinate_eval.coordinator.planning.places.room import (
+    Left,
+    NoRoom,
+    Others,
+    Promise,
+    PromisedNode,
+)
+from coordinate_eval.coordinator.planning.plan import NodeCapacity
+from coordinate_eval.coordinator.report.state import _why_waiting
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
+from coordinate_eval.coordinator.supervisor import other_runs
+from coordinate_eval.coordinator.supervisor.other_runs import OtherRuns, Overtaken
+from coordinate_eval.errors import UserError
+
+NODE = Node(name="n1", gpus=8, free_gpus=8, gpu_type="h200", cpus=64, memory_gib=500)
+NO_LIMIT = LimitSettings()
+
+
+def promised(trials: int = 8, **changes: Any) -> Promise:
+    """A run that has chosen a node."""
+    run = make_run(id="other", nonce="1", tensor_parallel=changes.pop("gpus", 1))
+    node = PromisedNode(name="n1", gpu_type="h200", trials=trials, keeper_cpus=4, round=0)
+    made = room.make_promise(run, "/runs/other", 0, [node], waiting=False)
+    return made.model_copy(update=changes)
+
+
+def tasks(name: str, *states: State) -> list[TaskStatus]:
+    return [
+        TaskStatus(name=name, job_id="1", index=i, state=state) for i, state in enumerate(states)
+    ]
+
+
+KEEPER, TRIALS = jobs.node_names(promised().prefix, 0, "n1")
+
+
+def test_nodes_that_are_promised_are_not_free_before_their_jobs_are_in_the_queue() -> None:
+    free, busy = room.beside([NODE], [], Others([promised(3)]))
+    assert [(n.free_gpus, n.cpus) for n in free] == [(5, 64 - 3 * 4 - 4)]
+    assert free[0].memory_gib == pytest.approx(500 - 3 * 16 - jobs.keeper_gib(make_run()))
+    free, busy = room.beside([NODE], [], Others([promised(8)]))
+    assert not free
+    assert "promised to your run other" in busy[0].why
+    free, busy = room.beside([NODE], [], Others([promised(3, whole=True)]))
+    assert not free
+    assert busy
+
+
+def test_what_the_scheduler_counts_is_not_counted_twice() -> None:
+    running = tasks(TRIALS, State.RUNNING, State.RUNNING, State.PENDING)
+    kept = tasks(KEEPER, State.RUNNING)
+    names = {promised().prefix: frozenset({KEEPER, TRIALS})}
+    free, _ = room.beside([NODE], [], Others([promised(3)], running + kept, names))
+    assert free[0].free_gpus == 7
+    # All of its trials have ended; or its keeper ended before there were any.
+    free, _ = room.beside([NODE], [], Others([promised(3)], kept, names))
+    assert free == [NODE]
+    early = {promised().prefix: frozenset({KEEPER})}
+    assert room.beside([NODE], [], Others([promised(3)], [], early))[0] == [NODE]
+    # Its keeper copies: the trials follow.
+    free, _ = room.beside([NODE], [], Others([promised(3)], kept, early))
+    assert free[0].free_gpus == 5
+
+
+def test_pinned_jobs_without_a_promise_count_too() -> None:
+    waiting = tasks("ce-old-trial0-x.1a2b3c-trial2-n1", State.PENDING, State.PENDING, State.RUNNING)
+    others = Others((), waiting)
+    assert room.beside([NODE], [], others)[0][0].free_gpus == 6
+    assert room.left(LimitSettings(gpus=8, jobs=9), others) == Left(5, 6)
+
+
+def test_limits_count_all_runs_and_no_supervisor() -> None:
+    alive = [
+        *tasks(TRIALS, State.RUNNING, State.PENDING),
+        *tasks(KEEPER, State.RUNNING),
+        *tasks("ce-other.1-super3", State.RUNNING),
+        *tasks("ce-third.2-score0", State.RUNNING),
+    ]
+    names = {promised().prefix: frozenset({KEEPER, TRIALS})}
+    limits = LimitSettings(gpus=16, jobs=10)
+    assert room.left(limits, Others([promised(2, gpus=4)], alive, names)) == Left(8, 6)
+    assert room.left(limits, Others([promised(2, gpus=4)])) == Left(8, 7)
+    assert room.left(NO_LIMIT, Others([promised()], alive, names)) == Left()
+
+
+def test_a_run_takes_what_the_limits_leave() -> None:
+    chosen = [NodeCapacity(name=n, gpus=8, gpu_type="h200", trials=4) for n in ("n1", "n2")]
+
+    def kept(left: Left, gpus: int = 2) -> list[int]:
+        limits = LimitSettings(gpus=16, jobs=20)
+        return [node.trials for node in room.within(chosen, gpus, left, limits)]
+
+    assert kept(Left()) == [4, 4]
+    assert kept(Left(gpus=13)) == [4, 2]
+    assert kept(Left(gpus=8)) == [4]
+    assert kept(Left(jobs=8)) == [4, 2]
+    assert kept(Left(jobs=6)) == [4]
+    for left, words in ((Left(gpus=1), "limits.gpus = 16"), (Left(jobs=1), "limits.jobs = 20")):
+        with pytest.raises(NoRoom, match=words):
+            kept(left)
+    with pytest.raises(UserError, match="needs 32 GPUs"):
+        kept(Left(), 32)
+
+
+class Queue(FakeCluster):
+    """A scheduler of one node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = [NODE]
+
+
+def supervised(folder: Path, name: str, created: float, **limits: Any) -> tuple[Run, OtherRuns]:
+    settings = Settings(
+        runs_dir=str(folder), cache_dir=str(folder / "cache"), limits=LimitSettings(**limits)
+    )
+    run = make_run(id=name, nonce=name, created=created, settings=settings)
+    run_dir = RunDir(folder / name)
+    run_dir.root.mkdir()
+    return run, OtherRuns(run_dir, run, Queue())
+
+
+WANTED = [RoundNode(name="n1", gpu_type="h200", trials=8)]
+
+
+def test_of_two_runs_that_choose_at_once_one_gets_the_node(tmp_path: Path) -> None:
+    first, one = supervised(tmp_path, "one", 1)
+    second, two = supervised(tmp_path, "two", 2)
+    assert one.available(first)[0] == two.available(second)[0] == [NODE]
+    one.take(first, 0, WANTED)
+    with pytest.raises(Overtaken, match="run one chose"):
+        two.take(second, 0, WANTED)
+    two.wait("it waits")
+    assert _why_waiting(RunDir(tmp_path / "two")) == "it waits"
+    assert two.available(second) == ([], two.available(second)[1])
+    # The node is free when the first run has ended.
+    one.leave()
+    assert two.available(second)[0] == [NODE]
+    two.take(second, 0, WANTED)
+    assert _why_waiting(RunDir(tmp_path / "two")) == ""
+
+
+def test_of_two_that_see_each_other_the_older_goes_on(tmp_path: Path) -> None:
+    first, one = supervised(tmp_path, "one", 1)
+    second, two = supervised(tmp_path, "two", 2)
+    one.available(first)
+    two.available(second)
+    two.take(second, 0, WANTED)
+    with pytest.raises(Overtaken):
+        one.take(first, 0, WANTED)
+    one.wait("another one was faster")
+    # Each counts what the other one has chosen.
+    assert not two.available(second)[0]
+    assert not one.available(first)[0]
+
+
+def test_only_promises_are_removed_from_a_folder_of_ones_own(tmp_path: Path) -> None:
+    first, one = supervised(tmp_path, "one", 1)
+    _, two = supervised(tmp_path, "two", 2)
+    one.take(first, 0, WANTED)
+    promise = other_runs.promise_file(first)
+    notes = promise.with_name("notes.json")
+    notes.write_text("{}")
+    for path in (promise, notes):
+        os.utime(path, (1, 1))
+    promise.parent.chmod(0o777)
+    assert two._promises() == []
+    two.wait("it tells nobody")
+    assert promise.parent.stat().st_mode & 0o777 == 0o777
+    assert _files.names(promise.parent) == {promise.name, notes.name}
+    promise.parent.chmod(0o700)
+    assert [each.run for each in two._promises()] == ["one"]
+    assert _files.names(promise.parent) == {notes.name}
+
+
+def test_a_run_gives_way_to_a_newer_one_that_can_use_the_node(tmp_path: Path) -> None:
+    older, old = supervised(tmp_path, "old", 1, newest_first=True)
+    newer, new = supervised(tmp_path, "new", 2, newest_first=True)
+    chosen = [NodeCapacity(name="n1", gpus=8, gpu_type="h200", trials=8)]
+    new.available(newer)
+    new.wait("no GPU is free")
+    old.available(older)
+    with pytest.raises(NoRoom, match="newer run new"):
+        old.within(chosen, 1)
+    old.available(older)
+    with pytest.raises(NoRoom, match="newer run new"):
+        old.within(chosen, 1)
+    # It has looked again and waits on: what is free is of no use to it.
+    new.wait("its nodes are named")
+    old.available(older)
+    assert old.within(chosen, 1) == chosen
+
+
+def test_arrays_shrink_to_the_limit_of_jobs(tmp_path: Path) -> None:
+    run, one = supervised(tmp_path, "one", 1, jobs=6)
+    _, two = supervised(tmp_path, "two", 2, jobs=6)
+    one.available(run)
+    begun = Round(
+        number=0, created=0, minutes=1, nodes=[RoundNode(name="n1", gpu_type="h200", trials=2)]
+    )
+    one.take(run, 0, begun.nodes)
+    job = jobs.supervisor_job(run, RunDir(tmp_path), 1).model_copy(update={"count": 8})
+    fitting = two.fit(job)
+    assert fitting is not None
+    assert fitting.count == 3
+    _files.write_record(RunDir(tmp_path / "one").round(0), begun)
+    one.available(run)
+    one.take(run, 1, [RoundNode(name="n2", gpu_type="h200", trials=2)])
+    assert two.fit(job) is None
+    assert "limits.jobs = 6" in _why_waiting(RunDir(tmp_path / "two"))
+
+
+def test_a_torn_promise_is_passed_over(tmp_path: Path) -> None:
+    run, one = supervised(tmp_path, "one", 1)
+    _files.write(other_runs.promise_file(run).with_name("torn.json"), "{")
+    one.available(run)
+    one.take(run, 0, WANTED)
+    assert one.available(run)[0] == [NODE]
