@@ -5,6 +5,7 @@ from tests.plans import CHECKPOINT
 
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.places import asked_nodes
 from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.errors import UserError
@@ -181,13 +182,13 @@ def test_too_little_memory_is_not_called_busy() -> None:
     ],
 )
 def test_node_lists(text: str, names: list[str]) -> None:
-    assert select.expand(text) == names
+    assert asked_nodes.expand(text) == names
 
 
 def test_naming_nodes_is_not_counting_them() -> None:
-    assert select.names_nodes(Settings(nodes="n[1-4],m"))
-    assert not select.names_nodes(Settings(nodes="4"))
-    assert not select.names_nodes(Settings())
+    assert asked_nodes.names_nodes(Settings(nodes="n[1-4],m"))
+    assert not asked_nodes.names_nodes(Settings(nodes="4"))
+    assert not asked_nodes.names_nodes(Settings())
 
 
 @pytest.mark.parametrize(
@@ -205,15 +206,15 @@ def test_naming_nodes_is_not_counting_them() -> None:
 )
 def test_node_lists_that_are_refused(text: str, words: str) -> None:
     with pytest.raises(UserError) as caught:
-        select.expand(text)
+        asked_nodes.expand(text)
     assert words in str(caught.value)
     assert len(str(caught.value)) < 300
 
 
 def test_long_lists_are_read_at_once() -> None:
-    assert len(select.expand(",".join(f"n{i}" for i in range(90_000)))) == 90_000
-    assert select.expand("n" + "[1]" * 2000) == ["n" + "1" * 2000]
-    assert select.expand("[" * 50_000) == ["[" * 50_000]
+    assert len(asked_nodes.expand(",".join(f"n{i}" for i in range(90_000)))) == 90_000
+    assert asked_nodes.expand("n" + "[1]" * 2000) == ["n" + "1" * 2000]
+    assert asked_nodes.expand("[" * 50_000) == ["[" * 50_000]
 
 
 def test_a_number_of_nodes_that_no_cluster_has() -> None:
@@ -223,4 +224,4 @@ def test_a_number_of_nodes_that_no_cluster_has() -> None:
 
 def test_of_many_names_that_are_not_there_some_are_said() -> None:
     with pytest.raises(UserError, match=r"is named n00, n01, .*, n19 or 78 others"):
-        select.check_names("n[00-99]", [node("n98"), node("n99")], [])
+        asked_nodes.check_names("n[00-99]", [node("n98"), node("n99")], [])

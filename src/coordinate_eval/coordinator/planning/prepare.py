@@ -34,6 +34,7 @@ from coordinate_eval.coordinator.planning.costs import (
 from coordinate_eval.coordinator.planning.lower_bound import if_wrong
 from coordinate_eval.coordinator.planning.places import node_count
 from coordinate_eval.coordinator.planning.places import nodes as select
+from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
@@ -393,7 +394,7 @@ def _plan(run: Run, costs: list[Cost], capacity: Capacity, *, what_if: bool) -> 
         settings.objective,
         settings.deadline_seconds,
         restraint=settings.restraint,
-        named=select.names_nodes(settings),
+        named=names_nodes(settings),
     )
     if what_if:
         return chosen.model_copy(update={"what_if": node_count.curve(draft, capacity, chosen)})

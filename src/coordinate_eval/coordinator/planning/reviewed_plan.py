@@ -19,6 +19,7 @@ from coordinate_eval import _files, _format, _user_files
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places import nodes as select
+from coordinate_eval.coordinator.planning.places.asked_nodes import check_limits
 from coordinate_eval.coordinator.planning.plan import Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import UserError
@@ -165,7 +166,7 @@ def check_same(
     seconds, deadline = plan.estimate.makespan_seconds, settings.deadline_seconds
     if deadline is not None and seconds > deadline:
         raise UserError(f"the plan takes {seconds:.0f} s, --deadline allows {deadline:g} s")
-    select.check_limits(
+    check_limits(
         settings, {node.name for node in plan.nodes}, sum(trial.gpus for trial in plan.trials)
     )
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster
-from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu, names_nodes
+from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
+from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.places.room import NoRoom
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.planning.prepare import (

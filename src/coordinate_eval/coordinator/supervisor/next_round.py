@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence, Set
 
 from coordinate_eval.cluster import Busy, Node
-from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu, choose, most_nodes
+from coordinate_eval.coordinator.planning.places.asked_nodes import most_nodes
+from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu, choose
 from coordinate_eval.coordinator.planning.plan import NodeCapacity, Plan
 from coordinate_eval.coordinator.run.jobs import keeper_gib
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, Run

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.places.nodes import names_nodes
+from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
 from coordinate_eval.coordinator.run.troubles.avoided import Avoided
 
 

@@ -1,14 +1,13 @@
 """The choice of nodes and of the number of trials on each."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TypeVar
 
 from coordinate_eval._format import plural
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.places.asked_nodes import asked, check_names, most_nodes
 from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import jobs
@@ -18,8 +17,6 @@ from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import model_of, sequences
 from coordinate_eval.priors.roofline import Work, gpu_seconds
 from coordinate_eval.records import Checkpoint, CheckpointFormat
-
-T = TypeVar("T", Node, Busy)
 
 LEAST_KEEPER_CPUS = 1
 """Cores that the keeper takes on each node at least, also in place of a trial."""
@@ -33,9 +30,6 @@ QUEUED_TRIALS = 8
 ASSUMED_GPU_MEMORY_GIB = 80.0
 """Memory assumed of a GPU of which neither type nor memory is known, in GiB: an A100's."""
 
-MOST_NAMES, MOST_DIGITS = 100_000, 9
-"""Limits on a list of nodes and on a number in it: more than any cluster has."""
-
 MOST_REASONS, MOST_SHOWN = 20, 8
 """Lines that say why nothing is free, and names of nodes in each."""
 
@@ -47,9 +41,6 @@ _ANY_WORK = Work(
     longest_output_tokens=1000,
 )
 """Work by which GPU types are compared where nothing is known of the datasets."""
-
-_PARTS = re.compile(r"(?:\[[^\[\]]*\]|[^,])+")
-_BRACKETS = re.compile(r"\[([0-9,\-]+)\]")
 
 
 class NoFreeGpu(UserError):
@@ -80,7 +71,7 @@ def choose_nodes(
     gib = keeper_gib(checkpoint, settings)
     choices: list[tuple[list[NodeCapacity], int]] = []
     problems: list[UserError] = []
-    named = _named(nodes, _wanted(settings.nodes)[1])
+    named = asked(nodes, settings.nodes)
     typed = [node for node in named if gpus.asked_for(node.gpu_type, settings.gpu_type)]
     if named and not typed:
         may_come = any(not each.excluded for each in busy)
@@ -97,7 +88,7 @@ def choose_nodes(
     if problems:
         # Where one GPU type is only busy now, waiting may help.
         raise next((each for each in problems if isinstance(each, NoFreeGpu)), problems[0])
-    raise NoFreeGpu(_nothing_free([], _named(busy, _wanted(settings.nodes)[1]), 1))
+    raise NoFreeGpu(_nothing_free([], asked(busy, settings.nodes), 1))
 
 
 def queued_nodes(
@@ -214,10 +205,9 @@ def choose(
         NoFreeGpu: No GPU is free; says what is busy.
         UserError: Nodes have free GPUs, but not the memory or cores for a trial.
     """
-    _, wanted = _wanted(settings.nodes)
-    named = _named(nodes, wanted)
+    named = asked(nodes, settings.nodes)
     if not any(n.free_gpus >= gpus_per_trial for n in named):
-        raise NoFreeGpu(_nothing_free(named, _named(busy, wanted), gpus_per_trial))
+        raise NoFreeGpu(_nothing_free(named, asked(busy, settings.nodes), gpus_per_trial))
     fitting: dict[str, list[NodeCapacity]] = {}
     for node in named:
         trials = trials_on(node, settings, gpus_per_trial, keeper_gib)
@@ -237,12 +227,6 @@ def choose(
     return _limit(of_type, most_nodes(settings), settings.max_gpus, gpus_per_trial)
 
 
-def most_nodes(settings: Settings) -> int | None:
-    """Return how many nodes the settings allow at most, None for any number."""
-    limits = (_wanted(settings.nodes)[0], settings.max_nodes)
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
 def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: float) -> int:
     """Return the trials that a node has GPUs, cores and memory for, beside its keeper."""
     by_gpus = node.free_gpus // gpus_per_trial
@@ -260,34 +244,14 @@ def keeper_cpus(node: Node, settings: Settings, gpus: int) -> int:
     return max(LEAST_KEEPER_CPUS, min(settings.stage.cpus, left))
 
 
-def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy]) -> None:
-    """Check that all nodes named by `--nodes` exist, free or not.
-
-    Raises:
-        UserError: One does not exist, or none is named; waiting for it would not help.
-    """
-    _, names = _wanted(wanted)
-    if names is None:
-        return
-    if not names:
-        raise UserError(
-            f"--nodes {wanted!r} names no node: give names such as gpu[1-4], or a number"
-        )
-    unknown = names - {n.name for n in nodes} - {b.name for b in busy}
-    if unknown:
-        shown = ", ".join(sorted(unknown)[:20])
-        more = f" or {len(unknown) - 20} others" if len(unknown) > 20 else ""
-        raise UserError(f"--nodes {_short(str(wanted))}: no node with GPUs is named {shown}{more}")
-
-
 def _check_possible(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy]) -> None:
     """Check that the settings leave a node with GPUs, free or not.
 
     Raises:
         UserError: They leave none; waiting for one would not help.
     """
-    excluded = _named(busy, _wanted(wanted)[1])
-    if _named(nodes, _wanted(wanted)[1]) or not all(each.excluded for each in excluded):
+    excluded = asked(busy, wanted)
+    if asked(nodes, wanted) or not all(each.excluded for each in excluded):
         return
     if not excluded:
         raise UserError("the cluster has no node with GPUs")
@@ -304,89 +268,6 @@ def _no_type(nodes: Sequence[Node], wanted: str) -> str:
         f"no GPU of type {wanted} is free now; free are GPUs {found}: use --queue to wait, or "
         "another --gpu-type. GPUs without a type get theirs from [slurm] gpu_type"
     )
-
-
-def _named(among: Sequence[T], wanted: set[str] | None) -> list[T]:
-    """Return the nodes that `--nodes` names, or all if it names none."""
-    return [each for each in among if wanted is None or each.name in wanted]
-
-
-def names_nodes(settings: Settings) -> bool:
-    """Return whether `--nodes` names nodes instead of counting them."""
-    return _wanted(settings.nodes)[1] is not None
-
-
-def check_limits(settings: Settings, names: set[str], gpus: int) -> None:
-    """Check that nodes of these names and this number of GPUs are within the settings.
-
-    Raises:
-        UserError: They are more than `--nodes`, `--max-nodes` or `--max-gpus` allows.
-    """
-    count, wanted = _wanted(settings.nodes)
-    others = names - wanted if wanted is not None else set()
-    if others or (count is not None and len(names) > count):
-        listed = ", ".join(sorted(others or names))
-        raise UserError(f"--nodes {settings.nodes!r} does not allow the plan's nodes {listed}")
-    if settings.max_nodes is not None and len(names) > settings.max_nodes:
-        raise UserError(
-            f"--max-nodes {settings.max_nodes} is less than the {len(names)} nodes of the plan"
-        )
-    if settings.max_gpus is not None and gpus > settings.max_gpus:
-        raise UserError(f"--max-gpus {settings.max_gpus} is less than the {gpus} GPUs of the plan")
-
-
-def expand(names: str) -> list[str]:
-    """Return the node names of a Slurm host list such as `gpu[1-3,07],login`.
-
-    Raises:
-        UserError: The list is malformed, or names more than `MOST_NAMES` nodes.
-    """
-    found: list[str] = []
-    for part in _PARTS.findall(names):
-        # Plain text at even positions, the contents of brackets at odd ones.
-        made = [""]
-        for place, piece in enumerate(_BRACKETS.split(part.strip())):
-            pieces = _numbers(piece, names) if place % 2 else [piece]
-            if len(made) * len(pieces) + len(found) > MOST_NAMES:
-                raise UserError(f"--nodes {_short(names)}: more than {MOST_NAMES:,} nodes")
-            made = [before + text for before in made for text in pieces]
-        found += made
-    return [name for name in found if name]
-
-
-def _numbers(pieces: str, names: str) -> list[str]:
-    """Return the numbers of a bracket such as `1-3,07`; `names` is the whole list, for errors."""
-    found: list[str] = []
-    for piece in pieces.split(","):
-        first, _, last = piece.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            raise UserError(f"--nodes {_short(names)}: cannot read {_short(piece)}")
-        if max(len(first), len(last)) > MOST_DIGITS:
-            raise UserError(f"--nodes {_short(names)}: {_short(piece)} has too many digits")
-        numbers = range(int(first), int(last or first) + 1)
-        if not numbers:
-            raise UserError(f"--nodes {_short(names)}: {piece} counts backwards")
-        if len(found) + len(numbers) > MOST_NAMES:
-            raise UserError(f"--nodes {_short(names)}: more than {MOST_NAMES:,} nodes")
-        found += [f"{number:0{len(first)}d}" for number in numbers]
-    return found
-
-
-def _wanted(nodes: str | None) -> tuple[int | None, set[str] | None]:
-    if nodes is None:
-        return None, None
-    if nodes.isdecimal():
-        if len(nodes) > MOST_DIGITS:
-            raise UserError(f"--nodes {_short(nodes)} is more than any cluster has")
-        if int(nodes) < 1:
-            raise UserError("--nodes must be at least 1")
-        return int(nodes), None
-    return None, set(expand(nodes))
-
-
-def _short(text: str) -> str:
-    """Quote a text, shortened to 100 characters."""
-    return repr(text if len(text) <= 100 else text[:99] + "…")
 
 
 def _limit(

@@ -1,0 +1,128 @@
+"""The nodes that a user asks for with `--nodes`: their number, or a Slurm host list."""
+
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.errors import UserError
+
+T = TypeVar("T", Node, Busy)
+
+MOST_NAMES, MOST_DIGITS = 100_000, 9
+"""Limits on a list of nodes and on a number in it: more than any cluster has."""
+
+_PARTS = re.compile(r"(?:\[[^\[\]]*\]|[^,])+")
+_BRACKETS = re.compile(r"\[([0-9,\-]+)\]")
+
+
+def names_nodes(settings: Settings) -> bool:
+    """Return whether `--nodes` names nodes instead of counting them."""
+    return _wanted(settings.nodes)[1] is not None
+
+
+def most_nodes(settings: Settings) -> int | None:
+    """Return how many nodes the settings allow at most, None for any number."""
+    limits = (_wanted(settings.nodes)[0], settings.max_nodes)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def asked(among: Sequence[T], wanted: str | None) -> list[T]:
+    """Return the nodes that `--nodes` names, or all if it names none."""
+    _, names = _wanted(wanted)
+    return [each for each in among if names is None or each.name in names]
+
+
+def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy]) -> None:
+    """Check that all nodes named by `--nodes` exist, free or not.
+
+    Raises:
+        UserError: One does not exist, or none is named; waiting for it would not help.
+    """
+    _, names = _wanted(wanted)
+    if names is None:
+        return
+    if not names:
+        raise UserError(
+            f"--nodes {wanted!r} names no node: give names such as gpu[1-4], or a number"
+        )
+    unknown = names - {n.name for n in nodes} - {b.name for b in busy}
+    if unknown:
+        shown = ", ".join(sorted(unknown)[:20])
+        more = f" or {len(unknown) - 20} others" if len(unknown) > 20 else ""
+        raise UserError(f"--nodes {_short(str(wanted))}: no node with GPUs is named {shown}{more}")
+
+
+def check_limits(settings: Settings, names: set[str], gpus: int) -> None:
+    """Check that nodes of these names and this number of GPUs are within the settings.
+
+    Raises:
+        UserError: They are more than `--nodes`, `--max-nodes` or `--max-gpus` allows.
+    """
+    count, wanted = _wanted(settings.nodes)
+    others = names - wanted if wanted is not None else set()
+    if others or (count is not None and len(names) > count):
+        listed = ", ".join(sorted(others or names))
+        raise UserError(f"--nodes {settings.nodes!r} does not allow the plan's nodes {listed}")
+    if settings.max_nodes is not None and len(names) > settings.max_nodes:
+        raise UserError(
+            f"--max-nodes {settings.max_nodes} is less than the {len(names)} nodes of the plan"
+        )
+    if settings.max_gpus is not None and gpus > settings.max_gpus:
+        raise UserError(f"--max-gpus {settings.max_gpus} is less than the {gpus} GPUs of the plan")
+
+
+def _wanted(nodes: str | None) -> tuple[int | None, set[str] | None]:
+    """Return the number of nodes, and their names, that `--nodes` asks for."""
+    if nodes is None:
+        return None, None
+    if nodes.isdecimal():
+        if len(nodes) > MOST_DIGITS:
+            raise UserError(f"--nodes {_short(nodes)} is more than any cluster has")
+        if int(nodes) < 1:
+            raise UserError("--nodes must be at least 1")
+        return int(nodes), None
+    return None, set(expand(nodes))
+
+
+def expand(names: str) -> list[str]:
+    """Return the node names of a Slurm host list such as `gpu[1-3,07],login`.
+
+    Raises:
+        UserError: The list is malformed, or names more than `MOST_NAMES` nodes.
+    """
+    found: list[str] = []
+    for part in _PARTS.findall(names):
+        # Plain text at even positions, the contents of brackets at odd ones.
+        made = [""]
+        for place, piece in enumerate(_BRACKETS.split(part.strip())):
+            pieces = _numbers(piece, names) if place % 2 else [piece]
+            if len(made) * len(pieces) + len(found) > MOST_NAMES:
+                raise UserError(f"--nodes {_short(names)}: more than {MOST_NAMES:,} nodes")
+            made = [before + text for before in made for text in pieces]
+        found += made
+    return [name for name in found if name]
+
+
+def _numbers(pieces: str, names: str) -> list[str]:
+    """Return the numbers of a bracket such as `1-3,07`; `names` is the whole list, for errors."""
+    found: list[str] = []
+    for piece in pieces.split(","):
+        first, _, last = piece.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise UserError(f"--nodes {_short(names)}: cannot read {_short(piece)}")
+        if max(len(first), len(last)) > MOST_DIGITS:
+            raise UserError(f"--nodes {_short(names)}: {_short(piece)} has too many digits")
+        numbers = range(int(first), int(last or first) + 1)
+        if not numbers:
+            raise UserError(f"--nodes {_short(names)}: {piece} counts backwards")
+        if len(found) + len(numbers) > MOST_NAMES:
+            raise UserError(f"--nodes {_short(names)}: more than {MOST_NAMES:,} nodes")
+        found += [f"{number:0{len(first)}d}" for number in numbers]
+    return found
+
+
+def _short(text: str) -> str:
+    """Quote a text, shortened to 100 characters."""
+    return repr(text if len(text) <= 100 else text[:99] + "…")
