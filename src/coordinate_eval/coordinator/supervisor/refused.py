@@ -12,7 +12,8 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import JudgeRefuses, JudgeSilent, UserError
 from coordinate_eval.evaluators.confined.evaluator import find_level, refusal
-from coordinate_eval.evaluators.judged.endpoint import Access, Endpoint
+from coordinate_eval.evaluators.judged.access import Access
+from coordinate_eval.evaluators.judged.endpoint import Endpoint
 from coordinate_eval.evaluators.sandbox import toolchains
 from coordinate_eval.evaluators.sandbox.languages import missing_packages
 from coordinate_eval.records import DatasetRequests

@@ -13,7 +13,8 @@ from coordinate_eval.diagnosis.cause import Log
 from coordinate_eval.diagnosis.lines import without_prefix
 from coordinate_eval.diagnosis.rules import Rule, Rules, SiteRules, read_site, write_site
 from coordinate_eval.errors import UserError
-from coordinate_eval.evaluators.judged.endpoint import Access, Endpoint
+from coordinate_eval.evaluators.judged.access import Access
+from coordinate_eval.evaluators.judged.endpoint import Endpoint
 from coordinate_eval.evaluators.judged.prompts import question_of
 
 TIMEOUT_SECONDS = 120.0

@@ -50,7 +50,8 @@ from coordinate_eval.errors import (
     JudgeSilent,
     UserError,
 )
-from coordinate_eval.evaluators.judged.endpoint import Access, Endpoint, is_question
+from coordinate_eval.evaluators.judged.access import Access
+from coordinate_eval.evaluators.judged.endpoint import Endpoint, is_question
 from coordinate_eval.records import Answer, Question, Span
 
 IDLE_SECONDS = 600.0

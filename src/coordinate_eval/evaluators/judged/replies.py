@@ -1,0 +1,229 @@
+"""What a judge's server replies: an answer, a reason to ask again, or one to ask no more.
+
+Nothing in it is trusted: not its size, its shape, or its headers.
+"""
+
+import contextlib
+import email.utils
+import json
+import os
+import re
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from coordinate_eval._format import brief
+from coordinate_eval.errors import JudgeRefuses
+from coordinate_eval.evaluators.judged.access import Access
+
+MOST_WORDS: Final = 300
+"""Characters of the server's own words within a message."""
+
+_TOO_LONG = re.compile(
+    r"context.{0,3}(length|window|size)|maximum.{0,40}(token|length)|too (long|large|many tokens)"
+    r"|exceed.{0,40}(token|length|context)|max_model_len",
+    re.IGNORECASE | re.DOTALL,
+)
+_AGAINST_POLICY = re.compile(
+    r"content.{0,3}(policy|filter|management)|moderation|flagged|usage polic|safety",
+    re.IGNORECASE | re.DOTALL,
+)
+_NO_SUCH_MODEL = re.compile(
+    r"model_not_found|invalid_model|unknown model|(no such|invalid) model"
+    r"|model.{0,200}(does not exist|not (found|exist|available))",
+    re.IGNORECASE | re.DOTALL,
+)
+_ASK_AGAIN = frozenset({408, 409, 425, 429})
+_REFUSED = frozenset({413, 422})
+
+_COMPRESSED = frozenset({"gzip", "x-gzip", "deflate"})
+_ANY_HEADER = zlib.MAX_WBITS | 32
+"""Lets zlib find out which of them it is."""
+
+
+class TryAgain(Exception):
+    """No usable answer this time."""
+
+    def __init__(self, why: str, *, retry_after: float | None = None, busy: bool = False) -> None:
+        super().__init__(why)
+        self.retry_after, self.busy = retry_after, busy
+
+
+class Declined(Exception):
+    """The judge will never answer this question. The text has its words."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply without the key, which some servers repeat."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+    cut: bool
+    """It was longer than is read."""
+
+
+async def read_bounded(chunks: AsyncIterator[bytes], most_bytes: int) -> tuple[bytes, bool]:
+    """Return the bytes up to a number, and whether there were more."""
+    content = bytearray()
+    async for chunk in chunks:
+        content += chunk
+        if len(content) > most_bytes:
+            return bytes(content[:most_bytes]), True
+    return bytes(content), False
+
+
+def is_compressed(headers: Mapping[str, str]) -> bool:
+    """Return whether a reply is compressed in a way that can be read."""
+    return headers.get("content-encoding", "").strip().lower() in _COMPRESSED
+
+
+def decompressed(content: bytes, most_bytes: int) -> tuple[bytes, bool]:
+    """Return the decompressed bytes up to a number, and whether there were more.
+
+    A few of them may stand for gigabytes. What is not compressed stays as it is.
+    """
+    try:
+        found = zlib.decompressobj(_ANY_HEADER).decompress(content, most_bytes + 1)
+    except zlib.error:
+        return content, False
+    return found[:most_bytes], len(found) > most_bytes
+
+
+def check_status(reply: Reply, access: Access) -> None:
+    """Check the status of a reply.
+
+    Raises:
+        TryAgain: it may be better next time.
+        Declined: the judge will never answer this question.
+        JudgeRefuses: it would answer no question.
+    """
+    status, words = reply.status, words_of(reply.text)
+    said = f"{words or 'no reason given'} (HTTP {status} from {access.base_url})"
+    if 200 <= status < 300:
+        return
+    if status in (400, 403) and _AGAINST_POLICY.search(words):
+        raise Declined(said)
+    if status in (401, 403):
+        # Some servers repeat a part of the key.
+        raise JudgeRefuses(
+            f"the judge at {access.base_url} refuses the key (HTTP {status}): set the variable "
+            f"that [{access.section}] api_key_env names, and export it"
+        )
+    if status == 404 or (status == 400 and _NO_SUCH_MODEL.search(reply.text)):
+        raise unknown_model(access, said)
+    if status in _REFUSED or (status == 400 and _TOO_LONG.search(words)):
+        raise Declined(said)
+    if 300 <= status < 400:
+        to = brief(reply.headers.get("location", "somewhere else"), MOST_WORDS)
+        raise JudgeRefuses(
+            f"the judge at {access.base_url} sends its questions to {to} (HTTP {status}), and the "
+            f"key is not sent there: set [{access.section}] base_url to where it is"
+        )
+    if status in _ASK_AGAIN or status >= 500:
+        later = retry_after(reply.headers.get("retry-after", ""))
+        raise TryAgain(said, retry_after=later, busy=status in (429, 503))
+    raise JudgeRefuses(f"the judge answers no such questions: {said}")
+
+
+def unknown_model(access: Access, said: str) -> JudgeRefuses:
+    """Return the error of a judge that does not have the model."""
+    return JudgeRefuses(
+        f"the judge at {access.base_url} has no model {brief(access.model, 200)!r}: {said}. "
+        f"Set [{access.section}] base_url up to and with /v1 and resume the run, or "
+        "start a new one with a model that it has"
+    )
+
+
+def read_completion(text: str, where: str) -> tuple[str, int | None]:
+    """Return the words of a completion, and its tokens if the server says how many.
+
+    Raises:
+        TryAgain: it is none.
+        Declined: a filter of the server, or the judge, has declined to answer.
+    """
+    value = json_value(text)
+    choices = value.get("choices") if isinstance(value, dict) else None
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, dict) else None
+    if not isinstance(value, dict) or not isinstance(first, dict) or not isinstance(message, dict):
+        words = words_of(text) or "nothing"
+        raise TryAgain(f"no answer but {words!r} from {where}")
+    content, refusal = message.get("content"), message.get("refusal")
+    if isinstance(refusal, str) and refusal and not content:
+        raise Declined(brief(_clean(refusal), MOST_WORDS))
+    if first.get("finish_reason") == "content_filter":
+        raise Declined(f"its content filter (from {where})")
+    if content is None and first.get("finish_reason") == "length":
+        content = ""  # it thought for all of its tokens
+    if not isinstance(content, str):
+        raise TryAgain(f"an answer without words from {where}")
+    usage = value.get("usage")
+    return _clean(content), _count(usage) if isinstance(usage, dict) else None
+
+
+def _count(usage: Mapping[str, object]) -> int | None:
+    """Return the tokens of question and answer, None if a server's figures are none."""
+    tokens = 0
+    for name in ("prompt_tokens", "completion_tokens"):
+        count = usage.get(name)
+        if not isinstance(count, int) or not 0 <= count < 1 << 40:
+            return None
+        tokens += count
+    return tokens
+
+
+def json_value(text: str) -> Any:  # noqa: ANN401 - any JSON value
+    """Return a JSON value, None for a text that is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _clean(text: str) -> str:
+    """Return a text without halves of characters, which no file can hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def words_of(text: str) -> str:
+    """Return what a server says is wrong, on one line and bounded."""
+    value = json_value(text)
+    error = value.get("error", value) if isinstance(value, dict) else text
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail") or error
+    return brief(_clean(str(error)[: 10 * MOST_WORDS]), MOST_WORDS)
+
+
+def retry_after(text: str) -> float | None:
+    """Return the seconds of `Retry-After`: a number, or a date (RFC 9110, section 10.2.3)."""
+    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text.strip()):
+        return float(text)
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        date = email.utils.parsedate_to_datetime(text)
+        date = date if date.tzinfo else date.replace(tzinfo=UTC)
+        return max(0.0, (date - datetime.now(UTC)).total_seconds())
+    return None
+
+
+def reason_of(error: Exception) -> str:
+    """Return what went wrong with a connection: the system's words if there are some."""
+    for each in _chain(error):
+        if isinstance(each, OSError) and each.errno and each.errno > 0:
+            return os.strerror(each.errno).lower()
+        if isinstance(each, OSError) and each.strerror:  # of a name that is not known
+            return brief(each.strerror, MOST_WORDS).lower()
+    return f"{brief(error, MOST_WORDS) or 'a broken connection'} ({type(error).__name__})"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what caused it, groups included."""
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for each in error.exceptions:
+                yield from _chain(each)
+        error = error.__cause__ or error.__context__
