@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
+from coordinate_eval.records import Response
 from tests.tiny import shared_folder, tiny_model
 
 T = TypeVar("T")
@@ -126,6 +128,15 @@ def scores(run: Path) -> dict[str, Any]:
 def published(run: Path, ledger: str = "outputs") -> list[Path]:
     """Published spans of a run."""
     return sorted((run / ledger).glob("*/*.jsonl"))
+
+
+def times_answered(run: Path) -> Counter[tuple[object, ...]]:
+    """How often each request has a published response."""
+    return Counter(
+        Response.model_validate_json(line).identity()
+        for path in published(run)
+        for line in path.read_text().splitlines()
+    )
 
 
 def processes(*words: str) -> list[int]:

@@ -8,7 +8,6 @@ ones.
 import os
 import random
 import subprocess
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from coordinate_eval.records import Response
 from tests.dev_cluster import DevCluster
 from tests.random_examples import FACTOR
-from tests.runs import Workspace, processes, published, scores, until
+from tests.runs import Workspace, processes, scores, times_answered, until
 from tests.slurm.test_runs import SLOW, TASKS, all_gone, queue
 
 SEEDS = [int(seed) for seed in os.environ.get("FAULT_SEEDS", "").split()] or [
@@ -113,12 +111,7 @@ def test_faults_change_no_score(
             break
         faults.one()
     assert scores(run) == expected, faults.done
-    answered = Counter(
-        Response.model_validate_json(line).identity()
-        for path in published(run)
-        for line in path.read_text().splitlines()
-    )
-    assert set(answered.values()) == {1}
+    assert set(times_answered(run).values()) == {1}
     all_gone(user)
 
 

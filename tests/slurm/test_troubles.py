@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from coordinate_eval.coordinator.run.records import TrialProgress
 from tests.dev_cluster import DevCluster
-from tests.runs import Workspace, processes, published, results, scores, until
+from tests.runs import Workspace, processes, published, results, scores, times_answered, until
 from tests.slurm.test_runs import SLOW, TASKS, all_gone
 
 
@@ -57,3 +60,45 @@ def test_an_item_that_ends_engines_costs_only_its_own_dataset(
     assert found["missing"] == {}
     assert found["results"] == {k: v for k, v in expected.items() if not k.startswith("tiny_sums")}
     all_gone(user)
+
+
+def test_a_trial_that_is_lost_is_replaced_while_another_goes_on(
+    user: Workspace, expected: dict[str, Any]
+) -> None:
+    run = user.submit(
+        long_suite(user), "--engine-args", '{"seconds_per_request": 0.4, "concurrency": 1}',
+        "--max-gpus", 2, "--run-dir", user.folder / "replaced",
+    )  # fmt: skip
+    stays = until(lambda: [trial for trial in trials(run) if trial.responses], "an answer")[0]
+    # It goes on, with a shard in work, until the other one is replaced: however long that takes.
+    pid = claimant(run, stays.trial)
+    os.kill(pid, signal.SIGSTOP)
+    job, index = stays.task.split(".")[0].split("_")
+    subprocess.run(["scancel", f"{job}_{1 - int(index)}"], check=True)
+    new = until(lambda: [t for t in trials(run) if t.trial.endswith("-r1") and t.responses], "more")
+    assert len(new) == 1
+    os.kill(pid, signal.SIGCONT)
+    assert scores(run) == expected
+    assert set(times_answered(run).values()) == {1}
+    all_gone(user)
+
+
+def long_suite(user: Workspace) -> Path:
+    """The usual suite, with so much work by its own figures that another trial always pays."""
+    suite = yaml.safe_load(user.suite(*TASKS).read_text())
+    for dataset in suite["datasets"]:
+        dataset["prior"] = {"gpu_seconds": 9000}
+    path = user.folder / "long.yaml"
+    path.write_text(yaml.safe_dump(suite))
+    return path
+
+
+def trials(run: Path) -> list[TrialProgress]:
+    """How far the trials are that have begun."""
+    return [TrialProgress.model_validate_json(p.read_bytes()) for p in run.glob("trials/*.json")]
+
+
+def claimant(run: Path, trial: str) -> int:
+    """The process of a trial, which has claimed a shard."""
+    claims = [json.loads(path.read_text()) for path in run.glob("claims/outputs/*/*.json")]
+    return int(next(claim["pid"] for claim in claims if claim["owner"] == trial))
