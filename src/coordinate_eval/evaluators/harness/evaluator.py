@@ -13,24 +13,20 @@ names if the dataset is named like its task. Otherwise they are called `dataset/
 suite can have one task with two settings.
 """
 
-import hashlib
 import itertools
-import json
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import cached_property
-from importlib import metadata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lm_eval.evaluator import evaluate
 
-from coordinate_eval.errors import CoordinateError, RecordError, UserError
+from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.harness.answered_dataset import Answered, AnsweredDataset
 from coordinate_eval.evaluators.harness.built_dataset import BuiltDataset
 from coordinate_eval.evaluators.harness.code_eval import AnswerBook, Collector, answered_by
+from coordinate_eval.evaluators.harness.kept_datasets import KeptDatasets, key_of
 from coordinate_eval.evaluators.harness.outputs import (
     SEEN_DOCUMENTS,
     ReadResponses,
@@ -41,12 +37,15 @@ from coordinate_eval.evaluators.harness.outputs import (
 from coordinate_eval.evaluators.harness.prompts.language_models import (
     Backend,
     ReplayModel,
-    RequestModel,
 )
-from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer
-from coordinate_eval.evaluators.harness.prompts.watched_tokenizer import WatchedTokenizer
 from coordinate_eval.evaluators.harness.results import dataset_results, result_names
 from coordinate_eval.evaluators.harness.samples import Noted, NotingBook
+from coordinate_eval.evaluators.harness.scored_parts import (
+    generated_texts,
+    of_many,
+    own_code,
+    score_documents,
+)
 from coordinate_eval.evaluators.harness.tasks.data_files import data_sources
 from coordinate_eval.evaluators.harness.tasks.judged_task import (
     NOBODY,
@@ -54,16 +53,14 @@ from coordinate_eval.evaluators.harness.tasks.judged_task import (
     in_order,
     judge_results,
 )
-from coordinate_eval.evaluators.harness.tasks.made_from import made_from, without_examples
+from coordinate_eval.evaluators.harness.tasks.made_from import made_from
 from coordinate_eval.evaluators.harness.tasks.runs_text import what_runs_text
 from coordinate_eval.evaluators.harness.tasks.task_loader import (
     TaskLoader,
     asks_questions,
     harness_session,
-    in_words,
     language_of_programs,
 )
-from coordinate_eval.evaluators.harness.unbuilt_dataset import PromptsNeeded, UnbuiltDataset
 from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.evaluators.sandbox.languages import language
 from coordinate_eval.records import (
@@ -79,9 +76,6 @@ from coordinate_eval.records import (
     computed_by_turns,
     prompt_lengths,
 )
-
-_MOST_KEPT = 100_000
-"""Most prompts and documents in memory. With five shots, a prompt takes some kilobytes."""
 
 
 class HarnessEvaluator:
@@ -117,11 +111,6 @@ class HarnessEvaluator:
             panel: who rates the answers of datasets with a rubric.
         """
         self._panel = panel
-        self._tokenizer_folder = tokenizer
-        self._max_length = max_length
-        self._backend: Backend = backend
-        self._pulse = pulse
-        self._seed = seed
         self._loader = TaskLoader(
             include_path=include_path,
             tokenizer=tokenizer,
@@ -130,15 +119,16 @@ class HarnessEvaluator:
             panel=panel,
             max_length=max_length,
         )
-        self._kept: OrderedDict[str, AnsweredDataset] = OrderedDict()
+        self._kept = KeptDatasets(
+            self._loader,
+            tokenizer=tokenizer,
+            max_length=max_length,
+            backend=backend,
+            seed=seed,
+            pulse=pulse,
+        )
         self._scripts: dict[str, dict[str, list[str]]] = {}
         self._noted: dict[str, list[Noted]] = {}
-
-    @cached_property
-    def _tokenizer(self) -> Any:  # noqa: ANN401  one of many classes of transformers, or ours
-        if self._pulse is None:
-            return load_tokenizer(self._tokenizer_folder)
-        return WatchedTokenizer(self._tokenizer_folder, self._pulse)
 
     def build(self, dataset: Dataset, write: Callable[[Request], None]) -> DatasetRequests:
         """Call `write` with every request of the dataset, in item order.
@@ -153,10 +143,10 @@ class HarnessEvaluator:
         before: Request | None = None
         with harness_session():
             # The time of this dataset excludes the tokenizer and the index, which all share.
-            _ = self._tokenizer
+            self._kept.load_tokenizer()
             self._loader.begin(dataset)
             began = time.process_time()
-            built = self._built(dataset)
+            built = self._kept.built(dataset)
             question_ids = _check_judged(built)
             digests = built.digests()
             for request in built.requests():
@@ -173,7 +163,7 @@ class HarnessEvaluator:
         tasks = built.loaded.tasks
         programs = {name: language_of_programs(task) for name, task in tasks.items()}
         rows = {name: language(spoken) for name, spoken in programs.items() if spoken}
-        from_this = made_from(tasks, self._options(dataset), built.random_states)
+        from_this = made_from(tasks, self._kept.options(dataset), built.random_states)
         return DatasetRequests(
             dataset=dataset.name,
             key="",
@@ -221,8 +211,8 @@ class HarnessEvaluator:
             UserError: the task is unknown, malformed, or has no items.
         """
         with harness_session():
-            loaded = (self._unchanged(dataset, index) or self._built(dataset)).loaded
-        self._scripts[_key(dataset)] = index.scripts
+            loaded = (self._kept.unchanged(dataset, index) or self._kept.built(dataset)).loaded
+        self._scripts[key_of(dataset)] = index.scripts
         return result_names(dataset, top=loaded.top, names=[*loaded.tasks, *loaded.table["groups"]])
 
     def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
@@ -234,12 +224,12 @@ class HarnessEvaluator:
         """
         collector = Collector()
         with harness_session():
-            found, answered = self._answered(dataset, responses, whole=False)
-            with answered_by(collector), _own_code(dataset):
+            found, answered = self._kept.answered(dataset, responses, whole=False)
+            with answered_by(collector), own_code(dataset):
                 for name, task in found.loaded.tasks.items():
                     chosen = [(ask, texts) for ask, texts in answered if ask.task == name]
                     if chosen and (asks_questions(task) or found.loaded.judged):
-                        _score_documents(task, chosen)
+                        score_documents(task, chosen)
         return collector.questions
 
     def finish(
@@ -253,10 +243,12 @@ class HarnessEvaluator:
         """
         book, read = AnswerBook(answers), ReadResponses(responses)
         with harness_session():
-            found, answered = self._answered(dataset, read, whole=True)
-            outputs = tally(_texts(answered), read.cut, self._scripts.get(_key(dataset), {}))
+            found, answered = self._kept.answered(dataset, read, whole=True)
+            outputs = tally(
+                generated_texts(answered), read.cut, self._scripts.get(key_of(dataset), {})
+            )
             found.loaded.count_anew()
-            with answered_by(book), _own_code(dataset):
+            with answered_by(book), own_code(dataset):
                 evaluated = evaluate(
                     ReplayModel({id(ask.instance): given for ask, given in answered}),
                     found.loaded.table,
@@ -266,7 +258,7 @@ class HarnessEvaluator:
                 )
             _check_answered(dataset, book)
             judge = self._about_judge(dataset, found, answered)
-        del self._kept[_key(dataset)]
+        self._kept.forget(dataset)
         results = dataset_results(
             dataset, top=found.loaded.top, items=found.items, evaluated=evaluated
         )
@@ -296,11 +288,11 @@ class HarnessEvaluator:
         """
         book = AnswerBook(answers)
         with harness_session():
-            found, given = self._answered(dataset, responses, whole=False)
-            answered = _of_many(given)
+            found, given = self._kept.answered(dataset, responses, whole=False)
+            answered = of_many(given)
             if not answered:
                 raise UserError(f"dataset {dataset.name!r}: no item has a response")
-            with found.only(answered) as part, answered_by(book), _own_code(dataset):
+            with found.only(answered) as part, answered_by(book), own_code(dataset):
                 evaluated = evaluate(
                     ReplayModel(part.recorded),
                     part.table,
@@ -336,15 +328,15 @@ class HarnessEvaluator:
 
         Raises as `finish` does.
         """
-        key = _key(dataset)
+        key = key_of(dataset)
         if key not in self._noted:
             book = NotingBook(answers)
             with harness_session():
-                found = self._built(dataset)
+                found = self._kept.built(dataset)
                 answered = found.answered(responses, whole=True)
                 found.rewind()
                 tasks = found.loaded.tasks
-                with answered_by(book), _own_code(dataset), book.noting(tasks):
+                with answered_by(book), own_code(dataset), book.noting(tasks):
                     evaluated = evaluate(
                         ReplayModel({id(ask.instance): given for ask, given in answered}),
                         found.loaded.table,
@@ -360,74 +352,6 @@ class HarnessEvaluator:
             self._noted[key] = list(book.noted(evaluated["samples"], items, shown))
         return self._noted[key]
 
-    def _answered(
-        self, dataset: Dataset, responses: Iterable[Response], *, whole: bool
-    ) -> tuple[AnsweredDataset, Answered]:
-        """Return the dataset and its instances with their responses, ready to be scored."""
-        found: AnsweredDataset = self._kept.get(_key(dataset)) or self._built(dataset)
-        try:
-            answered = found.answered(responses, whole=whole)
-        except PromptsNeeded:
-            del self._kept[_key(dataset)]
-            found = self._built(dataset)
-            answered = found.answered(responses, whole=whole)
-        found.rewind()
-        return found, answered
-
-    def _unchanged(self, dataset: Dataset, index: DatasetRequests) -> AnsweredDataset | None:
-        """Return the dataset, None if its prompts have to be compared with those of its requests.
-
-        Where anything fails here, making the prompts fails too, and is asked to explain it.
-        """
-        key = _key(dataset)
-        if key not in self._kept and index.made_from:
-            model, options = self._model(dataset), self._options(dataset)
-            with suppress(Exception):
-                with without_examples():
-                    loaded = self._loader.load(dataset)
-                self._keep(key, UnbuiltDataset(dataset, loaded, model, options, index))
-        return self._kept.get(key)
-
-    def _built(self, dataset: Dataset) -> BuiltDataset:
-        """Return the dataset with its prompts, and make them unless they are in memory."""
-        key = _key(dataset)
-        found = self._kept.get(key)
-        if not isinstance(found, BuiltDataset):
-            _ = self._tokenizer  # loading it may draw random numbers
-            loaded = self._loader.load(dataset)
-            found = BuiltDataset(dataset, loaded, self._model(dataset))
-        self._keep(key, found)
-        return found
-
-    def _keep(self, key: str, found: AnsweredDataset) -> None:
-        """Keep a dataset in memory, and drop the least recently used ones."""
-        self._kept[key] = found
-        self._kept.move_to_end(key)
-        while len(self._kept) > 1 and sum(each.size for each in self._kept.values()) > _MOST_KEPT:
-            self._kept.popitem(last=False)
-
-    def _model(self, dataset: Dataset) -> RequestModel:
-        return RequestModel(
-            lambda: self._tokenizer,
-            max_length=self._max_length,
-            backend=self._backend,
-            think_end=dataset.think_end_token,
-        )
-
-    def _options(self, dataset: Dataset) -> str:
-        """Return what the prompts of a dataset depend on beside its tasks."""
-        given = dataset.model_dump_json(exclude={"group", "prior", "items", "splittable"})
-        options = [given, self._max_length, self._backend, self._seed, self._tokenizer_digest]
-        return json.dumps([*options, metadata.version("lm_eval")])
-
-    @cached_property
-    def _tokenizer_digest(self) -> str:
-        digest = hashlib.sha256()
-        for path in sorted(self._tokenizer_folder.iterdir()):
-            if path.is_file() and path.name != "config.json":  # each checkpoint has its own
-                digest.update(f"{path.name}\n".encode() + path.read_bytes())
-        return digest.hexdigest()
-
 
 def _scripts(built: BuiltDataset) -> dict[str, list[str]]:
     """Return the scripts in which each generating task is written, by some of its prompts."""
@@ -437,14 +361,6 @@ def _scripts(built: BuiltDataset) -> dict[str, list[str]]:
         for instance in asked[:: len(asked) // SEEN_DOCUMENTS + 1]:
             texts.setdefault(name, []).extend([instance.args[0], *texts_in(instance.doc)])
     return {name: scripts_of(found) for name, found in texts.items()}
-
-
-def _texts(answered: Answered) -> Iterator[tuple[str, list[str]]]:
-    """Yield the task of each generated answer, and the texts of its turns."""
-    for ask, given in answered:
-        if ask.instance.request_type == "generate_until":
-            for answer in given:
-                yield ask.task, [answer] if isinstance(answer, str) else answer
 
 
 def _check_judged(built: BuiltDataset) -> list[str]:
@@ -460,51 +376,9 @@ def _check_judged(built: BuiltDataset) -> list[str]:
     return ids
 
 
-def _of_many(answered: Answered) -> Answered:
-    """Return the instances of tasks with several documents, or all if no task has several."""
-    documents = Counter(task for task, _ in {(ask.task, ask.doc) for ask, _ in answered})
-    if max(documents.values(), default=0) < 2:
-        return answered
-    return [(ask, given) for ask, given in answered if documents[ask.task] > 1]
-
-
 def _check_answered(dataset: Dataset, book: AnswerBook) -> None:
     if book.missing:
         raise RecordError(
             f"dataset {dataset.name!r}: {len(book.missing)} questions of its metric have no "
             f"answer, such as {min(book.missing)}: run the job that answers them again"
         )
-
-
-def _key(dataset: Dataset) -> str:
-    return dataset.model_dump_json()
-
-
-def _score_documents(task: Any, answered: Answered) -> None:  # noqa: ANN401  lm_eval has no types
-    """Process each document as `evaluate` does, so that the metric asks its questions."""
-    documents: dict[int, list[Any]] = {}
-    for ask, given in answered:
-        ask.instance.resps = given
-        documents.setdefault(ask.doc, []).append(ask.instance)
-    instances = [ask.instance for ask, _ in answered]
-    for ensemble in task._filters:
-        ensemble.apply(instances)
-    for filter_name in instances[0].filtered_resps:
-        for of_document in documents.values():
-            of_document.sort(key=lambda instance: instance.idx)
-            kept = [instance.filtered_resps[filter_name] for instance in of_document]
-            task.process_results(of_document[0].doc, kept)
-
-
-@contextmanager
-def _own_code(dataset: Dataset) -> Iterator[None]:
-    """Turn an exception of filters and metrics into a `UserError` about the task's own code."""
-    try:
-        yield
-    except CoordinateError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"dataset {dataset.name!r}: the task's own code fails on the responses: "
-            f"{in_words(error)}"
-        ) from error
