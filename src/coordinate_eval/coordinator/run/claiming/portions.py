@@ -1,10 +1,12 @@
 """Portions: the spans of questions that are claimed and answered together."""
 
+import contextlib
+
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.records import Span
+from coordinate_eval.records import Answer, Span
 
 
 def all_portions(run: Run) -> list[Span]:
@@ -32,3 +34,17 @@ def unanswered_portions(run_dir: RunDir, run: Run, *, judged: bool) -> list[Span
     """
     mine = [span for span in all_portions(run) if (span.dataset in run.judged) == judged]
     return Ledger(run_dir, "answers").unpublished(mine)
+
+
+def recorded_answers(run_dir: RunDir, run: Run) -> dict[str, Answer]:
+    """Return the answers of the run's judge so far by question, those of all attempts."""
+    found: dict[str, Answer] = {}
+    for dataset in {span.dataset for span in all_portions(run) if span.dataset in run.judged}:
+        folder = run_dir.published_folder("answers", dataset)
+        for name in sorted(_files.names(folder)):
+            if name.endswith((".jsonl", ".part")) and not name.startswith("."):
+                for line in _files.whole_lines(folder / name):
+                    with contextlib.suppress(ValueError):
+                        answer = Answer.model_validate_json(line)
+                        found.setdefault(answer.id, answer)
+    return found

@@ -11,7 +11,6 @@ patience_seconds`, when the judge refuses, or when the budget is spent. `judge.j
 
 import asyncio
 import contextlib
-import json
 import math
 import os
 import resource
@@ -19,7 +18,6 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +25,11 @@ from typing import Literal
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger, own_task
 from coordinate_eval.coordinator.run.claiming.portions import (
-    all_portions,
     portions_with_questions,
+    recorded_answers,
     unanswered_portions,
 )
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
@@ -40,6 +37,7 @@ from coordinate_eval.coordinator.run.claiming.work import claimable
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
+from coordinate_eval.coordinator.workers.judging.budget import Budget, Spent, most_tokens
 from coordinate_eval.coordinator.workers.judging.judge_run import JudgeRun, JudgeRunEnded
 from coordinate_eval.coordinator.workers.judging.kept_answers import KeptAnswers
 from coordinate_eval.coordinator.workers.supervision import Supervision
@@ -68,10 +66,6 @@ PROGRESS_SECONDS = 5.0
 
 KEEPERS = 8
 """Threads that keep answers for later runs: storage may take its time."""
-
-_BYTES_PER_TOKEN = 3
-"""Taken for the size of a question's tokens before the judge has counted them: few, so that a
-budget is kept to."""
 
 
 def run_judge(run_dir: RunDir) -> int:
@@ -105,7 +99,7 @@ async def _work(run_dir: RunDir, run: Run) -> int:
                 await job.work(judge)
     except (JudgeSilent, JudgeRunEnded, ClusterError) as error:
         return job.leave("silent", str(error))
-    except _Spent as error:
+    except Spent as error:
         return job.leave("spent", str(error))
     except (JudgeRefuses, UserError) as error:
         return job.leave("refuses", str(error))
@@ -128,10 +122,6 @@ def _endpoint(run: Run) -> Endpoint:
     )
 
 
-class _Spent(Exception):
-    """The budget is spent. The text says which setting raises it."""
-
-
 @dataclass
 class _OpenPortion:
     """One attempt at a portion, and the questions of it that are not answered."""
@@ -151,7 +141,7 @@ class _JudgeJob:
         cache = Path(run.settings.cache_dir).expanduser()
         self._kept = KeptAnswers(cache, self._settings.name)
         self._answers = recorded_answers(run_dir, run)
-        self._budget = _Budget(self._settings, self._answers.values())
+        self._budget = Budget(self._settings, self._answers.values())
         self._queue: deque[Question] = deque()
         self._waiting: dict[str, list[_OpenPortion]] = {}
         """Open portions by the question that they wait for: in flight, queued, or put aside."""
@@ -171,7 +161,7 @@ class _JudgeJob:
         """Answer until nothing is left or nothing can be found any more.
 
         Raises:
-            JudgeRefuses, JudgeSilent, _Spent: there is no sense in going on.
+            JudgeRefuses, JudgeSilent, Spent: there is no sense in going on.
         """
         supervision = Supervision(self._dir, self._run.settings.supervisor.patience_seconds)
         busy_at, looked = time.monotonic(), -math.inf
@@ -217,7 +207,7 @@ class _JudgeJob:
         Raises:
             JudgeRunEnded: that run has ended without all answers.
             UserError: the checkpoint cannot be used.
-            _Spent: the budget is too small for them.
+            Spent: the budget is too small for them.
         """
         supervision = Supervision(self._dir, self._run.settings.supervisor.patience_seconds)
         try:
@@ -264,11 +254,11 @@ class _JudgeJob:
         """Check that the budget allows all questions that are queued.
 
         Raises:
-            _Spent: it does not.
+            Spent: it does not.
         """
         tokens = sum(map(most_tokens, self._queue))
         if why_not := self._budget.why_not(len(self._queue), tokens):
-            raise _Spent(f"{why_not}; {plural(len(self._queue), 'question')} are to be asked")
+            raise Spent(f"{why_not}; {plural(len(self._queue), 'question')} are to be asked")
 
     def _give_back(self) -> None:
         """End all open attempts. The next ones use their lines."""
@@ -347,7 +337,7 @@ class _JudgeJob:
         """Ask queued questions, as many as may be in flight, and as the budget allows.
 
         Raises:
-            _Spent: it allows none, and nothing is in flight.
+            Spent: it allows none, and nothing is in flight.
         """
         while self._queue and len(self._running) < self._settings.concurrency:
             tokens = self._flying_tokens + most_tokens(self._queue[0])
@@ -355,7 +345,7 @@ class _JudgeJob:
             if why_not:
                 if not self._running:
                     left = plural(len(self._waiting), "question")
-                    raise _Spent(f"{why_not}; {left} or more are left")
+                    raise Spent(f"{why_not}; {left} or more are left")
                 return
             question = self._queue.popleft()
             self._flying_tokens = tokens
@@ -417,55 +407,3 @@ class _JudgeJob:
             updated=time.time(),
         )
         _files.write_record(self._dir.judge, progress)
-
-
-class _Budget:
-    """What the judge was asked for a run, and what it may still be asked."""
-
-    def __init__(self, settings: JudgeSettings, answers: Iterable[Answer]) -> None:
-        self._settings = settings
-        self.requests = self.tokens = 0
-        for answer in answers:
-            self.count(answer)
-
-    def count(self, answer: Answer) -> None:
-        """Count an answer, unless the judge gave it to an earlier run."""
-        if not answer.kept:
-            self.requests += 1
-            self.tokens += answer.tokens
-
-    def why_not(self, questions: int, tokens: int) -> str:
-        """Return why no more questions with so many tokens can be in flight; empty if they can."""
-        most = self._settings.max_requests
-        if most is not None and self.requests + questions > most:
-            return (
-                f"the budget is spent: the judge was asked {plural(self.requests, 'question')}, "
-                f"and [judge] max_requests is {most:,}"
-            )
-        most = self._settings.max_tokens
-        if most is not None and self.tokens + tokens > most:
-            return (
-                f"the budget is spent: the judge read and wrote {plural(self.tokens, 'token')}, "
-                f"more questions may take {tokens:,}, and [judge] max_tokens is {most:,}"
-            )
-        return ""
-
-
-def most_tokens(question: Question) -> int:
-    """Return how many tokens question and answer may have together, as far as can be told."""
-    limit = int(json.loads(question.content)["max_tokens"])
-    return len(question.content.encode()) // _BYTES_PER_TOKEN + limit
-
-
-def recorded_answers(run_dir: RunDir, run: Run) -> dict[str, Answer]:
-    """Return the answers of the run's judge so far by question, those of all attempts."""
-    found: dict[str, Answer] = {}
-    for dataset in {span.dataset for span in all_portions(run) if span.dataset in run.judged}:
-        folder = run_dir.published_folder("answers", dataset)
-        for name in sorted(_files.names(folder)):
-            if name.endswith((".jsonl", ".part")) and not name.startswith("."):
-                for line in _files.whole_lines(folder / name):
-                    with contextlib.suppress(ValueError):
-                        answer = Answer.model_validate_json(line)
-                        found.setdefault(answer.id, answer)
-    return found
