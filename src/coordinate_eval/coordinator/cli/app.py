@@ -17,8 +17,9 @@ import typer
 from coordinate_eval import __version__, _launchers, _search_paths
 from coordinate_eval._format import visible
 from coordinate_eval._no_telemetry import switch_off_telemetry
-from coordinate_eval.coordinator.cli import job_commands, options
+from coordinate_eval.coordinator.cli import job_commands
 from coordinate_eval.coordinator.cli.launch import save_commands
+from coordinate_eval.coordinator.cli.options import common, inquiring, launching, parsing, upkeep
 from coordinate_eval.coordinator.cli.output import complaint, whole_output
 from coordinate_eval.coordinator.cli.upkeep import priors
 from coordinate_eval.coordinator.inputs.settings import load as load_settings
@@ -28,7 +29,7 @@ from coordinate_eval.errors import CoordinateError, UserError
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
-class _Group(options.Commands):
+class _Group(parsing.Commands):
     """The commands. `run` is the default one, also for shell completion."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own type
@@ -139,43 +140,43 @@ def _group(
 
 @app.command()
 def run(
-    checkpoint: options.Checkpoint = None,
-    suite: options.Suite = None,
-    only: options.Only = None,
-    skip: options.Skip = None,
-    group: options.Group = None,
-    limit: options.Limit = None,
-    engine: options.Engine = None,
-    engine_args: options.EngineArgs = None,
-    judge_url: options.JudgeUrl = None,
-    judge_model: options.JudgeModel = None,
-    step: options.Step = None,
-    model_config: options.ModelConfig = None,
-    tokenizer: options.Tokenizer = None,
-    cluster: options.Cluster = None,
-    nodes: options.Nodes = None,
-    max_nodes: options.MaxNodes = None,
-    max_gpus: options.MaxGpus = None,
-    gpu_type: options.GpusOfType = None,
-    queue: options.Queue = None,
-    partition: options.Partition = None,
-    account: options.Account = None,
-    qos: options.Qos = None,
-    constraint: options.Constraint = None,
-    run_dir: options.RunDirectory = None,
-    dry_run: options.DryRun = False,
-    html: options.Html = None,
-    scripts: options.Scripts = None,
-    what_if: options.WhatIf = False,
-    estimate: options.Estimate = False,
-    plan: options.PlanFile = None,
-    objective: options.Objective = None,
-    deadline: options.Deadline = None,
-    first_signal: options.FirstSignal = None,
-    wait: options.Wait = False,
-    as_json: options.Json = False,
-    verbose: options.Verbose = False,
-    settings_file: options.SettingsFile = None,
+    checkpoint: launching.Checkpoint = None,
+    suite: launching.Suite = None,
+    only: common.Only = None,
+    skip: launching.Skip = None,
+    group: launching.Group = None,
+    limit: launching.Limit = None,
+    engine: common.Engine = None,
+    engine_args: launching.EngineArgs = None,
+    judge_url: common.JudgeUrl = None,
+    judge_model: common.JudgeModel = None,
+    step: launching.Step = None,
+    model_config: launching.ModelConfig = None,
+    tokenizer: launching.Tokenizer = None,
+    cluster: common.Cluster = None,
+    nodes: launching.Nodes = None,
+    max_nodes: launching.MaxNodes = None,
+    max_gpus: launching.MaxGpus = None,
+    gpu_type: launching.GpusOfType = None,
+    queue: launching.Queue = None,
+    partition: common.Partition = None,
+    account: common.Account = None,
+    qos: common.Qos = None,
+    constraint: launching.Constraint = None,
+    run_dir: launching.RunDirectory = None,
+    dry_run: launching.DryRun = False,
+    html: launching.Html = None,
+    scripts: launching.Scripts = None,
+    what_if: launching.WhatIf = False,
+    estimate: launching.Estimate = False,
+    plan: launching.PlanFile = None,
+    objective: launching.Objective = None,
+    deadline: launching.Deadline = None,
+    first_signal: launching.FirstSignal = None,
+    wait: common.Wait = False,
+    as_json: common.Json = False,
+    verbose: common.Verbose = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Evaluate the checkpoint CKPT: submit the run to Slurm and return, or run here with Ray."""
     from coordinate_eval.coordinator.cli.asked import asked
@@ -246,11 +247,11 @@ def run(
 
 @app.command()
 def status(
-    run: options.RunName = None,
-    follow: options.Follow = False,
-    ledger: options.Ledger = False,
-    as_json: options.Json = False,
-    settings_file: options.SettingsFile = None,
+    run: common.RunName = None,
+    follow: inquiring.Follow = False,
+    ledger: inquiring.Ledger = False,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Show how far a run is, its scores or why it failed, and what to do next.
 
@@ -269,13 +270,13 @@ def status(
 
 @app.command()
 def diagnose(
-    what: options.DiagnosedJobs = None,
-    end: options.Ended = None,
-    ask: options.Ask = False,
-    confirm: options.Confirm = False,
-    compressed: options.Compressed = False,
-    as_json: options.Json = False,
-    settings_file: options.SettingsFile = None,
+    what: inquiring.DiagnosedJobs = None,
+    end: inquiring.Ended = None,
+    ask: inquiring.Ask = False,
+    confirm: inquiring.Confirm = False,
+    compressed: inquiring.Compressed = False,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Name the cause of each failed job of a run, or of any job by its logs, and what to do.
 
@@ -290,10 +291,10 @@ def diagnose(
 
 @app.command()
 def runs(
-    dataset: options.ScoredDataset = None,
-    limit: options.MostRuns = 20,
-    as_json: options.Json = False,
-    settings_file: options.SettingsFile = None,
+    dataset: inquiring.ScoredDataset = None,
+    limit: inquiring.MostRuns = 20,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """List the runs in `runs_dir`, the newest first."""
     from coordinate_eval.coordinator.cli.inquire.runs import list_runs
@@ -304,13 +305,13 @@ def runs(
 
 @app.command()
 def scores(
-    run: options.RunNames = None,
-    metric: options.Metric = None,
-    output_format: options.OutputFormat = None,
-    as_csv: options.Csv = False,
-    as_json: options.Json = False,
-    as_markdown: options.Markdown = False,
-    settings_file: options.SettingsFile = None,
+    run: inquiring.RunNames = None,
+    metric: common.Metric = None,
+    output_format: inquiring.OutputFormat = None,
+    as_csv: inquiring.Csv = False,
+    as_json: common.Json = False,
+    as_markdown: inquiring.Markdown = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Show a table of scores: a row for each run, by training step; a column for each dataset.
 
@@ -332,17 +333,17 @@ def scores(
 
 @app.command()
 def samples(
-    dataset: options.SampledDataset,
-    run: options.RunName = None,
-    item: options.Items = None,
-    wrong: options.Wrong = False,
-    diff: options.OtherRun = None,
-    limit: options.MostItems = None,
-    metric: options.Metric = None,
-    as_json: options.SamplesJson = False,
-    output: options.SampleFiles = None,
-    report: options.InReport = False,
-    settings_file: options.SettingsFile = None,
+    dataset: inquiring.SampledDataset,
+    run: common.RunName = None,
+    item: inquiring.Items = None,
+    wrong: inquiring.Wrong = False,
+    diff: inquiring.OtherRun = None,
+    limit: inquiring.MostItems = None,
+    metric: common.Metric = None,
+    as_json: inquiring.SamplesJson = False,
+    output: inquiring.SampleFiles = None,
+    report: inquiring.InReport = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Show prompts, answers, targets and verdicts of a dataset that is scored.
 
@@ -360,13 +361,13 @@ def samples(
 
 @app.command()
 def rescore(
-    run: options.RunName = None,
-    only: options.Only = None,
-    judge_url: options.JudgeUrl = None,
-    judge_model: options.JudgeModel = None,
-    wait: options.Wait = False,
-    as_json: options.Json = False,
-    settings_file: options.SettingsFile = None,
+    run: common.RunName = None,
+    only: common.Only = None,
+    judge_url: common.JudgeUrl = None,
+    judge_model: common.JudgeModel = None,
+    wait: common.Wait = False,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Score the responses of a run again, without a GPU, in a run of its own beside it.
 
@@ -383,11 +384,11 @@ def rescore(
 
 @app.command()
 def resume(
-    run: options.RunName = None,
-    judge_url: options.JudgeUrl = None,
-    wait: options.Wait = False,
-    as_json: options.Json = False,
-    settings_file: options.SettingsFile = None,
+    run: common.RunName = None,
+    judge_url: common.JudgeUrl = None,
+    wait: common.Wait = False,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Continue a run that was cancelled, ended incomplete, or lost its supervisor."""
     from coordinate_eval.coordinator.cli.inquire.runs import find
@@ -398,7 +399,7 @@ def resume(
 
 
 @app.command()
-def cancel(run: options.RunName = None, settings_file: options.SettingsFile = None) -> None:
+def cancel(run: common.RunName = None, settings_file: common.SettingsFile = None) -> None:
     """End all jobs of a run. What it has published stays; `resume` continues it."""
     from coordinate_eval.coordinator.cli.inquire.runs import find
     from coordinate_eval.coordinator.cli.launch.cancel import cancel_run
@@ -409,11 +410,11 @@ def cancel(run: options.RunName = None, settings_file: options.SettingsFile = No
 
 @app.command()
 def prune(
-    older_than: options.OlderThan = None,
-    keep: options.KeepNewest = None,
-    compact: options.Compacting = False,
-    yes: options.Sure = False,
-    settings_file: options.SettingsFile = None,
+    older_than: upkeep.OlderThan = None,
+    keep: upkeep.KeepNewest = None,
+    compact: upkeep.Compacting = False,
+    yes: upkeep.Sure = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Remove or compact runs of yours in `runs_dir` that are complete, incomplete or cancelled.
 
@@ -431,12 +432,12 @@ def prune(
 
 @app.command()
 def suites(
-    suite: options.SuiteName = None,
-    model: options.ModelSize = None,
-    checkpoint: options.PredictedCheckpoint = None,
-    gpu: options.GpuType = "h200",
-    tp: options.TensorParallel = 1,
-    as_json: options.Json = False,
+    suite: upkeep.SuiteName = None,
+    model: upkeep.ModelSize = None,
+    checkpoint: upkeep.PredictedCheckpoint = None,
+    gpu: upkeep.GpuType = "h200",
+    tp: upkeep.TensorParallel = 1,
+    as_json: common.Json = False,
 ) -> None:
     """List the shipped suites, or the datasets of one and what they take."""
     from coordinate_eval.coordinator.cli.inquire.suites import list_shipped, model_of, show_suite
@@ -453,7 +454,7 @@ def suites(
 
 
 @app.command(name="config")
-def config(as_json: options.Json = False, settings_file: options.SettingsFile = None) -> None:
+def config(as_json: common.Json = False, settings_file: common.SettingsFile = None) -> None:
     """Show every setting, its value, and where it comes from."""
     from coordinate_eval.coordinator.cli.inquire.config import show_config
 
@@ -462,14 +463,14 @@ def config(as_json: options.Json = False, settings_file: options.SettingsFile = 
 
 @app.command()
 def doctor(
-    submit: options.InJobs = False,
-    engine: options.Engine = None,
-    cluster: options.Cluster = None,
-    partition: options.Partition = None,
-    account: options.Account = None,
-    qos: options.Qos = None,
-    as_json: options.Json = False,
-    settings_file: options.SettingsFile = None,
+    submit: upkeep.InJobs = False,
+    engine: common.Engine = None,
+    cluster: common.Cluster = None,
+    partition: common.Partition = None,
+    account: common.Account = None,
+    qos: common.Qos = None,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Check the scheduler, folders, programs and servers that runs need, and say what to do.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coordinate_eval.coordinator.cli import options
+from coordinate_eval.coordinator.cli.options import common, launching, parsing
 from coordinate_eval.errors import CoordinateError, UserError
 
 _WATCH = "What to watch"
@@ -31,14 +31,14 @@ _Once = Annotated[
 _Every = Annotated[
     float,
     typer.Option(
-        parser=options.seconds, metavar="TIME", help="Time between two looks.",
+        parser=parsing.seconds, metavar="TIME", help="Time between two looks.",
         rich_help_panel=_WATCH,
     ),
 ]  # fmt: skip
 _Quiet = Annotated[
     float,
     typer.Option(
-        parser=options.seconds, metavar="TIME",
+        parser=parsing.seconds, metavar="TIME",
         help="A checkpoint is finished if it is whole and unchanged for this time.",
         rich_help_panel=_WATCH,
     ),
@@ -108,31 +108,31 @@ def watch(
     quiet: _Quiet = "60s",  # type: ignore[assignment]
     most: _Most = None,
     cron: _Cron = False,
-    suite: options.Suite = None,
-    only: options.Only = None,
-    skip: options.Skip = None,
-    group: options.Group = None,
-    limit: options.Limit = None,
-    engine: options.Engine = None,
-    engine_args: options.EngineArgs = None,
-    model_config: options.ModelConfig = None,
-    tokenizer: options.Tokenizer = None,
-    cluster: options.Cluster = None,
-    nodes: options.Nodes = None,
-    max_nodes: options.MaxNodes = None,
-    max_gpus: options.MaxGpus = None,
-    gpu_type: options.GpusOfType = None,
-    queue: options.Queue = None,
-    partition: options.Partition = None,
-    account: options.Account = None,
-    qos: options.Qos = None,
-    constraint: options.Constraint = None,
-    objective: options.Objective = None,
-    deadline: options.Deadline = None,
-    first_signal: options.FirstSignal = None,
+    suite: launching.Suite = None,
+    only: common.Only = None,
+    skip: launching.Skip = None,
+    group: launching.Group = None,
+    limit: launching.Limit = None,
+    engine: common.Engine = None,
+    engine_args: launching.EngineArgs = None,
+    model_config: launching.ModelConfig = None,
+    tokenizer: launching.Tokenizer = None,
+    cluster: common.Cluster = None,
+    nodes: launching.Nodes = None,
+    max_nodes: launching.MaxNodes = None,
+    max_gpus: launching.MaxGpus = None,
+    gpu_type: launching.GpusOfType = None,
+    queue: launching.Queue = None,
+    partition: common.Partition = None,
+    account: common.Account = None,
+    qos: common.Qos = None,
+    constraint: launching.Constraint = None,
+    objective: launching.Objective = None,
+    deadline: launching.Deadline = None,
+    first_signal: launching.FirstSignal = None,
     dry_run: _DryWatch = False,
-    as_json: options.Json = False,
-    settings_file: options.SettingsFile = None,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Evaluate the checkpoints that appear in DIR: finished ones, each once, the latest first.
 
@@ -194,18 +194,18 @@ def watch(
 def prefetch(
     ckpt: _PrefetchedFor = None,
     checkpoint: _Checkpoint = None,
-    suite: options.Suite = None,
-    only: options.Only = None,
-    skip: options.Skip = None,
-    group: options.Group = None,
-    limit: options.Limit = None,
-    engine: options.Engine = None,
-    model_config: options.ModelConfig = None,
-    tokenizer: options.Tokenizer = None,
+    suite: launching.Suite = None,
+    only: common.Only = None,
+    skip: launching.Skip = None,
+    group: launching.Group = None,
+    limit: launching.Limit = None,
+    engine: common.Engine = None,
+    model_config: launching.ModelConfig = None,
+    tokenizer: launching.Tokenizer = None,
     jobs: _Jobs = None,
-    as_json: options.Json = False,
+    as_json: common.Json = False,
     verbose: _Verbose = False,
-    settings_file: options.SettingsFile = None,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Download the data of a suite and build its prompts, for the tokenizer of a checkpoint.
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinate_eval._format import duration, plural
-from coordinate_eval.coordinator.cli import options
+from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.settings import load as load_settings
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from coordinate_eval.priors.store import Store
     from coordinate_eval.records import Dataset
 
-app = typer.Typer(cls=options.Commands, help="Show, export or import what finished runs measured.")
+app = typer.Typer(cls=parsing.Commands, help="Show, export or import what finished runs measured.")
 
 MOST_LEFT_OUT = 5
 """Newest runs that are predicted from all others, to see how well that does."""
@@ -71,8 +71,8 @@ def show(
     suite: Annotated[
         str | None, typer.Option(metavar="SUITE", help="A shipped suite's name, or a file.")
     ] = None,
-    as_json: options.Json = False,
-    settings_file: options.SettingsFile = None,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Show the predicted time of each dataset of a suite, and the measurements behind it."""
     from coordinate_eval.coordinator.inputs.suites.suite import load as load_suite
@@ -106,7 +106,7 @@ def show(
 @app.command(name="export")
 def export_(
     file: Annotated[Path, typer.Argument(help="Where to write; JSON lines.")],
-    settings_file: options.SettingsFile = None,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Write all observations to FILE, to be imported elsewhere."""
     from coordinate_eval import _files
@@ -126,7 +126,7 @@ def export_(
 @app.command(name="import")
 def import_(
     file: Annotated[Path, typer.Argument(help="What `export` wrote.")],
-    settings_file: options.SettingsFile = None,
+    settings_file: common.SettingsFile = None,
 ) -> None:
     """Add the observations of FILE to the store. Runs that it has already stay unchanged."""
     from coordinate_eval.priors.store import read_file

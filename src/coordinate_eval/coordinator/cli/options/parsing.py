@@ -1,0 +1,69 @@
+"""Values of options, and the help of commands."""
+
+import json
+import re
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+WHAT = "What to evaluate"
+WHERE = "Where to run"
+PLAN = "Plan"
+OUTPUT = "Run and output"
+"""Panels of options in the help."""
+
+
+class Commands(TyperGroup):
+    """Commands whose help says what to type after an option, and nothing after a flag."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's own type
+        """Return the group's own parameters."""
+        return _as_typed(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - typer's own types
+        """Return a command, if there is one of this name."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            _as_typed(found.get_params(ctx))
+        return found
+
+
+def _as_typed(parameters: list[Any]) -> list[Any]:
+    """Return parameters without the word `<bool>` that typer shows after flags."""
+    for each in parameters:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return parameters
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object that an option's text holds.
+
+    Raises:
+        typer.BadParameter: it is not one.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter("must be a JSON object")
+    return value
+
+
+def seconds(text: str) -> float:
+    """Return the seconds that an option's text names, such as 900, 15m or 2h.
+
+    Raises:
+        typer.BadParameter: it is not a time.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if match is None:
+        raise typer.BadParameter("must be a time such as 900, 15m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _refuse_constant(constant: str) -> float:
+    """Refuse NaN and the infinities, which Python reads and JSON does not have."""
+    raise ValueError(f"{constant} is not a number")

@@ -1,0 +1,57 @@
+"""Arguments and options of the commands that look after an installation."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinate_eval.coordinator.cli.options.parsing import WHERE
+
+InJobs = Annotated[
+    bool,
+    typer.Option(
+        "--submit",
+        help="Check the same in small jobs, one on each partition of the settings.",
+        rich_help_panel=WHERE,
+    ),
+]
+SuiteName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SUITE",
+        help="A shipped suite's name, or a suite file.",
+        show_default="list all",
+    ),
+]
+ModelSize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Predict for a model with this many parameters: 350m.",
+        show_default="7b",
+    ),
+]
+PredictedCheckpoint = Annotated[
+    Path | None, typer.Option(metavar="CKPT", help="Predict for this checkpoint instead.")
+]
+GpuType = Annotated[str, typer.Option(metavar="NAME", help="Type of the GPUs.")]
+TensorParallel = Annotated[
+    int, typer.Option(min=1, max=1024, metavar="N", help="GPUs of one trial.")
+]
+OlderThan = Annotated[
+    float | None,
+    typer.Option(
+        "--older-than", min=0, metavar="DAYS", help="Only runs not changed for this many days."
+    ),
+]
+KeepNewest = Annotated[
+    int | None,
+    typer.Option("--keep", min=0, metavar="N", help="Leave the N newest runs as they are."),
+]
+Compacting = Annotated[
+    bool,
+    typer.Option(
+        "--compact", help="Merge the many small files of complete runs, and remove no run."
+    ),
+]
+Sure = Annotated[bool, typer.Option("--yes", help="Do it. Without it runs are only listed.")]
