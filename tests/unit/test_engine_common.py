@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinate_eval.errors import EngineError
-from coordinate_eval.evaluators.engines import common, vllm
+from coordinate_eval.evaluators.engines import common, vllm_defaults
 from coordinate_eval.evaluators.engines.transformers import batches
 from coordinate_eval.evaluators.engines.transformers_text import first_stop
 from coordinate_eval.records import Request, RequestKind
@@ -129,4 +129,4 @@ def test_last_words_fit_on_a_line() -> None:
 def test_a_step_of_vllm_is_small_enough_to_score_all_of_it(
     config: dict[str, object], gib: int, filled: float, tokens: int
 ) -> None:
-    assert vllm._step_tokens(config, gib << 30, filled) == tokens
+    assert vllm_defaults.step_tokens(config, gib << 30, filled) == tokens

@@ -15,21 +15,20 @@ import functools
 import gc
 import importlib
 import inspect
-import itertools
 import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import common
-from coordinate_eval.evaluators.engines.turns import Decoder, Turns, tokens_of
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
+from coordinate_eval.evaluators.engines.vllm_defaults import engine_arguments, on_cpu
 from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS, Scoring, together
+from coordinate_eval.evaluators.engines.vllm_writing import Writing
 from coordinate_eval.records import Request, RequestKind, Response
 
 __all__ = ["VllmEngine", "cache_variables", "check_args", "prepare", "start"]
@@ -44,19 +43,6 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-
-_GPU_SHARE = 0.9
-"""Part of a GPU's memory that vLLM fills: weights, keys and values, activations."""
-
-_SCORING_SHARE = 0.8
-"""Part of the rest in which the probabilities of a scored prompt have to fit."""
-
-_SCORING_BYTES = 10
-"""Bytes for each token of a step and of the vocabulary while a prompt is scored: its logits in 16
-bits, gathered from several GPUs, and their logarithms and ranks in 32."""
-
-_STEP_TOKENS = (1024, 8192)
-"""Fewest and most tokens of a step that are chosen here."""
 
 
 def cache_variables(folder: Path) -> Mapping[str, str]:
@@ -106,78 +92,6 @@ class _Work(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Text:
-    """One request to vLLM: tokens, and how to continue them."""
-
-    tokens: list[int]
-    request: Request
-
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments of `SamplingParams`."""
-        wanted = common.sampling(self.request)
-        return wanted | {
-            "seed": self._seed(wanted["seed"]),
-            "max_tokens": self.request.max_tokens,
-            "stop": common.stops(self.request),
-            "skip_special_tokens": False,
-            "spaces_between_special_tokens": False,
-        }
-
-    def _seed(self, wanted: int) -> int | None:
-        # On a CPU, vLLM's runner V1 fails at a seed if a step ends within the prompt: a generator
-        # has no offset there. So only a seed that somebody asks for is given to it.
-        own = self.request.sampling.get("seed", -1) < 0
-        return None if wanted < 0 or (own and _on_cpu()) else wanted
-
-
-class _Writing:
-    """The text of one request, or the texts of its turns: one request to vLLM after the other."""
-
-    def __init__(self, request: Request, max_length: int, tokenizer: Any) -> None:
-        self.requests: Sequence[Request] = [request]
-        self._turns = Turns(request, max_length)
-        self._tokenizer = tokenizer
-
-    def asks(self) -> list[_Text]:
-        """Return what to ask first, or next."""
-        return [_Text(self._turns.prompt, self._turns.request)]
-
-    def take(self, ask: _Text, output: Any) -> tuple[list[Response], list[_Text]]:
-        """Take a finished `RequestOutput`. Return the response, or the next turn to ask for.
-
-        Raises:
-            EngineError: vLLM gave up.
-        """
-        answer = output.outputs[0]
-        if answer.finish_reason not in ("stop", "length"):
-            raise EngineError(
-                f"vLLM ended {common.named(ask.request)} for reason {answer.finish_reason!r}"
-            )
-        response = self._turns.add(
-            answer.text,
-            len(answer.token_ids),
-            answer.finish_reason,
-            lambda: self._said(ask.tokens, answer),
-        )
-        return ([], self.asks()) if response is None else ([response], [])
-
-    def _said(self, prompt: list[int], answer: Any) -> list[int]:
-        """Return the tokens of an answer without what has ended it."""
-        tokens = list(answer.token_ids)
-        if answer.finish_reason == "length":
-            return tokens
-        if not isinstance(answer.stop_reason, str):
-            return tokens[:-1]
-        ends: list[int] = []
-        # Without it, as for a tokenizer in Python, the whole text is made into tokens again.
-        if backend := getattr(self._tokenizer, "backend_tokenizer", None):
-            decoder = Decoder(backend, prompt)
-            ends = list(itertools.accumulate(len(decoder.add(token)) for token in tokens))
-        encode = functools.partial(self._tokenizer.encode, add_special_tokens=False)
-        return tokens_of(answer.text, tokens, ends, encode)
-
-
 class VllmEngine:
     """A model in vLLM. It runs no code of the checkpoint.
 
@@ -216,8 +130,8 @@ class VllmEngine:
     ) -> None:
         prepare(tensor_parallel)
         vllm = importlib.import_module("vllm")
-        arguments = _arguments(model, tensor_parallel, max_length, args)
-        if _on_cpu() and arguments["enforce_eager"]:
+        arguments = engine_arguments(model, tensor_parallel, max_length, args)
+        if on_cpu() and arguments["enforce_eager"]:
             # Even then, vLLM would compile a function of its sampler at the first scored prompt.
             importlib.import_module("torch").compiler.set_stance("force_eager")
         usage = importlib.import_module("vllm.usage.usage_lib").UsageContext
@@ -341,7 +255,7 @@ class VllmEngine:
             return Scoring(group, self.most_ids)
         (request,) = group
         tokenizer = self._running().get_tokenizer() if request.follow_ups else None
-        return _Writing(request, self._max_length, tokenizer)
+        return Writing(request, self._max_length, tokenizer)
 
     def _ask(self, flight: dict[str, tuple[_Work, Any]], work: _Work, ask: Any) -> None:
         """Add a request to vLLM's scheduler and to `flight`."""
@@ -408,32 +322,6 @@ def _hide_from_inspection(packages: list[str]) -> None:
     registry._SUBPROCESS_COMMAND = [sys.executable, "-c", code]  # type: ignore[attr-defined]
 
 
-def _arguments(
-    model: Path, tensor_parallel: int, max_length: int, args: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of `EngineArgs`: those of the user, and defaults for the others.
-
-    Raises:
-        UserError: an argument is unknown, or not the user's to give.
-    """
-    check_args(args)
-    chosen: dict[str, Any] = {
-        "load_format": "safetensors",
-        "max_model_len": max_length,
-        "gpu_memory_utilization": _GPU_SHARE,
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "max_logprobs": MOST_IDS,
-        **(_cpu_arguments(model) if _on_cpu() else _gpu_arguments(model, args)),
-        **args,
-    }
-    return chosen | {
-        "model": f"./{model.name}",
-        "tensor_parallel_size": tensor_parallel,
-        "trust_remote_code": False,
-    }
-
-
 def _probed(kind: RequestKind, tokens: list[int], **fields: Any) -> Request:
     """Return a request of no dataset."""
     key = {"dataset": "probe", "item": 0, "task": "probe", "doc": 0, "prompt_hash": ""}
@@ -445,52 +333,3 @@ def _most_ids(parameters: Any, max_logprobs: int) -> int:
     if "logprob_token_ids" not in inspect.signature(parameters).parameters:
         return 0
     return MOST_IDS if max_logprobs < 0 else min(MOST_IDS, max_logprobs)
-
-
-def _on_cpu() -> bool:
-    """Return whether vLLM runs on the CPU of this machine."""
-    return bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
-
-
-def _gpu_arguments(model: Path, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults for a GPU."""
-    if args.get("enable_chunked_prefill") is False:  # a step must have room for a whole prompt
-        return {}
-    platform = importlib.import_module("vllm.platforms").current_platform
-    try:
-        memory = platform.get_device_total_memory()
-    except Exception:  # vLLM will say what is wrong with the GPU
-        return {}
-    filled = args.get("gpu_memory_utilization", _GPU_SHARE)
-    tokens = _step_tokens(own_code.json_object(model / "config.json"), memory, filled)
-    return {"max_num_batched_tokens": max(tokens, args.get("max_num_seqs") or 0)}
-
-
-def _step_tokens(config: Mapping[str, Any], memory: int, filled: float) -> int:
-    """Return so few tokens of a step that one long prompt can be scored in it.
-
-    The model runner V1 computes the probabilities of all tokens of a prompt in a step at once, in
-    memory that vLLM does not reckon with.
-
-    Args:
-        config: the model's `config.json`.
-        memory: bytes of a GPU.
-        filled: part of it that vLLM fills.
-    """
-    text = config.get("text_config")
-    vocabulary = (text if isinstance(text, dict) else config).get("vocab_size")
-    each = _SCORING_BYTES * (vocabulary if isinstance(vocabulary, int) else 0)
-    fewest, most = _STEP_TOKENS
-    spare = (1 - filled) * memory * _SCORING_SHARE
-    return int(max(fewest, min(most, spare / max(1, each))))
-
-
-def _cpu_arguments(model: Path) -> dict[str, Any]:
-    """Return the defaults for a machine without a GPU."""
-    # Compilation takes longer than the whole evaluation of a small model. By default vLLM turns
-    # float32 into bfloat16 to save GPU memory, which gains nothing here.
-    chosen: dict[str, Any] = {"enforce_eager": True}
-    config = own_code.json_object(model / "config.json")
-    if "float32" in (config.get("dtype"), config.get("torch_dtype")):
-        chosen["dtype"] = "float32"
-    return chosen

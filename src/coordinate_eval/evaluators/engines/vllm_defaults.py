@@ -1,0 +1,98 @@
+"""The arguments with which vLLM is started where the user gives none."""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coordinate_eval.evaluators import own_code
+from coordinate_eval.evaluators.engines.vllm_arguments import check_args
+from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS
+
+_GPU_SHARE = 0.9
+"""Part of a GPU's memory that vLLM fills: weights, keys and values, activations."""
+
+_SCORING_SHARE = 0.8
+"""Part of the rest in which the probabilities of a scored prompt have to fit."""
+
+_SCORING_BYTES = 10
+"""Bytes for each token of a step and of the vocabulary while a prompt is scored: its logits in 16
+bits, gathered from several GPUs, and their logarithms and ranks in 32."""
+
+_STEP_TOKENS = (1024, 8192)
+"""Fewest and most tokens of a step that are chosen here."""
+
+
+def engine_arguments(
+    model: Path, tensor_parallel: int, max_length: int, args: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of `EngineArgs`: those of the user, and defaults for the others.
+
+    Raises:
+        UserError: an argument is unknown, or not the user's to give.
+    """
+    check_args(args)
+    chosen: dict[str, Any] = {
+        "load_format": "safetensors",
+        "max_model_len": max_length,
+        "gpu_memory_utilization": _GPU_SHARE,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "max_logprobs": MOST_IDS,
+        **(_cpu_arguments(model) if on_cpu() else _gpu_arguments(model, args)),
+        **args,
+    }
+    return chosen | {
+        "model": f"./{model.name}",
+        "tensor_parallel_size": tensor_parallel,
+        "trust_remote_code": False,
+    }
+
+
+def on_cpu() -> bool:
+    """Return whether vLLM runs on the CPU of this machine."""
+    return bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
+
+
+def _gpu_arguments(model: Path, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults for a GPU."""
+    if args.get("enable_chunked_prefill") is False:  # a step must have room for a whole prompt
+        return {}
+    platform = importlib.import_module("vllm.platforms").current_platform
+    try:
+        memory = platform.get_device_total_memory()
+    except Exception:  # vLLM will say what is wrong with the GPU
+        return {}
+    filled = args.get("gpu_memory_utilization", _GPU_SHARE)
+    tokens = step_tokens(own_code.json_object(model / "config.json"), memory, filled)
+    return {"max_num_batched_tokens": max(tokens, args.get("max_num_seqs") or 0)}
+
+
+def step_tokens(config: Mapping[str, Any], memory: int, filled: float) -> int:
+    """Return so few tokens of a step that one long prompt can be scored in it.
+
+    The model runner V1 computes the probabilities of all tokens of a prompt in a step at once, in
+    memory that vLLM does not reckon with.
+
+    Args:
+        config: the model's `config.json`.
+        memory: bytes of a GPU.
+        filled: part of it that vLLM fills.
+    """
+    text = config.get("text_config")
+    vocabulary = (text if isinstance(text, dict) else config).get("vocab_size")
+    each = _SCORING_BYTES * (vocabulary if isinstance(vocabulary, int) else 0)
+    fewest, most = _STEP_TOKENS
+    spare = (1 - filled) * memory * _SCORING_SHARE
+    return int(max(fewest, min(most, spare / max(1, each))))
+
+
+def _cpu_arguments(model: Path) -> dict[str, Any]:
+    """Return the defaults for a machine without a GPU."""
+    # Compilation takes longer than the whole evaluation of a small model. By default vLLM turns
+    # float32 into bfloat16 to save GPU memory, which gains nothing here.
+    chosen: dict[str, Any] = {"enforce_eager": True}
+    config = own_code.json_object(model / "config.json")
+    if "float32" in (config.get("dtype"), config.get("torch_dtype")):
+        chosen["dtype"] = "float32"
+    return chosen
