@@ -131,6 +131,7 @@ class TaskStatus(Record):
     state: State
     end: End = Field(default=End.UNKNOWN, description="how it ended, if it has")
     suspended: bool = Field(default=False, description="it runs, and was stopped for a while")
+    completing: bool = Field(default=False, description="it runs, and the scheduler is ending it")
     reason: str = ""
     in_turn: bool = Field(
         default=False, description="it is pending until others end, and nothing else is in its way"

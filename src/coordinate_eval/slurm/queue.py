@@ -76,6 +76,7 @@ def read_tasks(text: str, prefix: str) -> list[TaskStatus]:
                 state=_state(fields[1]),
                 end=_ENDED.get(fields[1], End.UNKNOWN),
                 suspended=fields[1] in ("SUSPENDED", "STOPPED"),
+                completing=fields[1] == "COMPLETING",
                 reason="" if fields[2] == "None" else fields[2],
                 in_turn=_IN_TURN.fullmatch(fields[2]) is not None,
                 node=fields[3],

@@ -34,6 +34,7 @@ from coordinate_eval.coordinator.run.troubles.broken import broken_nodes
 from coordinate_eval.coordinator.run.troubles.ends import cause_of
 from coordinate_eval.coordinator.run.troubles.memory import lighter_load
 from coordinate_eval.coordinator.run.troubles.trouble import write_trouble
+from coordinate_eval.coordinator.supervisor.completing import Completing
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.replacements import count_trials, held_nodes
 from coordinate_eval.coordinator.supervisor.decisions.values import (
@@ -147,6 +148,7 @@ class Supervisor:
         self._round_after = self._replace_after = 0.0
         self._searches = self._vain = 0
         self._silence = Silence(run_dir)
+        self._completing = Completing()
         self._others = OtherRuns(run_dir, self._run, cluster)
         self._submitter = Submitter(
             run_dir,
@@ -200,6 +202,7 @@ class Supervisor:
                 slower = slow_down(everybody)
                 prefix = jobs.prefix(self._run)
                 tasks = [task for task in everybody if task.name.startswith(prefix)]
+                tasks = self._completing.without_gone(tasks)
                 if time.time() > self._handover and self._hand_over(tasks):
                     return None
                 facts, actions = self._decide(tasks)
