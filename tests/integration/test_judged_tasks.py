@@ -223,6 +223,17 @@ def test_a_pair_plays_two_games(tasks: Path, tmp_path: Path) -> None:
     assert (scores["no_verdict,none"], found.judge["pairs_left_out"]) == (1, 1)
 
 
+def test_a_win_rate_without_style_has_an_interval(tasks: Path, tmp_path: Path) -> None:
+    rubric = PAIR + "style_control: true\n"
+    judged = Judged(tasks, rubric, _baseline(tmp_path / "baselines"))
+    found = judged.results(lambda question, number: "[[A>B]]" if number % 3 else "[[B>A]]")
+    low, rate, high = (
+        found.results["t"][f"win_rate_style_controlled{end},none"] for end in ("_low", "", "_high")
+    )
+    assert low < rate < high
+    assert list(found.results["t"])[-1].startswith(("no_verdict", "position_bias"))
+
+
 def test_a_missing_answer_of_the_baseline_is_named(tasks: Path, tmp_path: Path) -> None:
     judged = Judged(tasks, PAIR, _baseline(tmp_path / "baselines", 4))
     with pytest.raises(UserError, match="the baseline has no answer to '4'"):

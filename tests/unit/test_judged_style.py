@@ -4,10 +4,14 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinate_eval.evaluators.judged.style import StyleControlled, differences
+from coordinate_eval.evaluators.judged.style import (
+    StyleControlled,
+    StyleControlledBound,
+    differences,
+)
 
 PLAIN = "one two three four"
 RICH = "# Title\n\n- one\n2. two\n**three** __four__ five\n```\n# no title\n- no entry\n```\n"
@@ -53,3 +57,21 @@ def test_a_judge_that_likes_length_is_corrected() -> None:
 def test_who_always_wins_has_a_rate_near_the_end(outcome: float) -> None:
     battles = [[outcome, n / 10, 0.0, 0.0, 0.0] for n in range(10)]
     assert StyleControlled()([battles]) == pytest.approx(outcome, abs=0.001)
+
+
+def test_the_interval_of_battles_without_style_is_that_of_their_mean() -> None:
+    """With 400 battles and a share of 0.25, the standard error is 0.0217."""
+    battles = [[float(n % 4 == 0), 0.0, 0.0, 0.0, 0.0] for n in range(400)]
+    low, high = (StyleControlledBound(quantile)([battles]) for quantile in (0.05, 0.95))
+    assert low == pytest.approx(0.25 - 1.645 * 0.0217, abs=0.006)
+    assert high == pytest.approx(0.25 + 1.645 * 0.0217, abs=0.006)
+    assert low == StyleControlledBound(0.05)([battles])
+    assert math.isnan(StyleControlledBound(0.05)([[]]))
+
+
+@settings(max_examples=10)
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.floats(-1, 1)), min_size=1))
+def test_an_interval_is_within_bounds_and_in_order(found: list[tuple[float, float]]) -> None:
+    battles = [[outcome, length, 0.0, 0.0, 0.0] for outcome, length in found]
+    low, high = (StyleControlledBound(quantile)([battles]) for quantile in (0.05, 0.95))
+    assert 0 <= low <= high <= 1

@@ -15,13 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from coordinate_eval.evaluators.judged.style import StyleControlled
+from coordinate_eval.evaluators.judged.style import StyleControlled, StyleControlledBound
 from coordinate_eval.records import Rubric
 
 Verdict = list[float] | None
 
 SECONDS = 2.0
 """Longest search for a verdict in a judge's words. A pattern may take for ever on some texts."""
+
+STYLE_CONTROLLED = "win_rate_style_controlled"
+"""Name of the win rate without what style adds. Those of its interval begin so, too."""
 
 CONFIDENCE = 0.9
 RESAMPLES = 1000
@@ -182,7 +185,11 @@ def metrics_of(rubric: Rubric) -> dict[str, tuple[Aggregation, bool]]:
             "position_bias": (Mean(), False),
         }
         if rubric.style_control:
-            found["win_rate_style_controlled"] = (StyleControlled(), True)
+            found |= {
+                STYLE_CONTROLLED: (StyleControlled(), True),
+                f"{STYLE_CONTROLLED}_low": (StyleControlledBound(tail), True),
+                f"{STYLE_CONTROLLED}_high": (StyleControlledBound(1 - tail), True),
+            }
     else:
         found = {"score": (_AGGREGATIONS[rubric.aggregation](), True)}
     return found | {"no_verdict": (Total(), False)}

@@ -30,6 +30,7 @@ from coordinate_eval.evaluators.judged.prompts import (
 )
 from coordinate_eval.evaluators.judged.style import differences
 from coordinate_eval.evaluators.judged.verdicts import (
+    STYLE_CONTROLLED,
     Verdict,
     battles,
     document_metrics,
@@ -177,7 +178,7 @@ class JudgedTask:
                         styled += [[outcome, *style] for outcome in battles(*games)]
         found: dict[str, Any] = document_metrics(self._rubric, self._by(document), verdicts)
         if self._rubric.style_control:
-            found["win_rate_style_controlled"] = styled
+            found |= {name: styled for name in self._metrics if name.startswith(STYLE_CONTROLLED)}
         for name in found.keys() - self._aggregations.keys():
             self._aggregations[name], self._higher[name] = self._metrics[main_metric(self._rubric)]
         return found
