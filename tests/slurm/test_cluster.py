@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pytest
 
-from coordinate_eval.cluster import Job, State, TaskStatus
+from coordinate_eval.cluster import Busy, Job, Node, State, TaskStatus
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.slurm.cluster import SlurmCluster, slurm_configured
 from coordinate_eval.slurm.scripts import submission
@@ -69,11 +69,41 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Job]:
     return make
 
 
+Nodes = tuple[list[Node], list[Busy]]
+
+
+@pytest.fixture
+def nodes_without_json(
+    slurm_cluster: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Nodes]:
+    """Reads the nodes of the same controller, with commands of Slurm that have no JSON."""
+    config = subprocess.run(
+        ["scontrol", "show", "config"], check=True, capture_output=True, text=True
+    )
+    (installed,) = re.findall(r"(?m)^PluginDir\s*= (.*)$", config.stdout)
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    for plugin in Path(installed).iterdir():
+        if not plugin.name.startswith("serializer_json"):
+            (plugins / plugin.name).symlink_to(plugin)
+    conf = tmp_path / "slurm.conf"
+    conf.write_text(f"{slurm_cluster.conf.read_text()}\nPluginDir={plugins}\n")
+
+    def read() -> Nodes:
+        with monkeypatch.context() as patch:
+            patch.setenv("SLURM_CONF", str(conf))
+            cluster = SlurmCluster(SlurmSettings(timeout_seconds=30))
+            assert "without JSON" in cluster.about()["reader"]
+            return cluster.nodes()
+
+    return read
+
+
 SLEEP = "import time; time.sleep(300)"
 
 
 def test_gpus_cpus_and_memory_in_use_are_not_free(
-    cluster: SlurmCluster, job: Callable[..., Job]
+    cluster: SlurmCluster, job: Callable[..., Job], nodes_without_json: Callable[[], Nodes]
 ) -> None:
     idle, busy = cluster.nodes()
     assert [node.name for node in idle] == ["node1", "node2", "node3", "node4"]
@@ -95,19 +125,23 @@ def test_gpus_cpus_and_memory_in_use_are_not_free(
     assert by_name["node3"].free_gpus == by_name["node3"].gpus == 8
     assert by_name["node3"].gpu_memory_gib == 141
     assert [(node.name, node.why) for node in busy] == [("node2", "8 of 8 GPUs in use")]
+    assert nodes_without_json() == (nodes, busy)
 
 
 def test_a_drained_node_is_busy_with_the_reason(
-    cluster: SlurmCluster, slurm_cluster: DevCluster
+    cluster: SlurmCluster, slurm_cluster: DevCluster, nodes_without_json: Callable[[], Nodes]
 ) -> None:
     update = ["scontrol", "update", "NodeName=node4"]
-    subprocess.run([*update, "State=DRAIN", "Reason=hw check"], check=True)
+    subprocess.run([*update, "State=DRAIN", "Reason=hw check, State=IDLE\nwhy"], check=True)
     try:
         nodes, busy = cluster.nodes()
+        assert nodes_without_json() == (nodes, busy)
     finally:
         subprocess.run([*update, "State=RESUME"], check=True)
     assert "node4" not in {node.name for node in nodes}
-    assert [(node.name, node.why) for node in busy] == [("node4", "drained: hw check")]
+    assert [(node.name, node.why) for node in busy] == [
+        ("node4", "drained: hw check, State=IDLE\nwhy")
+    ]
 
 
 def test_a_partition_of_whole_nodes(slurm_cluster: DevCluster, job: Callable[..., Job]) -> None:

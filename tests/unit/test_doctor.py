@@ -181,10 +181,11 @@ def test_slurm_says_its_limits() -> None:
         "PartitionName=gpu Default=YES MaxTime=01:30:00 OverSubscribe=EXCLUSIVE State=UP\n"
         "PartitionName=cpu MaxTime=UNLIMITED State=DOWN\n"
     )
-    said = describe("slurm 24.11.5\n", "Slurmctld(primary) at a is UP\n\n", read_partitions(
-        text).values())  # fmt: skip
+    ping = "Slurmctld(primary) at a is UP\n\n"
+    said = describe("slurm 24.11.5\n", ping, "Slurm's commands", read_partitions(text).values())
     assert said == {
         "controller": "slurm 24.11.5: Slurmctld(primary) at a is UP",
+        "reader": "Slurm's commands",
         "partition gpu (default)": "state UP, jobs of at most 90 minutes, whole nodes only",
         "partition cpu": "state DOWN, jobs of any length",
     }

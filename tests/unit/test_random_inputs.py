@@ -31,6 +31,7 @@ from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import model_of
 from coordinate_eval.slurm.nodes import Wanted, gpu_memory_gib, read_nodes, read_partitions
 from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_job_id, read_tasks
+from coordinate_eval.slurm.text_answers import read_nodes_text
 
 randoms = st.randoms(use_true_random=False)
 
@@ -288,6 +289,14 @@ def test_texts_of_slurm(random: Random) -> None:
         judged(lambda changed=changed: read_tasks(changed, "ce-"))  # type: ignore[misc]
         judged(lambda changed=changed: read_partitions(changed))  # type: ignore[misc]
         judged(lambda changed=changed: read_job_id(changed))  # type: ignore[misc]
+
+
+@examples(100)
+@given(random=randoms)
+def test_texts_of_nodes(random: Random) -> None:
+    text = (FAKES.parent / "fixtures" / "slurm" / "nodes-22.05.txt").read_bytes()
+    changed = mutated_bytes(random, text).decode(errors="replace")
+    judged(lambda: read_nodes(read_nodes_text(changed), Wanted(frozenset({"low"}))))
 
 
 @pytest.mark.parametrize("digits", [400, 5000])

@@ -6,16 +6,19 @@ from collections.abc import Iterable
 from coordinate_eval.slurm.nodes import Partition
 
 
-def describe(version: str, ping: str, partitions: Iterable[Partition]) -> dict[str, str]:
+def describe(
+    version: str, ping: str, reader: str, partitions: Iterable[Partition]
+) -> dict[str, str]:
     """Return what the controller and each of these partitions are.
 
     Args:
         version: the output of `sinfo -V`.
         ping: the output of `scontrol ping`.
+        reader: how nodes and jobs are read.
         partitions: in which jobs would run.
     """
     controller = ", ".join(line.strip() for line in ping.splitlines() if line.strip())
-    said = {"controller": f"{version.strip()}: {controller}"}
+    said = {"controller": f"{version.strip()}: {controller}", "reader": reader}
     for each in partitions:
         words = [f"state {each.state}"]
         if math.isfinite(each.minutes):

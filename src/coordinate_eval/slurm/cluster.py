@@ -19,9 +19,10 @@ from coordinate_eval.errors import (
 )
 from coordinate_eval.slurm.about import describe
 from coordinate_eval.slurm.client import SlurmClient
+from coordinate_eval.slurm.commands import Commands
 from coordinate_eval.slurm.environment import of_job
 from coordinate_eval.slurm.nodes import Partition, Wanted, read_nodes, read_partitions
-from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_job_id, read_tasks
+from coordinate_eval.slurm.queue import read_job_id
 from coordinate_eval.slurm.refusals import refusal
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
@@ -46,7 +47,6 @@ class SlurmCluster:
     def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
         self._partitions: dict[str, Partition] = {}
-        self._node_command: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
         """Slurm needs no connection."""
@@ -59,6 +59,10 @@ class SlurmCluster:
     def client(self) -> SlurmClient:
         """The runner of Slurm's commands."""
         return SlurmClient(self._settings.timeout_seconds)
+
+    @cached_property
+    def _commands(self) -> Commands:
+        return Commands(self.client)
 
     @cached_property
     def _excluded(self) -> frozenset[str]:
@@ -87,7 +91,7 @@ class SlurmCluster:
         return ShownJob(job.name, made.command(), made.script, made.text())
 
     def about(self) -> Mapping[str, str]:
-        """Return version, controller, and the partitions of the settings with their limits.
+        """Return version, controller, how nodes are read, and the partitions with their limits.
 
         Raises:
             UserError: a partition of the settings does not exist or takes no jobs.
@@ -97,7 +101,8 @@ class SlurmCluster:
         names = (self._settings.partition, self._settings.cpu_partition)
         # Without a partition for jobs on CPUs, they run in the other one.
         chosen = {p.name: p for name in names if name or not names[0] for p in self._chosen(name)}
-        return describe(version, ping, chosen.values())
+        self._commands.nodes()  # finds out how
+        return describe(version, ping, self._commands.name, chosen.values())
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """Return the nodes on which a trial can start, and all others with GPUs with the reason.
@@ -119,7 +124,7 @@ class SlurmCluster:
             wake=self._settings.wake_nodes,
             excluded=self._excluded,
         )
-        free, busy = read_nodes(self.client.json(*self._list_nodes()), wanted)
+        free, busy = read_nodes(self._commands.nodes(), wanted)
         if all(partition.state == "DOWN" for partition in partitions):
             # Slurm queues jobs for such a partition, and starts none.
             self._partitions = {}
@@ -157,11 +162,7 @@ class SlurmCluster:
         Raises:
             ClusterSilent: no answer.
         """
-        user = str(os.getuid())
-        answer = self.client.run(
-            "squeue", "-h", "-a", "-r", "-t", "all", "-u", user, "-o", SQUEUE_FORMAT
-        )
-        return read_tasks(answer, prefix)
+        return self._commands.tasks(prefix)
 
     def cancel(self, job_ids: list[str]) -> None:
         """End jobs (`123`) and tasks (`123_4`). Ignores those that have ended or never existed.
@@ -256,19 +257,6 @@ class SlurmCluster:
 
     def _advice(self) -> str:
         return f"choose one of {', '.join(self._partitions)} with --partition or [slurm] partition"
-
-    def _list_nodes(self) -> tuple[str, ...]:
-        """Return the command that prints one JSON entry per node in this version of Slurm."""
-        if not self._node_command:
-            version = re.search(r"(\d+)\.(\d+)", self.client.run("sinfo", "-V"))
-            old = version is not None and (int(version[1]), int(version[2])) < (23, 2)
-            # In later versions sinfo groups similar nodes. In old ones scontrol has no JSON.
-            self._node_command = (
-                ("sinfo", "--all", "--json")
-                if old
-                else ("scontrol", "--all", "show", "nodes", "--json")
-            )
-        return self._node_command
 
 
 def slurm_configured() -> bool:

@@ -1,0 +1,75 @@
+"""Nodes and tasks as Slurm's commands print them, in each version and build of Slurm."""
+
+import os
+import re
+from typing import Any
+
+from coordinate_eval._format import brief
+from coordinate_eval.cluster import TaskStatus
+from coordinate_eval.errors import ClusterError, ClusterSilent
+from coordinate_eval.slurm.client import SlurmClient
+from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_tasks
+from coordinate_eval.slurm.text_answers import SHOW_NODES, read_nodes_text
+
+
+class Commands:
+    """Reads nodes and tasks. Whether nodes can be read as JSON is found out once."""
+
+    def __init__(self, client: SlurmClient) -> None:
+        self._client = client
+        self._of_version: tuple[str, ...] = ()
+        self._no_json = ""
+
+    @property
+    def name(self) -> str:
+        """How nodes are read, for a person."""
+        if self._no_json:
+            return f"Slurm's commands, as text without JSON: {self._no_json}"
+        return "Slurm's commands"
+
+    def nodes(self) -> dict[str, Any]:
+        """Return all nodes in one of the forms that `nodes.read_nodes` knows.
+
+        Raises:
+            ClusterSilent: no answer.
+            ClusterError: Slurm refused; the message has its words.
+        """
+        if self._no_json:
+            return self._nodes_as_text()
+        try:
+            return self._client.json(*self._json_command())
+        except ClusterSilent:
+            raise
+        except ClusterError as error:
+            answer = self._nodes_as_text()  # fails as well if this was no matter of JSON
+            self._no_json = brief(error)
+            return answer
+
+    def tasks(self, prefix: str) -> list[TaskStatus]:
+        """Return this user's tasks whose job name has this prefix, for as long as Slurm lists them.
+
+        Raises:
+            ClusterSilent: no answer.
+        """
+        # Of no other user, whose names of jobs might imitate other records.
+        user = str(os.getuid())
+        answer = self._client.run(
+            "squeue", "-h", "-a", "-r", "-t", "all", "-u", user, "-o", SQUEUE_FORMAT
+        )
+        return read_tasks(answer, prefix)
+
+    def _nodes_as_text(self) -> dict[str, Any]:
+        return read_nodes_text(self._client.run(*SHOW_NODES))
+
+    def _json_command(self) -> tuple[str, ...]:
+        """Return the command that prints one JSON entry per node in this version of Slurm."""
+        if not self._of_version:
+            version = re.search(r"(\d+)\.(\d+)", self._client.run("sinfo", "-V"))
+            old = version is not None and (int(version[1]), int(version[2])) < (23, 2)
+            # In later versions sinfo groups similar nodes. In old ones scontrol has no JSON.
+            self._of_version = (
+                ("sinfo", "--all", "--json")
+                if old
+                else ("scontrol", "--all", "show", "nodes", "--json")
+            )
+        return self._of_version
