@@ -227,7 +227,8 @@ def names(folder: Path) -> frozenset[str]:
 
 def _list(folder: Path) -> frozenset[str]:
     try:
-        return frozenset(entry.name for entry in folder.iterdir())
+        with os.scandir(folder) as entries:
+            return frozenset(entry.name for entry in entries)
     except FileNotFoundError:
         return frozenset()
 

@@ -335,3 +335,18 @@ class WholeDatasets(RuleBasedStateMachine):
 
 WholeDatasets.TestCase.settings = examples(40, steps=25)
 TestWholeDatasets = WholeDatasets.TestCase
+
+
+def test_spans_that_nobody_has_claimed_cost_no_look_at_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Path] = []
+
+    def modified(path: Path) -> float:
+        looked.append(path)
+        return 0.0
+
+    monkeypatch.setattr(_files, "modified", modified)
+    spans = [Span("d", n, n + 1) for n in range(100)]
+    assert Ledger(RunDir(tmp_path), "outputs").claimable(spans) == spans
+    assert not looked

@@ -9,7 +9,7 @@ from tests.reviewer import FakeCluster
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Node, State, TaskStatus
+from coordinate_eval.cluster import Cluster, Node, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import LimitSettings, Settings
 from coordinate_eval.coordinator.planning.places import room
 from coordinate_eval.coordinator.planning.places.room import (
@@ -125,14 +125,16 @@ class Queue(FakeCluster):
         self.free = [NODE]
 
 
-def supervised(folder: Path, name: str, created: float, **limits: Any) -> tuple[Run, OtherRuns]:
+def supervised(
+    folder: Path, name: str, created: float, cluster: Cluster | None = None, **limits: Any
+) -> tuple[Run, OtherRuns]:
     settings = Settings(
         runs_dir=str(folder), cache_dir=str(folder / "cache"), limits=LimitSettings(**limits)
     )
     run = make_run(id=name, nonce=name, created=created, settings=settings)
     run_dir = RunDir(folder / name)
     run_dir.root.mkdir()
-    return run, OtherRuns(run_dir, run, Queue())
+    return run, OtherRuns(run_dir, run, cluster or Queue())
 
 
 WANTED = [RoundNode(name="n1", gpu_type="h200", trials=8)]
@@ -167,6 +169,29 @@ def test_of_two_that_see_each_other_the_older_goes_on(tmp_path: Path) -> None:
     # Each counts what the other one has chosen.
     assert not two.available(second)[0]
     assert not one.available(first)[0]
+
+
+def test_of_many_that_choose_at_once_all_go_on_at_the_second_look(tmp_path: Path) -> None:
+    cluster = Queue()
+    cluster.free = [NODE.model_copy(update={"name": f"n{number}"}) for number in range(12)]
+    runs = [supervised(tmp_path, f"run{age}", age, cluster=cluster) for age in range(6)]
+
+    def look(run: Run, others: OtherRuns) -> list[RoundNode]:
+        first = others.available(run)[0][:2]
+        return [RoundNode(name=node.name, gpu_type="h200", trials=8) for node in first]
+
+    chosen = [look(*each) for each in runs]
+    assert all(nodes == chosen[0] for nodes in chosen)
+    runs[0][1].take(runs[0][0], 0, chosen[0])
+    for (run, others), nodes in list(zip(runs, chosen, strict=True))[1:]:
+        with pytest.raises(Overtaken):
+            others.take(run, 0, nodes)
+        others.wait("another one was faster")
+    again = [look(*each) for each in runs[1:]]
+    for (run, others), nodes in zip(runs[1:], again, strict=True):
+        others.take(run, 0, nodes)
+    taken = [node.name for nodes in [chosen[0], *again] for node in nodes]
+    assert sorted(taken) == sorted(node.name for node in cluster.free)
 
 
 def test_only_promises_are_removed_from_a_folder_of_ones_own(tmp_path: Path) -> None:

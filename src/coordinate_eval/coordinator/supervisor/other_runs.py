@@ -2,6 +2,8 @@
 
 Promises are files of one folder in `runs_dir`. A run writes its own before it looks at those of
 the others a second time: of two that choose the same nodes at once, one at least sees the other.
+Those that give way leave the first nodes to the older ones of them next time: of a hundred that
+start at once, ninety-nine would otherwise meet again, and one go on at each look.
 """
 
 import contextlib
@@ -48,11 +50,14 @@ class OtherRuns:
         self._seen = Others()
         self._gave_way: float | None = None
         self._stands = False
+        self._missed = 0
+        """Nodes that this run chose last, and left to another one."""
 
     def available(self, run: Run) -> tuple[list[Node], list[Busy]]:
         """Return the nodes of the cluster less what other runs and earlier rounds were promised.
 
-        `run` has its plan, as soon as there is one.
+        `run` has its plan, as soon as there is one. The nodes that older runs will choose come
+        last, if this one has met some of them before.
         """
         self._run = run
         nodes, busy = self._cluster.nodes()
@@ -61,7 +66,14 @@ class OtherRuns:
         settings = run.settings
         nodes, busy = without_avoided(nodes, busy, settings, read_avoided(settings, time.time()))
         self._seen, self._stands = self._look(), False
-        return room.beside(nodes, busy, self._seen)
+        nodes, busy = room.beside(nodes, busy, self._seen)
+        first = self._older_that_wait() * self._missed % max(1, len(nodes))
+        return nodes[first:] + nodes[:first], busy
+
+    def _older_that_wait(self) -> int:
+        """Return how many runs that look for nodes now are older."""
+        mine = self._run.created, self._prefix
+        return sum(each.waiting and each.age < mine for each in self._seen.promises)
 
     def left(self) -> room.Left:
         """Return what the limits leave beside the runs that were there at the last look."""
@@ -103,9 +115,11 @@ class OtherRuns:
                 # The older one's choice stands until it looks again, so that one of them goes on.
                 self._stands = mine.age < other.age
                 if not self._stands:
+                    self._missed = len(nodes)
                     self._tell(begun)
                 raise Overtaken(f"your run {other.run} chose nodes at the same time")
         self._gave_way = None
+        self._missed = 0
         self._dir.waiting.unlink(missing_ok=True)
 
     def withdraw(self) -> None:

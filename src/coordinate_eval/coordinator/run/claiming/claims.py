@@ -264,6 +264,8 @@ class Ledger:
 
     def _ends(self, span: Span, attempts: int) -> Iterator[tuple[int, Revocation]]:
         """Yield the attempts at a span that ended since the run was last resumed."""
+        if not attempts:
+            return
         since = _files.modified(self.run.resumed)
         for attempt in range(1, attempts + 1):
             path = self.run.revocation(self.name, span, attempt)
