@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import pytest
 
-from coordinate_eval.cluster import Busy, Job, Node, ShownJob, State, TaskStatus
+from coordinate_eval.cluster import Busy, Job, JobLimits, Node, ShownJob, State, TaskStatus
 from coordinate_eval.coordinator.cli.launch import run
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
@@ -63,6 +63,7 @@ class FakeCluster:
         self.submitted: list[Job] = []
         self.calls: Mapping[str, int] = {}
         self.refuses = False
+        self.limited = JobLimits()
 
     def __enter__(self) -> Self:
         return self
@@ -84,6 +85,9 @@ class FakeCluster:
 
     def whole_nodes(self) -> bool:
         return self.whole
+
+    def limits(self) -> JobLimits:
+        return self.limited
 
     def submit(self, job: Job) -> str:
         if self.refuses:

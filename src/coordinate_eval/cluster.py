@@ -47,6 +47,13 @@ class Node(Record):
     memory_gib: float = Field(description="free to be allocated")
 
 
+class JobLimits(Record):
+    """How long the scheduler lets jobs run. `until` is in seconds since the epoch."""
+
+    until: float | None = Field(default=None, description="when all jobs have to end")
+    until_why: str = Field(default="", description="what ends then, in words for a person")
+
+
 class Busy(Record):
     """A node that cannot take a trial now."""
 
@@ -208,6 +215,14 @@ class Cluster(Protocol):
 
         Raises:
             UserError: it does, and the settings leave no place for jobs that need only cores.
+        """
+        ...
+
+    def limits(self) -> JobLimits:
+        """Return how long jobs with these settings may run.
+
+        Raises:
+            UserError: the settings name something that the cluster does not have.
         """
         ...
 

@@ -4,6 +4,7 @@ CoordinateError
 ├── UserError            wrong input or setting; nothing was started
 │   ├── DataMissing      data that would have to be downloaded, and cannot be from here
 │   ├── ForeignError     a file or folder that another user owns or can write
+│   ├── PlaceGone        what jobs are to run in is not there for this user, and never will be
 │   └── RunExists        another process has made the run meanwhile
 ├── ClusterError         the scheduler answered with an error
 │   ├── ClusterSilent    the scheduler did not answer; try again later
@@ -32,6 +33,10 @@ class UserError(CoordinateError):
     """A checkpoint, suite, setting or command that cannot work as given."""
 
     exit_status = 2
+
+
+class PlaceGone(UserError):
+    """What jobs are to run in is not there for this user. Waiting does not help."""
 
 
 class ForeignError(UserError):

@@ -25,6 +25,7 @@ from coordinate_eval.cluster import (
     TASK_VARIABLE,
     Busy,
     Job,
+    JobLimits,
     Node,
     ShownJob,
     State,
@@ -141,6 +142,10 @@ class RayCluster:
     def whole_nodes(self) -> bool:
         """Return False: jobs share this machine."""
         return False
+
+    def limits(self) -> JobLimits:
+        """Return none: this machine ends no job."""
+        return JobLimits()
 
     def submit(self, job: Job) -> str:
         """Queue the job's tasks in Ray, which starts them when there are GPUs for them."""

@@ -1,14 +1,16 @@
 """Runs on clusters of other kinds: what Slurm does not say, the settings do."""
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.dev_cluster import DevCluster
-from tests.runs import Workspace, scores
+from tests.runs import Workspace, scores, until
 from tests.slurm.conftest import cluster_of
+from tests.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +45,38 @@ def gpu_types(run: Path) -> set[str]:
         for node in json.loads(file.read_text())["nodes"]
     ]
     return {node["gpu_type"] for node in nodes}
+
+
+@pytest.fixture
+def reservation(untyped: DevCluster) -> Iterator[str]:
+    """A reservation of the second node."""
+    create = ["scontrol", "create", "reservation", "StartTime=now", "Duration=1-00:00:00"]
+    name = "evenings"
+    subprocess.run(
+        [*create, f"ReservationName={name}", "Users=root", "Nodes=node2"], check=True, timeout=60
+    )
+    try:
+        yield name
+    finally:
+        delete = ["scontrol", "delete", f"ReservationName={name}"]
+        until(
+            lambda: subprocess.run(delete, check=False, timeout=60).returncode == 0,
+            "a reservation that no job uses",
+        )
+
+
+def test_a_run_is_on_the_nodes_of_its_reservation(workspace: Workspace, reservation: str) -> None:
+    suite = workspace.suite("tiny_choice")
+    run = workspace.submit(
+        suite, "--reservation", reservation, "--run-dir", workspace.folder / "reserved"
+    )
+    assert scores(run)
+    nodes = json.loads((run / "rounds" / "0.json").read_text())["nodes"]
+    # Slurm starts jobs there only with the reservation.
+    assert [node["name"] for node in nodes] == ["node2"]
+    refused = workspace.call(
+        "run", tiny_model(), "--suite", suite, "--reservation", "nights",
+        "--run-dir", workspace.folder / "none", status=2,
+    )  # fmt: skip
+    assert "reservation nights does not exist" in " ".join(refused.stderr.split())
+    assert not (workspace.folder / "none").exists()

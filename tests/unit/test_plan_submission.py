@@ -1,16 +1,18 @@
 """A reviewed plan is what is run, or nothing is: what it is compared with."""
 
 import json
+import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.reviewer import NODES, SLICED, Reviewer
+from tests.reviewer import LONG, NODES, SLICED, Reviewer
 from tests.runs import Workspace
 from tests.tiny import tiny_model
 from typer.testing import CliRunner
 
-from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.cluster import Busy, JobLimits, Node
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cli.launch import run as launch
 from coordinate_eval.coordinator.inputs.settings import (
@@ -250,3 +252,19 @@ def test_the_engine_is_that_of_the_plan(
     else:
         assert ran.exit_code == 0, ran.exception
     assert len(reviewer.cluster.submitted) == (0 if words else 1)
+
+
+def test_what_would_not_end_in_time_is_refused_before_anything_is_made(reviewer: Reviewer) -> None:
+    """Eight GPUs need 25 minutes for LONG."""
+    reviewer.plan()
+    reviewer.cluster.limited = JobLimits(
+        until=time.time() + 900, until_why="reservation night ends"
+    )
+    reviewer.refused("reservation night ends in", "the plan takes")
+    with pytest.raises(UserError, match=r"reservation night ends in .*no plan ends within"):
+        reviewer.plan()
+    reviewer.wants(re.sub("task: tiny_(choice|code)", r"\g<0>, items: 100", LONG))
+    with pytest.raises(UserError, match=r"reservation night ends in .*no plan ends within"):
+        launch.start_run(reviewer.inputs(checkpoint=tiny_model()))
+    assert not (reviewer.folder / "runs").exists()
+    assert not reviewer.cluster.submitted

@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.run.records import StageProgress, Submitted, Tr
 from coordinate_eval.coordinator.supervisor import loop
 from coordinate_eval.coordinator.supervisor.decisions import ends
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
-from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitLater
+from coordinate_eval.errors import ClusterError, ClusterSilent, SettingsRefused, SubmitLater
 from coordinate_eval.records import Question, QuestionKind, Shard, Span
 
 
@@ -316,3 +316,20 @@ def test_a_supervisor_whose_successor_is_not_taken_goes_on_and_tries_again(
     assert Supervisor(run_dir, cluster, minutes=0.0).run() is None
     assert cluster.refusals == 2
     assert jobs.supervisor_name(run, 2) in [job.name for job in cluster.submitted]
+
+
+class Closed(FakeCluster):
+    """A scheduler that takes no job of these settings."""
+
+    def submit(self, job: Job) -> str:
+        raise SettingsRefused("Requested reservation is invalid\nsubmitted with sbatch")
+
+
+def test_a_run_whose_next_supervisor_is_never_taken_ends_with_the_reason(tmp_path: Path) -> None:
+    run_dir, run = unplanned(tmp_path, cluster="slurm")
+    supervisor = Supervisor(run_dir, Closed())
+    supervisor.leave_soon()
+    results = supervisor.run()
+    assert results is not None
+    name = jobs.supervisor_name(run, 2)
+    assert results["reason"] == (f"the scheduler refused {name}: Requested reservation is invalid")

@@ -4,18 +4,24 @@ import math
 from collections.abc import Iterable
 
 from coordinate_eval.slurm.nodes import Partition
+from coordinate_eval.slurm.reservations import Reservation, clock
 
 
 def describe(
-    version: str, ping: str, reader: str, partitions: Iterable[Partition]
+    version: str,
+    ping: str,
+    reader: str,
+    partitions: Iterable[Partition],
+    reservation: Reservation | None = None,
 ) -> dict[str, str]:
-    """Return what the controller and each of these partitions are.
+    """Return what the controller, each of these partitions and the reservation are.
 
     Args:
         version: the output of `sinfo -V`.
         ping: the output of `scontrol ping`.
         reader: how nodes and jobs are read.
         partitions: in which jobs would run.
+        reservation: in which they would run, if the settings name one.
     """
     controller = ", ".join(line.strip() for line in ping.splitlines() if line.strip())
     said = {"controller": f"{version.strip()}: {controller}", "reader": reader}
@@ -29,4 +35,7 @@ def describe(
             words.append("whole nodes only")
         default = " (default)" if each.default else ""
         said[f"partition {each.name}{default}"] = ", ".join(words)
+    if reservation is not None:
+        times = " to ".join(map(clock, (reservation.start, reservation.end)))
+        said[f"reservation {reservation.name}"] = f"nodes {reservation.nodes}, {times}"
     return said

@@ -4,15 +4,17 @@ import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from coordinate_eval.cluster import Busy, Job, Node, ShownJob, TaskStatus
+from coordinate_eval.cluster import Busy, Job, JobLimits, Node, ShownJob, TaskStatus
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
+    PlaceGone,
     SettingsRefused,
     SubmitRefused,
     UserError,
@@ -24,6 +26,7 @@ from coordinate_eval.slurm.environment import of_job
 from coordinate_eval.slurm.nodes import Partition, Wanted, read_nodes, read_partitions
 from coordinate_eval.slurm.queue import read_job_id
 from coordinate_eval.slurm.refusals import refusal
+from coordinate_eval.slurm.reservations import Reservation, clock, of_this_user, read_reservation
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
 
@@ -66,11 +69,39 @@ class SlurmCluster:
 
     @cached_property
     def _excluded(self) -> frozenset[str]:
-        """The nodes that the settings exclude; Slurm knows how to read a list of names."""
-        names = self._settings.exclude
-        if not names:
+        """The nodes that the settings exclude."""
+        return self._names(self._settings.exclude)
+
+    def _names(self, hosts: str) -> frozenset[str]:
+        """Return the names of a host list. This command asks no controller."""
+        if not hosts:
             return frozenset()
-        return frozenset(self.client.run("scontrol", "show", "hostnames", names).split())
+        return frozenset(self.client.run("scontrol", "show", "hostnames", hosts).split())
+
+    def _reservation(self) -> Reservation | None:
+        """Return the reservation of the settings as it is now, None if they name none.
+
+        Raises:
+            PlaceGone: it is not there for this user.
+        """
+        name = self._settings.reservation
+        if not name:
+            return None
+        try:
+            text = self.client.run("scontrol", "--oneliner", "show", "reservation", name)
+        except ClusterSilent:
+            raise
+        except ClusterError as error:
+            if "not found" not in str(error):
+                raise
+            text = ""
+        try:
+            return of_this_user(read_reservation(text, name), time.time())
+        except ValueError as error:
+            raise PlaceGone(
+                f"reservation {name} {error}: correct --reservation or [slurm] reservation; "
+                "`scontrol show reservation` lists those that there are"
+            ) from error
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -91,10 +122,11 @@ class SlurmCluster:
         return ShownJob(job.name, made.command(), made.script, made.text())
 
     def about(self) -> Mapping[str, str]:
-        """Return version, controller, how nodes are read, and the partitions with their limits.
+        """Return version, controller, how nodes are read, and what the settings name for jobs.
 
         Raises:
             UserError: a partition of the settings does not exist or takes no jobs.
+            PlaceGone: their reservation is not there for this user.
             ClusterSilent: no answer.
         """
         version, ping = self.client.run("sinfo", "-V"), self.client.run("scontrol", "ping")
@@ -102,18 +134,21 @@ class SlurmCluster:
         # Without a partition for jobs on CPUs, they run in the other one.
         chosen = {p.name: p for name in names if name or not names[0] for p in self._chosen(name)}
         self._commands.nodes()  # finds out how
-        return describe(version, ping, self._commands.name, chosen.values())
+        reservation = self._reservation()
+        return describe(version, ping, self._commands.name, chosen.values(), reservation)
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """Return the nodes on which a trial can start, and all others with GPUs with the reason.
 
         Raises:
             UserError: the partition of the settings does not exist or takes no jobs.
+            PlaceGone: their reservation is not there for this user.
             ClusterSilent: no answer.
         """
         partitions = self._chosen(self._settings.partition)
         if self._settings.cpu_partition:
             self._chosen(self._settings.cpu_partition)
+        reservation = self._reservation()
         wanted = Wanted(
             partitions=frozenset(partition.name for partition in partitions),
             constraint=self._settings.constraint,
@@ -123,14 +158,32 @@ class SlurmCluster:
             memory=self._settings.memory,
             wake=self._settings.wake_nodes,
             excluded=self._excluded,
+            reserved=self._names(reservation.nodes) if reservation is not None else None,
         )
         free, busy = read_nodes(self._commands.nodes(), wanted)
+        why = ""
         if all(partition.state == "DOWN" for partition in partitions):
             # Slurm queues jobs for such a partition, and starts none.
             self._partitions = {}
             names = ", ".join(partition.name for partition in partitions)
-            return [], [*(Busy(name=n.name, why=f"partition {names} is down") for n in free), *busy]
+            why = f"partition {names} is down"
+        elif reservation is not None and reservation.start > time.time():
+            why = f"reservation {reservation.name} begins at {clock(reservation.start)}"
+        if why:
+            return [], [*(Busy(name=node.name, why=why) for node in free), *busy]
         return free, busy
+
+    def limits(self) -> JobLimits:
+        """Return how long jobs with these settings may run.
+
+        Raises:
+            PlaceGone: the reservation of the settings is not there for this user.
+            ClusterSilent: no answer.
+        """
+        reservation = self._reservation()
+        if reservation is None or math.isinf(reservation.end):
+            return JobLimits()
+        return JobLimits(until=reservation.end, until_why=f"reservation {reservation.name} ends")
 
     def submit(self, job: Job) -> str:
         """Submit `job`. Creates the folder of its log, without which Slurm starts no job.

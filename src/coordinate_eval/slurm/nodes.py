@@ -13,6 +13,7 @@ from typing import Any
 from coordinate_eval._format import brief
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.errors import ClusterError
+from coordinate_eval.slurm.reservations import IN_RESERVATION
 
 _MIB_PER_GIB = 1024
 _UNKNOWN_MEMORY_GIB = 1e6
@@ -80,8 +81,8 @@ class Wanted:
 
     `whole` means that the partition allocates whole nodes, so that a node is busy if one core is.
     Without `memory` jobs ask for none, and with `wake` a powered-down node is free. Nodes in
-    `excluded` take no job. GPUs without a type are of `gpu_type`; those whose type does not tell it
-    have `gpu_memory_gib`.
+    `excluded` take no job, nor do those outside of `reserved`, the nodes of a reservation. GPUs
+    without a type are of `gpu_type`; those whose type does not tell it have `gpu_memory_gib`.
     """
 
     partitions: frozenset[str]
@@ -92,6 +93,7 @@ class Wanted:
     memory: bool = True
     wake: bool = False
     excluded: frozenset[str] = frozenset()
+    reserved: frozenset[str] | None = None
 
 
 def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list[Busy]]:
@@ -248,6 +250,8 @@ def _exclusion(entry: dict[str, Any], wanted: Wanted) -> str:
         return f"not in partition {','.join(sorted(wanted.partitions))}"
     if entry["name"] in wanted.excluded:
         return "in [slurm] exclude"
+    if wanted.reserved is not None and entry["name"] not in wanted.reserved:
+        return "not in [slurm] reservation"
     if wanted.memory and not _knows_memory(entry):
         return "Slurm does not know its memory (RealMemory); set [slurm] memory = false"
     if not _has_features(_words(entry.get("active_features") or entry.get("features")), wanted):
@@ -258,6 +262,8 @@ def _exclusion(entry: dict[str, Any], wanted: Wanted) -> str:
 def _hindrance(entry: dict[str, Any], wanted: Wanted) -> str:
     """Return the reason for which this node takes no job of ours now, or '' if it does."""
     harmless = _HARMLESS_STATES | (_ASLEEP if wanted.wake else set())
+    if wanted.reserved is not None:
+        harmless |= IN_RESERVATION
     closed = [state for state in _states(entry) if state not in harmless]
     if closed:
         named = [state for state in _WORDS if state in closed]

@@ -36,8 +36,11 @@ _NEVER = (
     ),
     (r"invalid feature|invalid constraint", "correct [slurm] constraint"),
     (
-        r"to requested reservation|reservation is invalid|invalid (license|wckey)"
-        r"|unrecognized option|invalid option|unknown option",
+        r"to requested reservation|reservation is invalid|reservation has expired",
+        "correct [slurm] reservation, or ask who made it to let you in",
+    ),
+    (
+        r"invalid (license|wckey)|unrecognized option|invalid option|unknown option",
         "correct [slurm] extra_args",
     ),
     (r"usage threshold", "choose another [slurm] account or qos"),

@@ -76,6 +76,9 @@ def _options(job: Job, settings: SlurmSettings) -> tuple[str, ...]:
         "--partition": settings.partition if gpu_work else cpu_partition,
         "--account": (not gpu_work and settings.cpu_account) or settings.account,
         "--qos": (not gpu_work and settings.cpu_qos) or settings.qos,
+        "--reservation": settings.reservation
+        if gpu_work or cpu_partition == settings.partition
+        else "",
         "--exclude": ",".join(filter(None, (settings.exclude, *job.avoid))),
         "--constraint": settings.constraint if gpu_work else "",
     }

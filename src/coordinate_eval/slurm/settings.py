@@ -21,6 +21,11 @@ class SlurmSettings(Record):
     cpu_qos: str = Field(
         default="", description="QOS of the jobs of `cpu_partition`; if not set, `qos`"
     )
+    reservation: str = Field(
+        default="",
+        pattern=r"^([A-Za-z0-9_.+@:][A-Za-z0-9_.+@:-]{0,255})?$",
+        description="reservation of all jobs but those of another `cpu_partition`",
+    )
     whole_nodes: bool | None = Field(
         default=None,
         description="jobs with GPUs get whole nodes; if not set, as the partition or an "

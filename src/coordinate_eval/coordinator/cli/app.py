@@ -162,6 +162,7 @@ def run(
     partition: common.Partition = None,
     account: common.Account = None,
     qos: common.Qos = None,
+    reservation: common.Reservation = None,
     constraint: launching.Constraint = None,
     run_dir: launching.RunDirectory = None,
     dry_run: launching.DryRun = False,
@@ -220,6 +221,7 @@ def run(
         partition=partition,
         account=account,
         qos=qos,
+        reservation=reservation,
         constraint=constraint,
     )
     inputs = read_inputs(
@@ -469,6 +471,7 @@ def doctor(
     partition: common.Partition = None,
     account: common.Account = None,
     qos: common.Qos = None,
+    reservation: common.Reservation = None,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
@@ -479,7 +482,7 @@ def doctor(
     from coordinate_eval.coordinator.cli.upkeep.doctor import examine_all
 
     flags = {"engine.name": engine, "cluster": cluster, "slurm.partition": partition}
-    flags |= {"slurm.account": account, "slurm.qos": qos}
+    flags |= {"slurm.account": account, "slurm.qos": qos, "slurm.reservation": reservation}
     settings, _ = load_settings(flags, settings_file)
     raise typer.Exit(examine_all(settings, submit=submit, as_json=as_json))
 

@@ -17,6 +17,7 @@ _SETTINGS = {
     "partition": "slurm.partition",
     "account": "slurm.account",
     "qos": "slurm.qos",
+    "reservation": "slurm.reservation",
     "constraint": "slurm.constraint",
 }
 """Options whose settings have other names."""

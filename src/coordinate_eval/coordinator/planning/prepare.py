@@ -5,6 +5,7 @@
 run, the command goes the first two, and its supervisor the others.
 """
 
+import math
 import sys
 import time
 from collections import Counter
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Busy, Node
+from coordinate_eval._format import duration
+from coordinate_eval.cluster import Busy, JobLimits, Node
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
@@ -27,6 +29,7 @@ from coordinate_eval.coordinator.planning.costs import (
     conditions,
     engine_start_seconds,
     expected_works,
+    known_work,
     read_priors,
     storage_link,
     suite_costs,
@@ -97,6 +100,8 @@ class Offer:
     priors: Priors
     exclusive: bool = False
     """Jobs of the GPU partition take whole nodes."""
+    limits: JobLimits = field(default_factory=JobLimits)
+    """How long jobs may run there."""
     described: ClusterFile | None = None
     """The cluster file, where one stands in for a cluster."""
 
@@ -182,6 +187,7 @@ def offer_of_cluster(
     settings: Settings,
     *,
     exclusive: bool = False,
+    limits: JobLimits | None = None,
 ) -> Offer:
     """Return what a live cluster has now: its nodes, free and busy, and measurements on it."""
     nodes, busy = found
@@ -193,6 +199,7 @@ def offer_of_cluster(
         link_gigabits=settings.stage.gigabits_per_node or LINK_GIGABITS,
         priors=read_priors(settings),
         exclusive=exclusive,
+        limits=limits or JobLimits(),
     )
 
 
@@ -262,7 +269,8 @@ def prepare(
         what_if: see above.
 
     Raises:
-        UserError: The reviewed plan is of other items, or nothing ends by the deadline.
+        UserError: The reviewed plan is of other items, or nothing ends by the deadline or before
+            all jobs have to end.
     """
     checkpoint, settings = run.checkpoint, run.settings
     nodes, gpus_per_trial = chosen
@@ -285,12 +293,14 @@ def prepare(
     unbuilt = [d for d in run.suite.datasets if d.task and d.name not in built]
     if offer.described is not None:
         unbuilt = []  # nobody knows what is in a cache there
+    building = wall_seconds(unbuilt, offer.priors, settings.build.jobs)
+    left, ends = _time_left(offer.limits, building)
     plan = reviewed
     if plan is not None:
         reviewed_plan.check_items(plan, costs)
+        _check_reviewed_time(plan, left, ends)
     else:
-        new = _plan(run, costs, capacity, what_if=what_if)
-        building = wall_seconds(unbuilt, offer.priors, settings.build.jobs)
+        new = _plan(run, costs, capacity, left, ends, what_if=what_if)
         new = new.model_copy(update={"build_seconds": building})
         plan = PlanFile.of(new, metric_cpus=offer.metric_cpus, max_length=run.max_length)
     run = with_plan(run, plan, built)
@@ -364,13 +374,58 @@ def first_round(run: Run, plan: Plan, nodes: Sequence[NodeCapacity] = ()) -> Rou
     )
 
 
-def _plan(run: Run, costs: list[Cost], capacity: Capacity, *, what_if: bool) -> Plan:
-    """Plan these costs on as much of the capacity as the objective wants.
+def check_time(
+    run: Run,
+    offer: Offer,
+    chosen: tuple[list[NodeCapacity], int],
+    reviewed: PlanFile | None = None,
+) -> None:
+    """Check that a run ends in time, as far as that can be told before its prompts are built.
 
     Raises:
-        UserError: Nothing ends by the deadline.
+        UserError: All jobs have to end before, or nothing ends by the deadline.
+    """
+    if offer.limits.until is None:
+        return
+    if reviewed is None:
+        if all(known_work(dataset, None) is not None for dataset in run.suite.datasets):
+            prepare(run, offer, chosen, {})
+    else:
+        _check_reviewed_time(reviewed, *_time_left(offer.limits, 0.0))
+
+
+def _time_left(limits: JobLimits, building: float) -> tuple[float, str]:
+    """Return the seconds from the end of `building` until all jobs have to end, and why they do."""
+    if limits.until is None:
+        return math.inf, ""
+    left = max(0.0, limits.until - time.time())
+    return max(0.0, left - building), f"{limits.until_why} in {duration(left)}"
+
+
+def _check_reviewed_time(plan: Plan, left: float, ends: str) -> None:
+    if plan.estimate.makespan_seconds > left:
+        raise UserError(f"{ends}, and the plan takes {duration(plan.estimate.makespan_seconds)}")
+
+
+def _plan(
+    run: Run,
+    costs: list[Cost],
+    capacity: Capacity,
+    left: float,
+    ends: str,
+    *,
+    what_if: bool,
+) -> Plan:
+    """Plan these costs on as much of the capacity as the objective wants.
+
+    `ends` says what ends when no seconds are `left`.
+
+    Raises:
+        UserError: Nothing ends by the deadline, or in the seconds that are left.
     """
     checkpoint, suite, settings = run.checkpoint, run.suite, run.settings
+    deadline = settings.deadline_seconds
+    hurried = left < (deadline or math.inf)
 
     def draft(part: Capacity) -> Plan:
         return planner.make(
@@ -387,15 +442,18 @@ def _plan(run: Run, costs: list[Cost], capacity: Capacity, *, what_if: bool) -> 
     def bounds(part: Capacity) -> Iterator[float]:
         return (planner.least_seconds(checkpoint, each, part) for each in thinkable)
 
-    chosen = node_count.choose(
-        draft,
-        bounds,
-        capacity,
-        settings.objective,
-        settings.deadline_seconds,
-        restraint=settings.restraint,
-        named=names_nodes(settings),
-    )
+    try:
+        chosen = node_count.choose(
+            draft,
+            bounds,
+            capacity,
+            settings.objective,
+            left if hurried else deadline,
+            restraint=settings.restraint,
+            named=names_nodes(settings),
+        )
+    except UserError as error:
+        raise (UserError(f"{ends}: {error}") if hurried else error) from error
     if what_if:
         return chosen.model_copy(update={"what_if": node_count.curve(draft, capacity, chosen)})
     return chosen

@@ -67,7 +67,9 @@ from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
     CoordinateError,
+    PlaceGone,
     RecordError,
+    SettingsRefused,
     SubmitRefused,
     UserError,
 )
@@ -203,8 +205,12 @@ class Supervisor:
                 prefix = jobs.prefix(self._run)
                 tasks = [task for task in everybody if task.name.startswith(prefix)]
                 tasks = self._completing.without_gone(tasks)
-                if time.time() > self._handover and self._hand_over(tasks):
-                    return None
+                if time.time() > self._handover:
+                    left = self._hand_over(tasks)
+                    if isinstance(left, Finish):
+                        return self._finish(left, self._facts(tasks))
+                    if left:
+                        return None
                 facts, actions = self._decide(tasks)
                 goes_on = False
                 for action in actions:
@@ -330,7 +336,7 @@ class Supervisor:
         self._refuse()
         return True
 
-    def _new_round(self, action: NewRound, facts: Facts) -> bool:
+    def _new_round(self, action: NewRound, facts: Facts) -> Finish | bool:
         """Create the next round on the nodes that are free now; create none while no GPU is."""
         if not self._may_search(facts):
             return False
@@ -355,6 +361,8 @@ class Supervisor:
             )  # fmt: skip
             self._others.take(self._run, new.number, new.nodes)
         except (UserError, NoRoom) as error:
+            if isinstance(error, PlaceGone) and not beside:
+                return Finish(str(error))
             return self._go_on_without(error) if beside else self._wait_for_nodes(error)
         _files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
         self._searches = self._vain = 0
@@ -488,16 +496,19 @@ class Supervisor:
         if latest_epoch(self._dir) > self._epoch:
             raise Superseded
 
-    def _hand_over(self, tasks: list[TaskStatus]) -> bool:
+    def _hand_over(self, tasks: list[TaskStatus]) -> Finish | bool:
         """Submit the next supervisor, which takes over when it starts.
 
-        Return False where the scheduler takes none now: this one goes on, and tries again.
+        Return False where the scheduler takes none now: this one goes on, and tries again. Where it
+        takes none of these settings and this one has to leave, the run ends.
         """
         job = jobs.supervisor_job(self._run, self._dir, self._epoch + 1)
         alive = [t for t in tasks if t.state is not State.ENDED]  # one that died took nothing over
         try:
             job_id = self._submitter.find_or_submit(job, alive)
         except ClusterError as error:
+            if isinstance(error, SettingsRefused) and self._handover == 0.0:
+                return Finish(f"the scheduler refused {job.name}: {str(error).splitlines()[0]}")
             self._tell(None, f"no next supervisor yet: {error}")
             self._handover = time.time() + FIRST_PAUSE_SECONDS
             return False

@@ -71,7 +71,11 @@ def _new_plan(
 ) -> Prepared:
     reviewed = _files.read_record_if_there(run_dir.reviewed, PlanFile)
     offer = offer_of_cluster(
-        cluster.name, others.available(run), run.settings, exclusive=run.exclusive
+        cluster.name,
+        others.available(run),
+        run.settings,
+        exclusive=run.exclusive,
+        limits=cluster.limits(),
     )
     try:
         chosen = choose_nodes(run, offer, reviewed)

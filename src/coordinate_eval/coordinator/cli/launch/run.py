@@ -32,6 +32,7 @@ from coordinate_eval.coordinator.planning.prepare import (
     Inputs,
     Offer,
     Prepared,
+    check_time,
     choose_nodes,
     new_run,
     offer_of_cluster,
@@ -91,7 +92,8 @@ def start_run(
         inputs = runnable(inputs)
         made = new_run(inputs, cluster.name, exclusive=offer.exclusive)
         try:
-            choose_nodes(made, offer, inputs.reviewed)
+            chosen_nodes = choose_nodes(made, offer, inputs.reviewed)
+            check_time(made, offer, chosen_nodes, inputs.reviewed)
             if judge.is_checkpoint(settings.judge, inputs.suite):
                 choose_nodes(judge_run(made, questions=1), offer)
         except NoFreeGpu:
@@ -210,7 +212,8 @@ def _ask(cluster: Cluster, settings: Settings) -> Offer:
     nodes, busy = clusters.patiently(cluster.nodes)
     found = without_avoided(nodes, busy, settings, read_avoided(settings, time.time()))
     exclusive = clusters.patiently(cluster.whole_nodes)
-    return offer_of_cluster(cluster.name, found, settings, exclusive=exclusive)
+    limits = clusters.patiently(cluster.limits)
+    return offer_of_cluster(cluster.name, found, settings, exclusive=exclusive, limits=limits)
 
 
 def _plan_now(

@@ -126,6 +126,7 @@ def watch(
     partition: common.Partition = None,
     account: common.Account = None,
     qos: common.Qos = None,
+    reservation: common.Reservation = None,
     constraint: launching.Constraint = None,
     objective: launching.Objective = None,
     deadline: launching.Deadline = None,
@@ -168,6 +169,7 @@ def watch(
         partition=partition,
         account=account,
         qos=qos,
+        reservation=reservation,
         constraint=constraint,
     )
 

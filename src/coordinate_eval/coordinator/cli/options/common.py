@@ -96,3 +96,6 @@ Account = Annotated[
     str | None, typer.Option(metavar="NAME", help="Slurm account.", rich_help_panel=WHERE)
 ]
 Qos = Annotated[str | None, typer.Option(metavar="NAME", help="Slurm QOS.", rich_help_panel=WHERE)]
+Reservation = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Slurm reservation.", rich_help_panel=WHERE)
+]

@@ -35,7 +35,7 @@ def best(
     Nodes are left out only if the run ends as soon without them even when predictions are wrong
     (`bounds`). Otherwise they stay, to take over the work of others.
     """
-    latest = deadline_seconds or math.inf
+    latest = math.inf if deadline_seconds is None else deadline_seconds
     capacity = _soonest(bounds, capacity)
     least = list(bounds(capacity))
     count = _fewest(capacity, lambda part: _same(bounds(part), least))
@@ -172,9 +172,9 @@ def sizes(capacity: Capacity) -> Iterator[Capacity]:
 def late(plan: Plan, deadline_seconds: float) -> UserError:
     """Return the error for a deadline that even this plan misses."""
     return UserError(
-        f"no plan ends within {deadline_seconds:g} s: the shortest takes "
+        f"no plan ends within {deadline_seconds:.0f} s: the shortest takes "
         f"{plan.estimate.makespan_seconds:.0f} s on {sum(t.gpus for t in plan.trials)} GPUs of "
-        f"{len(plan.nodes)} nodes; allow more time (--deadline), more GPUs or fewer items"
+        f"{len(plan.nodes)} nodes; allow more time, more GPUs or fewer items"
     )
 
 

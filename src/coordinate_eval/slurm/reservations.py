@@ -1,0 +1,99 @@
+"""Reservations: Slurm's text about one, and whether this user's jobs may run in it.
+
+`scontrol --oneliner show reservation` prints the same fields in all versions from 20.11 on. Nothing
+here runs a command.
+"""
+
+import contextlib
+import grp
+import math
+import os
+import pwd
+import time
+from dataclasses import dataclass
+
+IN_RESERVATION = {"RESERVED", "MAINT", "MAINTENANCE"}
+"""States of a node for which a reservation is the reason."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A reservation. `nodes` is a host list; times are seconds since the epoch.
+
+    `users` and `groups` are lists as Slurm prints them: names that may use it or, each after a
+    minus sign, names that may not.
+    """
+
+    name: str
+    nodes: str
+    start: float
+    end: float
+    users: str = ""
+    groups: str = ""
+
+
+def read_reservation(text: str, name: str) -> Reservation | None:
+    """Return the reservation of this name; None where the text has none."""
+    for line in text.splitlines():
+        words = (word.partition("=") for word in line.split())
+        fields = {key: "" if value == "(null)" else value for key, _, value in words}
+        if fields.get("ReservationName") == name:
+            return Reservation(
+                name=name,
+                nodes=fields.get("Nodes", ""),
+                start=_seconds(fields.get("StartTime", ""), -math.inf),
+                end=_seconds(fields.get("EndTime", ""), math.inf),
+                users=fields.get("Users", ""),
+                groups=fields.get("Groups", ""),
+            )
+    return None
+
+
+def of_this_user(found: Reservation | None, now: float) -> Reservation:
+    """Return a reservation in which jobs of this user can run, now or later.
+
+    Which accounts may use it, only sbatch knows: that of a job may be below one of them.
+
+    Raises:
+        ValueError: there is none; the text says why, as the end of a sentence.
+    """
+    if found is None:
+        raise ValueError("does not exist, or is hidden from you")
+    if found.end <= now:
+        raise ValueError(f"ended at {clock(found.end)}")
+    user, groups = _names_of_user()
+    for what, listed, mine in (
+        ("users", found.users, {user}),
+        ("groups", found.groups, groups),
+    ):
+        names = {name for name in listed.split(",") if name}
+        denied = {name[1:] for name in names if name.startswith("-")}
+        if denied & mine or (names and not denied and not names & mine):
+            raise ValueError(f"is not for {user}: it has {what} {listed}")
+    return found
+
+
+def clock(seconds: float) -> str:
+    """Return a time as Slurm writes it: local, without a zone."""
+    if math.isinf(seconds):
+        return "unknown"
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+
+
+def _names_of_user() -> tuple[str, set[str]]:
+    """Return the names of this user and of the user's groups, numbers where there is no name."""
+    user, groups = str(os.getuid()), set()
+    with contextlib.suppress(KeyError):
+        user = pwd.getpwuid(os.getuid()).pw_name
+    for number in {os.getgid(), *os.getgroups()}:
+        with contextlib.suppress(KeyError):
+            groups.add(grp.getgrgid(number).gr_name)
+    return user, groups
+
+
+def _seconds(text: str, otherwise: float) -> float:
+    """Return the seconds since the epoch of such a time."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return otherwise
