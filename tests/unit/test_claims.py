@@ -235,6 +235,25 @@ class Protocol(RuleBasedStateMachine):
             self.book.revoke(work[0], work[1], "died")
             del self.live[work[0]]
 
+    @rule(target=working, work=working)
+    def double(
+        self, work: tuple[Span, int, AttemptWriter] | None
+    ) -> tuple[Span, int, AttemptWriter] | None:
+        """Another owner makes the next attempt. The first one goes on."""
+        if work is None or self.live.get(work[0]) != work[1]:
+            return None
+        self.book.revoke(work[0], work[1], "doubled")
+        del self.live[work[0]]
+        assert self.book.count_deaths(work[0]) <= work[1] - 1
+        span = work[0]
+        self.count += 1
+        attempt = self.book.claim(span, f"w{self.count}", f"{self.count}.0")
+        assert (attempt is None) == (span in self.published)
+        if attempt is None:
+            return None
+        self.live[span] = attempt
+        return span, attempt, AttemptWriter(self.book, span, attempt)
+
     @rule(work=working)
     def publish(self, work: tuple[Span, int, AttemptWriter] | None) -> None:
         if work is None or work[2]._file.closed:

@@ -35,6 +35,7 @@ from coordinate_eval.coordinator.run.records import (
 )
 from coordinate_eval.coordinator.supervisor.facts import MAX_SEARCHING_ROUNDS, count_idle_rounds
 from coordinate_eval.coordinator.workers import trial
+from coordinate_eval.coordinator.workers.on_node import arrival
 from coordinate_eval.coordinator.workers.open_shards import OpenShards
 from coordinate_eval.errors import EngineError
 from coordinate_eval.records import (
@@ -124,7 +125,7 @@ def test_a_note_that_is_torn_tells_nothing() -> None:
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     """A planned run of two datasets, of two shards each; its trials need no weights."""
-    monkeypatch.setattr(trial.TrialRunner, "_wait_for_weights", lambda *_: None)
+    monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
     made = RunDir(tmp_path / "run")
     (tmp_path / "memory").mkdir()
     write_everything(made, {})

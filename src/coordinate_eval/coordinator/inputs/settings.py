@@ -160,6 +160,12 @@ class TrialSettings(_Section):
         le=MOST_MINUTES,
         description="shortest such time; an engine may take twice as long to start",
     )
+    least_gain_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        le=MOST_MINUTES * 60,
+        description="an idle trial answers what a slow one holds, too, if that gains so much time",
+    )
     avoid_minutes: float = Field(
         default=60.0,
         ge=0,

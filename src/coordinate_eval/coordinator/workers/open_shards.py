@@ -153,9 +153,9 @@ class OpenShards:
         self._open.clear()
 
     def _publish(self, work: _OpenShard) -> None:
-        work.writer.publish()
-        line = work.tally.to_line(work.shard.span)
-        measurements.append_line(self._dir.observations(self._trial), line)
+        if work.writer.publish():
+            line = work.tally.to_line(work.shard.span)
+            measurements.append_line(self._dir.observations(self._trial), line)
         del self._open[work.shard.dataset][work.shard.span]
         self.published += 1
         self._pace.end(work.predicted_seconds, work.tally.gpu_seconds)

@@ -6,10 +6,9 @@ one iterator over all shards and datasets, so it stays full.
 """
 
 import contextlib
-import math
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 from coordinate_eval import _files
@@ -24,17 +23,18 @@ from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     ANY_NODE,
-    StageProgress,
     TrialProgress,
     read_run,
 )
 from coordinate_eval.coordinator.run.troubles.memory import lighter_load
 from coordinate_eval.coordinator.workers.errors_of_trials import cause_of_error
 from coordinate_eval.coordinator.workers.on_node import engine_cache
+from coordinate_eval.coordinator.workers.on_node.arrival import Arrival
 from coordinate_eval.coordinator.workers.on_node.engine_cache import EngineCache
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights, Throttle
 from coordinate_eval.coordinator.workers.open_shards import OpenShards
 from coordinate_eval.coordinator.workers.pace import Pace
+from coordinate_eval.coordinator.workers.second_attempts import SecondAttempts
 from coordinate_eval.coordinator.workers.signals import (
     MARGIN_SECONDS,
     StopRequested,
@@ -45,12 +45,6 @@ from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import this_machine
 from coordinate_eval.priors.time_shares import Shares
 from coordinate_eval.records import Request, Response, Shard, Span
-
-KEEPER_PATIENCE_SECONDS = 120.0
-"""Time that a trial waits for a keeper's first bytes before it copies the weights itself."""
-
-ENGINE_GIB = 8.0
-"""Host memory of an engine for each of its GPUs, which a trial does not spend on a copy."""
 
 PROGRESS_SECONDS = 2.0
 """Shortest time between two records of a running trial's progress."""
@@ -108,8 +102,7 @@ class TrialRunner:
         self._dir = run_dir
         self._run = read_run(run_dir)
         self._trial, self._node = trial, node
-        self._keeper = run_dir.stage(round_number, node)
-        self._anywhere = anywhere
+        self._arrival = Arrival(run_dir, self._run, node, round_number, anywhere=anywhere)
         self._task = own_task()
         self._log = own_log()
         self._ledger = Ledger(run_dir, "outputs")
@@ -137,7 +130,7 @@ class TrialRunner:
             engines.prepare(self._run.settings.engine.name, self._run.tensor_parallel)
             self._reached("prepared")
             waiting = time.monotonic()
-            self._wait_for_weights(weights)
+            self._arrival.wait(weights)
             began += time.monotonic() - waiting
             self._reached("staged")
             self.write_progress("starting")
@@ -200,56 +193,6 @@ class TrialRunner:
             for shard in self._run.shards
         )
 
-    def _wait_for_weights(self, weights: StagedWeights) -> None:
-        """Wait until the keeper has copied the weights. Copy them if it died or never began.
-
-        What a trial copies counts as memory of its own job. There is room for it where the job is
-        the whole node's, and where it is known that no keeper comes.
-        """
-        stage = self._run.settings.stage
-        spare = max(0.0, self._run.settings.trial.memory_gib - ENGINE_GIB)
-        most = spare * self._run.tensor_parallel * 2**30
-        if stage.where == "none":
-            most = 0.0
-        elif stage.in_files or self._run.exclusive or self._anywhere:
-            most = math.inf
-        give_up = time.monotonic() + KEEPER_PATIENCE_SECONDS
-        while not weights.ready(self._run.checkpoint.identity):
-            # `copy` does nothing while the keeper, or another trial, is copying.
-            late = (
-                weights.begun()
-                or stage.where == "none"
-                or self._has_no_keeper()
-                or self._keeper_is_elsewhere(weights)
-                or time.monotonic() > give_up
-            )
-            if late and weights.copy(self._run.checkpoint, most_bytes=most):
-                copies = self._dir.copies(self._node)
-                measurements.append_copy(copies, weights.copy_seconds, self._run.checkpoint)
-                return
-            time.sleep(0.1)
-
-    def _has_no_keeper(self) -> bool:
-        """Return whether the node never gets a keeper, or its keeper has failed."""
-        if self._anywhere:
-            return True
-        keeper = _files.read_record_if_there(self._keeper, StageProgress)
-        return keeper is not None and keeper.state == "failed"
-
-    def _keeper_is_elsewhere(self, weights: StagedWeights) -> bool:
-        """Return whether the keeper has weights in a folder that this job does not see."""
-        keeper = _files.read_record_if_there(self._keeper, StageProgress)
-        # Its folder is there before it records the first bytes, so it is looked for afterwards.
-        if keeper is None or not keeper.done_bytes or weights.begun():
-            return False
-        print(
-            f"the keeper's weights are not in {weights.folder} of this job: each job seems to have "
-            f"a {self._run.settings.stage.folder} of its own, so this trial gets its own weights. "
-            "Set [stage] where to `local DIR`, a folder that all jobs of a node see, or to `none`",
-            flush=True,
-        )
-        return True
-
     def _threads(self) -> int:
         """Return the cores of this trial for each of its GPUs."""
         there = len(os.sched_getaffinity(0)) // self._run.tensor_parallel
@@ -302,17 +245,27 @@ class TrialRunner:
         measurements.append_line(self._dir.observations(self._trial), started)
 
     def _answer(self, engine: engines.Engine) -> None:
-        """Feed the engine until no shard can be claimed. Those that end engines run alone, last."""
+        """Feed the engine until no shard can be claimed.
+
+        Those that end engines run alone, last but for those that slower trials hold.
+        """
         while True:
             self._store(engine, self._requests())
             self._open.check_none_left()
-            claimed = self._claim_suspect()
-            if claimed is None:
+            if suspect := self._claim_suspect():
+                self._run_alone(engine, *suspect)
+            elif slow := self._claim_slow():
+                self._answer_too(engine, *slow)
+            else:
                 return
-            self._run_alone(engine, *claimed)
 
-    def _store(self, engine: engines.Engine, requests: Iterator[Request]) -> None:
-        """Have the engine answer requests, and store its responses."""
+    def _store(
+        self,
+        engine: engines.Engine,
+        requests: Iterator[Request],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Have the engine answer requests, and store its responses, until all is over."""
         with _closing(engine.run(requests)) as responses:
             for response in responses:
                 self._reached("last")
@@ -321,6 +274,25 @@ class TrialRunner:
                 self._open.store(response, self._shares.answered(response, engine.computing))
                 if self._throttle():
                     self.write_progress("running")
+                    if is_over():
+                        return
+
+    def _claim_slow(self) -> tuple[Shard, int] | None:
+        """Claim a shard of a slow trial. Return it and the attempt's number, or None."""
+        lost = given_up(self._dir)
+        wanted = {
+            shard.span
+            for shard in self._run.shards
+            if shard.dataset not in lost and self._pace.in_time(shard.gpu_seconds)
+        }
+        return SecondAttempts(self._dir, self._run, self._trial).claim(wanted, self._task)
+
+    def _answer_too(self, engine: engines.Engine, shard: Shard, attempt: int) -> None:
+        """Answer what the owner of a shard has not answered, until either is first."""
+        span = shard.span
+        requests = self._given(span, self._open.open(shard, attempt))
+        self._store(engine, requests, lambda: self._ledger.is_published(span))
+        self._open.give_back("released")
 
     def _claim_suspect(self) -> tuple[Shard, int] | None:
         """Claim a shard at which a trial died. Return it and the attempt's number, or None."""

@@ -5,12 +5,13 @@ made appears. In some a span is a part of a dataset, in others it is a whole dat
 
 Attempt n at a span belongs to whoever creates `<span>.<n>.json`. It is over when
 `<span>.<n>.revoked` exists: its owner writes that when it stops early, the supervisor when the
-owner's job has ended. Only then can attempt n+1 be created.
+owner's job has ended, and an idle trial that answers the span, too. Only then can attempt n+1 be
+created.
 
 An attempt at responses or answers appends its lines to a file of its own, and publishes them with
-link(2) under one name for all attempts. So an owner that was declared dead and still runs does no
-harm: it loses that race, or wins it with lines that are just as good. Owners of other work write
-its file in one step, for the same reason.
+link(2) under one name for all attempts. So an owner that was declared dead or slow, and still runs,
+does no harm: it loses that race, or wins it with lines that are just as good. Owners of other work
+write its file in one step, for the same reason.
 
 An owner may note what it is running, such as a program that may take its job down with it. Its
 death is then laid to that, and not to the whole span.
@@ -50,10 +51,10 @@ OF_DATASETS: frozenset[LedgerName] = frozenset({"requests", "results", "estimate
 
 LEDGERS: tuple[LedgerName, ...] = get_args(LedgerName)
 
-Cause = Literal["released", "lost", "died", "given up"]
+Cause = Literal["released", "lost", "died", "given up", "doubled"]
 """Why an attempt is over: its owner gave the span back; was ended by what is no work's fault, such
-as a preemption; ended by itself; or found that what is left of the span ends every owner. Only
-deaths count against the span."""
+as a preemption; ended by itself; found that what is left of the span ends every owner; or is so
+slow that another one makes the next attempt meanwhile. Only deaths count against the span."""
 
 
 class Claim(Record):
@@ -205,6 +206,12 @@ class Ledger:
             if end.cause == "died"
             for running in [self.run.running(self.name, span, attempt)]
         ]
+
+    def was_doubled(self, span: Span) -> bool:
+        """Return whether a second owner was given the span while the first one went on."""
+        folder = self.run.claims_folder(self.name, span.dataset)
+        last = _last_attempt(_files.names(folder), span)
+        return any(end.cause == "doubled" for _, end in self._ends(span, last))
 
     def given_up(self, span: Span) -> list[int] | None:
         """Return the items of a span that end every owner, or None if it can be claimed again.

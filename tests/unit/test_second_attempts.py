@@ -1,0 +1,205 @@
+"""Shards of slow trials: an idle one answers them too, where that ends sooner, and once."""
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.test_decide import make_run
+from tests.unit.test_suspects import ITEMS, SHARDS, answered, write_everything
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.claiming.claims import Claim, Ledger, OpenClaim
+from coordinate_eval.coordinator.run.measurements import read_lines
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import TrialProgress
+from coordinate_eval.coordinator.workers import trial
+from coordinate_eval.coordinator.workers.on_node import arrival
+from coordinate_eval.coordinator.workers.open_shards import OpenShards
+from coordinate_eval.coordinator.workers.pace import Pace
+from coordinate_eval.coordinator.workers.second_attempts import (
+    MOST_SEEN,
+    Held,
+    Owner,
+    SecondAttempts,
+    choose,
+)
+from coordinate_eval.evaluators.engines.simulated import answer
+from coordinate_eval.records import (
+    DatasetRequests,
+    ItemRequests,
+    Request,
+    RequestKind,
+    Response,
+    Shard,
+    Span,
+)
+
+SHARD = Shard(dataset="a", start=0, stop=6, gpu_seconds=10, metric_cpu_seconds=0)
+
+
+def held(owner: str, left: float, start: int = 0, dataset: str = "d") -> Held:
+    claim = Claim(owner=owner, task="1", host="h", pid=1, time=0, token="t")
+    return Held(OpenClaim(Span(dataset, start, start + 1), 1, claim), left)
+
+
+def chosen(
+    *given: Held,
+    owners: dict[str, Owner],
+    own: float = 1.0,
+    floors: dict[str, float] | None = None,
+    gain: float = 30.0,
+) -> list[int]:
+    return [claim.span.start for claim in choose(given, owners, own, floors or {}, gain)]
+
+
+def test_a_slow_owner_is_helped_and_one_that_is_as_fast_is_not() -> None:
+    assert chosen(held("slow", 40), owners={"slow": Owner(3, 0)}) == [0]
+    assert chosen(held("usual", 40), owners={"usual": Owner(1, 0)}) == []
+    assert chosen(held("slow", 40), owners={"slow": Owner(3, 0)}, own=3) == []
+    assert chosen(held("new", 40), owners={}) == []
+
+
+def test_all_that_an_owner_holds_is_in_the_way_and_the_longest_comes_first() -> None:
+    both = held("o", 30, 1), held("o", 50, 2)
+    assert chosen(*both, owners={"o": Owner(2, 0)}) == [1, 2]
+    assert chosen(*both, owners={"o": Owner(1.2, 0)}) == [1]
+
+
+def test_one_that_says_nothing_needs_as_long_again() -> None:
+    assert chosen(held("o", 10), owners={"o": Owner(1, 20)}) == []
+    assert chosen(held("o", 10), owners={"o": Owner(1, 41)}) == [0]
+    assert chosen(held("o", 10), owners={"o": Owner(1, 20)}, gain=0) == [0]
+
+
+def test_the_longest_item_takes_its_time_again() -> None:
+    slow = {"o": Owner(3, 0)}
+    assert chosen(held("o", 20), owners=slow, floors={"d": 40}) == []
+    assert chosen(held("o", 20), owners=slow, floors={"other": 40}) == [0]
+
+
+@given(
+    left=st.floats(0, 1e4), slowdown=st.floats(1, 100), silent=st.floats(0, 1e4),
+    own=st.floats(1, 100), gain=st.floats(0, 100),
+)  # fmt: skip
+def test_no_second_attempt_is_expected_to_end_later(
+    left: float, slowdown: float, silent: float, own: float, gain: float
+) -> None:
+    found = chosen(held("o", left), owners={"o": Owner(slowdown, silent)}, own=own, gain=gain)
+    if found:
+        assert own * left + gain <= max(slowdown * left, silent)
+
+
+class Trials:
+    """A run with one shard that the trial `slow` holds. It has answered two of six items."""
+
+    def __init__(self, folder: Path, silent: float = 100.0) -> None:
+        self.dir = RunDir(folder)
+        self.run = make_run(shards=[SHARD], settings=Settings())
+        self.ledger = Ledger(self.dir, "outputs")
+        self.requests = [
+            Request(
+                dataset="a", item=n, task="a", doc=n, prompt_hash=f"{n}",
+                kind=RequestKind.GENERATE, tokens=[1, n], max_tokens=8,
+            )
+            for n in range(SHARD.stop)
+        ]  # fmt: skip
+        lines = [ItemRequests.of([request]).line() for request in self.requests]
+        _files.write(self.dir.requests("a"), "".join(lines))
+        index = DatasetRequests(
+            dataset="a", key="k", items=6, requests=6, prompt_tokens=0, generate_requests=6,
+            max_output_tokens=0, longest_output_tokens=0, asks=False,
+            offsets=[sum(map(len, lines[:i])) for i in range(7)],
+        )  # fmt: skip
+        _files.write_record(self.dir.requests_index("a"), index)
+        last = time.time() - silent
+        known = {"node": "n", "started": 0, "updated": last, "ready": last - 5, "last": last}
+        for name in ("slow", "idle"):
+            record = {"trial": name, "task": name, "state": "running", **known}
+            _files.write_record(self.dir.trial(name), TrialProgress.model_validate(record))
+        self.slow = OpenShards(self.dir, "slow", Pace(float("inf")))
+        self.idle = OpenShards(self.dir, "idle", Pace(float("inf")))
+        attempt = self.ledger.claim(SHARD.span, "slow", "1")
+        assert attempt == 1
+        self.slow.open(SHARD, attempt)
+        for request in self.requests[:2]:
+            self.slow.store(answer(request), 1.0)
+
+    def claim(self, trial: str = "idle") -> tuple[Shard, int] | None:
+        found = SecondAttempts(self.dir, self.run, trial)
+        return found.claim([shard.span for shard in self.run.shards], "2")
+
+    def published(self) -> list[Response]:
+        path = self.dir.published("outputs", SHARD.span)
+        return [Response.model_validate_json(line) for line in _files.whole_lines(path)]
+
+    def measured(self, trial: str) -> int:
+        return sum(1 for _ in read_lines(self.dir.observations(trial)))
+
+
+@pytest.mark.parametrize("first", ["idle", "slow"])
+def test_whoever_is_first_publishes_and_is_measured(tmp_path: Path, first: str) -> None:
+    run = Trials(tmp_path)
+    assert run.claim() == (SHARD, 2)
+    left = run.idle.open(SHARD, 2)
+    assert left == run.requests[2:]
+    trials = {"idle": run.idle, "slow": run.slow}
+    other = "slow" if first == "idle" else "idle"
+    for name in (first, other):
+        for request in run.requests[2:]:
+            trials[name].store(answer(request), 1.0)
+        trials[name].check_none_left()
+        assert sorted(run.published(), key=lambda r: r.item) == list(map(answer, run.requests))
+    assert (run.measured(first), run.measured(other)) == (1, 0)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_shard_is_doubled_once(tmp_path: Path) -> None:
+    run = Trials(tmp_path)
+    assert run.claim() is not None
+    assert run.claim() is None
+    assert run.claim("third") is None
+    assert run.ledger.claimable([SHARD.span]) == []
+
+
+def test_no_shard_of_a_usual_trial_its_own_or_a_dangerous_one_is_doubled(tmp_path: Path) -> None:
+    assert Trials(tmp_path / "usual", silent=1).claim() is None
+    assert Trials(tmp_path / "own").claim("slow") is None
+    run = Trials(tmp_path / "dangerous")
+    run.ledger.revoke(SHARD.span, 1, "died")
+    assert run.ledger.claim(SHARD.span, "slow", "1") == 2
+    assert run.claim() is None
+
+
+def test_while_much_is_left_nobody_looks(tmp_path: Path) -> None:
+    run = Trials(tmp_path)
+    more = [SHARD.model_copy(update={"start": n, "stop": n + 1}) for n in range(6, 6 + MOST_SEEN)]
+    run.run = run.run.model_copy(update={"shards": [SHARD, *more]})
+    assert run.claim() is None
+
+
+@pytest.mark.parametrize("silent", [0.0, 1e6])
+def test_a_trial_that_finds_nothing_free_helps_a_slow_one_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: float
+) -> None:
+    monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
+    (tmp_path / "memory").mkdir()
+    run_dir = RunDir(tmp_path / "run")
+    write_everything(run_dir, {})
+    outputs, slow = Ledger(run_dir, "outputs"), SHARDS[0].span
+    assert outputs.claim(slow, "m-0", "1") == 1
+    last = time.time() - silent
+    known = {"node": "m", "state": "running", "started": last, "updated": last, "last": last}
+    record = {"trial": "m-0", "task": "1", "ready": last, **known}
+    _files.write_record(run_dir.trial("m-0"), TrialProgress.model_validate(record))
+    assert trial.run_trial(run_dir, "n", 0, 60) == 0
+    left = outputs.unpublished(shard.span for shard in SHARDS)
+    if silent:
+        assert left == []
+        assert answered(run_dir) == Counter({(d, i): 1 for d in "ab" for i in range(ITEMS)})
+    else:
+        assert left == [slow]
+        assert [held.attempt for held in outputs.open_claims([slow])] == [1]
