@@ -6,9 +6,10 @@
     python scripts/slurm_dev.py down
 
 One controller and one slurmd a node, as root, with device files that look like GPUs to Slurm.
-Partitions: `low` (default, preemptible), `high` (preempts `low`), `whole` (hands out whole
-nodes). All nodes share this machine's processes, memory and /dev/shm. Everything lives in one
-folder, on free ports, so that several clusters can run side by side. Standard library only.
+Partitions: `low` (default), `high` (its jobs preempt those of `low`, as `--preempt` says), `whole`
+(hands out whole nodes). All nodes share this machine's processes, memory and /dev/shm. Everything
+lives in one folder, on free ports, so that several clusters can run side by side. Standard library
+only.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 PACKAGES = ("slurm-wlm", "slurm-client", "munge")
@@ -54,13 +55,16 @@ class DevClusterError(Exception):
 class Shape:
     """How large the cluster pretends to be: `nodes`, and GPUs and CPUs on each.
 
-    `gres` is "typed" where Slurm names the type of its GPUs, or "untyped".
+    `gres` is "typed" where Slurm names the type of its GPUs, or "untyped". `preempt` is what
+    happens to preempted jobs: "requeue", "cancel" or "suspend". A suspended job keeps its GPUs and
+    memory, so jobs are suspended for their cores alone.
     """
 
     nodes: int = 4
     gpus: int = 8
     cpus: int = 128
     gres: str = "typed"
+    preempt: str = "requeue"
 
     @property
     def gpu(self) -> str:
@@ -224,6 +228,7 @@ def _configuration(folder: Path, shape: Shape) -> str:
         controller_port=controller_port,
         folder=folder,
         user_signal=user_signal if old else "PreemptParameters=send_user_signal",
+        preempt="SUSPEND,GANG" if shape.preempt == "suspend" else shape.preempt.upper(),
         nodes="\n".join(nodes),
     )
 
@@ -377,6 +382,8 @@ def _arguments() -> argparse.Namespace:
                 if isinstance(value, int):
                     command.add_argument(f"--{option}", type=int, default=value)
             command.add_argument("--gres", choices=("typed", "untyped"), default="typed")
+            modes = ("requeue", "cancel", "suspend")
+            command.add_argument("--preempt", choices=modes, default="requeue")
             command.add_argument("--install", action="store_true", help="install missing packages")
     return parser.parse_args()
 
@@ -395,7 +402,8 @@ def main() -> int:
         else:
             if arguments.install and any(shutil.which(name) is None for name in _COMMANDS):
                 _install()
-            shape = Shape(arguments.nodes, arguments.gpus, arguments.cpus, arguments.gres)
+            given = vars(arguments)
+            shape = Shape(**{each.name: given[each.name] for each in fields(Shape)})
             cluster = DevCluster(folder, shape)
             cluster.up()
             print(f"export SLURM_CONF={shlex.quote(str(cluster.conf))}")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.records import Response
 from tests.tiny import shared_folder, tiny_model
 
@@ -128,6 +129,17 @@ def scores(run: Path) -> dict[str, Any]:
 def published(run: Path, ledger: str = "outputs") -> list[Path]:
     """Published spans of a run."""
     return sorted((run / ledger).glob("*/*.jsonl"))
+
+
+def trials(run: Path) -> list[TrialProgress]:
+    """How far the trials of a run are that have begun."""
+    return [TrialProgress.model_validate_json(p.read_bytes()) for p in run.glob("trials/*.json")]
+
+
+def claimant(run: Path, trial: str) -> int:
+    """The process of a trial that has claimed a shard."""
+    claims = [json.loads(path.read_text()) for path in run.glob("claims/outputs/*/*.json")]
+    return int(next(claim["pid"] for claim in claims if claim["owner"] == trial))
 
 
 def times_answered(run: Path) -> Counter[tuple[object, ...]]:

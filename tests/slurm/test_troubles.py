@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 import yaml
 
-from coordinate_eval.coordinator.run.records import TrialProgress
 from tests.dev_cluster import DevCluster
-from tests.runs import Workspace, processes, published, results, scores, times_answered, until
+from tests.runs import (
+    Workspace,
+    claimant,
+    processes,
+    published,
+    results,
+    scores,
+    times_answered,
+    trials,
+    until,
+)
 from tests.slurm.test_runs import SLOW, TASKS, all_gone
 
 
@@ -93,14 +102,3 @@ def long_suite(user: Workspace) -> Path:
     path = user.folder / "long.yaml"
     path.write_text(yaml.safe_dump(suite))
     return path
-
-
-def trials(run: Path) -> list[TrialProgress]:
-    """How far the trials are that have begun."""
-    return [TrialProgress.model_validate_json(p.read_bytes()) for p in run.glob("trials/*.json")]
-
-
-def claimant(run: Path, trial: str) -> int:
-    """The process of a trial, which has claimed a shard."""
-    claims = [json.loads(path.read_text()) for path in run.glob("claims/outputs/*/*.json")]
-    return int(next(claim["pid"] for claim in claims if claim["owner"] == trial))
