@@ -14,6 +14,7 @@ only.
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -39,6 +40,14 @@ _SOCKET_PATH = 107
 
 _MUNGE_RUN = Path("/run/munge")
 _MUNGE_LOG = Path("/var/log/munge")
+
+_PATIENCE_SECONDS = 180.0
+"""For a daemon or a command to answer: a busy machine takes its time."""
+
+_KILL_SECONDS = 60.0
+"""For a process or a job to end by itself: longer than `KillWait`."""
+
+_LOCK = Path("/run/coordinate-eval-slurm-dev.lock")
 
 _CONFIG = Path(__file__).with_suffix(".conf")
 _NODE = (
@@ -99,9 +108,10 @@ class DevCluster:
             self._make_folder()
         elif json.loads((self.dir / "shape.json").read_text()) != asdict(self.shape):
             raise DevClusterError(f"{self.dir} is up with another shape: run `down` first")
-        if _start_munge():
-            (self.dir / "run" / "started-munged").touch()
-        self.start_controller()
+        with _shared_munge():
+            if _start_munge():
+                (self.dir / "run" / "started-munged").touch()
+            self.start_controller()
         for name in self.shape.names():
             self.start_node(name)
         self._await_nodes()
@@ -124,10 +134,11 @@ class DevCluster:
         for pid in _job_processes(self.conf):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if (self.dir / "run" / "started-munged").exists() and not _any_controller():
-            munged = _read_pid(_MUNGE_RUN / "munged.pid")
-            if munged and "munged" in _command_line(munged):
-                _stop(munged, signal.SIGTERM)
+        if (self.dir / "run" / "started-munged").exists():
+            with _shared_munge():
+                munged = _read_pid(_MUNGE_RUN / "munged.pid")
+                if not _any_controller() and munged and "munged" in _command_line(munged):
+                    _stop(munged, signal.SIGTERM)
         shutil.rmtree(self.dir)
 
     def status(self) -> dict[str, bool]:
@@ -184,7 +195,12 @@ class DevCluster:
         environment = {**_own_environment(), "SLURM_CONF": str(self.conf)}
         try:
             done = subprocess.run(
-                argv, env=environment, capture_output=True, text=True, timeout=30, check=True
+                argv,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_PATIENCE_SECONDS,
+                check=True,
             )
         except subprocess.SubprocessError as error:
             words = getattr(error, "stderr", None) or ""
@@ -204,7 +220,7 @@ class DevCluster:
             jobs = self._command("squeue", "-h", "-a", "-o", "%A").split()
             if jobs:
                 self._command("scancel", "--full", *jobs)
-                _await(lambda: not self._command("squeue", "-h", "-a").strip(), "", seconds=10)
+                _await(lambda: not self._command("squeue", "-h", "-a").strip(), "", _KILL_SECONDS)
 
 
 def _configuration(folder: Path, shape: Shape) -> str:
@@ -234,15 +250,15 @@ def _configuration(folder: Path, shape: Shape) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below the range from which clients get theirs."""
+    """Ports that nobody listens on, below those of clients and above those of Ray's workers."""
     found: list[int] = []
-    for port in random.sample(range(10_000, 30_000), 10_000):
+    for port in random.sample(range(20_000, 30_000), 10_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found.append(port)
         if len(found) == count:
             return found
-    raise DevClusterError(f"fewer than {count} free ports between 10000 and 30000")
+    raise DevClusterError(f"fewer than {count} free ports between 20000 and 30000")
 
 
 def _check_machine(folder: Path, node: str) -> None:
@@ -261,6 +277,14 @@ def _check_machine(folder: Path, node: str) -> None:
             f"{folder}: at most {room} characters, since sockets of jobs lie in it: choose a "
             "shorter --dir"
         )
+
+
+@contextlib.contextmanager
+def _shared_munge() -> Iterator[None]:
+    """Let no other cluster come or go: they share munged, which the last one stops."""
+    with _LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _start_munge() -> bool:
@@ -340,18 +364,18 @@ def _any_controller() -> bool:
 
 
 def _stop(pid: int | None, how: signal.Signals) -> None:
-    """Signal a process and wait until it is gone; one that ignores it for 10 s is killed."""
+    """Signal a process and wait until it is gone; one that ignores it for long is killed."""
     if pid is None:
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, how)
         try:
-            _await(lambda: not _command_line(pid), "", seconds=10)
+            _await(lambda: not _command_line(pid), "", _KILL_SECONDS)
         except DevClusterError:
             os.kill(pid, signal.SIGKILL)
 
 
-def _await(ready: Callable[[], bool], problem: str, seconds: float = 30) -> None:
+def _await(ready: Callable[[], bool], problem: str, seconds: float = _PATIENCE_SECONDS) -> None:
     """Ask until it holds; a command that fails has not answered yet."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
