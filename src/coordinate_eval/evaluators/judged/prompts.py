@@ -22,7 +22,7 @@ MOST_CHARACTERS = 4_000_000
 """Longest message to a judge: more than any judge reads."""
 
 MOST_SECONDS = 10.0
-"""Longest time to fill in a message, which mostly takes less than a millisecond."""
+"""Most CPU time to fill in a message, which mostly takes less than a millisecond."""
 
 PLACEHOLDER = "(an answer)"
 """Stands for an answer where prompts are tried before there are any."""
@@ -135,12 +135,12 @@ def rubric_digest(rubric: Rubric) -> str:
 
 
 def _rendered(template: Template, fields: Mapping[str, Any]) -> str:
-    until = time.monotonic() + MOST_SECONDS
+    until = time.thread_time() + MOST_SECONDS
     pieces, left = [], MOST_CHARACTERS
     for piece in template.generate(fields):
         pieces.append(piece)
         left -= len(piece)
-        if left < 0 or time.monotonic() > until:
+        if left < 0 or time.thread_time() > until:
             raise TooLong
     # Half a pair of UTF-16, which JSON may hold, is no text that can be sent.
     return "".join(pieces).encode("utf-8", "replace").decode()
