@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from coordinate_eval.evaluators.judged.prompts import question_of
 from coordinate_eval.records import Question
+from tests.runs import PATIENCE_SECONDS
 
 
 @dataclass
@@ -20,6 +21,8 @@ class Reply:
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     after_seconds: float = 0.0
+    when: Callable[[], bool] = lambda: True
+    """It is held back until this is so."""
     claims_bytes: int | None = None
     """Its Content-Length, where that is a lie: the connection is torn after `body`."""
     drops: bool = False
@@ -71,13 +74,13 @@ class Judge:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(PATIENCE_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(PATIENCE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(PATIENCE_SECONDS)
         self._loop.close()
 
     async def _start(self) -> None:
@@ -138,6 +141,8 @@ class Judge:
         try:
             reply = self._behave(body, len(self.asked) - 1)
             await asyncio.sleep(reply.after_seconds)
+            while not reply.when():
+                await asyncio.sleep(0.01)
         finally:
             self.at_once -= 1
         return reply

@@ -85,7 +85,7 @@ def compare(
 
 def ended(run: Path) -> dict[str, Any]:
     """Wait for `results.json` and return its content. Engines may take minutes to start here."""
-    end = time.monotonic() + 900
+    end = time.monotonic() + 1800
     while not (run / "results.json").exists():
         assert time.monotonic() < end, f"no results of {run}"
         time.sleep(0.2)

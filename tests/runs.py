@@ -1,8 +1,11 @@
 """Runs the program as its users do, for tests that need a whole run."""
 
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,8 +23,22 @@ from tests.tiny import shared_folder, tiny_model
 T = TypeVar("T")
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
-PATIENCE_SECONDS = 280.0
-"""After this a test fails; nothing is expected to take that long."""
+PATIENCE_SECONDS = 900.0
+"""After this a test fails; nothing is expected to take that long, however busy the machine is."""
+
+
+class Pause:
+    """A file that keeps a run's simulated engines at their first response, until it is removed."""
+
+    def __init__(self, file: Path) -> None:
+        file.touch()
+        self._file = file
+        self.engine_args = {"pause": str(file)}
+        self.args = ("--engine-args", json.dumps(self.engine_args))
+
+    def end(self) -> None:
+        """Let the engines go on."""
+        self._file.unlink()
 
 
 class Workspace:
@@ -53,6 +70,10 @@ class Workspace:
         folder = self.folder / "memory of 'all' nodes"
         folder.mkdir(exist_ok=True)
         return folder
+
+    def pause(self, name: str) -> Pause:
+        """A pause with this name, for runs whose engines have its arguments."""
+        return Pause(self.folder / f"pause of {name}")
 
     def suite(self, *tasks: str, **defaults: object) -> Path:
         """A suite of the fixture tasks of these names."""
@@ -112,6 +133,21 @@ def until(holds: Callable[[], T], what: str) -> T:
     raise AssertionError(f"not in {PATIENCE_SECONDS:g} s: {what}")
 
 
+def lasting_port() -> int:
+    """Return a free port of 127.0.0.1 that no client gets before a server is there to listen."""
+    for port in random.sample(range(20_000, 30_000), 1000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+def begun(run: Path) -> Path:
+    """Wait until an engine of a run works, and return the run."""
+    until(lambda: list(run.glob("outputs/*/*.part")), f"responses of {run} on their way")
+    return run
+
+
 def results(run: Path) -> dict[str, Any]:
     """The results of a run, once they are there."""
     until((run / "results.json").exists, f"results of {run}")
@@ -166,7 +202,8 @@ def processes(*words: str) -> list[int]:
 
 
 def kill(pids: Sequence[int]) -> None:
-    """SIGKILL, at once."""
+    """SIGKILL, at once. Helpers of a process that is killed may end before their turn comes."""
     assert pids, "no such process"
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.runs import PATIENCE_SECONDS
 from tests.tiny import need, tiny_model
 
 
@@ -124,7 +125,7 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         },
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     return Ended(process, mark)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.runs import Workspace
+from tests.runs import PATIENCE_SECONDS, Workspace
 from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.inputs import cluster_file, settings
@@ -42,7 +42,7 @@ def call(user: Workspace, *args: object, **environ: str) -> subprocess.Completed
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=PATIENCE_SECONDS,
     )
 
 

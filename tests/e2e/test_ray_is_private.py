@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runs import PATIENCE_SECONDS, Workspace, scores, until
+from tests.runs import PATIENCE_SECONDS, Workspace, begun, scores
 from tests.tiny import tiny_model
 
 _NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
@@ -51,7 +51,7 @@ for port in ports:
     ) as channel:
         for call in calls:
             try:
-                channel.unary_unary("/" + call)(b"", metadata=headers, timeout=20)
+                channel.unary_unary("/" + call)(b"", metadata=headers, timeout=300)
                 answers[f"{port} {call}"] = "answered"
             except grpc.RpcError as error:
                 answers[f"{port} {call}"] = error.code().name
@@ -61,7 +61,7 @@ for port in ports:
                 f"http://127.0.0.1:{port}/{path}", method=method, headers=dict(headers)
             )
             try:
-                with urllib.request.urlopen(asked, timeout=20) as answer:
+                with urllib.request.urlopen(asked, timeout=300) as answer:
                     answers[f"{port} {method} {path}"] = answer.status
             except urllib.error.HTTPError as error:
                 answers[f"{port} {method} {path}"] = error.code
@@ -72,15 +72,14 @@ print(json.dumps(answers))
 
 
 class Running:
-    """A run that is on, and what its processes listen on."""
+    """A run that is on, until its pause ends, and what its processes listen on."""
 
-    def __init__(self, user: Workspace, name: str, seconds_per_request: float) -> None:
-        self.run = user.folder / name
+    def __init__(self, user: Workspace, name: str) -> None:
+        self.run, self.pause = user.folder / name, user.pause(name)
         asked = ("run", tiny_model(), "--suite", user.suite("tiny_sums"), "--run-dir", self.run)
-        slow = json.dumps({"seconds_per_request": seconds_per_request})
-        self.driver = user.start(*asked, "--engine-args", slow)
+        self.driver = user.start(*asked, *self.pause.args)
         try:
-            until(lambda: list(self.run.glob("outputs/*/*.part")), "responses on their way")
+            begun(self.run)
             self.folder = self._folder()
         except AssertionError:
             self.driver.kill()
@@ -129,7 +128,7 @@ class Running:
 
     def _folder(self) -> Path:
         """The folder that holds what is Ray's."""
-        for pid in self.processes():
+        for pid in self.services().values():
             for word in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
                 if word.startswith("--session-dir="):
                     return Path(word.partition("=")[2]).parent.parent
@@ -160,7 +159,7 @@ def _address(text: str) -> tuple[Any, int]:
 
 @pytest.fixture(scope="module")
 def running(user: Workspace) -> Iterator[Running]:
-    made = Running(user, "private", seconds_per_request=900)  # outlasts the tests
+    made = Running(user, "private")
     yield made
     made.driver.send_signal(signal.SIGINT)
     made.ended(130)
@@ -264,9 +263,10 @@ def pem(running: Running) -> list[str]:
 
 
 def test_two_at_once_keep_out_of_each_others_way(user: Workspace, running: Running) -> None:
-    other = Running(user, "private too", seconds_per_request=0.02)
+    other = Running(user, "private too")
     assert not set(other.addresses()) & set(running.addresses())
     assert other.folder != running.folder
+    other.pause.end()
     other.ended(0)
     assert scores(other.run)
     assert running.driver.poll() is None

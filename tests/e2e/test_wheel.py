@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.runs import PATIENCE_SECONDS
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "wheel.sh"
 
 
@@ -15,7 +17,7 @@ def test_wheel_in_a_fresh_environment(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list(tmp_path.glob("*.whl"))) == 1

@@ -20,14 +20,15 @@ from coordinate_eval.slurm.cluster import SlurmCluster, slurm_configured
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
 from tests.dev_cluster import DevCluster
+from tests.runs import PATIENCE_SECONDS
 
 HOSTILE = "a 'b' \"c\" 100%j %%A $(touch pwned) `id` #\n#SBATCH --hold\n\r\n ; é"
 
 T = TypeVar("T")
 
 
-def wait_for(ask: Callable[[], T], what: str, seconds: float = 240) -> T:
-    deadline = time.monotonic() + seconds
+def wait_for(ask: Callable[[], T], what: str) -> T:
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not (answer := ask()):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.1)
@@ -63,7 +64,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Job]:
     """Makes jobs named after the test; `code` is what Python runs, `args` its arguments."""
 
     def make(code: str, *args: str, **fields: object) -> Job:
-        values = {"name": request.node.name, "log": str(tmp_path / "log"), "minutes": 5, **fields}
+        values = {"name": request.node.name, "log": str(tmp_path / "log"), "minutes": 600, **fields}
         return Job.model_validate({"argv": (sys.executable, "-c", code, *args), **values})
 
     return make
@@ -99,7 +100,7 @@ def nodes_without_json(
     return read
 
 
-SLEEP = "import time; time.sleep(300)"
+SLEEP = "import time; time.sleep(36000)"
 
 
 def test_gpus_cpus_and_memory_in_use_are_not_free(
@@ -387,7 +388,7 @@ def heard(number, frame):
 signal.signal(signal.SIGTERM, heard)
 signal.signal(signal.SIGUSR1, heard)
 say("started")
-time.sleep(300)
+time.sleep(36000)
 """
 
 

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.dev_cluster import SCRIPT, DevCluster
+from tests.runs import until
 from tests.slurm.conftest import short_folder
 
 
@@ -64,10 +64,7 @@ def test_up_twice_then_down_leaves_nothing(slurm_cluster: DevCluster, tmp_path: 
         sbatch(["sbatch", "--wait", "-N2", "--gres=gpu:h200:1", "-o/dev/null", "--wrap", "true"])
         started = tmp_path / "started"
         sbatch(["sbatch", "-o/dev/null", "/dev/stdin", str(started)], input=STUBBORN.encode())
-        deadline = time.monotonic() + 120
-        while not started.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(started.exists, "a job that does not listen")
         assert processes_with(f"SLURM_CONF={conf}")
     finally:
         down = slurm_dev("down", "--dir", str(folder))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.dev_cluster import DevCluster
+from tests.runs import PATIENCE_SECONDS
 from tests.tiny import tiny_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -25,7 +26,7 @@ def test_sbatch_script(slurm_cluster: DevCluster, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr + log.read_text()
     assert "makespan" in log.read_text()

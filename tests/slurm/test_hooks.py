@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.dev_cluster import DevCluster
-from tests.runs import TASKS, Workspace, results, until
+from tests.runs import PATIENCE_SECONDS, TASKS, Workspace, results, until
 from tests.tiny import need, tiny_model
 
 TRAINING = """
@@ -52,7 +52,8 @@ def test_a_training_job_under_torchrun(workspace: Workspace) -> None:
     script = workspace.folder / "train.py"
     script.write_text(TRAINING)
     suite = workspace.suite("tiny_cloze")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2"]
     done = subprocess.run(
         ["srun", "--mem=1000", *torchrun, str(script), str(checkpoint), str(suite)],
         env=workspace.environ
@@ -63,7 +64,7 @@ def test_a_training_job_under_torchrun(workspace: Workspace) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"rank 1: rank 1 leaves the evaluation of {checkpoint} to rank 0" in done.stdout
@@ -88,7 +89,7 @@ def test_two_watch_the_same_folder(workspace: Workspace) -> None:
     (folder / ".step-3").mkdir()
     args = ("watch", folder, "--once", "--quiet", "0", "--suite", workspace.suite("tiny_cloze"))
     both = [workspace.start(*args, "--json") for _ in range(2)]
-    said = [each.communicate(timeout=280) for each in both]
+    said = [each.communicate(timeout=PATIENCE_SECONDS) for each in both]
     assert [each.returncode for each in both] == [2, 2], said  # step-2 is refused
     for out, err in said:
         states = {Path(c["checkpoint"]).name: c["state"] for c in json.loads(out)["checkpoints"]}
@@ -144,7 +145,7 @@ def test_the_line_for_cron_runs_as_it_is(workspace: Workspace) -> None:
         env={"HOME": str(workspace.folder), "PATH": "/usr/bin:/bin"},
         cwd="/",
         check=True,
-        timeout=280,
+        timeout=PATIENCE_SECONDS,
     )
     log = workspace.folder / "runs" / "watch.log"
     assert "is supervised by" in log.read_text()

@@ -22,9 +22,14 @@ KEY = "sk-a-secret-of-the-judge"
 
 
 def rate(body: dict[str, Any], number: int) -> Reply:
-    """The same words about the same answer, after a moment."""
-    reply = says(f"[[{sum(text_of(body).encode()) % 10 + 1}]]")
-    reply.after_seconds = 0.2
+    """The same words about the same answer."""
+    return says(f"[[{sum(text_of(body).encode()) % 10 + 1}]]")
+
+
+def rate_three(body: dict[str, Any], number: int) -> Reply:
+    """Answer three questions, and then none for days."""
+    reply = rate(body, number)
+    reply.after_seconds = 0.0 if number < 3 else 1e6
     return reply
 
 
@@ -52,13 +57,13 @@ def suite(user: Workspace) -> Path:
     return path
 
 
-def submit(user: Workspace, suite: Path, url: str, name: str) -> Path:
+def submit(user: Workspace, suite: Path, url: str, name: str, **environ: str) -> Path:
     return user.submit(
         suite, "--run-dir", user.folder / name, "--judge-url", url, "--judge-model", "judge",
         COORDINATE_EVAL_JUDGE_CONCURRENCY="2",
         COORDINATE_EVAL_JUDGE_API_KEY_ENV="JUDGE_KEY",
-        COORDINATE_EVAL_SUPERVISOR_PATIENCE_SECONDS="30",
         JUDGE_KEY=KEY,
+        **environ,
     )  # fmt: skip
 
 
@@ -85,9 +90,10 @@ def test_a_judge_that_is_killed_and_comes_back_changes_no_score(
     user: Workspace, suite: Path, undisturbed: tuple[dict[str, Any], int]
 ) -> None:
     expected, questions = undisturbed
-    with Judge(rate, models=["judge"], key=KEY) as first:
+    with Judge(rate_three, models=["judge"], key=KEY) as first:
         run = submit(user, suite, first.url, "killed")
-        until(lambda: len(first.asked) > 2, "some questions")
+        # Two at once: when the last one is asked, three answers are kept.
+        until(lambda: len(first.asked) == 5, "some questions")
     kill(processes("_judge", str(run)))
     answered = len(published(run, "answers"))
     with Judge(rate, models=["judge"], key=KEY, port=first.port) as second:
@@ -102,7 +108,8 @@ def test_a_run_whose_judge_is_away_goes_on_with_one_that_has_moved(
     expected, _ = undisturbed
     with Judge() as gone:
         pass
-    run = submit(user, suite, gone.url, "moved")
+    patience = {"COORDINATE_EVAL_SUPERVISOR_PATIENCE_SECONDS": "30"}
+    run = submit(user, suite, gone.url, "moved", **patience)
     ended = results(run)
     assert list(ended["missing"]) == ["tiny_talk"]
     why = ended["missing"]["tiny_talk"]

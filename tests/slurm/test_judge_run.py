@@ -14,7 +14,7 @@ from coordinate_eval.coordinator.workers.judging.judge_run import JudgeRun
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Answer, Question, QuestionKind
 from tests.dev_cluster import DevCluster
-from tests.runs import TASKS, Workspace, kill, processes, results, scores, until
+from tests.runs import TASKS, Workspace, begun, kill, processes, results, scores, until
 from tests.tiny import tiny_model
 
 TEMPLATE = (
@@ -70,11 +70,6 @@ def asking(run_dir: RunDir, judge: Path, **settings: object) -> JudgeRun:
     return JudgeRun(run_dir, asked_by(run_dir, judge, **settings), questions)
 
 
-def begun(asked: JudgeRun) -> bool:
-    asked.check_goes_on()
-    return bool(list(asked.root.glob("outputs/*/*.part")))
-
-
 def answers(asked: JudgeRun) -> dict[str, Answer]:
     found: dict[str, Answer] = {}
 
@@ -87,13 +82,18 @@ def answers(asked: JudgeRun) -> dict[str, Answer]:
     return found
 
 
-def test_a_checkpoint_answers_also_if_its_run_is_killed(finished: RunDir, judge: Path) -> None:
-    asked = asking(finished, judge, engine_args={"seconds_per_request": 0.3})
+def test_a_checkpoint_answers_also_if_its_run_is_killed(
+    finished: RunDir, workspace: Workspace, judge: Path
+) -> None:
+    pause = workspace.pause("a judge")
+    asked = asking(finished, judge, engine_args=pause.engine_args)
     asked.start()
-    until(lambda: begun(asked), "answers on their way")
+    begun(asked.root)
+    asked.check_goes_on()
     kill(processes("_supervise", str(asked.root)))
     kill(processes("_trial", str(asked.root)))
     asked.start()  # by another judge job: it changes nothing, or brings the supervisor back
+    pause.end()
     found = answers(asked)
     assert [answer.id for answer in found.values() if not answer.passed] == ["07"]
     assert found["07"].result.startswith("refused: the question takes more than")
@@ -145,14 +145,16 @@ def judged_suite(workspace: Workspace) -> Path:
 def test_a_suite_with_a_judge_of_one_s_own(
     workspace: Workspace, judge: Path, killed: str | None
 ) -> None:
+    pause = workspace.pause(f"judged {killed}")
     run = workspace.submit(
         judged_suite(workspace), "--run-dir", workspace.folder / f"judged {killed}",
         COORDINATE_EVAL_JUDGE_CHECKPOINT=str(judge),
-        COORDINATE_EVAL_JUDGE_ENGINE_ARGS='{"seconds_per_request": 0.2}',
+        COORDINATE_EVAL_JUDGE_ENGINE_ARGS=json.dumps(pause.engine_args),
     )  # fmt: skip
     if killed is not None:
         until(lambda: list(run.glob("judge/*/run/outputs/*/*.part")), "answers of the judge")
         kill(processes(killed, str(run)))
+    pause.end()
     found = scores(run)
     assert set(found) == {"judged", "tiny_cloze"}
     judged = json.loads((run / "results" / "judged.json").read_text())["judge"]

@@ -14,15 +14,13 @@ from tests.dev_cluster import DevCluster
 from tests.runs import (
     Workspace,
     claimant,
-    processes,
-    published,
     results,
     scores,
     times_answered,
     trials,
     until,
 )
-from tests.slurm.test_runs import SLOW, TASKS, all_gone
+from tests.slurm.test_runs import TASKS, all_gone
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +39,17 @@ def expected(user: Workspace) -> dict[str, Any]:
 def test_a_trial_that_hangs_is_ended_and_others_take_its_shards(
     user: Workspace, expected: dict[str, Any]
 ) -> None:
+    pause = user.pause("hangs")
     run = user.submit(
-        user.suite(*TASKS), *SLOW, "--max-gpus", 2, "--run-dir", user.folder / "hangs",
+        user.suite(*TASKS), *pause.args, "--max-gpus", 2, "--run-dir", user.folder / "hangs",
         COORDINATE_EVAL_TRIAL_HANG_MINUTES="0.4",
         COORDINATE_EVAL_TRIAL_HANG_FACTOR="1",
         COORDINATE_EVAL_TRIAL_LEAST_GAIN_SECONDS="86400",  # the other one does not wait for it
     )  # fmt: skip
-    until(lambda: published(run), "the first shard")
-    stopped = processes("_trial", str(run))[0]
+    claims = until(lambda: list(run.glob("claims/outputs/*/*.json")), "a claim")
+    stopped = int(json.loads(claims[0].read_text())["pid"])
     os.kill(stopped, signal.SIGSTOP)
+    pause.end()
     found = scores(run)
     assert found == expected
     hung = [json.loads(path.read_text())["how"] for path in (run / "troubles").glob("*.json")]

@@ -7,8 +7,6 @@ from pathlib import Path
 from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, scores, until
 
-SLOW = ("--engine-args", '{"seconds_per_request": 0.2}')
-
 
 def nodes_of(run: Path) -> set[str]:
     """The nodes of the first round, once it is planned."""
@@ -19,10 +17,12 @@ def nodes_of(run: Path) -> set[str]:
 
 def test_two_runs_at_once_take_different_nodes(slurm_cluster: DevCluster, tmp_path: Path) -> None:
     user = Workspace(tmp_path)
-    where = ("--max-nodes", 1, "--max-gpus", 8, *SLOW)
+    pause = user.pause("both")
+    where = ("--max-nodes", 1, "--max-gpus", 8, *pause.args)
     runs = [user.submit(user.suite(task), *where) for task in ("tiny_choice", "tiny_cloze")]
     first, second = (nodes_of(run) for run in runs)
     assert first.isdisjoint(second)
+    pause.end()
     assert all(scores(run) for run in runs)
     until(lambda: not list((tmp_path / "runs").glob(".nodes-*/*.json")), "no promise to be kept")
 
@@ -34,7 +34,7 @@ def test_a_run_waits_for_the_limit_of_its_user_and_says_so(
     # The user's only GPU is that of an earlier run's trial.
     held = subprocess.run(
         ["sbatch", "--parsable", "-J", "ce-earlier.000000-trial0-node4", "--gres=gpu:h200:1",
-         "--mem=100", "-w", "node4", "-o", tmp_path / "held", "--wrap", "sleep 600"],
+         "--mem=100", "-w", "node4", "-o", tmp_path / "held", "--wrap", "sleep 36000"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     try:

@@ -111,6 +111,28 @@ def test_takes_the_time_it_is_told_to() -> None:
     assert time.monotonic() - began >= 0.06
 
 
+@pytest.mark.parametrize(("count", "before"), [(9, 1), (1, 0)])
+def test_pauses_before_its_last_response_until_a_file_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, before: int
+) -> None:
+    file = tmp_path / "pause"
+    file.touch()
+    found: list[Response] = []
+    looks = iter(range(3))
+
+    def look(seconds: float) -> None:
+        if seconds:  # it does not pretend to compute
+            assert len(found) == before
+            if next(looks, None) is None:
+                file.unlink()
+
+    monkeypatch.setattr(time, "sleep", look)
+    for response in SimulatedEngine(args={"pause": str(file)}).run(iter(map(ask, range(count)))):
+        found.append(response)
+    assert sorted(response.item for response in found) == list(range(count))
+    assert not file.exists()
+
+
 def test_takes_the_times_of_a_file_for_the_datasets_in_it(tmp_path: Path) -> None:
     file = tmp_path / "times.json"
     file.write_text('{"slow": {"seconds_per_request": 0.01, "floor_seconds": 0.1}}')
@@ -152,6 +174,7 @@ def test_a_closed_engine_refuses() -> None:
         {"fail_after": -1},
         {"fail_at": "d:1"},
         {"fail_at": [1]},
+        {"pause": 1},
         {"times": 1},
     ],
 )

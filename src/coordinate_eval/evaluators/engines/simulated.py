@@ -32,7 +32,11 @@ _DEFAULTS: dict[str, float | str | list[str] | None] = {
     "fail_after": None,
     "fail_at": [],
     "times": None,
+    "pause": None,
 }
+
+_LOOK_SECONDS = 0.05
+"""Time between two looks whether a pause has ended."""
 
 _NO_LIMIT = 1 << 30
 """Tokens of a context that is never full."""
@@ -57,9 +61,9 @@ def check_args(args: Mapping[str, Any]) -> None:
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
                 raise arguments.wrong(name, value, 'a list of items, such as "gsm8k:17"')
             continue
-        if name == "times":
+        if name in ("times", "pause"):
             if not isinstance(value, str):
-                raise arguments.wrong(name, value, "the path of a JSON file")
+                raise arguments.wrong(name, value, "the path of a file")
             continue
         if type(value) not in ((int,) if whole else (int, float)) or not least <= value < 1e9:
             raise arguments.wrong(
@@ -102,7 +106,10 @@ class SimulatedEngine:
             `fail_after`, the number of responses after which it fails (default never);
             `fail_at`, items that end it, such as `gsm8k:17` (default none);
             `times`, the path of a JSON file with `Times` by dataset, in place of
-            `seconds_per_request` for these datasets (default none).
+            `seconds_per_request` for these datasets (default none);
+            `pause`, the path of a file: while it is there, only the first request is answered, and
+            not even that one if there is no other, so that a rehearsal can do something to a run
+            that is under way (default none).
         max_length: most tokens of a prompt and its output together, for later turns.
 
     Raises:
@@ -119,6 +126,7 @@ class SimulatedEngine:
         self._times = _read_times(chosen["times"]) if chosen["times"] else {}
         self._other = Times(seconds_per_request=chosen["seconds_per_request"])
         self._concurrency = int(chosen["concurrency"])
+        self._pause = Path(chosen["pause"]) if chosen["pause"] else None
         self._fail_after = chosen["fail_after"]
         self._fail_at = set(chosen["fail_at"])
         self._answered = 0
@@ -145,6 +153,8 @@ class SimulatedEngine:
                 return
             if self._answered == self._fail_after:
                 raise EngineError(f"simulated failure after {self._answered} responses")
+            while (self._answered or len(flight) == 1) and self._is_paused():
+                time.sleep(_LOOK_SECONDS)
             due, _, request = heapq.heappop(flight)
             self.computing = [request]
             if f"{request.dataset}:{request.item}" in self._fail_at:
@@ -152,6 +162,9 @@ class SimulatedEngine:
             time.sleep(max(0.0, due - time.monotonic()))
             self._answered += 1
             yield answer(request, self._max_length)
+
+    def _is_paused(self) -> bool:
+        return self._pause is not None and self._pause.exists()
 
     def _due(self, request: Request) -> float:
         """Return when a request is answered that was pulled now, 0 for at once.
