@@ -38,4 +38,4 @@ def question(problem: Problem, language: str, *, mutated: bool = False) -> Quest
 
 def ask(program: str, language: str, seconds: float | None = None) -> Question:
     """The question for a program. Its time is ample: the machine may be busy."""
-    return program_question(program, seconds or 120.0, language)
+    return program_question(program, seconds or 600.0, language)

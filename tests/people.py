@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import PATIENCE_SECONDS
+
 ALICE, MALLORY = 61001, 61002
 """User and group ids that need no entry in any list of users."""
-
-PATIENCE_SECONDS = 120
 
 _SBATCH = """\
 #!/bin/bash

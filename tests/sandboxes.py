@@ -99,7 +99,7 @@ class Ordinary:
         self._server.communicate()
 
 
-def ask(program: str, timeout: float = 20.0, id: str = "q") -> Question:
+def ask(program: str, timeout: float = 600.0, id: str = "q") -> Question:
     return Question(id=id, kind=QuestionKind.PROGRAM, content=program, timeout_seconds=timeout)
 
 

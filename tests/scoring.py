@@ -28,6 +28,7 @@ from coordinate_eval.records import (
     Shard,
     Suite,
 )
+from tests.runs import PATIENCE_SECONDS
 from tests.tiny import tiny_model
 from tests.unit.test_decide import make_run
 
@@ -160,7 +161,7 @@ def start_scorer(
 def wait_for(scorer: "subprocess.Popen[str]", run_dir: RunDir) -> Scored:
     """Wait for a scorer and return what it wrote."""
     try:
-        said, _ = scorer.communicate(timeout=280)
+        said, _ = scorer.communicate(timeout=PATIENCE_SECONDS)
     finally:
         scorer.kill()
     _own(run_dir, os.geteuid())  # nobody reads what belongs to somebody else

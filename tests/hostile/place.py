@@ -28,7 +28,7 @@ from coordinate_eval.evaluators.sandbox.sandbox import Level
 from tests.hostile.home import FIRST_USER, beside, made_home, old_bubblewrap, python_for_all
 from tests.hostile.program import Program
 
-GRACE_SECONDS = 60.0
+GRACE_SECONDS = 600.0
 """Time that a program's run may take beyond its timeout, on a busy machine."""
 
 _SET_CHILD_SUBREAPER = 36
@@ -184,7 +184,7 @@ class Place:
             preexec_fn=lambda: fcntl.ioctl(2, termios.TIOCSCTTY, 0), **user,
         )  # fmt: skip
         self._owned = self.ask({}, GRACE_SECONDS)
-        first = self.ask({"run": "pass", "seconds": 30.0}, GRACE_SECONDS)
+        first = self.ask({"run": "pass", "seconds": 300.0}, GRACE_SECONDS)
         self.error = str(first.get("error", ""))
         self._known = set(processes_below(os.getpid()))
         self._state = self.ask({"state": True}, GRACE_SECONDS)

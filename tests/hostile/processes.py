@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.hostile import reads
 from tests.hostile.checkpoints import HOSTILE, Hostile, make, marked
+from tests.runs import PATIENCE_SECONDS
 
 
 def read_by(
@@ -27,7 +28,7 @@ def read_by(
         input="y\n" * 100,  # to whoever asks whether to trust code
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

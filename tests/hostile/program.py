@@ -31,7 +31,8 @@ class Must(StrEnum):
 class Program:
     """One program. `levels` are those whose promise it tests; it runs at no other.
 
-    A `slow` one takes seconds or much memory, and runs in `make test-long` only.
+    A `slow` one takes seconds or much memory, and runs in `make test-long` only. `seconds` is its
+    time: ample, unless it never ends or may be ended at any moment.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Program:
     text: str
     must: Must = Must.HOLD
     levels: frozenset[Level] = CONFINED
-    seconds: float = 10.0
+    seconds: float = 120.0
     slow: bool = False
     needs: str = ""
     """A module that must be importable, for programs that are not hostile."""

@@ -13,7 +13,7 @@ pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
 from tests.random_examples import LONG
-from tests.runs import TASKS, until
+from tests.runs import PATIENCE_SECONDS, TASKS, until
 from tests.scoring import (
     EVALUATES,
     KEEPS,
@@ -238,7 +238,7 @@ def test_nothing_outlives_the_scorer(user: User, does: str) -> None:
     if does == "while_true":
         until(lambda: _named(name), "the program")
         scorer.send_signal(signal.SIGKILL)
-    scorer.communicate(timeout=280)
+    scorer.communicate(timeout=PATIENCE_SECONDS)
     until(lambda: not _named(name), "all of its processes ended")
 
 

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.runs import PATIENCE_SECONDS
 from tests.sandboxes import STRONG
 
 from coordinate_eval.evaluators.sandbox.confinement import Level, View, wrapper
@@ -72,7 +73,7 @@ def test_a_view_through_a_link_is_refused(tmp_path: Path) -> None:
 )
 def test_its_exit_code_is_that_of_the_command(level: Level, script: str, code: int) -> None:
     argv = [*wrapper(level), "sh", "-c", script]
-    done = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=PATIENCE_SECONDS)
     assert done.returncode == code
 
 

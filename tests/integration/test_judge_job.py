@@ -1,5 +1,6 @@
 """The job that asks a judge: what it publishes, keeps, gives back, and leaves with."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.judges import Judge, Reply, fails, question, says, text_of
-from tests.runs import command, until
+from tests.runs import PATIENCE_SECONDS, command, until
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
@@ -39,7 +40,14 @@ class Asking:
     """A run with shards of ten items, each of which asks one question."""
 
     def __init__(
-        self, folder: Path, server: Judge, name: str = "run", *, items: int = ITEMS, **judge: Any
+        self,
+        folder: Path,
+        server: Judge,
+        name: str = "run",
+        *,
+        items: int = ITEMS,
+        patience_seconds: float = PATIENCE_SECONDS,
+        **judge: Any,
     ) -> None:
         self.dir = RunDir(folder / name)
         self.ledger = Ledger(self.dir, "answers")
@@ -47,7 +55,7 @@ class Asking:
             {
                 "cache_dir": str(folder / "cache"),
                 "judge": {"base_url": server.url, "model": "judge", "concurrency": 8} | judge,
-                "supervisor": {"patience_seconds": 2},
+                "supervisor": {"patience_seconds": patience_seconds},
             }
         )
         shards = [
@@ -166,7 +174,7 @@ def test_a_killed_job_loses_only_what_was_in_flight(tmp_path: Path, how: signal.
         )
         until(lambda: len(server.asked) == 14 or job.poll() is not None, "four questions")
         job.send_signal(how)
-        job.wait(30)
+        job.wait(PATIENCE_SECONDS)
         left = asking.ledger.open_claims(all_portions(asking.run))
         assert bool(left) == (how == signal.SIGKILL), "a signal has time to give claims back"
         for open_claim in left:  # as the supervisor does
@@ -205,22 +213,29 @@ def test_a_budget_is_kept_to_and_the_run_goes_on_when_it_is_raised(
 
 def test_a_judge_that_is_away_is_left_with_its_last_words(tmp_path: Path) -> None:
     with Judge(echo) as server:
-        asking = Asking(tmp_path, server)
+        asking = Asking(tmp_path, server, patience_seconds=0.5)
     progress = asking.ask()
     assert progress.state == "silent"
     assert "connection refused at http://127.0.0.1" in progress.said
     assert asking.open == 0
     with Judge(echo, port=server.port):
+        asking = Asking(tmp_path, server)  # its run is more patient now
         assert asking.ask().state == "asking"
     assert len(asking.answers()) == ITEMS
 
 
 def test_one_question_without_a_usable_answer_keeps_only_its_portion_back(tmp_path: Path) -> None:
+    def all_asked() -> bool:
+        return len({text_of(body) for body in server.asked}) == ITEMS
+
     def behave(body: dict[str, Any], number: int) -> Reply:
-        return fails(500, "cannot") if text_of(body) == "item 3" else echo(body, number)
+        if text_of(body) != "item 3":
+            return echo(body, number)
+        # It is not given up before the others are asked.
+        return dataclasses.replace(fails(500, "cannot"), when=all_asked)
 
     with Judge(behave) as server:
-        asking = Asking(tmp_path, server)
+        asking = Asking(tmp_path, server, patience_seconds=2)
         progress = asking.ask()
     assert (progress.state, progress.answered) == ("silent", ITEMS - 1)
     assert "cannot" in progress.said

@@ -95,6 +95,6 @@ def test_a_program_may_be_no_text(level: Level) -> None:
     need("js")
     answer = Sandbox(level).run(Question.model_validate({
         "id": "q", "kind": "program", "content": "process.exit('\\ud800' === 'x' ? 1 : 0) // \0",
-        "timeout_seconds": 60.0, "language": "js",
+        "timeout_seconds": 600.0, "language": "js",
     }))  # fmt: skip
     assert answer.passed, answer.result

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.plans import reviewed
+from tests.runs import PATIENCE_SECONDS
 
 from coordinate_eval.coordinator.dry_run import page
 
@@ -23,7 +24,7 @@ def test_a_browser_renders_it(tmp_path: Path) -> None:
          "--disable-background-networking", "--disable-component-update", "--disable-sync",
          f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
          f"file://{tmp_path / 'plan.html'}"],
-        capture_output=True, text=True, timeout=240, check=True,
+        capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True,
     )  # fmt: skip
     found = done.stdout
     assert found.count("<rect") > 30

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.runs import PATIENCE_SECONDS
 from tests.sandboxes import EVERY, Runner, as_ordinary_user, ask, named, opened
 
 from coordinate_eval.evaluators.sandbox.processes import own_user
@@ -309,7 +310,7 @@ with contextlib.suppress(PermissionError):
 '''
 level = Level(sys.argv[1])
 program = program.format(key=key, visible=level is Level.LIMITS)
-question = Question(id="q", kind="program", content=program, timeout_seconds=20)
+question = Question(id="q", kind="program", content=program, timeout_seconds=600)
 print(Sandbox(level).run(question).result)
 out = ctypes.create_string_buffer(64)
 print(keyctl(11, key, out, 64), out.value.decode())
@@ -348,7 +349,7 @@ def test_all_ends_with_the_process_that_runs_it(of: tuple[Level, bool]) -> None:
     host.wait()
     for descriptor in died:
         with os.fdopen(descriptor):
-            assert select.select([descriptor], [], [], 60)[0]
+            assert select.select([descriptor], [], [], PATIENCE_SECONDS)[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="others keep their own id")

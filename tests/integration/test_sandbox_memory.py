@@ -82,7 +82,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Runner]:
 
 @pytest.mark.parametrize("hog", HOGS.values(), ids=HOGS.keys())
 def test_a_program_is_ended_at_its_limit(sandbox: Runner, hog: str) -> None:
-    answer = sandbox.run(ask(f"{SPAWN}\n{hog}\ntime.sleep(1000)", timeout=60.0))
+    answer = sandbox.run(ask(f"{SPAWN}\n{hog}\ntime.sleep(1000)", timeout=600.0))
     assert answer.result == TOO_MUCH
 
 
@@ -92,7 +92,7 @@ def test_a_program_is_seen_where_processes_are_hidden(level: Level, hog: str) ->
     if (level, True) not in [param.values[0] for param in EVERY] or not works(level):
         pytest.skip("needs root, to become an ordinary user, and this level")
     with contextlib.closing(Ordinary(level, LIMIT, hidden=True)) as runner:
-        answer = runner.run(ask(f"{SPAWN}\n{HOGS[hog]}\ntime.sleep(1000)", timeout=60.0))
+        answer = runner.run(ask(f"{SPAWN}\n{HOGS[hog]}\ntime.sleep(1000)", timeout=600.0))
         assert answer.result == TOO_MUCH
         assert runner.run(ask("pass")).passed
 
@@ -190,19 +190,20 @@ while score() != "1000\\n":
 def test_time_on_a_core_is_told(sandbox: Runner) -> None:
     asleep = sandbox.run(ask("import time; time.sleep(1000)", timeout=0.5))
     assert asleep.result == "timed out"
-    assert asleep.cpu_seconds < 0.1
+    assert asleep.cpu_seconds < 0.4
     busy = "import os\nos.fork()\nwhile True: pass"
-    assert sandbox.run(ask(busy, timeout=1.0)).cpu_seconds > 0.05
+    assert sandbox.run(ask(busy, timeout=1.0)).cpu_seconds > asleep.cpu_seconds
 
 
 def test_counts_what_a_tree_of_processes_uses() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", SPAWN + "kept = eat(50)\nspawn(3, lambda: eat(20))\n"
-         "time.sleep(0.5); print(flush=True); time.sleep(1000)"],
+        [sys.executable, "-c", SPAWN + "kept = eat(50)\n"
+         "spawn(3, lambda: (eat(20), print(flush=True)))\ntime.sleep(1000)"],
         stdout=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        process.stdout.readline()
+        for _ in range(3):
+            assert process.stdout.readline()
         used = used_bytes(list(members(process.pid)))
         bound = used_bytes(list(members(process.pid)), enough=1 << 40)
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
@@ -227,14 +228,14 @@ CGROUP = Path("/sys/fs/cgroup/memory")
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A control group of 400 MiB."""
+    """A control group of 600 MiB."""
     folder = CGROUP / f"coordinate-eval-test-{os.getpid()}"
     try:
         folder.mkdir()
     except OSError as error:
         pytest.skip(f"no control group can be made: {error}")
     try:
-        (folder / "memory.limit_in_bytes").write_text(str(400 * MIB))
+        (folder / "memory.limit_in_bytes").write_text(str(600 * MIB))
         yield folder
     finally:
         while (folder / "cgroup.procs").read_text():
@@ -248,7 +249,12 @@ def test_the_job_survives_a_program_that_takes_all_its_memory(
     small_cgroup: Path, level: Level, watched: bool
 ) -> None:
     """Also if the watch sees nothing: then the kernel ends the program."""
-    hog = SPAWN + "spawn(40, lambda: eat(20))\nspawn(1, lambda: os.wait() and 0)\ntime.sleep(2)"
+    # What the watch is to see goes over the program's limit, and stays below that of the kernel.
+    hog = SPAWN + (
+        "spawn(15, lambda: eat(20))\ntime.sleep(1000)"
+        if watched
+        else "spawn(40, lambda: eat(20))\nos.wait()"  # until the first one is killed
+    )
     script = (
         f"open({str(small_cgroup / 'cgroup.procs')!r}, 'w').write('0')\n"
         "from coordinate_eval.evaluators.sandbox.sandbox import *\n"
@@ -256,7 +262,7 @@ def test_the_job_survives_a_program_that_takes_all_its_memory(
         "kept = bytearray(100 << 20)\n"  # more than any single process of the program
         f"sandbox = Sandbox(Level({str(level)!r}), {LIMIT if watched else 1 << 40})\n"
         f"print(sandbox.run(Question(id='q', kind='program', content={hog!r}, "
-        "timeout_seconds=60)).result)"
+        "timeout_seconds=600)).result)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False

@@ -1,7 +1,6 @@
 """The kept index of the harness's tasks is what the harness would make, or is not used."""
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +59,7 @@ def test_the_index_of_the_real_harness(tmp_path: Path, monkeypatch: pytest.Monke
     file = tmp_path / "cache" / "tasks.json"
     made = task_index.own_tasks(file)
     monkeypatch.setattr(TaskIndex, "build", no_build)
-    began = time.process_time()
     kept = task_index.own_tasks(file)
-    assert time.process_time() - began < 3  # making it takes eight
     assert shape(kept) == shape(made)
     assert list(kept) == list(made)
 

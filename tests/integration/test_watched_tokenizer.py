@@ -66,6 +66,12 @@ def in_a_process(note: int, work: Callable[[], object]) -> str:
         os.close(reader)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    """Import here what a tokenizer is loaded with: no process has to, in its short time."""
+    load_tokenizer(tiny_model())
+
+
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a test can wait for."""
@@ -245,7 +251,7 @@ def test_a_task_that_tries_what_fails_for_ever_ends(folder: Path, note: int) -> 
 
 
 def test_many_slow_calls_end(folder: Path, note: int) -> None:
-    template(folder, "{% for a in range(50) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    template(folder, "{% for a in range(15) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
 
     def make() -> None:
         made = WatchedTokenizer(folder, Pulse(note))

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.runs import PATIENCE_SECONDS
 
 import coordinate_eval
 from coordinate_eval import _after_save
@@ -45,7 +46,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 def ended() -> None:
     """Wait until what was started has ended and was told."""
     for thread in [t for t in threading.enumerate() if t.name == "after_save"]:
-        thread.join(60)
+        thread.join(PATIENCE_SECONDS)
 
 
 def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
@@ -109,12 +110,12 @@ def test_what_takes_too_long_is_ended(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_after_save, "_MOST_SECONDS", 1)
+    monkeypatch.setattr(_after_save, "_MOST_SECONDS", 5)
     command.does("echo the scheduler does not answer; sleep 600")
     coordinate_eval.after_save(tmp_path / "x")
     ended()
     (told,) = messages(caplog, logging.WARNING)
-    assert told.endswith("no answer in 1 s: the scheduler does not answer")
+    assert told.endswith("no answer in 5 s: the scheduler does not answer")
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -184,7 +185,7 @@ def test_an_ending_job_waits_for_the_submission_of_its_last_checkpoint(
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=PATIENCE_SECONDS,
     )
     assert f"evaluation of {tmp_path / 'last'}: submitted" in done.stderr
 

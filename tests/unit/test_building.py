@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runs import PATIENCE_SECONDS
 
 from coordinate_eval.coordinator.planning import building
 from coordinate_eval.coordinator.planning.building import Progress, build_all, build_each
@@ -88,7 +89,7 @@ def test_an_interruption_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> 
     def get(self: Builder, dataset: Dataset) -> Any:
         self.built.append(dataset.name)
         building_now.set()
-        assert over.wait(60)
+        assert over.wait(PATIENCE_SECONDS)
         raise UserError("its process ended")
 
     def stop(self: Builder) -> None:
@@ -98,7 +99,7 @@ def test_an_interruption_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> 
     class Interrupted(ThreadPoolExecutor):
         def submit(self, *args: Any, **options: Any) -> Any:
             super().submit(*args, **options)
-            assert building_now.wait(60)
+            assert building_now.wait(PATIENCE_SECONDS)
 
             class Future:
                 def result(self) -> None:

@@ -7,6 +7,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.runs import PATIENCE_SECONDS
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines import common, vllm_defaults
@@ -103,7 +104,11 @@ except UserError as error:
     print(error)
 """
     ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert f"pip install 'coordinate-eval[{engine}]'" in ended.stdout
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.judges import Judge, Reply, fails, question, says, text_of
+from tests.runs import PATIENCE_SECONDS
 
 from coordinate_eval.errors import JudgeRefuses, JudgeSilent, UserError
 from coordinate_eval.evaluators.judged import endpoint, replies
@@ -84,14 +85,20 @@ LONG = says("x" * 1_000_000)
         says(None),
         says([{"type": "text"}]),
         LONG,
-        Reply(body=says("late").body, after_seconds=5),
     ],
 )
 def test_what_is_no_answer_is_asked_again(wrong: Reply) -> None:
     with Judge(first(wrong)) as server:
-        (answer,) = ask(server, "Rate this.", timeout_seconds=0.3)
+        (answer,) = ask(server, "Rate this.")
     assert (answer.passed, answer.result) == (True, "[[7]]")
     assert len(server.asked) == 3
+
+
+def test_what_is_too_late_is_asked_again() -> None:
+    with Judge(first(Reply(body=says("late").body, after_seconds=1e6))) as server:
+        (answer,) = ask(server, "Rate this.", timeout_seconds=0.3)
+    assert (answer.passed, answer.result) == (True, "[[7]]")
+    assert len(server.asked) >= 3
 
 
 def test_an_answer_may_be_empty_or_cut_by_its_limit() -> None:
@@ -252,12 +259,12 @@ def test_one_hopeless_question_does_not_keep_others_from_their_answers() -> None
             await asyncio.sleep(0.01)
 
     with Judge(behave) as server:
-        asyncio.run(asyncio.wait_for(main(), 60))
+        asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
 
 
 def test_the_server_says_how_long_to_wait() -> None:
-    later = email.utils.formatdate(time.time() + 30, usegmt=True)
-    assert 0 < (replies.retry_after(later) or 0) <= 30
+    later = email.utils.formatdate(time.time() + 110, usegmt=True)
+    assert 0 < (replies.retry_after(later) or 0) <= 110
     assert replies.retry_after("1.5") == 1.5
     assert replies.retry_after(email.utils.formatdate(0, usegmt=True)) == 0
     for nonsense in ("", "soon", "-1", "nan", "1e9", "Mon, 99 Foo 2026 99:99:99 GMT"):

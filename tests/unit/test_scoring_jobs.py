@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.runs import until
+from tests.runs import PATIENCE_SECONDS, until
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
@@ -160,7 +160,7 @@ def test_the_longest_dataset_first_and_each_once(
 
 
 def test_two_jobs_share_the_work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=PATIENCE_SECONDS)
 
     def wait_for_the_other(name: str) -> None:
         if name != "asks":

@@ -153,7 +153,11 @@ def test_every_phase_in_order(run_dir: RunDir) -> None:
     assert seen(run_dir).phase is Phase.COMPLETE
 
 
-def test_the_time_left_follows_the_pace_of_what_is_done(run_dir: RunDir) -> None:
+def test_the_time_left_follows_the_pace_of_what_is_done(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
     _files.write_record(run_dir.round(0), ROUND)
     publish(run_dir, 1)  # one of three predicted seconds
     trial(run_dir, "n1", 0, "running", responses=9)

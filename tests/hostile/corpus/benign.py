@@ -6,7 +6,7 @@ from tests.hostile.program import EVERYWHERE, Must, Program
 
 def _means_well(name: str, text: str, needs: str = "", slow: bool = False) -> Program:
     return Program(
-        name, "nothing", text, Must.PASS, EVERYWHERE, seconds=60.0, needs=needs, slow=slow
+        name, "nothing", text, Must.PASS, EVERYWHERE, seconds=600.0, needs=needs, slow=slow
     )
 
 
@@ -50,7 +50,7 @@ PROGRAMS = [
             queue.put(value.value)
         workers = [mp.Process(target=add) for _ in range(4)]
         for worker in workers: worker.start()
-        found = {queue.get(timeout=30) for _ in workers}
+        found = {queue.get(timeout=300) for _ in workers}
         for worker in workers: worker.join()
         assert value.value == 4 and len(found) == 4
         one = shared_memory.SharedMemory(create=True, size=1 << 20)
@@ -94,7 +94,7 @@ PROGRAMS = [
             stream, _ = server.accept()
             stream.sendall(stream.recv(5)[::-1])
         threading.Thread(target=serve).start()
-        with socket.create_connection(server.getsockname(), timeout=10) as stream:
+        with socket.create_connection(server.getsockname(), timeout=300) as stream:
             stream.sendall(b"hello")
             assert stream.recv(5) == b"olleh"
         one, two = socket.socketpair()
@@ -103,7 +103,7 @@ PROGRAMS = [
         """,
         Must.PASS,
         frozenset({Level.BUBBLEWRAP, Level.LIMITS}),
-        seconds=60.0,
+        seconds=600.0,
     ),
     _means_well(
         "computes-with-numpy",
