@@ -391,7 +391,9 @@ def test_other_formats_are_told_apart(tmp_path: Path) -> None:
 # -- torn files ---------------------------------------------------------------------------------
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(cut=st.floats(0, 1, exclude_max=True))
 @pytest.mark.parametrize("kind", ["safetensors", "shard", "torch"])
 def test_a_file_cut_anywhere_is_reported(

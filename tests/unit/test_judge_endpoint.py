@@ -285,7 +285,8 @@ def test_fewer_questions_are_asked_at_once_while_the_server_is_busy() -> None:
         answers = ask(server, *map(str, range(60)), concurrency=16)
     assert all(answer.passed for answer in answers)
     refused = len(server.asked) - len(answers)
-    assert refused < len(answers), "most questions were sent when there was room"
+    # It is half an answer's, and seven answers' if sixteen are sent all the time.
+    assert refused < 3 * len(answers), "most questions were sent when there was room"
 
 
 def test_questions_begin_as_often_as_is_allowed() -> None:
