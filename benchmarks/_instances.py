@@ -54,6 +54,12 @@ def base(nodes: int) -> Instance:
     return Instance(predicted(), capacity)
 
 
+def played() -> set[str]:
+    """Return the datasets of the base suite that are played: all that need no judge or compiler."""
+    names = {dataset.name for dataset in suite.load("base").datasets if not dataset.rubric}
+    return names - {"humaneval_x"}
+
+
 def predicted() -> list[Cost]:
     """Return the costs of the base suite on one GPU per trial, by the shipped priors."""
     found = []

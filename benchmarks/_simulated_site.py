@@ -8,9 +8,9 @@ from pathlib import Path
 from tests.plans import CHECKPOINT
 
 from benchmarks._controller import Controller, Node, SimulatedSlurm, Task
+from benchmarks._instances import played
 from benchmarks._simulated_runs import SimulatedRun, index_of
 from benchmarks._virtual_time import VirtualTime
-from benchmarks.full_shape.make import played
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite

@@ -1,6 +1,6 @@
 """A day of fifty checkpoints of two users on a busy cluster: from save to last score
 
-    python benchmarks/day_of_checkpoints.py --nodes 16 --checkpoints 50
+    python benchmarks/day_of_checkpoints.py --nodes 16 --checkpoints 50 --load 0.8
 
 Two users train models of 7B parameters. Every 29 minutes one of them, in turn, saves a checkpoint
 and asks for its scores on the base suite, with `--queue`; prompts were built before. Supervisors
@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--checkpoints", type=int, default=50)
-    parser.add_argument("--load", type=float, nargs="+", default=[0.0, 0.5, 0.8])
+    parser.add_argument("--load", type=float, nargs="+", default=[0.8])
     parser.add_argument("--datasets", type=int, help="of the suite; all by default")
     given = parser.parse_args()
     table = Table(title=f"{given.checkpoints} checkpoints, {given.nodes} nodes of eight GPUs")

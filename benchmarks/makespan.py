@@ -70,6 +70,7 @@ from benchmarks._instances import (
     base,
     drawn,
     planned,
+    played,
     predicted,
     told,
 )
@@ -77,7 +78,7 @@ from benchmarks._partitioners import one_job_per_dataset
 from benchmarks._phases import Phases
 from benchmarks._rehearsal import Conditions, Coordinated, Rehearsal
 from benchmarks._slurm import cluster, impossible
-from benchmarks.full_shape.make import make, played, scaled
+from benchmarks.full_shape.make import make, scaled
 from coordinate_eval.priors import catalogue
 
 NODES = (1, 4)

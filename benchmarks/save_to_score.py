@@ -34,9 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.runs import Workspace
 
+from benchmarks._instances import played
 from benchmarks._phases import Phases, phases
 from benchmarks._slurm import Watch, await_empty_queue, cluster, impossible
-from benchmarks.full_shape.make import Amount, Made, make, played, scaled
+from benchmarks.full_shape.make import Amount, Made, make, scaled
 
 MIXTURE = Amount({"mmlu": 2420, "hellaswag": 2000, "gsm8k": 1319, "triviaqa": 3000})
 ROWS = (

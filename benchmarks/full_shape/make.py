@@ -12,6 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # untyped there
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # as above
 import yaml
 
+from benchmarks._instances import played
 from benchmarks.full_shape.forms import SCORED, Call, Config, Row
 from benchmarks.full_shape.text import VOCABULARY, Text, tokenizer
 from benchmarks.full_shape.written import PROGRAM, WRITTEN
@@ -78,12 +79,6 @@ class _Leaf(NamedTuple):
 
     name: str
     items: range
-
-
-def played() -> set[str]:
-    """Return the datasets of the base suite that are played: all that need no judge or compiler."""
-    names = {dataset.name for dataset in suite.load("base").datasets if not dataset.rubric}
-    return names - {"humaneval_x"}
 
 
 def scaled(scale: float) -> Amount:
