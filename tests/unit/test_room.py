@@ -171,6 +171,25 @@ def test_of_two_that_see_each_other_the_older_goes_on(tmp_path: Path) -> None:
     assert not one.available(first)[0]
 
 
+def test_the_older_of_two_that_see_each_other_keeps_to_its_choice(tmp_path: Path) -> None:
+    cluster = Queue()
+    cluster.free = [NODE.model_copy(update={"name": f"n{number}"}) for number in range(3)]
+    first, one = supervised(tmp_path, "one", 1, cluster=cluster)
+    second, two = supervised(tmp_path, "two", 2, cluster=cluster)
+    one.available(first)
+    two.available(second)
+    two.take(second, 0, WANTED)
+    with pytest.raises(Overtaken):
+        one.take(first, 0, WANTED)
+    one.wait("another one was faster")
+    two.withdraw()
+    # A third run that looks now leaves it alone, and so it is there when the older one looks again.
+    third, three = supervised(tmp_path, "three", 3, cluster=cluster)
+    assert [node.name for node in three.available(third)[0]] == ["n0", "n2"]
+    assert one.available(first)[0][0].name == "n1"
+    one.take(first, 0, WANTED)
+
+
 def test_of_many_that_choose_at_once_all_go_on_at_the_second_look(tmp_path: Path) -> None:
     cluster = Queue()
     cluster.free = [NODE.model_copy(update={"name": f"n{number}"}) for number in range(12)]

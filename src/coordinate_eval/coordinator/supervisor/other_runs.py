@@ -49,15 +49,16 @@ class OtherRuns:
         self._alone = cluster.local
         self._seen = Others()
         self._gave_way: float | None = None
-        self._stands = False
+        self._standing: frozenset[str] = frozenset()
+        """Nodes that this run chose at the same time as a younger one, which leaves them to it."""
         self._missed = 0
         """Nodes that this run chose last, and left to another one."""
 
     def available(self, run: Run) -> tuple[list[Node], list[Busy]]:
         """Return the nodes of the cluster less what other runs and earlier rounds were promised.
 
-        `run` has its plan, as soon as there is one. The nodes that older runs will choose come
-        last, if this one has met some of them before.
+        `run` has its plan, as soon as there is one. If this one has met other runs when it chose,
+        the nodes come first that they leave to it, and those last that older runs will choose.
         """
         self._run = run
         nodes, busy = self._cluster.nodes()
@@ -65,10 +66,13 @@ class OtherRuns:
             return nodes, busy
         settings = run.settings
         nodes, busy = without_avoided(nodes, busy, settings, read_avoided(settings, time.time()))
-        self._seen, self._stands = self._look(), False
+        self._seen = self._look()
         nodes, busy = room.beside(nodes, busy, self._seen)
         first = self._older_that_wait() * self._missed % max(1, len(nodes))
-        return nodes[first:] + nodes[:first], busy
+        nodes = nodes[first:] + nodes[:first]
+        nodes.sort(key=lambda node: node.name not in self._standing)
+        self._standing = frozenset()
+        return nodes, busy
 
     def _older_that_wait(self) -> int:
         """Return how many runs that look for nodes now are older."""
@@ -113,8 +117,9 @@ class OtherRuns:
             other = room.overtaken_by(mine, self._seen, self._look())
             if other is not None:
                 # The older one's choice stands until it looks again, so that one of them goes on.
-                self._stands = mine.age < other.age
-                if not self._stands:
+                if mine.age < other.age:
+                    self._standing = frozenset(node.name for node in nodes)
+                else:
                     self._missed = len(nodes)
                     self._tell(begun)
                 raise Overtaken(f"your run {other.run} chose nodes at the same time")
@@ -124,14 +129,14 @@ class OtherRuns:
 
     def withdraw(self) -> None:
         """Tell the other runs that this one asks for no more than it has begun."""
-        self._stands = False
+        self._standing = frozenset()
         if not self._alone:
             self._tell(self._mine(waiting=False))
 
     def wait(self, why: str) -> None:
         """Note why the run gets no nodes now, for people and for the user's other runs."""
         self._note(why)
-        if not self._alone and not self._stands:
+        if not self._alone and not self._standing:
             self._tell(self._mine(waiting=True))
 
     def fit(self, job: Job) -> Job | None:
