@@ -1,7 +1,10 @@
-"""The doctor on a real Slurm: the controller's words, and answers from jobs on its partitions."""
+"""The doctor on a real Slurm: the words of its controller, answers from jobs, and bad nodes."""
 
 import json
+import shlex
 from pathlib import Path
+
+import pytest
 
 from tests.dev_cluster import DevCluster
 from tests.runs import Workspace
@@ -42,3 +45,37 @@ def test_jobs_answer_for_their_partitions(slurm_cluster: DevCluster, tmp_path: P
     ]
     assert len(failures) == 1
     assert "nowhere" in failures[0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "verdicts"),
+    [
+        (["node3"], {"node1": "good", "node2": "good", "node3": "bad", "node4": "good"}),
+        (["node2", "node3"], {"node1": "good", "node2": "bad", "node3": "bad", "node4": "good"}),
+        (["node1", "node3", "node4"],
+         {"node1": "bad", "node2": "alone", "node3": "bad", "node4": "bad"}),
+    ],
+    ids=["one", "two", "all but one"],
+)  # fmt: skip
+def test_bad_nodes_are_named(
+    slurm_cluster: DevCluster, tmp_path: Path, bad: list[str], verdicts: dict[str, str]
+) -> None:
+    assert slurm_cluster.conf.exists()
+    user = Workspace(tmp_path)
+    # A bad node lacks the network interface that all are told to use.
+    for node in sorted(verdicts):
+        (tmp_path / node).write_text("ib7" if node in bad else "lo")
+    interface = f'export GLOO_SOCKET_IFNAME="$(cat {shlex.quote(str(tmp_path))}/$SLURMD_NODENAME)"'
+    environ = {
+        "COORDINATE_EVAL_CLUSTER": "slurm",
+        "COORDINATE_EVAL_SLURM_SETUP": json.dumps([interface]),
+    }
+    done = user.call("doctor", "--nodelist", "node[1-4]", "--json", status=1, **environ)
+    report = json.loads(done.stdout)
+    assert {each["node"]: each["verdict"] for each in report["nodes"]} == verdicts, done.stdout
+    assert f"nodename={','.join(bad)} state=drain" in report["drain"]
+    for each in report["nodes"]:
+        assert bool(each["why"]) == (each["verdict"] != "good"), each
+    avoided = [path.stem for path in (tmp_path / "cache").glob("avoided-nodes-*/*.json")]
+    assert sorted(avoided) == bad
+    assert list(Path(user.environ["COORDINATE_EVAL_RUNS_DIR"]).iterdir()) == []

@@ -283,3 +283,24 @@ def test_leaving_early_ends_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         list(in_jobs.ask(Settings(runs_dir=str(tmp_path)), "slurm", interrupt))
     assert len(cluster.cancelled) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_last_words_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert in_jobs.last_words(log) == ""
+    log.write_text("\n".join(f"line {number}" for number in range(20_000)) + "\n\n")
+    assert in_jobs.last_words(log).endswith("line 19998 | line 19999")
+    assert "line 19990" not in in_jobs.last_words(log)
+    log.write_text(
+        "Timeout (0:02:00)!\n"
+        'Thread 0x1 (most recent call first):\n  File "signal.py", line 82 in sigwait\n\n'
+        'Thread 0x2 (most recent call first):\n  File "gather.py", line 9 in _all_gather\n'
+    )
+    assert in_jobs.last_words(log).startswith("it hung: File")
+    assert "_all_gather" in in_jobs.last_words(log)
+    assert "sigwait" not in in_jobs.last_words(log)
+    log.write_text("DistNetworkError: lost\nframe #13: <unknown function> + 0xe6651e\n")
+    assert in_jobs.last_words(log, 1) == "DistNetworkError: lost"
+    log.unlink()
+    log.symlink_to("/etc/hostname")
+    assert in_jobs.last_words(log) == ""

@@ -466,6 +466,8 @@ def config(as_json: common.Json = False, settings_file: common.SettingsFile = No
 @app.command()
 def doctor(
     submit: upkeep.InJobs = False,
+    nodes: upkeep.TestNodes = False,
+    nodelist: upkeep.TestedNodes = None,
     engine: common.Engine = None,
     cluster: common.Cluster = None,
     partition: common.Partition = None,
@@ -477,13 +479,23 @@ def doctor(
 ) -> None:
     """Check the scheduler, folders, programs and servers that runs need, and say what to do.
 
-    Exit status: 0 all is well, or there are only warnings; 1 something fails, and runs would too.
+    With `--nodes`, find nodes that are bad: nodes in pairs gather what their GPUs hold, and those
+    of a pair that fails do so with others. Runs avoid for a while what is found to be bad.
+
+    Exit status: 0 all is well, or there are only warnings; 1 something fails, and runs would too;
+    with `--nodes`, a node is bad or suspect, or none could be tested.
     """
     from coordinate_eval.coordinator.cli.upkeep.doctor import examine_all
+    from coordinate_eval.coordinator.cli.upkeep.nodes import find_bad_nodes
 
+    nodes = nodes or nodelist is not None
+    if submit and nodes:
+        raise UserError("--submit and --nodes test different things: give one of them")
     flags = {"engine.name": engine, "cluster": cluster, "slurm.partition": partition}
     flags |= {"slurm.account": account, "slurm.qos": qos, "slurm.reservation": reservation}
     settings, _ = load_settings(flags, settings_file)
+    if nodes:
+        raise typer.Exit(find_bad_nodes(settings, nodelist, as_json=as_json))
     raise typer.Exit(examine_all(settings, submit=submit, as_json=as_json))
 
 

@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
     ):
         app.command(name=name, hidden=True)(_printing(command))
     app.command(name="_examine", hidden=True)(examine)
+    app.command(name="_gather", hidden=True)(gather)
 
 
 def _printing(command: Callable[..., None]) -> Callable[..., None]:
@@ -144,6 +145,14 @@ def examine(folder: Path, name: str, role: str) -> None:
 
     end_with_parent_if_asked()
     answer(folder, name, Role(role))
+
+
+def gather(folder: Path, world: str, node: str) -> None:
+    """Take part in a world of `coordinate-eval doctor --nodes`."""
+    from coordinate_eval.coordinator.doctor import gather as nodes_part
+
+    end_with_parent_if_asked()
+    nodes_part.gather(folder, world, node)
 
 
 class _Log:

@@ -35,6 +35,7 @@ MINUTES = 15
 HIDDEN_SECONDS = 60.0
 """Time for which a network file system may hide the answer of a job that has ended."""
 
+_TAIL_BYTES = 64 << 10
 _TAIL_LINES = 5
 
 
@@ -115,15 +116,7 @@ def ask(
         UserError: no folder for the answers can be made in `runs_dir`.
     """
     token = _files.token()
-    folder = Path(settings.runs_dir).expanduser().absolute() / f".doctor-{token}"
-    try:
-        _files.make_closed(folder)
-        _files.write_record(folder / "settings.json", settings)
-    except OSError as error:
-        raise UserError(
-            f"setting runs_dir: {folder} cannot be made ({error.strerror}), and jobs would answer "
-            "in it: set it to a folder of yours on storage that all nodes share"
-        ) from error
+    folder = answers_folder(settings, token)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         waiting: list[_Waiting] = []
@@ -148,6 +141,45 @@ def ask(
                     yield found
             if waiting:
                 pause(settings.supervisor.poll_seconds)
+
+
+def answers_folder(settings: Settings, token: str) -> Path:
+    """Make the folder in which jobs answer, with the settings in it, and return its path.
+
+    Raises:
+        UserError: it cannot be made in `runs_dir`.
+    """
+    folder = Path(settings.runs_dir).expanduser().absolute() / f".doctor-{token}"
+    try:
+        _files.make_closed(folder)
+        _files.write_record(folder / "settings.json", settings)
+    except OSError as error:
+        raise UserError(
+            f"setting runs_dir: {folder} cannot be made ({error.strerror}), and jobs would answer "
+            "in it: set it to a folder of yours on storage that all nodes share"
+        ) from error
+    return folder
+
+
+def last_words(log: Path, most: int = _TAIL_LINES) -> str:
+    """Return the last lines of a log on one line; '' if there are none.
+
+    Frames of C++ do not count.
+
+    A job that its own timer ends has left there where each thread was, the main thread last, and
+    the innermost place of each first.
+    """
+    try:
+        with _files.open_to_read(log) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode(errors="replace")
+    except (OSError, CoordinateError):
+        return ""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("frame #")]
+    if any(line.startswith("Timeout (") for line in lines):
+        main = max((at for at, line in enumerate(lines) if line.startswith("Thread ")), default=0)
+        return brief(f"it hung: {' | '.join(lines[main + 1 : main + 1 + most])}")
+    return brief(" | ".join(lines[-most:]))
 
 
 def _look(waiting: _Waiting, folder: Path) -> Answer | None:
@@ -182,13 +214,8 @@ def _answered(place: Place, folder: Path) -> Answer | None:
 
 def _died(folder: Path, place: Place) -> Finding:
     """Return that a job has ended without an answer, with the last lines of its log."""
-    lines = [
-        line
-        for log in sorted(folder.glob(f"{place.name}*.log"))
-        for line in log.read_text(errors="replace").splitlines()
-        if line.strip()
-    ]
-    said = brief(" | ".join(lines[-_TAIL_LINES:])) or "its log is empty, or not there"
+    logs = sorted(folder.glob(f"{place.name}*.log"))
+    said = " | ".join(filter(None, map(last_words, logs))) or "its log is empty, or not there"
     return failure(
         "job",
         f"it ended without an answer: {said}",

@@ -15,6 +15,24 @@ InJobs = Annotated[
         rich_help_panel=WHERE,
     ),
 ]
+TestNodes = Annotated[
+    bool,
+    typer.Option(
+        "--nodes",
+        help="Find bad nodes: test all that are free, in pairs, on all GPUs that are free there.",
+        rich_help_panel=WHERE,
+    ),
+]
+TestedNodes = Annotated[
+    str | None,
+    typer.Option(
+        "--nodelist",
+        "-w",
+        metavar="NAMES",
+        help="Test these nodes only: gpu[1-4,7]. Implies --nodes.",
+        rich_help_panel=WHERE,
+    ),
+]
 SuiteName = Annotated[
     str | None,
     typer.Argument(

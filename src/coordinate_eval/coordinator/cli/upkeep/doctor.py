@@ -1,24 +1,19 @@
 """`coordinate-eval doctor`: is all well here, and in the jobs of a run?"""
 
 import os
-from collections.abc import Iterable, Iterator
-
-from rich.console import Console
-from rich.markup import escape
+from collections.abc import Iterable
 
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.output import table_console, write_json
+from coordinate_eval.coordinator.cli.upkeep.findings import show_place, shown
 from coordinate_eval.coordinator.doctor.examine import examine_here
-from coordinate_eval.coordinator.doctor.findings import Answer, Finding, State, fails
+from coordinate_eval.coordinator.doctor.findings import Answer, State, fails
 from coordinate_eval.coordinator.doctor.in_jobs import ask
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
 
 SCHEMA = "coordinate-eval/doctor@1"
-
-_COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILURE: "red"}
-_INDENT = " " * 11
 
 
 def examine_all(settings: Settings, *, submit: bool, as_json: bool) -> int:
@@ -33,13 +28,13 @@ def examine_all(settings: Settings, *, submit: bool, as_json: bool) -> int:
     console = table_console()
     console.quiet = as_json
     host = os.uname().nodename
-    _print_place("here", host, console)
-    here = tuple(_shown(examine_here(settings, cluster), console))
+    show_place("here", host, console)
+    here = tuple(shown(examine_here(settings, cluster), console))
     answers = [Answer(where="here", host=host, findings=here)]
     if submit and cluster is not None:
         for each in ask(settings, cluster.name):
-            _print_place(each.where, each.host or "no answer", console)
-            answers.append(each.model_copy(update={"findings": (*_shown(each.findings, console),)}))
+            show_place(each.where, each.host or "no answer", console)
+            answers.append(each.model_copy(update={"findings": (*shown(each.findings, console),)}))
     if as_json:
         listed = [each.model_dump(mode="json") for each in answers]
         write_json({"schema": SCHEMA, "ok": not fails(answers), "answers": listed})
@@ -47,21 +42,6 @@ def examine_all(settings: Settings, *, submit: bool, as_json: bool) -> int:
     said = ", ".join(plural(count, state) for state, count in counts.items() if count)
     console.print(said or "all is well", highlight=False)
     return 1 if fails(answers) else 0
-
-
-def _print_place(where: str, host: str, console: Console) -> None:
-    console.print(f"[bold]{escape(where)}[/bold] ({escape(host)})", highlight=False, soft_wrap=True)
-
-
-def _shown(findings: Iterable[Finding], console: Console) -> Iterator[Finding]:
-    """Print findings as they come, and pass them on."""
-    for each in findings:
-        color = _COLORS[each.state]
-        line = f"  [{color}]{each.state:<7}[/{color}]  {escape(each.check)}: {escape(each.found)}"
-        console.print(line, highlight=False, soft_wrap=True)
-        for part in each.do.splitlines():
-            console.print(f"{_INDENT}{escape(part)}", highlight=False, soft_wrap=True)
-        yield each
 
 
 def _count(answers: Iterable[Answer], state: State) -> int:

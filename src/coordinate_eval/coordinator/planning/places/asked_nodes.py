@@ -86,8 +86,8 @@ def _wanted(nodes: str | None) -> tuple[int | None, set[str] | None]:
     return None, set(expand(nodes))
 
 
-def expand(names: str) -> list[str]:
-    """Return the node names of a Slurm host list such as `gpu[1-3,07],login`.
+def expand(names: str, option: str = "--nodes") -> list[str]:
+    """Return the node names of a Slurm host list such as `gpu[1-3,07],login`, given by an option.
 
     Raises:
         UserError: The list is malformed, or names more than `MOST_NAMES` nodes.
@@ -97,28 +97,28 @@ def expand(names: str) -> list[str]:
         # Plain text at even positions, the contents of brackets at odd ones.
         made = [""]
         for place, piece in enumerate(_BRACKETS.split(part.strip())):
-            pieces = _numbers(piece, names) if place % 2 else [piece]
+            pieces = _numbers(piece, names, option) if place % 2 else [piece]
             if len(made) * len(pieces) + len(found) > MOST_NAMES:
-                raise UserError(f"--nodes {_short(names)}: more than {MOST_NAMES:,} nodes")
+                raise UserError(f"{option} {_short(names)}: more than {MOST_NAMES:,} nodes")
             made = [before + text for before in made for text in pieces]
         found += made
     return [name for name in found if name]
 
 
-def _numbers(pieces: str, names: str) -> list[str]:
-    """Return the numbers of a bracket such as `1-3,07`; `names` is the whole list, for errors."""
+def _numbers(pieces: str, names: str, option: str) -> list[str]:
+    """Return the numbers of a bracket such as `1-3,07`; the rest is for errors."""
     found: list[str] = []
     for piece in pieces.split(","):
         first, _, last = piece.partition("-")
         if not first.isdigit() or (last and not last.isdigit()):
-            raise UserError(f"--nodes {_short(names)}: cannot read {_short(piece)}")
+            raise UserError(f"{option} {_short(names)}: cannot read {_short(piece)}")
         if max(len(first), len(last)) > MOST_DIGITS:
-            raise UserError(f"--nodes {_short(names)}: {_short(piece)} has too many digits")
+            raise UserError(f"{option} {_short(names)}: {_short(piece)} has too many digits")
         numbers = range(int(first), int(last or first) + 1)
         if not numbers:
-            raise UserError(f"--nodes {_short(names)}: {piece} counts backwards")
+            raise UserError(f"{option} {_short(names)}: {piece} counts backwards")
         if len(found) + len(numbers) > MOST_NAMES:
-            raise UserError(f"--nodes {_short(names)}: more than {MOST_NAMES:,} nodes")
+            raise UserError(f"{option} {_short(names)}: more than {MOST_NAMES:,} nodes")
         found += [f"{number:0{len(first)}d}" for number in numbers]
     return found
 

@@ -34,5 +34,9 @@ def without_avoided(
 
 def words(avoided: Avoided) -> str:
     """Return until when and why a node is avoided."""
-    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(avoided.until))
-    return f"avoided until {until}: {avoided.why}"
+    return f"avoided until {until(avoided)}: {avoided.why}"
+
+
+def until(avoided: Avoided) -> str:
+    """Return until when a node is avoided, on this machine's clock."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(avoided.until))

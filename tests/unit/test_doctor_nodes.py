@@ -1,0 +1,355 @@
+"""Worlds of nodes as jobs of a scheduler: what ends how, and what the doctor says of each node."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.reviewer import FakeCluster
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import Busy, End, Job, Node, State, TaskStatus
+from coordinate_eval.coordinator.cli.upkeep import nodes as command
+from coordinate_eval.coordinator.doctor import nodes as doctor
+from coordinate_eval.coordinator.doctor import worlds as worlds_module
+from coordinate_eval.coordinator.doctor.gather import (
+    Address,
+    Passed,
+    World,
+    go_file,
+    passed_file,
+    ready_file,
+    stopped_file,
+    world_file,
+)
+from coordinate_eval.coordinator.doctor.pairing import Tried, Verdict
+from coordinate_eval.coordinator.doctor.worlds import Worlds
+from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.troubles.avoided import avoided_folder, read_avoided
+from coordinate_eval.errors import ClusterSilent, SubmitLater, SubmitRefused, UserError
+
+
+def node(name: str, **changes: Any) -> Node:
+    values = {"gpus": 8, "free_gpus": 8, "gpu_type": "h200", "cpus": 64, "memory_gib": 500}
+    return Node.model_validate({"name": name} | values | changes)
+
+
+class Jobs(FakeCluster):
+    """A scheduler whose jobs fare as their nodes do.
+
+    A node "passes"; "fails" with whoever is in its world, also alone; is "cut off", and fails with
+    others only; "dies" before it is ready; "waits" in the queue; is "preempted" or "suspended" when
+    its world has begun; ends "silently" there; or is "refused".
+    """
+
+    def __init__(self, fates: Mapping[str, str]) -> None:
+        super().__init__()
+        self.fates = dict(fates)
+        self.free = [node(name) for name in fates]
+        self.jobs: dict[str, Job] = {}
+        self.states: dict[str, TaskStatus] = {}
+        self.cancelled: list[str] = []
+        self.most = 1000
+        """Jobs that it takes at once."""
+
+    def submit(self, job: Job) -> str:
+        name = job.node or ""
+        if self.fates[name] == "refused":
+            raise SubmitRefused("no such account")
+        if len(self.alive()) >= self.most:
+            raise SubmitLater("job submit limit")
+        job_id = str(len(self.jobs) + 1)
+        self.jobs[job_id] = job
+        state = State.PENDING if self.fates[name] == "waits" else State.RUNNING
+        self.states[job_id] = TaskStatus(name=job.name, job_id=job_id, state=state, reason="Held")
+        if self.fates[name] == "dies":
+            Path(f"{job.log}.{job_id}.log").write_text("some warning\nOSError: libcudart.so.12\n")
+            self.end(job_id, End.FAILED)
+        elif state is State.RUNNING:
+            _files.write_record(ready_file(*of(job)), Address(host=name, port=7))
+        return job_id
+
+    def alive(self) -> list[str]:
+        return [each for each, task in self.states.items() if task.state is not State.ENDED]
+
+    def end(self, job_id: str, end: End) -> None:
+        update = {"state": State.ENDED, "end": end}
+        self.states[job_id] = self.states[job_id].model_copy(update=update)
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        for job_id in self.alive():
+            folder, world, _ = of(self.jobs[job_id])
+            if go_file(folder, world).exists():
+                its = _files.read_record(world_file(folder, world), World)
+                self.go_on(job_id, [self.fates[each] for each in its.nodes])
+        return [task for task in self.states.values() if task.name.startswith(prefix)]
+
+    def go_on(self, job_id: str, fates: list[str]) -> None:
+        place = of(self.jobs[job_id])
+        fate = self.fates[place[2]]
+        if "preempted" in fates:
+            if fate == "preempted":
+                stopped_file(*place).touch()
+            self.end(job_id, End.COMPLETED if fate == "preempted" else End.FAILED)
+        elif fate == "suspended":
+            update = {"suspended": True}
+            self.states[job_id] = self.states[job_id].model_copy(update=update)
+        elif "fails" in fates or ("cut off" in fates and len(fates) > 1):
+            self.end(job_id, End.FAILED)
+        else:
+            if fate != "silently":
+                said = Passed(backend="nccl", processes=8 * len(fates), bytes_per_second=4e10)
+                _files.write_record(passed_file(*place), said)
+            self.end(job_id, End.COMPLETED)
+
+    def cancel(self, job_ids: list[str]) -> None:
+        self.cancelled += job_ids
+        for job_id in job_ids:
+            if job_id in self.alive():
+                self.end(job_id, End.CANCELLED)
+
+
+def of(job: Job) -> tuple[Path, str, str]:
+    """Folder, world and node of a job."""
+    folder, world, name = job.argv[-3:]
+    return Path(folder), world, name
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(worlds_module, "HIDDEN_SECONDS", 0.0)
+    return Settings.model_validate({
+        "runs_dir": str(tmp_path / "runs"),
+        "cache_dir": str(tmp_path / "cache"),
+        "supervisor": {"patience_seconds": 1e-9, "poll_seconds": 1e-9},
+    })  # fmt: skip
+
+
+@pytest.fixture
+def ask(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., dict[str, Any]]:
+    """Call the command; return its document, with the exit status."""
+
+    def asked(cluster: FakeCluster, names: str | None = None) -> dict[str, Any]:
+        monkeypatch.setattr(clusters, "chosen", lambda _: cluster)
+        status = command.find_bad_nodes(settings, names, as_json=True)
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert status == (0 if found["ok"] else 1)
+        assert list(Path(settings.runs_dir).iterdir()) == []
+        return found
+
+    return asked
+
+
+def verdicts(found: dict[str, Any]) -> dict[str, str]:
+    return {each["node"]: each["verdict"] for each in found["nodes"]}
+
+
+def test_all_is_well(ask: Callable[..., dict[str, Any]], settings: Settings) -> None:
+    cluster = Jobs(dict.fromkeys(("n1", "n2", "n3"), "passes"))
+    found = ask(cluster)
+    assert verdicts(found) == {"n1": "good", "n2": "good", "n3": "good"}
+    (world,) = found["worlds"]
+    assert (world["nodes"], world["processes"], world["backend"]) == (
+        ["n1", "n2", "n3"],
+        24,
+        "nccl",
+    )
+    assert world["bytes_per_second"] == 4e10
+    assert found["drain"] == ""
+    assert not read_avoided(settings, 0)
+    assert {job.gpus for job in cluster.jobs.values()} == {8}
+    assert {job.node for job in cluster.jobs.values()} == {"n1", "n2", "n3"}
+    assert cluster.cancelled == []
+
+
+@pytest.mark.parametrize("how", ["cut off", "dies", "fails"])
+def test_a_bad_node_is_named_avoided_and_to_be_drained(
+    ask: Callable[..., dict[str, Any]], settings: Settings, how: str
+) -> None:
+    found = ask(Jobs({"n1": "passes", "n2": "passes", "n3": how, "n4": "passes"}))
+    assert verdicts(found) == {"n1": "good", "n2": "good", "n3": "bad", "n4": "good"}
+    (n3,) = [each for each in found["nodes"] if each["node"] == "n3"]
+    assert "libcudart" in n3["why"] if how == "dies" else "with n1" in n3["why"]
+    assert set(read_avoided(settings, 0)) == {"n3"}
+    assert found["drain"].startswith("scontrol update nodename=n3 state=drain 'reason=")
+    assert max(each["round"] for each in found["worlds"]) == 2
+
+
+def test_what_fails_everywhere_is_no_nodes_fault(
+    ask: Callable[..., dict[str, Any]], settings: Settings
+) -> None:
+    found = ask(Jobs({"n1": "dies", "n2": "fails"}))
+    assert verdicts(found) == {"n1": "suspect", "n2": "suspect"}
+    assert found["drain"] == ""
+    assert not read_avoided(settings, 0)
+
+
+@pytest.mark.parametrize("how", ["preempted", "refused", "suspended", "waits"])
+def test_where_a_job_does_not_run_its_node_is_untested_and_its_partner_is_tried_again(
+    ask: Callable[..., dict[str, Any]], settings: Settings, how: str
+) -> None:
+    found = ask(Jobs({"n1": "passes", "n2": "passes", "n3": how, "n4": "passes"}))
+    assert verdicts(found) == {"n1": "good", "n2": "good", "n3": "untested", "n4": "good"}
+    assert found["ok"]
+    assert all(each["why"] for each in found["nodes"] if each["node"] == "n3")
+    assert not read_avoided(settings, 0)
+
+
+def test_a_job_that_ends_without_an_answer_has_failed(ask: Callable[..., dict[str, Any]]) -> None:
+    found = ask(Jobs({"n1": "passes", "n2": "passes", "n3": "silently", "n4": "passes"}))
+    assert verdicts(found)["n3"] == "bad"
+    (n3,) = [each for each in found["nodes"] if each["node"] == "n3"]
+    assert "without an answer" in n3["why"]
+
+
+def test_a_node_that_hangs_has_failed(
+    ask: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging(Jobs):
+        def go_on(self, job_id: str, fates: list[str]) -> None:
+            if "hangs" not in fates:
+                super().go_on(job_id, fates)
+
+    monkeypatch.setattr(worlds_module, "GATHER_SECONDS", 0)
+    monkeypatch.setattr(worlds_module, "LATE_SECONDS", 0.0)
+    cluster = Hanging({"n1": "passes", "n2": "passes", "n3": "hangs", "n4": "passes"})
+    assert verdicts(ask(cluster))["n3"] == "bad"
+    assert cluster.alive() == []
+
+
+def test_the_words_of_a_bad_node_are_waited_for(
+    ask: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Jobs):
+        """A good node loses its connection before the bad one's end is seen."""
+
+        def go_on(self, job_id: str, fates: list[str]) -> None:
+            job = self.jobs[job_id]
+            fate = self.fates[job.node or ""]
+            path = Path(f"{job.log}.{job_id}.log")
+            if "fails" not in fates:
+                super().go_on(job_id, fates)
+            elif fate != "fails" or path.exists():
+                self.end(job_id, End.FAILED)
+            path.write_text("no such interface" if fate == "fails" else "connection lost")
+
+    monkeypatch.setattr(worlds_module, "WORDS_SECONDS", 1e6)
+    found = ask(Late({"n1": "passes", "n2": "passes", "n3": "fails", "n4": "passes"}))
+    (n3,) = [each for each in found["nodes"] if each["node"] == "n3"]
+    assert n3["why"] == "it failed with n1: no such interface"
+
+
+def test_where_slurm_takes_few_jobs_worlds_wait_for_each_other(
+    ask: Callable[..., dict[str, Any]],
+) -> None:
+    cluster = Jobs({f"n{number}": "passes" for number in range(1, 7)})
+    cluster.most = 3
+    assert set(verdicts(ask(cluster)).values()) == {"good"}
+    cluster = Jobs(dict.fromkeys(("n1", "n2"), "passes"))
+    cluster.most = 0
+    found = ask(cluster)
+    assert verdicts(found) == {"n1": "untested", "n2": "untested"}
+    assert not found["ok"]
+
+
+def test_a_silent_scheduler_ends_no_world(ask: Callable[..., dict[str, Any]]) -> None:
+    class Silent(Jobs):
+        polls = 0
+
+        def poll(self, prefix: str) -> list[TaskStatus]:
+            tasks = super().poll(prefix)
+            self.polls += 1
+            if self.polls % 3:
+                raise ClusterSilent("no answer")
+            return tasks
+
+    cluster = Silent({"n1": "passes", "n2": "passes", "n3": "fails", "n4": "passes"})
+    assert verdicts(ask(cluster))["n3"] == "bad"
+
+
+def test_leaving_early_ends_all_jobs(settings: Settings) -> None:
+    class Endless(Jobs):
+        def go_on(self, job_id: str, fates: list[str]) -> None:
+            """It goes on for ever."""
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    cluster = Endless(dict.fromkeys(("n1", "n2", "n3", "n4"), "passes"))
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Worlds(settings, cluster, cluster.free, interrupt) as worlds,
+    ):
+        list(worlds.run([("n1", "n2"), ("n3", "n4")]))
+    assert sorted(cluster.cancelled) == ["1", "2", "3", "4"]
+    assert list(Path(settings.runs_dir).iterdir()) == []
+
+
+def test_named_nodes(ask: Callable[..., dict[str, Any]], settings: Settings) -> None:
+    cluster = Jobs(dict.fromkeys(("n1", "n2", "n3"), "passes"))
+    cluster.busy = [Busy(name="n4", why="drained: fan"), Busy(name="x", why="", excluded=True)]
+    found = ask(cluster, "n[2-4]")
+    assert verdicts(found) == {"n2": "good", "n3": "good", "n4": "untested"}
+    assert {job.node for job in cluster.jobs.values()} == {"n2", "n3"}
+    assert set(verdicts(ask(cluster))) == {"n1", "n2", "n3", "n4"}
+    with pytest.raises(UserError, match="named n9"):
+        ask(cluster, "n[1,9]")
+    with pytest.raises(UserError, match="--nodelist 'n"):
+        ask(cluster, "n[3-1]")
+
+
+def test_a_node_with_gpus_of_several_types_is_tested_once() -> None:
+    cluster = FakeCluster()
+    cluster.free = [node("n1", free_gpus=2, gpu_type="a100"), node("n1", free_gpus=6)]
+    assert [each.free_gpus for each in doctor.wanted_nodes(cluster, None)[0]] == [6]
+
+
+def test_a_good_node_that_is_avoided_is_said_to_be(settings: Settings) -> None:
+    bad = doctor.TriedNode(node="n1", verdict=Verdict.BAD, why="it failed")
+    (found,) = doctor.of_nodes(settings, [bad], "1", 100.0)
+    assert "runs avoid it until" in found.do
+    well = doctor.TriedNode(node="n1", verdict=Verdict.GOOD)
+    _, found = doctor.of_nodes(settings, [well], "2", 200.0)
+    assert str(avoided_folder(settings) / "n1.json") in found.do
+    never = settings.model_copy(
+        update={"trial": settings.trial.model_copy(update={"avoid_minutes": 0.0})}
+    )
+    (found,) = doctor.of_nodes(never, [bad.model_copy(update={"node": "n2"})], "1", 100.0)
+    assert "exclude" in found.do
+
+
+def test_names_of_nodes_are_quoted_in_the_line_that_drains() -> None:
+    bad = [doctor.TriedNode(node=name, verdict=Verdict.BAD) for name in ("a", "$(b)")]
+    assert "'nodename=a,$(b)'" in doctor.drain_command(bad)
+
+
+def test_one_machine_is_no_cluster_of_nodes(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = FakeCluster()
+    monkeypatch.setattr(local, "local", True, raising=False)
+    for cluster in (None, local):
+        monkeypatch.setattr(clusters, "chosen", lambda _, cluster=cluster: cluster)
+        with pytest.raises(UserError, match="scheduler"):
+            command.find_bad_nodes(settings, None, as_json=True)
+
+
+def test_without_torch_nothing_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="pip install"):
+        doctor.check_torch()
+
+
+def test_results_as_lines() -> None:
+    passed = Passed(backend="gloo", processes=1, bytes_per_second=0)
+    alone = worlds_module.Result(Tried(("n1",), passed=True), passed=passed)
+    assert doctor.of_result(alone).found == "passed alone (gloo)"
+    two = Passed(backend="nccl", processes=16, bytes_per_second=4.2e10)
+    pair = worlds_module.Result(Tried(("n1", "n2"), passed=True), passed=two)
+    assert "42.00 GB/s" in doctor.of_result(pair).found
+    gone = worlds_module.Result(Tried(("n1",), False, frozenset({"n1"})), {"n1": "preempted"})
+    assert doctor.of_result(gone).state.value == "warning"
