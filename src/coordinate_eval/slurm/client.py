@@ -67,10 +67,12 @@ class SlurmClient:
         *args: str,
         script: str | None = None,
         environment: Mapping[str, str] | None = None,
+        counted: str = "",
     ) -> str:
         """Run one command and return its standard output. `script` is its standard input.
 
-        `environment` is what it gets in place of this process's own, as a job does.
+        `environment` is what it gets in place of this process's own, as a job does; `counted` is
+        its name in `calls`, if not its own.
 
         Raises:
             ClusterSilent: no answer in time. The command may have taken effect.
@@ -78,7 +80,7 @@ class SlurmClient:
             ClusterError: any other command failed; the message has its words.
             UserError: the command is not installed.
         """
-        self.calls[command] += 1
+        self.calls[counted or command] += 1
         try:
             done = subprocess.run(
                 [command, *args],

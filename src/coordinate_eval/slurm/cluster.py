@@ -21,10 +21,10 @@ from coordinate_eval.errors import (
 )
 from coordinate_eval.slurm.about import describe
 from coordinate_eval.slurm.client import SlurmClient
-from coordinate_eval.slurm.commands import Commands
 from coordinate_eval.slurm.environment import of_job
 from coordinate_eval.slurm.nodes import Partition, Wanted, read_nodes, read_partitions
 from coordinate_eval.slurm.queue import read_job_id
+from coordinate_eval.slurm.reader import Reader, reader_for
 from coordinate_eval.slurm.refusals import refusal
 from coordinate_eval.slurm.reservations import Reservation, clock, of_this_user, read_reservation
 from coordinate_eval.slurm.scripts import submission
@@ -64,8 +64,8 @@ class SlurmCluster:
         return SlurmClient(self._settings.timeout_seconds)
 
     @cached_property
-    def _commands(self) -> Commands:
-        return Commands(self.client)
+    def _reader(self) -> Reader:
+        return reader_for(self._settings.reader, self.client)
 
     @cached_property
     def _excluded(self) -> frozenset[str]:
@@ -133,9 +133,9 @@ class SlurmCluster:
         names = (self._settings.partition, self._settings.cpu_partition)
         # Without a partition for jobs on CPUs, they run in the other one.
         chosen = {p.name: p for name in names if name or not names[0] for p in self._chosen(name)}
-        self._commands.nodes()  # finds out how
+        self._reader.nodes()  # finds out how
         reservation = self._reservation()
-        return describe(version, ping, self._commands.name, chosen.values(), reservation)
+        return describe(version, ping, self._reader.name, chosen.values(), reservation)
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """Return the nodes on which a trial can start, and all others with GPUs with the reason.
@@ -160,7 +160,7 @@ class SlurmCluster:
             excluded=self._excluded,
             reserved=self._names(reservation.nodes) if reservation is not None else None,
         )
-        free, busy = read_nodes(self._commands.nodes(), wanted)
+        free, busy = read_nodes(self._reader.nodes(), wanted)
         why = ""
         if all(partition.state == "DOWN" for partition in partitions):
             # Slurm queues jobs for such a partition, and starts none.
@@ -215,7 +215,7 @@ class SlurmCluster:
         Raises:
             ClusterSilent: no answer.
         """
-        return self._commands.tasks(prefix)
+        return self._reader.tasks(prefix)
 
     def cancel(self, job_ids: list[str]) -> None:
         """End jobs (`123`) and tasks (`123_4`). Ignores those that have ended or never existed.

@@ -64,8 +64,8 @@ class Commands:
     def _json_command(self) -> tuple[str, ...]:
         """Return the command that prints one JSON entry per node in this version of Slurm."""
         if not self._of_version:
-            version = re.search(r"(\d+)\.(\d+)", self._client.run("sinfo", "-V"))
-            old = version is not None and (int(version[1]), int(version[2])) < (23, 2)
+            version = release(self._client.run("sinfo", "-V"))
+            old = version is not None and version < (23, 2)
             # In later versions sinfo groups similar nodes. In old ones scontrol has no JSON.
             self._of_version = (
                 ("sinfo", "--all", "--json")
@@ -73,3 +73,9 @@ class Commands:
                 else ("scontrol", "--all", "show", "nodes", "--json")
             )
         return self._of_version
+
+
+def release(version: str) -> tuple[int, int] | None:
+    """Return the two numbers of a release in a text such as `slurm 24.11.5`; None without them."""
+    found = re.search(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None

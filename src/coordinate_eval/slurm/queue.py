@@ -1,6 +1,7 @@
 """Parse the output of squeue and sbatch. Nothing here runs a command."""
 
 import re
+from collections.abc import Sequence
 
 from coordinate_eval.cluster import End, State, TaskStatus
 from coordinate_eval.errors import ClusterSilent
@@ -59,30 +60,30 @@ def read_tasks(text: str, prefix: str) -> list[TaskStatus]:
         raise ClusterSilent(
             f"squeue's output is incomplete or has an unknown form: it ends {text[-200:]!r}"
         )
-    tasks = []
-    for record in records:
-        fields = record.removesuffix("\n").split("|", maxsplit=4)
-        if len(fields) != 5 or not fields[4].startswith(prefix):
-            continue
-        task = _TASK.fullmatch(fields[0])
-        # Only heterogeneous jobs have other ids, and this program submits none.
-        if task is None:
-            continue
-        tasks.append(
-            TaskStatus(
-                name=fields[4],
-                job_id=task[1],
-                index=int(task[2] or 0),
-                state=_state(fields[1]),
-                end=_ENDED.get(fields[1], End.UNKNOWN),
-                suspended=fields[1] in ("SUSPENDED", "STOPPED"),
-                completing=fields[1] == "COMPLETING",
-                reason="" if fields[2] == "None" else fields[2],
-                in_turn=_IN_TURN.fullmatch(fields[2]) is not None,
-                node=fields[3],
-            )
-        )
-    return tasks
+    found = (record.removesuffix("\n").split("|", maxsplit=4) for record in records)
+    return [task for fields in found if (task := task_of(fields, prefix))]
+
+
+def task_of(fields: Sequence[str], prefix: str) -> TaskStatus | None:
+    """Return the task with these fields of `SQUEUE_FORMAT`; None if it is no such task of ours."""
+    if len(fields) != 5 or not fields[4].startswith(prefix):
+        return None
+    task = _TASK.fullmatch(fields[0])
+    # Only heterogeneous jobs have other ids, and this program submits none.
+    if task is None:
+        return None
+    return TaskStatus(
+        name=fields[4],
+        job_id=task[1],
+        index=int(task[2] or 0),
+        state=_state(fields[1]),
+        end=_ENDED.get(fields[1], End.UNKNOWN),
+        suspended=fields[1] in ("SUSPENDED", "STOPPED"),
+        completing=fields[1] == "COMPLETING",
+        reason="" if fields[2] == "None" else fields[2],
+        in_turn=_IN_TURN.fullmatch(fields[2]) is not None,
+        node=fields[3],
+    )
 
 
 def read_job_id(text: str) -> str:
