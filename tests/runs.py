@@ -55,9 +55,9 @@ class Workspace:
             "COORDINATE_EVAL_CACHE_DIR": str(folder / "cache"),
             "COORDINATE_EVAL_SUPERVISOR_POLL_SECONDS": "0.5",
             # Nodes that are made up share the cores of this machine. Each of these jobs loads the
-            # harness, and what earlier tests measured must not ask for one a dataset.
-            "COORDINATE_EVAL_BUILD_JOBS": "2",
-            "COORDINATE_EVAL_SCORING_JOBS": "2",
+            # harness, which takes far longer than the work of a small suite.
+            "COORDINATE_EVAL_BUILD_JOBS": "1",
+            "COORDINATE_EVAL_SCORING_JOBS": "1",
             "COORDINATE_EVAL_ENGINE_NAME": "simulated",
             "COORDINATE_EVAL_STAGE_ROOT": str(self.memory),
             # Runs of seconds are to be on several nodes all the same.

@@ -84,7 +84,10 @@ class Faults:
 
 @pytest.fixture(scope="module")
 def user(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return Workspace(tmp_path_factory.mktemp("faults"))
+    made = Workspace(tmp_path_factory.mktemp("faults"))
+    # Several of each kind, so that they meet.
+    made.environ |= {"COORDINATE_EVAL_BUILD_JOBS": "2", "COORDINATE_EVAL_SCORING_JOBS": "2"}
+    return made
 
 
 @pytest.fixture(scope="module")
