@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.runs import (
     until,
 )
 from tests.slurm.test_runs import TASKS, all_gone
+from tests.tiny import need, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,28 @@ def test_a_trial_that_hangs_is_ended_and_others_take_its_shards(
     assert "hung" in hung
     all_gone(user)
     assert not Path(f"/proc/{stopped}").exists()
+
+
+def test_a_checkpoint_that_no_engine_loads_ends_its_run_at_once(user: Workspace) -> None:
+    need("torch", "transformers")
+    checkpoint = user.folder / "unlike its configuration"
+    shutil.copytree(tiny_model(), checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["intermediate_size"] *= 2
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    run = user.folder / "misfit"
+    user.call(
+        "run", checkpoint, "--suite", user.suite("tiny_sums"), "--engine", "transformers",
+        "--max-gpus", 2, "--run-dir", run,
+    )  # fmt: skip
+    reason = results(run)["reason"]
+    assert "every trial of a round failed with the same error" in reason
+    assert "Model Loading Error (framework): the checkpoint and the model's config" in reason
+    assert [path.name for path in (run / "rounds").iterdir()] == ["0.json"]
+    shown = user.call("diagnose", run, COLUMNS="200").stdout
+    assert "do: the checkpoint and the model's configuration differ" in shown
+    assert "done: the run was ended" in shown
+    all_gone(user)
 
 
 def test_an_item_that_ends_engines_costs_only_its_own_dataset(

@@ -123,7 +123,7 @@ def test_a_keeper_that_fails_counts(run_dir: RunDir) -> None:
     )
     _files.write_record(run_dir.stage(0, "n1"), failed)
     (broken,) = broken_nodes(run_dir)
-    assert (broken.node, broken.evidence) == ("n1", "0-n1")
+    assert (broken.node, broken.evidence) == ("n1", "keeper-0-n1")
 
 
 def test_a_node_is_avoided_ever_longer_and_not_for_ever(settings: Settings) -> None:

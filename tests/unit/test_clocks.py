@@ -2,21 +2,22 @@
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.report.failures import recurring_failure, report_failures
+from coordinate_eval.coordinator.report.failures import report_failures
 from coordinate_eval.coordinator.report.state import has_ended_incomplete
 from coordinate_eval.coordinator.run import resumes
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
-from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.supervisor.facts import count_idle_rounds
+from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
+from coordinate_eval.coordinator.supervisor.facts import gather_facts
 
 skewed = pytest.mark.parametrize("ahead", [-100.0, 0.0, 100.0])
 
@@ -60,12 +61,12 @@ class Served:
 
     def counted(self) -> tuple[int, int, bool, int]:
         """Idle rounds, deaths at the shard, whether it would fail again, and failures."""
-        rounds: list[Round] = list(read_rounds(self.dir))
         run: Run = self.run
+        facts = gather_facts(self.dir, run, [], time.time(), Counter())
         return (
-            count_idle_rounds(self.dir, run, rounds, time.time()),
+            facts.idle_rounds,
             Ledger(self.dir, "outputs").count_deaths(run.shards[0].span),
-            recurring_failure(self.dir, rounds),
+            bool(recurring(facts)),
             len(report_failures(self.dir)),
         )
 

@@ -26,6 +26,7 @@ from coordinate_eval.coordinator.run.records import (
     Run,
     StageProgress,
     Submitted,
+    TrialProgress,
     portion_seconds,
 )
 from coordinate_eval.coordinator.supervisor.decide import decide
@@ -97,7 +98,6 @@ def facts(**changes: Any) -> d.Facts:
         unscored=2,
         idle_rounds=0,
         idle_arrays=Counter(),
-        recurring=False,
         most_trials=4,
     )
     return replace(base, **changes)
@@ -311,7 +311,10 @@ def test_rounds_that_bring_nothing_end_the_run() -> None:
 
 
 def test_an_error_that_comes_back_ends_the_run_after_one_round() -> None:
-    gone = facts(submitted=submitted(*KEEP, *TRIAL), recurring=True)
+    failed = {"trial": "n1-0", "task": "7_0.0", "node": "n1", "started": 0, "updated": 0}
+    failed |= {"state": "failed", "cause": "input", "message": "no such argument"}
+    last = ROUND, [TrialProgress.model_validate(failed)]
+    gone = facts(submitted=submitted(*KEEP, *TRIAL), last=last)
     (finish,) = (a for a in decide(RUN, DIR, gone) if isinstance(a, d.Finish))
     assert "same error" in finish.why
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.report.failures import (
     Failure,
     cause_of,
-    recurring_failure,
     report_failures,
 )
 from coordinate_eval.coordinator.report.results import collect_results
@@ -26,6 +26,8 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
     read_run,
 )
+from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
+from coordinate_eval.coordinator.supervisor.facts import gather_facts
 from coordinate_eval.coordinator.workers.trial import TrialRunner
 from coordinate_eval.diagnosis.rules import shipped
 from coordinate_eval.errors import EngineError, UserError
@@ -72,30 +74,36 @@ def tell(run_dir: RunDir, node: str, index: int, cause: str | None, message: str
 
 def test_bad_input_comes_back(failing: RunDir) -> None:
     say(failing, "input")
-    assert recurring_failure(failing, [ROUND])
+    assert comes_back(failing)
     tell(failing, "n1", 2, "input", "something else")
-    assert not recurring_failure(failing, [ROUND])
+    assert not comes_back(failing)
 
 
 @pytest.mark.parametrize("cause", ["other", None])
 def test_other_errors_may_pass(failing: RunDir, cause: str | None) -> None:
     say(failing, cause, "stale file handle")
-    assert not recurring_failure(failing, [ROUND])
+    assert not comes_back(failing)
 
 
 def test_one_trial_that_ended_well_is_enough_to_go_on(failing: RunDir) -> None:
     say(failing, "input")
     tell(failing, "n1", 2, None, "")
-    assert not recurring_failure(failing, [ROUND])
+    assert not comes_back(failing)
 
 
 def test_engines_that_do_not_start_say_so_together(failing: RunDir) -> None:
     tell(failing, "n1", 0, "engine start", "cannot load /dev/shm/n1")
-    assert not recurring_failure(failing, [ROUND])
+    assert not comes_back(failing)
     tell(failing, "n1", 1, "engine start", "cannot load /dev/shm/n1")
-    assert not recurring_failure(failing, [ROUND]), "the node may be faulty"
+    assert not comes_back(failing), "the node may be faulty"
     tell(failing, "n2", 0, "engine start", "cannot load /dev/shm/n2")
-    assert recurring_failure(failing, [ROUND])
+    assert comes_back(failing)
+
+
+def comes_back(run_dir: RunDir) -> bool:
+    """Whether another round would fail too, as a supervisor sees the run."""
+    run = read_run(run_dir)
+    return bool(recurring(gather_facts(run_dir, run, [], time.time(), Counter())))
 
 
 def raised(error: Exception, cause: Exception | None) -> Exception:
@@ -133,17 +141,20 @@ def test_input_that_was_answered_before_is_not_bad(failing: RunDir) -> None:
     last = ROUND.model_copy(update={"number": 1})
     for path in list(failing.trials_folder.iterdir()):
         path.rename(path.with_name(f"{path.stem}-r1.json"))
-    assert recurring_failure(failing, [earlier, last])
+    _files.write_record(failing.round(0), earlier)
+    _files.write_record(failing.round(1), last)
+    assert comes_back(failing)
     tell(failing, "n0", 0, None, "")
     answered = _files.read_record(failing.trial("n0-0"), TrialProgress)
     answered = answered.model_copy(update={"responses": 1})
     _files.write_record(failing.trial("n0-0"), answered)
-    assert not recurring_failure(failing, [earlier, last])
+    assert not comes_back(failing)
 
 
 def test_a_round_without_trials_tells_nothing(failing: RunDir) -> None:
-    assert not recurring_failure(failing, [ROUND])
-    assert not recurring_failure(failing, [])
+    assert not comes_back(failing)
+    failing.round(0).unlink()
+    assert not comes_back(failing)
 
 
 def test_a_resumed_run_tries_again(failing: RunDir) -> None:
@@ -151,7 +162,7 @@ def test_a_resumed_run_tries_again(failing: RunDir) -> None:
     _files.write(failing.resumed, "")
     later = time.time() + 10
     os.utime(failing.resumed, (later, later))
-    assert not recurring_failure(failing, [ROUND])
+    assert not comes_back(failing)
     assert report_failures(failing) == []
 
 

@@ -1,6 +1,7 @@
 """Measurements of a run, from its trials to the store and to the next plan's costs."""
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from coordinate_eval.coordinator.planning.prepare import (
     offer_of_cluster,
     prepare,
 )
-from coordinate_eval.coordinator.report.failures import recurring_failure
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -30,8 +30,9 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
     read_run,
 )
-from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor import learn_from_run
+from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
+from coordinate_eval.coordinator.supervisor.facts import gather_facts
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.workers import trial
 from coordinate_eval.coordinator.workers.on_node import arrival
@@ -485,4 +486,5 @@ def test_a_trial_tells_bad_input_from_other_errors(
     found = _files.read_record(run_dir.trial("n-0"), TrialProgress)
     assert (found.state, found.cause) == ("failed", "input")
     assert "no engine argument 'surprise'" in found.message
-    assert recurring_failure(run_dir, list(read_rounds(run_dir)))
+    facts = gather_facts(run_dir, read_run(run_dir), [], time.time(), Counter())
+    assert recurring(facts)

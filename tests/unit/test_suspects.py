@@ -33,7 +33,10 @@ from coordinate_eval.coordinator.run.records import (
     write_planned,
     write_run,
 )
-from coordinate_eval.coordinator.supervisor.facts import MAX_SEARCHING_ROUNDS, count_idle_rounds
+from coordinate_eval.coordinator.supervisor.idle_rounds import (
+    MAX_SEARCHING_ROUNDS,
+    count_idle_rounds,
+)
 from coordinate_eval.coordinator.workers import trial
 from coordinate_eval.coordinator.workers.on_node import arrival
 from coordinate_eval.coordinator.workers.open_shards import OpenShards
@@ -279,7 +282,7 @@ def test_rounds_that_search_are_not_idle_for_a_while(run_dir: RunDir) -> None:
     for each in rounds:
         _files.write_record(run_dir.round(each.number), each)
         tell(each.number, suspects=1)
-    assert count_idle_rounds(run_dir, run, rounds, 99) == len(rounds), "it never answered"
+    assert count_idle_rounds(run_dir, run, rounds, 99).rounds == len(rounds), "it never answered"
     tell(0, responses=1)
     os.utime(run_dir.trial("n-0"), (1, 1))  # before the other rounds
-    assert count_idle_rounds(run_dir, run, rounds, 99) == 2
+    assert count_idle_rounds(run_dir, run, rounds, 99).rounds == 2

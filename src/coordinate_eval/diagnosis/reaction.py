@@ -29,32 +29,13 @@ _ACTIONS = {
     "stop": Action.STOP,
 }
 
-_MET_BY_ALL = frozenset(
-    {
-        "Import Error",
-        "Syntax Error",
-        "Argument Error",
-        "Name Error",
-        "Permission Error",
-        "File Not Found Error",
-        "Model Loading Error",
-    }
-)
-"""Script errors, and models that cannot be loaded, which come again on each node."""
-
 
 def reaction(cause: Cause | None) -> Reaction:
     """Return what follows from a cause.
 
-    Only what every job would meet ends a run. What comes from the infrastructure, and what nobody
-    knows, is tried again on another node.
+    What nobody knows is tried again on another node. Of the shipped reasons only those end a run
+    that every job would meet; a site's own say themselves what follows.
     """
     if cause is None or cause.category == "unknown":
         return Reaction(Action.ANOTHER_NODE, "the cause is not known")
-    words = f"{cause.reason} ({cause.category}): {cause.cure}"
-    action = _ACTIONS[cause.then]
-    if action is Action.STOP and cause.reason not in _MET_BY_ALL | {"Refused", "Cancelled"}:
-        action = Action.ANOTHER_NODE if cause.category != "slurm" else Action.WAIT
-    if action is Action.STOP and cause.category == "infrastructure":
-        action = Action.WAIT
-    return Reaction(action, words)
+    return Reaction(_ACTIONS[cause.then], f"{cause.reason} ({cause.category}): {cause.cure}")

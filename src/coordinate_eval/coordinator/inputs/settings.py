@@ -270,7 +270,7 @@ class JudgeSettings(_Section):
 
 
 class DiagnosisSettings(_Section):
-    """What `coordinate-eval diagnose` knows besides the shipped rules, and whom it may ask."""
+    """By what causes are found besides the shipped rules, and whom `diagnose --ask` may ask."""
 
     rules: str | None = Field(
         default=None,

@@ -7,30 +7,34 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.report.failures import (
     Failure,
     cause_of,
+    done_about,
     read_failures,
 )
 from coordinate_eval.coordinator.report.state import read_trials
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.troubles.causes import read_causes
 from coordinate_eval.diagnosis.cause import Cause
 from coordinate_eval.diagnosis.rules import Rules
 
 
 class FailedJob(NamedTuple):
-    """A job that failed, and why."""
+    """A job that failed, why, and what was done about it."""
 
     failure: Failure
     cause: Cause
+    done: str = ""
 
 
 def diagnose_run(run_dir: RunDir, rules: Rules) -> list[FailedJob]:
     """Return each failed job of a run with its cause: those that said so, and those killed."""
     found, seen = [], set()
+    known = read_causes(run_dir)
     for failure in (*read_failures(run_dir), *_silent(run_dir)):
         if failure.log in seen:
             continue
         cause = cause_of(failure, rules)
         if cause is not None:
-            found.append(FailedJob(failure, cause))
+            found.append(FailedJob(failure, cause, done_about(run_dir, known.get(failure.job))))
         if failure.log:
             seen.add(failure.log)
     return found

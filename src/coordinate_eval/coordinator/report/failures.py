@@ -1,9 +1,9 @@
-"""Errors of keepers and trials, and refused jobs. Equal ones are reported once; some end a run."""
+"""Errors of keepers and trials, and refused jobs. Equal ones are reported once."""
 
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -17,13 +17,18 @@ from coordinate_eval.coordinator.run.records import (
     Round,
     StageProgress,
     TrialProgress,
+    read_run_if_there,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
+from coordinate_eval.coordinator.run.troubles.causes import JobCause, keeper_id, read_causes
+from coordinate_eval.coordinator.run.troubles.memory import lighter_load
 from coordinate_eval.coordinator.run.troubles.trouble import read_troubles
 from coordinate_eval.diagnosis.cause import UNKNOWN, Cause, Ending, Log, find_cause, read_log
 from coordinate_eval.diagnosis.compress import compress_text
+from coordinate_eval.diagnosis.reaction import Action
 from coordinate_eval.diagnosis.rules import Rules, shipped
-from coordinate_eval.errors import ForeignError
+from coordinate_eval.errors import ForeignError, RecordError
 
 LAST_LOG_LINES = 15
 """Lines of a failed job's log that a report quotes."""
@@ -43,6 +48,10 @@ class Failure(NamedTuple):
     log: str
     how: str = ""
     """How it ended, as the scheduler says, if that is known."""
+    job: str = ""
+    """The trial, or the keeper as `keeper_id` names it; empty for a job that was refused."""
+    before_work: bool = False
+    """It says itself that it failed, and had no work yet: see `JobCause`."""
 
     @property
     def error(self) -> str:
@@ -52,6 +61,7 @@ class Failure(NamedTuple):
 
 def report_failures(run_dir: RunDir) -> list[str]:
     """Return a line for each error since the run was last resumed: who met it, and a log."""
+    known = read_causes(run_dir)
     alike: dict[tuple[str, str], list[Failure]] = {}
     for failure in read_failures(run_dir):
         alike.setdefault((failure.kind, failure.error), []).append(failure)
@@ -60,12 +70,43 @@ def report_failures(run_dir: RunDir) -> list[str]:
         last = group[-1]
         who = f"{kind} {last.name}" if len(group) == 1 else f"{len(group)} {kind}s"
         line = f"{who}: {last.message}" + (f"; log: {last.log}" if last.log else "")
-        # A refusal has Slurm's own words for it.
-        cause = cause_of(last, shipped(), MOST_LOG_BYTES) if kind != "job" else None
-        if cause is not None and cause.reason != UNKNOWN:
-            line += f"; cause: {cause.reason} ({cause.category}): {cause.cure}"
+        if kind != "job":  # a refusal has Slurm's own words for it
+            line += _why(run_dir, last, known.get(last.job))
         lines.append(line)
     return lines
+
+
+def _why(run_dir: RunDir, failure: Failure, found: JobCause | None) -> str:
+    """Return why a job failed and what was done about it: as its supervisor found, if it has."""
+    if found is None:
+        cause = cause_of(failure, shipped(), MOST_LOG_BYTES)
+        if cause is None or cause.reason == UNKNOWN:
+            return ""
+        return f"; cause: {cause.reason} ({cause.category}): {cause.cure}"
+    done = done_about(run_dir, found)
+    return (f"; cause: {found.words}" if found.known else "") + (f"; done: {done}" if done else "")
+
+
+def done_about(run_dir: RunDir, cause: JobCause | None) -> str:
+    """Return what the run did because a job died of this; empty if nothing but try again."""
+    run = read_run_if_there(run_dir) if cause is not None else None
+    if cause is None or run is None:
+        return ""
+    if cause.of_gpu_memory:
+        load = lighter_load(run_dir, run)
+        return f"later engines run {load.sequences} sequences at once, not {load.full}"
+    if cause.action is Action.WAIT:
+        return "tried again, ever less often"
+    avoided = read_avoided(run.settings, 0.0).get(cause.node)
+    prefix = f"{run.id}.{run.nonce}:"
+    if avoided is not None and any(each.startswith(prefix) for each in avoided.evidence):
+        return f"{cause.node} was avoided"
+    if cause.ends_all:
+        with contextlib.suppress(RecordError):
+            ended = _files.read_json(run_dir.results)
+            if isinstance(ended, dict) and cause.words in str(ended.get("reason")):
+                return "the run was ended"
+    return ""
 
 
 def cause_of(failure: Failure, rules: Rules, most_bytes: int | None = None) -> Cause | None:
@@ -92,33 +133,6 @@ def _open_log(name: str) -> BinaryIO:
     """Open a regular file; a pipe would block, and a device may have no end."""
     path = Path(os.path.realpath(name))
     return os.fdopen(_owner.open_file(path, anybodys=True), "rb")
-
-
-def recurring_failure(run_dir: RunDir, rounds: Sequence[Round]) -> bool:
-    """Return whether all trials of the last round failed, and another round would fail too.
-
-    They must have failed with the same error. Bad input fails again for certain. Engines that do
-    not start on one node may be that node's fault; if none starts on several nodes, another round
-    is no help. A trial that has ever answered proves the input to be right.
-    """
-    if not rounds:
-        return False
-    if _files.modified(run_dir.round(rounds[-1].number)) < _files.modified(run_dir.resumed):
-        return False
-    trials = []
-    for trial in read_trials_of(run_dir, rounds[-1]):
-        if trial.cause not in ("input", "engine start"):
-            return False
-        trials.append(trial)
-    errors = {trial.message.replace(trial.node, "NODE") for trial in trials}
-    causes = {trial.cause for trial in trials}
-    if len(errors) != 1 or not (
-        causes == {"input"}
-        or (causes == {"engine start"} and len({trial.node for trial in trials}) > 1)
-    ):
-        return False
-    earlier = (trial for round_ in rounds for trial in read_trials_of(run_dir, round_))
-    return not any(trial.responses for trial in earlier)
 
 
 def read_trials_of(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:
@@ -166,13 +180,21 @@ def read_failures(run_dir: RunDir) -> Iterator[Failure]:
             if stage is None or stage.state != "failed":
                 continue
             if _files.modified(path) >= since:
-                yield Failure("keeper", node.name, node.name, stage.message, stage.log)
+                yield Failure(
+                    "keeper", node.name, node.name, stage.message, stage.log,
+                    job=keeper_id(round_.number, node.name), before_work=True,
+                )  # fmt: skip
         for trial in read_trials_of(run_dir, round_):
             if trial.state == "failed" and _files.modified(run_dir.trial(trial.trial)) >= since:
-                yield Failure("trial", trial.trial, trial.node, trial.message, trial.log)
+                yield Failure(
+                    "trial", trial.trial, trial.node, trial.message, trial.log,
+                    job=trial.trial, before_work=trial.running is None,
+                )  # fmt: skip
     for trouble in read_troubles(run_dir):
         how = "" if trouble.how in (End.UNKNOWN, "hung") else trouble.how
-        yield Failure("trial", trouble.trial, trouble.node, trouble.message, trouble.log, how)
+        yield Failure(
+            "trial", trouble.trial, trouble.node, trouble.message, trouble.log, how, trouble.trial
+        )
     for submitted in read_submitted(run_dir):
         if submitted.refusal and _files.modified(run_dir.job(submitted.job.name)) >= since:
             # The lines that follow are the command, which differs from job to job.

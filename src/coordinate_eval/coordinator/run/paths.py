@@ -161,6 +161,15 @@ class RunDir:
         """`Trouble`: how a trial ended that did not say so itself."""
         return self.troubles_folder / f"{trial}.json"
 
+    @property
+    def causes_folder(self) -> Path:
+        """Folder of `cause`."""
+        return self.root / "causes"
+
+    def cause(self, job: str) -> Path:
+        """`JobCause`: why a trial or a keeper died."""
+        return self.causes_folder / f"{job}.json"
+
     def scorings(self, dataset: str) -> Path:
         """JSON lines of `Scored`: the seconds of scoring a dataset, or parts of it."""
         return self.root / "observations" / f"score-{dataset}.jsonl"

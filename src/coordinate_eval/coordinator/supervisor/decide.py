@@ -18,8 +18,13 @@ from coordinate_eval.coordinator.supervisor.decisions.ends import (
 )
 from coordinate_eval.coordinator.supervisor.decisions.nodes import for_node, is_over
 from coordinate_eval.coordinator.supervisor.decisions.pullers import more_pullers
+from coordinate_eval.coordinator.supervisor.decisions.recurring import ends_early
 from coordinate_eval.coordinator.supervisor.decisions.replacements import replace_lost
-from coordinate_eval.coordinator.supervisor.decisions.troubles import hanging_trials, silent_ends
+from coordinate_eval.coordinator.supervisor.decisions.troubles import (
+    hanging_trials,
+    silent_ends,
+    undiagnosed,
+)
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
     Cancel,
@@ -42,13 +47,17 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     if not run.planned:
         return actions + before_plan(run, facts)
     nodes = [(round_, node) for round_ in facts.rounds for node in round_.nodes]
-    actions += [*hanging_trials(run, held), *silent_ends(facts)]
+    unclear = [*silent_ends(facts), *undiagnosed(facts)]
+    actions += [*hanging_trials(run, held), *unclear]
     for round_, node in nodes:
         actions += for_node(run, run_dir, facts, round_, node)
     all_over = all(is_over(run, facts, round_, node) for round_, node in nodes)
     if facts.unscored == 0:
         actions.append(Finish())
-    elif facts.unpublished and all_over:
+    elif facts.unpublished and unclear:
+        # What follows from the end of jobs is known at the next poll.
+        pass
+    elif facts.unpublished and (all_over or ends_early(run, facts)):
         actions += next_round(run, facts)
     elif facts.unpublished and not any(orphan.ledger == "outputs" for orphan in orphans):
         # What lost trials held is claimable at the next poll.

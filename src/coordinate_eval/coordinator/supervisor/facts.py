@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import State, TaskStatus
-from coordinate_eval.coordinator.report.failures import read_trials_of, recurring_failure
+from coordinate_eval.coordinator.report.failures import Failure, read_failures, read_trials_of
 from coordinate_eval.coordinator.report.results import unbuildable, unscored_datasets
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import LEDGERS, Ledger, LedgerName
@@ -20,12 +20,11 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.run.troubles.causes import read_causes
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, NodeKey
 from coordinate_eval.coordinator.supervisor.engine_pace import pace, ready_seconds
+from coordinate_eval.coordinator.supervisor.idle_rounds import count_idle_rounds
 from coordinate_eval.records import Span
-
-MAX_SEARCHING_ROUNDS = 6
-"""Rounds without any response in which items that end engines are looked for: about four do."""
 
 
 @_files.one_look()
@@ -69,6 +68,7 @@ def gather_facts(
             span for span in all_spans(run, name) if span.dataset in left
         )
     ]
+    idle = count_idle_rounds(run_dir, run, rounds, now)
     in_work = [claim.span for name, claim in open_claims if name == "outputs"]
     return Facts(
         now=now,
@@ -88,14 +88,18 @@ def gather_facts(
         unbuilt=len(Ledger(run_dir, "requests").unpublished(all_spans(run, "requests"))),
         unbuildable=unbuildable(run_dir),
         unscored=len(left),
-        idle_rounds=count_idle_rounds(run_dir, run, rounds, now),
+        idle_rounds=idle.rounds,
         idle_arrays=idle_arrays,
         cores=cores,
         fruitless_rounds=_count_fruitless(trials),
         most_trials=sum(node.trials for round_ in rounds[:1] for node in round_.nodes),
         ready_seconds=ready_seconds(run, trials, stages),
         pace=pace(run, trials, unpublished, in_work),
-        recurring=recurring_failure(run_dir, rounds),
+        waits=idle.waits,
+        answered=any(trial.responses for group in trials.values() for trial in group),
+        last=_last(run_dir, rounds, trials),
+        causes=read_causes(run_dir),
+        undiagnosed=_undiagnosed(run_dir),
         judge=_files.read_record_if_there(run_dir.judge, JudgeProgress),
         trials={t.trial: t for round_ in going_on for t in trials[round_.number]},
         troubles=frozenset(
@@ -123,38 +127,6 @@ def _claimable(run_dir: RunDir, run: Run) -> dict[LedgerName, list[Span]]:
     return found
 
 
-def count_idle_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float) -> int:
-    """Return how many of the last rounds in a row, since the last resume, brought no response.
-
-    A round that began while an earlier one's trials still answered does not count, nor do those
-    before it. Nor does a round of which no trial began and which lasted `patience_seconds`: it
-    waited in the queue, and nothing failed. Nor do a few in which items that end engines were
-    looked for.
-    """
-    patience = run.settings.supervisor.patience_seconds
-    answering = [
-        _files.modified(run_dir.trial(trial.trial))
-        for round_ in rounds
-        for trial in read_trials_of(run_dir, round_)
-        if trial.responses
-    ]
-    since = max(_files.modified(run_dir.resumed), *answering, 0.0)
-    idle, searching, end = 0, 0, now
-    for round_ in reversed(rounds):
-        created = _files.modified(run_dir.round(round_.number))
-        if created < since:
-            break
-        trials = list(read_trials_of(run_dir, round_))
-        if any(trial.responses for trial in trials):
-            break
-        searched = bool(answering) and any(trial.suspects for trial in trials)
-        searching += searched
-        if not searched or searching > MAX_SEARCHING_ROUNDS:
-            idle += bool(trials) or end - round_.created < patience
-        end = round_.created
-    return idle
-
-
 def _count_fruitless(trials: Mapping[int, Sequence[TrialProgress]]) -> int:
     """Return how many of the last rounds in a row have no trial that has answered."""
     count = 0
@@ -165,13 +137,27 @@ def _count_fruitless(trials: Mapping[int, Sequence[TrialProgress]]) -> int:
     return count
 
 
-def count_short_rounds(run_dir: RunDir, run: Run, rounds: list[Round], now: float) -> int:
-    """Return how many of the last rounds in a row perhaps were too short for a response.
+def _last(
+    run_dir: RunDir, rounds: Sequence[Round], trials: Mapping[int, Sequence[TrialProgress]]
+) -> tuple[Round, Sequence[TrialProgress]] | None:
+    """Return the last round with its trials; None if it began before the last resume."""
+    if not rounds:
+        return None
+    last = rounds[-1]
+    if _files.modified(run_dir.round(last.number)) < _files.modified(run_dir.resumed):
+        return None
+    return last, trials[last.number]
 
-    It is 0 if all trials of the last round ended with an error.
-    """
-    states = {trial.state for round_ in rounds[-1:] for trial in read_trials_of(run_dir, round_)}
-    return count_idle_rounds(run_dir, run, rounds, now) if states - {"failed"} else 0
+
+def _undiagnosed(run_dir: RunDir) -> list[Failure]:
+    """Return the jobs that died of what nobody has looked for, each once."""
+    known = _files.names(run_dir.causes_folder)
+    found = {
+        failure.job: failure
+        for failure in read_failures(run_dir)
+        if failure.job and f"{failure.job}.json" not in known
+    }
+    return list(found.values())
 
 
 def refresh_listings(run_dir: RunDir, datasets: Iterable[str]) -> None:

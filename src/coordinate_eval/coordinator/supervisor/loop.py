@@ -40,6 +40,7 @@ from coordinate_eval.coordinator.supervisor.decisions.replacements import count_
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
     Cancel,
+    Diagnose,
     EndTrial,
     Facts,
     Finish,
@@ -50,11 +51,9 @@ from coordinate_eval.coordinator.supervisor.decisions.values import (
     Revoke,
     Submit,
 )
-from coordinate_eval.coordinator.supervisor.facts import (
-    count_short_rounds,
-    gather_facts,
-    refresh_listings,
-)
+from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
+from coordinate_eval.coordinator.supervisor.facts import gather_facts, refresh_listings
+from coordinate_eval.coordinator.supervisor.idle_rounds import count_short_rounds
 from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
 from coordinate_eval.coordinator.supervisor.make_plan import NothingFree, make_plan, may_queue
 from coordinate_eval.coordinator.supervisor.next_round import next_round
@@ -151,6 +150,7 @@ class Supervisor:
         self._searches = self._vain = 0
         self._silence = Silence(run_dir)
         self._completing = Completing()
+        self._diagnoser = Diagnoser(run_dir, self._run.settings, lambda event: tell(None, event))
         self._others = OtherRuns(run_dir, self._run, cluster)
         self._submitter = Submitter(
             run_dir,
@@ -277,6 +277,9 @@ class Supervisor:
             self._cluster.cancel(list(action.job_ids))
         elif isinstance(action, Note | EndTrial):
             self._note_trouble(action)
+        elif isinstance(action, Diagnose):
+            self._diagnoser.diagnose(action.failures)
+            return True
         elif isinstance(action, Revoke):
             span, attempt, claim = action.claim
             what = f"{_LEFT[action.ledger]} {span.dataset}"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import platformdirs
 from rich.console import Console
 from rich.text import Text
 
@@ -18,10 +17,10 @@ from coordinate_eval.coordinator.cli.output import say, table_console, write_jso
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.causes import FailedJob, diagnose_run
 from coordinate_eval.coordinator.report.failures import Failure
-from coordinate_eval.coordinator.run.own import is_own
-from coordinate_eval.diagnosis.cause import UNKNOWN, Cause, Ending, Log, find_cause, read_log
+from coordinate_eval.coordinator.report.site_rules import learned_file, read_rules
+from coordinate_eval.diagnosis.cause import UNKNOWN, Ending, Log, find_cause, read_log
 from coordinate_eval.diagnosis.reaction import reaction
-from coordinate_eval.diagnosis.rules import Rules, merged, read_site, with_site
+from coordinate_eval.diagnosis.rules import Rules
 from coordinate_eval.errors import UserError
 
 SCHEMA = "coordinate-eval/diagnosis@1"
@@ -46,7 +45,7 @@ def show_causes(settings: Settings, asked: Asked) -> int:
     """
     if asked.ask and asked.confirm:
         raise UserError("--confirm is for what --ask has said: give one of them")
-    rules = _rules(settings)
+    rules = read_rules(settings)
     paths = [Path(each) for each in asked.what]
     if paths and all(_is_log(path) for path in paths):
         return _show_logs(paths, rules, settings, asked)
@@ -69,33 +68,6 @@ def show_causes(settings: Settings, asked: Asked) -> int:
     return _status(found)
 
 
-def rules_file(settings: Settings) -> Path:
-    """Return the path of the user's own rules, which need not be there."""
-    if settings.diagnosis.rules:
-        return Path(settings.diagnosis.rules).expanduser()
-    return _config_folder() / "diagnosis.yaml"
-
-
-def learned_file(settings: Settings) -> Path:
-    """Return the path of the rules that a model proposed and the user confirmed.
-
-    They lie beside the user's rules if that folder is his own: a site's rules may be root's.
-    """
-    folder = rules_file(settings).parent
-    if not is_own(folder.resolve()):
-        folder = _config_folder()
-    return folder / "diagnosis-learned.yaml"
-
-
-def _config_folder() -> Path:
-    return Path(platformdirs.user_config_dir("coordinate-eval"))
-
-
-def _rules(settings: Settings) -> Rules:
-    own, learned = read_site(rules_file(settings)), read_site(learned_file(settings))
-    return with_site(merged(own, learned))
-
-
 def _is_log(path: Path) -> bool:
     try:
         return path.is_file() and path.name != "run.json"
@@ -111,7 +83,7 @@ def _show_logs(paths: Sequence[Path], rules: Rules, settings: Settings, asked: A
         return 0
     if asked.confirm:
         confirm(logs, learned_file(settings))
-        rules = _rules(settings)
+        rules = read_rules(settings)
         logs = [_read(path, rules) for path in paths]
     cause = find_cause(logs, rules, Ending(asked.end))
     if asked.ask and cause is not None and cause.reason == UNKNOWN:
@@ -162,6 +134,7 @@ def _json(job: FailedJob) -> dict[str, Any]:
         "node": job.failure.node,
         "message": job.failure.message,
         "cause": cause,
+        "done": job.done,
     }
 
 
@@ -174,13 +147,16 @@ def _print(found: Sequence[FailedJob], where: Console) -> None:
     for (kind, _, _), jobs in alike.items():
         first = jobs[0]
         who = f"{kind} {first.failure.name}" if len(jobs) == 1 else plural(len(jobs), kind)
-        _print_cause(who, first.cause, where)
+        _print_cause(who, first, where)
 
 
-def _print_cause(who: str, cause: Cause, where: Console) -> None:
+def _print_cause(who: str, job: FailedJob, where: Console) -> None:
+    cause = job.cause
     where.print(Text(f"{who}: {cause.reason} ({cause.category})", style="bold"), soft_wrap=True)
     place = f"{cause.log}:{cause.number}" if cause.number and cause.log else "Slurm"
     where.print(Text(f"  {place}: {cause.line.strip()}"), soft_wrap=True)
     where.print(Text(f"  do: {cause.cure}", style="green"), soft_wrap=True)
+    if job.done:
+        where.print(Text(f"  done: {job.done}"), soft_wrap=True)
     if cause.others:
         where.print(Text(f"  also seen: {', '.join(cause.others)}", style="dim"), soft_wrap=True)

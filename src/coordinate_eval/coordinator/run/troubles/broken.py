@@ -8,6 +8,7 @@ from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.run.troubles.causes import JobCause, keeper_id, read_causes
 from coordinate_eval.coordinator.run.troubles.trouble import read_troubles
 
 _NODES_FAULT = {
@@ -31,11 +32,14 @@ def broken_nodes(run_dir: RunDir) -> list[Broken]:
     """Return the nodes on which jobs failed since the run was last resumed, by their own fault.
 
     Other nodes must have answered: what fails everywhere is no node's fault. A node that answers
-    is not broken, unless it went down, or the only trial that hung did so there.
+    is not broken, unless it went down, or it is the only one on which a trial hung. The only one
+    whose hardware failed, as a log says, is broken in any case.
     """
     since = _files.modified(run_dir.resumed)
+    causes = read_causes(run_dir)
     down: dict[str, tuple[str, str]] = {}
     hung: dict[str, tuple[str, str]] = {}
+    hardware: dict[str, tuple[str, str]] = {}
     failed: dict[str, tuple[str, str]] = {}
     answered: set[str] = set()
     for trouble in read_troubles(run_dir):
@@ -50,7 +54,9 @@ def broken_nodes(run_dir: RunDir) -> list[Broken]:
             path = run_dir.stage(round_.number, node.name)
             stage = _files.read_record_if_there(path, StageProgress)
             if stage is not None and stage.state == "failed" and _files.modified(path) >= since:
-                failed[node.name] = "the weights could not be copied", path.stem
+                keeper = keeper_id(round_.number, node.name)
+                said = _words(causes.get(keeper)) or "the weights could not be copied"
+                failed[node.name] = said, keeper
         for trial, _ in trials_of(round_):
             path = run_dir.trial(trial)
             progress = _files.read_record_if_there(path, TrialProgress)
@@ -58,9 +64,29 @@ def broken_nodes(run_dir: RunDir) -> list[Broken]:
                 continue
             if progress.responses:
                 answered.add(progress.node)
-            if progress.cause in _NODES_FAULT:
-                failed[progress.node] = _NODES_FAULT[progress.cause], trial
-    # What hangs on several nodes may be an item, which went from one to the next.
-    (failed if len(hung) > 1 else down).update(hung)
+            cause = causes.get(trial)
+            if cause is not None and cause.of_hardware:
+                hardware[progress.node] = _words(cause), trial
+            elif said := _words(cause) or _NODES_FAULT.get(progress.cause or "", ""):
+                failed[progress.node] = said, trial
+    # What is seen on several nodes may be an item, which went from one to the next.
+    for seen in (hung, hardware):
+        if len(seen) > 1:
+            failed |= seen
+        else:
+            down = seen | down
     broken = {node: said for node, said in failed.items() if node not in answered} | down
-    return [Broken(node, *said) for node, said in sorted(broken.items()) if answered - {node}]
+    return [
+        Broken(node, *said)
+        for node, said in sorted(broken.items())
+        if answered - {node} or (node in hardware and node in down)
+    ]
+
+
+def _words(cause: JobCause | None) -> str:
+    """Return what a cause says of a node on which others do not go on; empty if nothing.
+
+    What every job would meet, and only those on this node meet, lies in the node too.
+    """
+    blamed = cause is not None and (cause.of_node or cause.ends_all)
+    return f"a job died of {cause.reason}" if blamed and cause is not None else ""

@@ -6,6 +6,7 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import End
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, TrialProgress
+from coordinate_eval.coordinator.run.troubles.causes import read_causes
 from coordinate_eval.coordinator.run.troubles.trouble import read_troubles
 from coordinate_eval.priors.conditions import sequences
 from coordinate_eval.records import EngineSettings
@@ -44,6 +45,7 @@ def lighter_load(run_dir: RunDir, run: Run) -> Load:
     """
     full = sequences(run.settings.engine, run.gpu_type)
     killed = {t.trial for t in read_troubles(run_dir) if t.how is End.OUT_OF_MEMORY}
+    killed |= {job for job, cause in read_causes(run_dir).items() if cause.of_gpu_memory}
     since = _files.modified(run_dir.resumed)
     met = [
         trial.sequences or full

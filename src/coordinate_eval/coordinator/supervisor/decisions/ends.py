@@ -7,6 +7,7 @@ from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS, is_hopeful
+from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
     Facts,
@@ -20,6 +21,10 @@ MAX_IDLE_ROUNDS = 3
 
 ROUND_PAUSE_SECONDS = 10.0
 """Wait between rounds without any response, times their number: the cause may pass."""
+
+
+LONGEST_PAUSE_SECONDS = 1800.0
+"""From one round to the next, at most, while nothing of ours is at fault: the pause doubles."""
 
 
 def before_plan(run: Run, facts: Facts) -> list[Action]:
@@ -50,12 +55,8 @@ def before_plan(run: Run, facts: Facts) -> list[Action]:
 
 def next_round(run: Run, facts: Facts) -> list[Action]:
     """Start the next round after a pause, or give up where another one would not help."""
-    if facts.recurring:
-        return [
-            Finish(
-                "every trial of a round failed with the same error; another round would fail too"
-            )
-        ]
+    if why := recurring(facts):
+        return [Finish(why)]
     if facts.idle_rounds >= MAX_IDLE_ROUNDS:
         return [Finish(f"{facts.idle_rounds} rounds in a row produced no response")]
     if not facts.claimable["outputs"] and not any(
@@ -63,6 +64,9 @@ def next_round(run: Run, facts: Facts) -> list[Action]:
     ):
         return waiting_for_scores(run, facts, "trials died on each shard that is left")
     pause = ROUND_PAUSE_SECONDS * facts.idle_rounds
+    if facts.waits:
+        doubled = ROUND_PAUSE_SECONDS * 2 ** min(facts.waits, 16)
+        pause = max(pause, min(LONGEST_PAUSE_SECONDS, doubled))
     if not facts.claimable["outputs"] or facts.now - facts.asked < pause:
         return []
     # What lost trials held is claimable at the next poll.

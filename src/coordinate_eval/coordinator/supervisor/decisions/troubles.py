@@ -1,4 +1,4 @@
-"""Trials that hang, and trials that ended without saying why."""
+"""Trials that hang, trials that ended without saying why, and jobs whose cause is not known yet."""
 
 from coordinate_eval._format import duration
 from coordinate_eval.cluster import End
@@ -7,11 +7,15 @@ from coordinate_eval.coordinator.run.troubles.hangs import silence_seconds
 from coordinate_eval.coordinator.run.troubles.trouble import How, Trouble
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
+    Diagnose,
     EndTrial,
     Facts,
     Note,
     Revoke,
 )
+
+MOST_LOGS = 32
+"""Logs that are read between two polls: each takes a fraction of a second."""
 
 
 def hanging_trials(run: Run, facts: Facts) -> list[Action]:
@@ -73,3 +77,9 @@ def silent_ends(facts: Facts) -> list[Action]:
             )
         )
     return actions
+
+
+def undiagnosed(facts: Facts) -> list[Action]:
+    """Have it written down why jobs died, once for each of them."""
+    some = tuple(facts.undiagnosed[:MOST_LOGS])
+    return [Diagnose(some)] if some else []

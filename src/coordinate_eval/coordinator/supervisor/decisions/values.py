@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinate_eval.cluster import End, Job, State, TaskStatus
+from coordinate_eval.coordinator.report.failures import Failure
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import LedgerName, OpenClaim
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, works_on
@@ -18,6 +19,7 @@ from coordinate_eval.coordinator.run.records import (
     Submitted,
     TrialProgress,
 )
+from coordinate_eval.coordinator.run.troubles.causes import JobCause
 from coordinate_eval.coordinator.run.troubles.trouble import Trouble
 from coordinate_eval.records import Span
 
@@ -46,12 +48,17 @@ class Facts:
         unscored: datasets with neither results nor an error.
         idle_rounds: last rounds in a row without any response.
         idle_arrays: last arrays of pullers in a row that did nothing, by kind.
+        waits: last rounds in a row without a response that do not count: no trial of them began, or
+            storage or a server was away.
         fruitless_rounds: last rounds in a row of which no trial has answered, though others may.
         most_trials: those of the first round, which the plan is for.
         ready_seconds: from the submission of a trial until its engine answers, as seen in this run,
             else as predicted.
         pace: GPU seconds for a predicted one, as seen in this run; None before the first response.
-        recurring: all trials of the last round failed, and others would fail in the same way.
+        answered: a trial of this run has ever answered.
+        last: the last round with its trials that have begun, if it began since the last resume.
+        causes: why trials and keepers died since the last resume, by job.
+        undiagnosed: those of which that is not written yet.
         cores: of this machine, if all jobs of the run share it.
         judge: how far the judge is, None before it is asked.
         trials: progress of the trials of these rounds that have begun.
@@ -76,7 +83,11 @@ class Facts:
     unscored: int
     idle_rounds: int
     idle_arrays: Mapping[Pullers, int]
-    recurring: bool
+    waits: int = 0
+    answered: bool = False
+    last: tuple[Round, Sequence[TrialProgress]] | None = None
+    causes: Mapping[str, JobCause] = field(default_factory=dict)
+    undiagnosed: Sequence[Failure] = ()
     fruitless_rounds: int = 0
     most_trials: int = 0
     ready_seconds: float = 0.0
@@ -179,6 +190,13 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Diagnose:
+    """Read why jobs died, and write it down."""
+
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True)
 class EndTrial:
     """End a trial that hangs: write it down, and cancel its jobs."""
 
@@ -213,4 +231,6 @@ class Finish:
     why: str = field(default="")
 
 
-Action = Submit | Cancel | Revoke | Note | EndTrial | Release | MakePlan | NewRound | Finish
+Action = (
+    Submit | Cancel | Revoke | Note | Diagnose | EndTrial | Release | MakePlan | NewRound | Finish
+)

@@ -1,0 +1,85 @@
+"""`causes/<job>.json`: why a trial or a keeper died, and what follows from that."""
+
+import contextlib
+
+from pydantic import Field
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.diagnosis.cause import UNKNOWN
+from coordinate_eval.diagnosis.reaction import Action
+from coordinate_eval.diagnosis.rules import Category
+from coordinate_eval.errors import RecordError
+from coordinate_eval.records import Record
+
+_HARDWARE = frozenset({"ECC Error", "NVLink Error", "Node Failure"})
+"""Reasons that no program and no item brings about."""
+
+
+class JobCause(Record):
+    """Why a job died, by the rules of the supervisor that read its log, once."""
+
+    job: str = Field(description="a trial, or a keeper as `keeper_id` names it")
+    node: str
+    reason: str
+    category: Category
+    action: Action = Field(description="what follows, as the rules say")
+    cure: str = Field(description="what a person can do")
+    root: str = Field(description="the root line of the log, or the scheduler's words")
+    before_work: bool = Field(
+        description="it failed before it had work: its log says nothing of items or answers"
+    )
+
+    @property
+    def known(self) -> bool:
+        """Whether a rule knows the cause."""
+        return self.reason != UNKNOWN
+
+    @property
+    def words(self) -> str:
+        """The reason and what to do, for a person."""
+        return f"{self.reason} ({self.category}): {self.cure}"
+
+    @property
+    def ends_all(self) -> bool:
+        """Whether every other job would die of it too.
+
+        What the scheduler did, and what came of work, others need not meet.
+        """
+        return self.action is Action.STOP and self.category != "slurm" and self.before_work
+
+    @property
+    def of_node(self) -> bool:
+        """Whether it lies in the node, or in what the node is connected to."""
+        return self.action is Action.ANOTHER_NODE and self.category == "infrastructure"
+
+    @property
+    def of_hardware(self) -> bool:
+        """Whether it lies in the node for certain, also where other jobs on it go on."""
+        return self.of_node and self.reason in _HARDWARE
+
+    @property
+    def of_gpu_memory(self) -> bool:
+        """Whether an engine that runs fewer sequences at once may not die of it."""
+        return self.action is Action.LESS_LOAD and self.reason == "Out of Memory Error"
+
+
+def keeper_id(round_number: int, node: str) -> str:
+    """Return the name of a keeper among the jobs that have a cause."""
+    return f"keeper-{round_number}-{node}"
+
+
+def write_cause(run_dir: RunDir, cause: JobCause) -> None:
+    """Write why a job died. The first cause of a job stays."""
+    _files.create(run_dir.cause(cause.job), cause.model_dump_json(indent=1))
+
+
+def read_causes(run_dir: RunDir) -> dict[str, JobCause]:
+    """Return why jobs died since the run was last resumed, by job, in the order of their names."""
+    since = _files.modified(run_dir.resumed)
+    found = {}
+    for path in _files.records_in(run_dir.causes_folder):
+        with contextlib.suppress(RecordError):
+            if _files.modified(path) >= since:
+                found[path.stem] = _files.read_record(path, JobCause)
+    return found

@@ -1,0 +1,61 @@
+"""Reading why jobs of a run died: each log once, within bounds, and what follows into a file."""
+
+import functools
+from collections.abc import Callable, Iterable
+
+from coordinate_eval import _format, _owner
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.report.failures import Failure, cause_of
+from coordinate_eval.coordinator.report.site_rules import read_rules
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.troubles.causes import JobCause, write_cause
+from coordinate_eval.diagnosis.cause import UNKNOWN, UNKNOWN_CURE
+from coordinate_eval.diagnosis.reaction import reaction
+from coordinate_eval.diagnosis.rules import Rules, shipped
+from coordinate_eval.errors import UserError
+
+MOST_LOG_BYTES = 1 << 18
+"""From the end of a log, within which the cause is looked for. Many jobs may die at once."""
+
+MOST_LINE = 300
+"""Characters of a root line that are kept."""
+
+
+class Diagnoser:
+    """Finds causes by the rules of a site, as they are when the first one is looked for.
+
+    Args:
+        run_dir: the run.
+        settings: its settings, which name the rules.
+        tell: called with an event for the user.
+    """
+
+    def __init__(self, run_dir: RunDir, settings: Settings, tell: Callable[[str], None]) -> None:
+        self._dir, self._settings, self._tell = run_dir, settings, tell
+
+    def diagnose(self, failures: Iterable[Failure]) -> None:
+        """Write down why these jobs died."""
+        for failure in failures:
+            cause = cause_of(failure, self._rules, MOST_LOG_BYTES)
+            found = JobCause(
+                job=failure.job,
+                node=failure.node,
+                reason=cause.reason if cause else UNKNOWN,
+                category=cause.category if cause else "unknown",
+                action=reaction(cause).action,
+                cure=cause.cure if cause else UNKNOWN_CURE,
+                root=_format.brief(cause.line.strip(), MOST_LINE) if cause else "",
+                before_work=failure.before_work,
+            )
+            write_cause(self._dir, found)
+            if found.known:
+                self._tell(f"{failure.kind} {failure.name} died of {found.words}")
+
+    @functools.cached_property
+    def _rules(self) -> Rules:
+        _owner.trust(self._settings.trusted_users)
+        try:
+            return read_rules(self._settings)
+        except UserError as error:
+            self._tell(f"causes are found by the shipped rules alone: {error}")
+            return shipped()

@@ -1,0 +1,415 @@
+"""What a supervisor does about the causes of dead jobs: each log is read once, and not believed."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.random_examples import examples
+from tests.unit.test_decide import DIR, ROUND, RUN, TRIAL, facts, make_run, submitted, tasks
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import End, State
+from coordinate_eval.coordinator.report.causes import diagnose_run
+from coordinate_eval.coordinator.report.failures import Failure, report_failures
+from coordinate_eval.coordinator.run.jobs import trial_id
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Round, RoundNode, StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.troubles.avoided import avoid
+from coordinate_eval.coordinator.run.troubles.broken import broken_nodes
+from coordinate_eval.coordinator.run.troubles.causes import (
+    JobCause,
+    keeper_id,
+    read_causes,
+    write_cause,
+)
+from coordinate_eval.coordinator.run.troubles.memory import lighter_load
+from coordinate_eval.coordinator.run.troubles.trouble import Trouble, write_trouble
+from coordinate_eval.coordinator.supervisor import diagnosing
+from coordinate_eval.coordinator.supervisor.decide import decide
+from coordinate_eval.coordinator.supervisor.decisions import values as d
+from coordinate_eval.coordinator.supervisor.decisions.ends import LONGEST_PAUSE_SECONDS
+from coordinate_eval.coordinator.supervisor.decisions.troubles import MOST_LOGS
+from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
+from coordinate_eval.coordinator.supervisor.facts import gather_facts
+from coordinate_eval.coordinator.supervisor.idle_rounds import (
+    LONGEST_OUTAGE_SECONDS,
+    LONGEST_QUEUE_SECONDS,
+    count_idle_rounds,
+)
+from coordinate_eval.diagnosis.reaction import Action
+from coordinate_eval.diagnosis.rules import shipped
+
+IMPORT = "ModuleNotFoundError: No module named 'torch'\n"
+ECC = "NVRM: Xid (PCI:0000:9c:00): 48, pid=9, Double Bit ECC Error\n"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+AWAY = "requests.exceptions.ConnectionError: Connection refused by storage\n"
+
+
+def cause(job: str, node: str = "n1", **fields: Any) -> JobCause:
+    known: dict[str, Any] = {
+        "job": job,
+        "node": node,
+        "reason": "Import Error",
+        "category": "script",
+    }
+    known |= {"action": Action.STOP, "cure": "install it", "root": "", "before_work": True}
+    return JobCause.model_validate(known | fields)
+
+
+def trial(name: str, node: str, state: str = "failed", **fields: Any) -> TrialProgress:
+    known = {"trial": name, "task": "1.0", "node": node, "started": 0, "updated": 0}
+    return TrialProgress.model_validate(known | {"state": state, "cause": "other"} | fields)
+
+
+def seen(
+    states: Mapping[str, Sequence[State]],
+    dead: Sequence[JobCause],
+    others: Sequence[TrialProgress] = (),
+    **changes: Any,
+) -> d.Facts:
+    """A round of two trials on each of two nodes: the states of their tasks, and who died."""
+    begun = [*(trial(each.job, each.node) for each in dead if "keeper" not in each.job), *others]
+    known = facts(
+        now=1000,
+        submitted=submitted(*TRIAL, when=990),
+        tasks=[
+            task.model_copy(update={"node": node})
+            for node, each in states.items()
+            for task in tasks(TRIAL[int(node[1]) - 1], *each)
+        ],
+        last=(ROUND, begun),
+        trials={each.trial: each for each in begun},
+        causes={each.job: each for each in dead},
+    )
+    return replace(known, **changes)
+
+
+def finished(found: d.Facts) -> str:
+    """Why the run ends; empty if it goes on."""
+    return next((a.why for a in decide(RUN, DIR, found) if isinstance(a, d.Finish)), "")
+
+
+BOTH = [cause("n1-0"), cause("n2-0", "n2")]
+
+
+def test_what_every_job_would_meet_ends_the_run_with_its_cure() -> None:
+    why = finished(seen({}, BOTH))
+    assert why.endswith("another round would fail too: Import Error (script): install it")
+    waiting = {"n1": [State.ENDED, State.PENDING], "n2": [State.ENDED, State.PENDING]}
+    assert finished(seen(waiting, BOTH)) == why, "two nodes agree: the queue is not waited for"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        seen({}, BOTH, answered=True),
+        seen({}, BOTH[:1]),
+        seen({}, [cause("n1-0"), cause("n1-1")]),
+        seen({}, [BOTH[0], cause("n2-0", "n2", reason="Permission Error")]),
+        seen({}, [BOTH[0], cause("n2-0", "n2", before_work=False)]),
+        seen({}, [BOTH[0], cause("n2-0", "n2", category="slurm", reason="Cancelled")]),
+        seen({}, [BOTH[0], cause("n2-0", "n2", action=Action.ANOTHER_NODE)]),
+        seen({}, BOTH, [trial("n1-1", "n1", "ended")]),
+        seen({}, BOTH, [trial("n1-1", "n1")]),
+        seen({"n2": [State.ENDED, State.RUNNING]}, BOTH),
+        seen({"n2": [State.PENDING]}, [cause("n1-0"), cause("n1-1")]),
+    ],
+    ids=[
+        "answered", "one trial", "one node of two", "two reasons", "after work came",
+        "the scheduler did it", "tried elsewhere", "one ended well", "one of another cause",
+        "one begins", "another node is to come",
+    ],
+)  # fmt: skip
+def test_one_odd_trial_or_node_ends_nothing(found: d.Facts) -> None:
+    assert finished(found) == ""
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_where_one_node_is_asked_for_its_trials_tell(trials: int) -> None:
+    node = RoundNode(name="n1", gpu_type="h200", trials=trials)
+    alone = ROUND.model_copy(update={"nodes": [node]})
+    one, two = cause("n1-0"), cause("n1-1")
+    found = seen({}, [one], rounds=[alone], last=(alone, [trial("n1-0", "n1")]))
+    assert bool(finished(found)) == (trials == 1)
+    both = [trial("n1-0", "n1"), trial("n1-1", "n1")]
+    assert finished(seen({}, [one, two], rounds=[alone], last=(alone, both)))
+
+
+def test_keepers_that_no_trial_followed_tell_too() -> None:
+    first = cause(keeper_id(0, "n1"), reason="Permission Error")
+    second = cause(keeper_id(0, "n2"), "n2", reason="Permission Error")
+    released = frozenset({(0, "n1"), (0, "n2")})
+    none = seen({}, [first, second], submitted={}, released=released)
+    assert "every keeper of a round failed" in finished(none)
+    assert not finished(seen({}, [first], submitted={}, released=released))
+
+
+STATES = st.sampled_from(
+    ["none", "running", "ended", "answered", "import", "rights", "odd", "late"]
+)
+
+
+@given(st.lists(st.lists(STATES, min_size=1, max_size=3), min_size=1, max_size=3))
+@examples(300)
+def test_no_words_of_a_log_end_a_run_that_might_go_on(nodes: list[list[str]]) -> None:
+    names = [f"n{number}" for number in range(1, len(nodes) + 1)]
+    asked = [
+        RoundNode(name=name, gpu_type="h200", trials=len(each))
+        for name, each in zip(names, nodes, strict=True)
+    ]
+    round_ = Round(number=0, created=0, nodes=asked, minutes=9)
+    begun, causes, alive = [], {}, []
+    for name, each in zip(names, nodes, strict=True):
+        for index, word in enumerate(each):
+            job = trial_id(name, index, 0)
+            state = word if word in ("running", "ended") else "failed"
+            if word != "none":
+                begun.append(trial(job, name, state, responses=int(word == "answered")))
+            if word in ("import", "rights", "late"):
+                reason = "Permission Error" if word == "rights" else "Import Error"
+                causes[job] = cause(job, name, reason=reason, before_work=word != "late")
+            alive.append(State.RUNNING if word == "running" else State.ENDED)
+    found = facts(
+        now=1000,
+        rounds=[round_],
+        submitted=submitted(*(TRIAL[0].replace("n1", name) for name in names)),
+        answered=any("answered" in each for each in nodes),
+        last=(round_, begun),
+        trials={each.trial: each for each in begun},
+        causes=causes,
+    )
+    words = [word for each in nodes for word in each if word != "none"]
+    tried = [each for each in nodes if set(each) - {"none"}]
+    sure = len(words) >= min(2, sum(map(len, nodes))) and len(tried) >= min(2, len(nodes))
+    same = len(set(words)) == 1 and words[0] in ("import", "rights")
+    assert bool(finished(found)) == (sure and same)
+
+
+def test_nothing_is_decided_before_each_log_is_read_and_few_are_at_once() -> None:
+    dead = [Failure("trial", f"n1-{n}", "n1", "", "", job=f"n1-{n}") for n in range(99)]
+    found = seen({}, BOTH, undiagnosed=dead)
+    actions = decide(RUN, DIR, found)
+    (read,) = (a for a in actions if isinstance(a, d.Diagnose | d.NewRound | d.Finish))
+    assert read == d.Diagnose(tuple(dead[:MOST_LOGS]))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    """A run with a round of two nodes, of which the second answers."""
+    made = RunDir(tmp_path / "run")
+    settings = RUN.settings.model_copy(update={"cache_dir": str(tmp_path / "cache")})
+    _files.write_record(made.run, make_run(settings=settings, gpu_type="h200"))
+    _files.write_record(made.round(0), ROUND)
+    _files.write_record(made.trial("n2-0"), trial("n2-0", "n2", "running", responses=1))
+    return made
+
+
+def die(run_dir: RunDir, job: str, log: str, **fields: Any) -> None:
+    """A trial on n1 dies with this log."""
+    path = run_dir.logs / f"{job}.log"
+    _files.write(path, log)
+    made = trial(job, "n1", message="EngineError: no", log=str(path), sequences=64, **fields)
+    _files.write_record(run_dir.trial(job), made)
+
+
+def look(run_dir: RunDir, told: list[str] | None = None, **settings: Any) -> dict[str, JobCause]:
+    """Have the causes found that are not known yet, as a supervisor does; return all."""
+    run = make_run(**_run(run_dir))
+    changed = run.settings.model_copy(update=settings)
+    now = gather_facts(run_dir, run, [], time.time(), Counter())
+    events = told if told is not None else []
+    Diagnoser(run_dir, changed, events.append).diagnose(now.undiagnosed)
+    return read_causes(run_dir)
+
+
+def _run(run_dir: RunDir) -> dict[str, Any]:
+    return {"settings": _files.read_json(run_dir.run)["settings"]}
+
+
+def test_each_log_is_read_once(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def cause_of(failure: Failure, *args: Any) -> None:
+        read.append(failure.job)
+
+    monkeypatch.setattr(diagnosing, "cause_of", cause_of)
+    die(run_dir, "n1-0", IMPORT)
+    trouble = Trouble(trial="n1-0", node="n1", how=End.FAILED, time=0, message="")
+    write_trouble(run_dir, trouble)
+    assert look(run_dir)["n1-0"].reason == "Unknown"
+    look(run_dir)
+    stage = StageProgress(
+        state="failed", done_bytes=0, total_bytes=1, started=0, updated=0, message="no room"
+    )
+    _files.write_record(run_dir.stage(0, "n1"), stage)
+    look(run_dir)
+    assert read == ["n1-0", "keeper-0-n1"]
+
+
+def test_a_run_that_is_resumed_has_met_nothing_yet(run_dir: RunDir) -> None:
+    die(run_dir, "n1-0", IMPORT)
+    assert look(run_dir)["n1-0"].ends_all
+    _files.write(run_dir.resumed, "")
+    os.utime(run_dir.resumed, (time.time() + 1,) * 2)
+    assert read_causes(run_dir) == {}
+
+
+def test_once_an_engine_has_started_no_words_of_a_log_end_a_run(run_dir: RunDir) -> None:
+    die(run_dir, "n1-0", IMPORT, running=5.0)
+    found = look(run_dir)["n1-0"]
+    assert (found.reason, found.ends_all) == ("Import Error", False)
+
+
+def test_a_site_says_what_follows(run_dir: RunDir, tmp_path: Path) -> None:
+    rules = tmp_path / "diagnosis.yaml"
+    rules.write_text(
+        "reasons:\n  Purged: {category: infrastructure, then: stop, cure: stage it again}\n"
+        "rules:\n- {name: purged, reason: Purged, pattern: 'scratch is gone'}\n"
+    )
+    diagnosis = RUN.settings.diagnosis.model_copy(update={"rules": str(rules)})
+    die(run_dir, "n1-0", "the scratch is gone\n")
+    found = look(run_dir, diagnosis=diagnosis)["n1-0"]
+    assert found.ends_all
+    assert found.words == "Purged (infrastructure): stage it again"
+    rules.write_text("rules: {")
+    die(run_dir, "n1-1", IMPORT)
+    told: list[str] = []
+    assert look(run_dir, told, diagnosis=diagnosis)["n1-1"].reason == "Import Error"
+    assert "by the shipped rules alone" in told[0]
+
+
+@pytest.mark.parametrize("what", ["pipe", "missing", "binary", "long"])
+def test_a_log_that_is_none_is_no_burden(run_dir: RunDir, what: str) -> None:
+    die(run_dir, "n1-0", "")
+    log = run_dir.logs / "n1-0.log"
+    log.unlink()
+    if what == "pipe":
+        os.mkfifo(log)
+    elif what == "binary":
+        log.write_bytes(bytes(range(256)) * 4096)
+    elif what == "long":
+        log.write_bytes(b"a line without an end " * (1 << 18))
+    found = look(run_dir)["n1-0"]
+    assert not found.known
+    assert len(found.root) <= diagnosing.MOST_LINE + 3
+
+
+def test_a_node_whose_hardware_fails_is_avoided_also_where_others_on_it_answer(
+    run_dir: RunDir,
+) -> None:
+    _files.write_record(run_dir.trial("n1-1"), trial("n1-1", "n1", "running", responses=1))
+    die(run_dir, "n1-0", ECC)
+    look(run_dir)
+    (broken,) = broken_nodes(run_dir)
+    assert (broken.node, broken.why) == ("n1", "a job died of ECC Error")
+    _files.write_record(run_dir.trial("n2-0"), trial("n2-0", "n2", "running"))
+    assert [each.node for each in broken_nodes(run_dir)] == ["n1"], "also where no other answers"
+    _files.write_record(run_dir.trial("n2-0"), trial("n2-0", "n2", "running", responses=1))
+    # Words that come up on several nodes may be an item's, which went from one to the next.
+    write_cause(run_dir, cause("n2-1", "n2", action=Action.ANOTHER_NODE,
+                               category="infrastructure", reason="ECC Error"))  # fmt: skip
+    _files.write_record(run_dir.trial("n2-1"), trial("n2-1", "n2"))
+    assert broken_nodes(run_dir) == []
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        (IMPORT, "a job died of Import Error"),
+        ("RuntimeError: CUDA error: unspecified launch failure\n", "a job died of CUDA Error"),
+        ("ValueError: x\n", ""),
+        ("frobnicated\n", ""),
+    ],
+)
+def test_what_only_one_node_meets_lies_in_the_node(run_dir: RunDir, log: str, why: str) -> None:
+    die(run_dir, "n1-0", log)
+    look(run_dir)
+    assert [each.why for each in broken_nodes(run_dir)] == ([why] if why else [])
+
+
+def test_an_engine_whose_log_says_that_memory_was_used_up_halves_the_load(
+    run_dir: RunDir,
+) -> None:
+    run = make_run(**_run(run_dir), gpu_type="h200")
+    full = lighter_load(run_dir, run).full
+    die(run_dir, "n1-0", OOM)
+    look(run_dir)
+    assert lighter_load(run_dir, run).sequences == max(32, full // 8)
+    (line,) = report_failures(run_dir)
+    assert "cause: Out of Memory Error (framework): use less GPU memory" in line
+    assert f"done: later engines run {lighter_load(run_dir, run).sequences} sequences" in line
+
+
+def outage(run_dir: RunDir, count: int, log: str = AWAY) -> list[Round]:
+    """Rounds, a minute from each to the next, whose trials died with this log."""
+    run_dir.trial("n2-0").unlink(missing_ok=True)
+    rounds = []
+    for number in range(count):
+        made = ROUND.model_copy(update={"number": number, "created": 60.0 * number})
+        _files.write_record(run_dir.round(number), made)
+        die(run_dir, trial_id("n1", 0, number), log)
+        rounds.append(made)
+    look(run_dir)
+    return rounds
+
+
+def test_an_outage_counts_against_no_run_for_an_hour(run_dir: RunDir) -> None:
+    rounds, run = outage(run_dir, 5), make_run()
+    assert count_idle_rounds(run_dir, run, rounds, 300) == (0, 5)
+    later = LONGEST_OUTAGE_SECONDS + 120.0
+    assert count_idle_rounds(run_dir, run, rounds, later) == (3, 2)
+    assert diagnose_run(run_dir, shipped())[0].done == "tried again, ever less often"
+
+
+def test_what_does_not_pass_by_itself_counts_at_once(run_dir: RunDir) -> None:
+    rounds = outage(run_dir, 3, "KeyError: 'x'\n")
+    assert count_idle_rounds(run_dir, make_run(), rounds, 300) == (3, 0)
+
+
+def test_trials_that_the_scheduler_never_starts_are_not_tried_for_ever(tmp_path: Path) -> None:
+    run_dir, run = RunDir(tmp_path), make_run()
+    patience = run.settings.supervisor.patience_seconds
+    rounds = [ROUND.model_copy(update={"number": n, "created": n * patience}) for n in range(5)]
+    for each in rounds:
+        _files.write_record(run_dir.round(each.number), each)
+    now = 5 * patience
+    assert count_idle_rounds(run_dir, run, rounds, now) == (0, 5)
+    late = LONGEST_QUEUE_SECONDS + 2 * patience
+    assert count_idle_rounds(run_dir, run, rounds, late) == (3, 2)
+
+
+@given(waits=st.integers(0, 40), idle=st.integers(0, 2), passed=st.floats(0, 4000))
+@examples(200)
+def test_the_next_round_waits_ever_longer_and_not_for_ever(
+    waits: int, idle: int, passed: float
+) -> None:
+    found = seen({}, [], waits=waits, idle_rounds=idle, asked=0.0, now=passed)
+    starts = any(isinstance(action, d.NewRound) for action in decide(RUN, DIR, found))
+    pause = max(10.0 * idle, min(LONGEST_PAUSE_SECONDS, 10.0 * 2**waits) if waits else 0.0)
+    assert starts == (passed >= pause)
+
+
+def test_people_see_what_was_done(run_dir: RunDir) -> None:
+    die(run_dir, "n1-0", ECC)
+    die(run_dir, "n1-1", "frobnicated\n")
+    look(run_dir)
+    run = make_run(**_run(run_dir))
+    avoid(run.settings, "n1", "a job died of ECC Error", f"{run.id}.{run.nonce}:n1-0", time.time())
+    done = {job.failure.name: job.done for job in diagnose_run(run_dir, shipped())}
+    assert done["n1-0"] == "n1 was avoided"
+    die(run_dir, "n1-1", IMPORT)
+    stop = cause("n1-0")
+    run_dir.cause("n1-0").unlink()
+    write_cause(run_dir, stop)
+    _files.write(run_dir.results, _files.pretty({"reason": f"every trial: {stop.words}"}))
+    (folder,) = (run_dir.root.parent / "cache").iterdir()
+    (folder / "n1.json").unlink()
+    first = diagnose_run(run_dir, shipped())[0]
+    assert (first.failure.name, first.done) == ("n1-0", "the run was ended")
