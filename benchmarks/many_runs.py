@@ -14,6 +14,7 @@ list of nodes 0.3 s), and what a supervisor computes takes as long as it does he
   median, and that of the last run. Runs that choose the same nodes at the same moment look again.
   They leave the first nodes to the older ones of them: eight runs of six datasets on 100 nodes
   began 3 to 9 s after the call, and 3 to 39 s before they did, one with each poll.
+  (The row of a hundred below is from just before the older of two that meet kept to its choice.)
 - *Reaction* is the time from the end of a trial's job to the decision that follows, after a poll.
 - *CPU* is that of a supervisor, for each minute of its run, without the processes of Slurm's
   commands, which are the scheduler's own.
@@ -24,7 +25,7 @@ tasks in the text of `squeue`, of which a supervisor lists only its own user's.
 """
 
 import argparse
-import resource
+import re
 import statistics
 import subprocess
 import sys
@@ -76,7 +77,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.memory:
         measured(given.nodes, 1, given.datasets)
-        sys.stdout.write(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}\n")
+        status = Path("/proc/self/status").read_text()
+        # What getrusage tells has the parent's memory in it.
+        (most,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        sys.stdout.write(f"{int(most) * 1024}\n")
         return
     found = {runs: measured(given.nodes, runs, given.datasets) for runs in given.runs}
     Console().print(_table(given.nodes, found))
