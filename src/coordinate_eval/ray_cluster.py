@@ -44,16 +44,33 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class RaySettings(Record):
-    """Resources of this machine that Ray may use."""
+    """The Ray cluster to use, or the resources of this machine that a Ray of its own may use."""
 
+    address: str | None = Field(
+        default=None,
+        pattern=r"^(auto|[A-Za-z0-9_.-]{1,253}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5})$",
+        description="head of a Ray cluster, HOST:PORT, or auto: the one that this machine is a "
+        "node of; if not set, a Ray of the run's own on this machine",
+    )
+    gpu_memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="memory of a GPU of that cluster whose type does not tell it; if not set, that "
+        "of its type, of which an A100 has 80",
+    )
     gpus: int | None = Field(
         default=None,
         ge=1,
         le=MOST_GPUS,
-        description="GPUs to use; if not set, all that are found, or one trial without a GPU",
+        description="GPUs of this machine to use; if not set, all that are found, or one trial "
+        "without a GPU",
     )
     cpus: int | None = Field(
-        default=None, ge=1, le=MOST_CPUS, description="cores to use; if not set, all of them"
+        default=None,
+        ge=1,
+        le=MOST_CPUS,
+        description="cores of this machine to use; if not set, all of them",
     )
 
 

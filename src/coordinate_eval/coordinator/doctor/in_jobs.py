@@ -73,6 +73,9 @@ def places(settings: Settings, cluster: Cluster) -> list[Place]:
         (Role.CPU_JOB, slurm.cpu_partition or slurm.partition),
     ):
         what = "a job with a GPU" if role is Role.GPU_JOB else "a job without a GPU"
+        if cluster.name != "slurm":
+            found.append(Place(role, f"in {what}", role, settings))
+            continue
         for number, name in enumerate(names.split(",")):
             update = {"partition": name, "cpu_partition": name}
             of_one = settings.model_copy(update={"slurm": slurm.model_copy(update=update)})

@@ -9,6 +9,7 @@ from coordinate_eval.cluster import Busy, Cluster, Node
 from coordinate_eval.coordinator.doctor.findings import Finding, failure, ok, warning
 from coordinate_eval.coordinator.inputs import cluster_file
 from coordinate_eval.errors import ClusterSilent, CoordinateError
+from coordinate_eval.priors.gpus import known, lookup
 
 _REASONS = 4
 """Reasons of busy nodes that are named, the commonest first."""
@@ -24,7 +25,7 @@ def of_cluster(cluster: Cluster) -> Iterator[Finding]:
             if cluster.whole_nodes():
                 yield ok("whole nodes", "one job a node runs its keeper and its trials")
     except ClusterSilent as error:
-        do = "wait for the controller, or have it started; `scontrol ping` asks it"
+        do = "wait for the scheduler, or have it started: `scontrol ping` or `ray status` asks it"
         yield failure(cluster.name, str(error), do)
     except CoordinateError as error:
         yield failure(cluster.name, str(error), "correct the settings, or ask the administrators")
@@ -44,11 +45,12 @@ def of_nodes(free: Sequence[Node], busy: Sequence[Busy]) -> Iterator[Finding]:
     """Return what the list of nodes means for runs."""
     wanted = [each for each in busy if not each.excluded]
     if not free and not wanted:
-        why = "; ".join(reasons(busy)) or "Slurm lists no node with GPUs"
+        why = "; ".join(reasons(busy)) or "the scheduler lists no node with GPUs"
         yield failure(
             "GPUs",
             f"no node could ever take a trial: {why}",
-            "choose another partition or constraint, or have GPUs configured as GRES `gpu`",
+            "choose another partition or constraint, or have GPUs configured: as GRES `gpu` in "
+            "Slurm, with `ray start --num-gpus` in Ray",
         )
         return
     kinds: dict[str, list[Node]] = defaultdict(list)
@@ -65,16 +67,18 @@ def of_nodes(free: Sequence[Node], busy: Sequence[Busy]) -> Iterator[Finding]:
 def _of_kind(kind: str, nodes: Sequence[Node]) -> Finding:
     """Return what is free of one type of GPU."""
     gpus, memory = sum(node.free_gpus for node in nodes), nodes[0].gpu_memory_gib
+    if not memory and known(kind):
+        memory = lookup(kind).memory / 2**30
     found = f"{gpus} free on {plural(len(nodes), 'node')}"
     check = f"GPUs {kind}" if kind else "GPUs"
     if memory:
-        return ok(check, f"{found}, {memory:g} GiB each")
-    unknown = "their memory is not known" if kind else "Slurm names no type"
+        return ok(check, f"{found}, {memory:.0f} GiB each")
+    unknown = "their memory is not known" if kind else "the scheduler names no type"
     return warning(
         check,
         f"{found}; {unknown}",
         "plans assume an A100 of 80 GiB: set [slurm] gpu_type or gpu_memory_gib, or have types "
-        "configured (`Gres=gpu:h100:8`)",
+        "configured (in Slurm `Gres=gpu:h100:8`, in Ray the resource accelerator_type:H100)",
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from coordinate_eval.cluster import Cluster
-from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.settings import FOLDERS, Settings
 from coordinate_eval.errors import ClusterSilent, UserError
 
 DESCRIBED = "slurm"
@@ -81,6 +81,12 @@ def _slurm(settings: Settings) -> Cluster:
 
 
 def _ray(settings: Settings) -> Cluster:
+    if settings.ray.address is not None:
+        from coordinate_eval.shared_ray.cluster import SharedRayCluster
+
+        folders = {name: getattr(settings, name) for name in FOLDERS}
+        paths = {name: Path(folder).expanduser() for name, folder in folders.items()}
+        return SharedRayCluster(settings.ray.address, paths, settings.ray.gpu_memory_gib or 0.0)
     from coordinate_eval.ray_cluster import RayCluster
 
     return RayCluster(settings.ray, settings.trial.memory_gib)

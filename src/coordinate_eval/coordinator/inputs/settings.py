@@ -44,7 +44,8 @@ _OWN_VARIABLES = {
 _RENAMED = {"metrics.scoring_minutes": "scoring.dataset_minutes"}
 """Settings of earlier versions, and what they are called now."""
 
-_FOLDERS = ("runs_dir", "cache_dir", "priors_dir")
+FOLDERS = ("runs_dir", "cache_dir", "priors_dir")
+"""Settings that are folders, which all nodes share."""
 
 
 class _Section(Record):
@@ -539,14 +540,14 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
         name = ".".join(str(part) for part in error.errors()[0]["loc"])
         source = sources.get(name, "the settings")
         raise UserError(f"setting {name} {_in(source)}: {_format.problem(error)}") from error
-    for name in _FOLDERS:
+    for name in FOLDERS:
         try:
             Path(getattr(settings, name)).expanduser()
         except RuntimeError as error:
             source = sources.get(name, "the defaults")
             value = getattr(settings, name)
             raise UserError(f"setting {name} {_in(source)}: no home folder for {value}") from error
-    places = {name: getattr(settings, name) for name in _FOLDERS}
+    places = {name: getattr(settings, name) for name in FOLDERS}
     # Jobs work in another folder than the command.
     absolute: dict[str, Any] = {
         n: str(Path(p).absolute()) for n, p in places.items() if not p.startswith("~")

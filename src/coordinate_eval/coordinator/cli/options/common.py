@@ -83,7 +83,8 @@ Cluster = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="slurm; ray: this machine; or a cluster file, which describes nodes to plan on.",
+        help="slurm; ray: this machine, or the Ray cluster of the setting ray.address; or a "
+        "cluster file, which describes nodes to plan on.",
         show_default="slurm if it is configured, else ray",
         rich_help_panel=WHERE,
     ),

@@ -1,0 +1,70 @@
+"""Ray's nodes as nodes of a cluster. Pure functions."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.shared_ray.on_node import names_of
+
+TYPE = "accelerator_type:"
+"""The beginning of the resource that says which GPUs a node has: `accelerator_type:H100`."""
+
+GIB = 2**30
+
+
+def read_nodes(
+    nodes: Sequence[Mapping[str, Any]],
+    available: Mapping[str, Mapping[str, float]],
+    problems: Mapping[str, str],
+    memory_gib: float = 0.0,
+) -> tuple[list[Node], list[Busy]]:
+    """Return the nodes with a free GPU, and all others that have GPUs with the reason.
+
+    Args:
+        nodes: the answer of `ray.nodes()`.
+        available: resources that are free now, by Ray's id of a node.
+        problems: why no job can work on a node, by its id.
+        memory_gib: of a GPU whose type does not tell it.
+    """
+    names = names_of(nodes)
+    free: list[Node] = []
+    busy: list[Busy] = []
+    for node in sorted(nodes, key=lambda node: names.get(node["NodeID"], "")):
+        found = node["NodeID"]
+        has, left = node["Resources"], available.get(found, {})
+        gpus = int(has.get("GPU", 0))
+        if found not in names or not gpus:
+            continue
+        kind = gpu_type(has)
+        what: dict[str, Any] = {
+            "name": names[found],
+            "gpus": gpus,
+            "gpu_type": kind,
+            "gpu_memory_gib": gpu_memory_gib(kind) or memory_gib,
+        }
+        if found in problems:
+            busy.append(Busy(**what, why=problems[found], excluded=True))
+        elif left.get("GPU", 0) < 1:
+            busy.append(Busy(**what, why=f"{gpus} of {gpus} GPUs in use"))
+        else:
+            free.append(
+                Node(
+                    **what,
+                    free_gpus=int(left["GPU"]),
+                    cpus=int(left.get("CPU", 0)),
+                    memory_gib=left.get("memory", 0) / GIB,
+                )
+            )
+    return free, busy
+
+
+def gpu_type(resources: Mapping[str, float]) -> str:
+    """Return the type of a node's GPUs, empty if Ray does not know it."""
+    return min((name[len(TYPE) :] for name in resources if name.startswith(TYPE)), default="")
+
+
+def gpu_memory_gib(kind: str) -> float:
+    """Return the memory that Ray's name of a type tells, as A100-40G does; 0 if it tells none."""
+    size = re.search(r"-(\d{1,4})GB?$", kind)
+    return float(size[1]) if size else 0.0

@@ -1,0 +1,134 @@
+"""What runs in Ray's own processes on the nodes of a cluster.
+
+Ray carries these classes and functions there as they are, so that its Python needs no package of
+this one's: import nothing here but the standard library and Ray.
+"""
+
+import contextlib
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+END_SECONDS = 20.0
+"""Time for a cancelled job to clean up, in seconds, for example to remove staged weights."""
+
+_CONNECTS = ("RAY_AUTH_", "RAY_TLS_", "RAY_USE_TLS")
+"""Beginnings of the variables without which a supervisor could not connect to its cluster."""
+
+
+class Task:
+    """A task of a job: an actor that ends with the process that it runs.
+
+    A detached actor is the one thing that Ray keeps when whoever asked for it has ended.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        without: Sequence[str],
+        place: Mapping[str, str],
+        minutes: float,
+    ) -> None:
+        """Begin.
+
+        `place` has the working folder, the log, the task's id, and the names of the variables for
+        that id with the number of the restart, and for this node's name.
+        """
+        ray = _ray()
+        self._argv, self._minutes, self._place = list(argv), minutes, place
+        self._over = threading.Event()
+        context = ray.get_runtime_context()
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in without and (not name.startswith("RAY_") or name.startswith(_CONNECTS))
+        }
+        again = int(time.time()) if context.was_current_actor_reconstructed else 0
+        self._environment = {
+            **own,
+            **environment,
+            "RAY_ADDRESS": context.gcs_address,
+            place["task variable"]: f"{place['task']}.{again}",
+            place["node variable"]: names_of(ray.nodes()).get(context.get_node_id(), ""),
+        }
+        context.current_actor.run.remote()
+
+    def run(self) -> None:
+        """Run the process until it ends, is cancelled, or has had its time. This ends the actor."""
+        try:
+            self._run()
+        finally:
+            _ray().actor.exit_actor()
+
+    def cancel(self) -> None:
+        """Have the process ended."""
+        self._over.set()
+
+    def _run(self) -> None:
+        with Path(self._place["log"]).open("ab") as out:
+            job = subprocess.Popen(
+                self._argv,
+                env=self._environment,
+                cwd=self._place["folder"],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        waiting = threading.Thread(target=self._wait_for, args=(job,), daemon=True)
+        waiting.start()
+        self._over.wait(self._minutes * 60)
+        if job.poll() is None:
+            job.terminate()
+            waiting.join(END_SECONDS)
+        if job.poll() is None:
+            job.kill()
+            waiting.join(END_SECONDS)  # the kernel may keep one that hangs in a driver
+
+    def _wait_for(self, job: subprocess.Popen[bytes]) -> None:
+        job.wait()
+        self._over.set()
+
+
+def _ray() -> Any:  # noqa: ANN401 - untyped
+    import ray
+
+    return ray
+
+
+def what_is_missing(files: Mapping[str, tuple[str, str]], program: str, user: int) -> str:
+    """Return in words why jobs could not work on this node; empty if they can.
+
+    Args:
+        files: by setting, a file that is there where the caller is, and what it contains.
+        program: the Python that jobs are started with.
+        user: number of the user who calls.
+    """
+    for setting, (file, content) in files.items():
+        found = None
+        with contextlib.suppress(OSError, ValueError), Path(file).open() as opened:
+            found = opened.read(len(content) + 1)
+        if found != content:
+            return f"does not share {setting} ({Path(file).parent}) with the machine that calls"
+    if os.getuid() != user:
+        return f"runs jobs as user {os.getuid()}, and user {user} calls"
+    if not os.access(program, os.X_OK):
+        return f"has no {program}, which jobs are started with"
+    return ""
+
+
+def names_of(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the names of the nodes that are alive, by Ray's id of each.
+
+    A name is that of its host. If a host has several nodes, the beginning of the id follows.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    hosts = [node["NodeManagerHostname"] for node in alive]
+    return {
+        node["NodeID"]: host if hosts.count(host) == 1 else f"{host}-{node['NodeID'][:8]}"
+        for node, host in zip(alive, hosts, strict=True)
+    }

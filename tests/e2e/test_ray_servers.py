@@ -1,0 +1,139 @@
+"""Runs on a Ray cluster of several nodes: what is lost of it changes no score."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ray_servers import GPUS, TYPE, Servers
+from tests.runs import PATIENCE_SECONDS, Workspace, begun, kill, processes, scores, trials, until
+from tests.tiny import tiny_model
+
+DATASETS = ("tiny_choice", "tiny_sums")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    made = Servers()
+    try:
+        made.start_head()
+        made.start_node()
+        made.start_node()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(user: Workspace) -> dict[str, Any]:
+    """The scores of a run on one machine."""
+    run = user.folder / "on one machine"
+    user.call("run", tiny_model(), "--suite", user.suite(*DATASETS), "--run-dir", run)
+    return scores(run)
+
+
+@pytest.fixture(scope="module")
+def caller(user: Workspace, servers: Servers, expected: dict[str, Any]) -> Workspace:
+    """The same user, who calls on a node of the cluster. The prompts are built."""
+    made = Workspace(user.folder)
+    made.environ |= servers.environ
+    made.environ |= {
+        "COORDINATE_EVAL_CLUSTER": "ray",
+        "COORDINATE_EVAL_RAY_ADDRESS": servers.address,
+        "COORDINATE_EVAL_TRIAL_CPUS": "1",
+        "COORDINATE_EVAL_STAGE_CPUS": "1",
+    }
+    return made
+
+
+def asked(caller: Workspace, run: Path, *more: object) -> tuple[object, ...]:
+    suite = caller.suite(*DATASETS)
+    return "run", tiny_model(), "--suite", suite, "--run-dir", run, *more
+
+
+def nothing_runs(run: Path) -> None:
+    def alive() -> list[int]:
+        jobs = ("_supervise", "_build", "_keep", "_trial", "_metric", "_score")
+        return [pid for job in jobs for pid in processes(job, str(run))]
+
+    until(lambda: not alive(), "an end of its jobs")
+
+
+def parent(pid: int) -> int:
+    """The worker of Ray that runs a job."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def memory_is_empty(caller: Workspace, servers: Servers) -> None:
+    """No weights are left in the memory of nodes that were not lost."""
+    for name in servers.names():
+        assert not list(caller.memory.rglob(name))
+
+
+def test_the_doctor_sees_the_cluster(caller: Workspace) -> None:
+    done = caller.call("doctor", "--submit", "--json", HF_HUB_OFFLINE="1")
+    here, *there = json.loads(done.stdout)["answers"]
+    said = {each["check"]: each["found"] for each in here["findings"]}
+    assert said["scheduler"].startswith("Ray ")
+    assert said[f"GPUs {TYPE}"].startswith(f"{2 * GPUS} free on 2 nodes")
+    assert [each["where"] for each in there] == ["in a job with a GPU", "in a job without a GPU"]
+    for each in there:
+        assert "runs_dir" in {finding["check"] for finding in each["findings"]}
+
+
+def test_a_run_goes_on_by_itself_on_all_nodes(
+    caller: Workspace, servers: Servers, expected: dict[str, Any]
+) -> None:
+    run, names, pause = caller.folder / "on all nodes", servers.names(), caller.pause("all nodes")
+    done = caller.call(*asked(caller, run, *pause.args, "--nodes", ",".join(names)))
+    assert Path(done.stdout.strip()) == run
+    until(lambda: {trial.node for trial in trials(run)} == {*names}, "a trial on each node")
+    shown = json.loads(caller.call("status", run, "--json").stdout)
+    held = {job["node"] for job in shown["jobs"] if job["what"].startswith("trial")}
+    assert held == {*names}
+    pause.end()
+    assert scores(run) == expected
+    nothing_runs(run)
+    memory_is_empty(caller, servers)
+
+
+def test_a_supervisor_is_started_again_and_a_run_cancelled(
+    caller: Workspace, servers: Servers
+) -> None:
+    run = caller.folder / "cancelled"
+    caller.call(*asked(caller, run, *caller.pause("cancelled").args))
+    begun(run)
+    kill([parent(pid) for pid in processes("_supervise", str(run))])
+    until((run / "supervisor" / "2.json").exists, "another supervisor")
+    caller.call("cancel", run)
+    nothing_runs(run)
+    memory_is_empty(caller, servers)
+
+
+def test_a_node_is_lost(caller: Workspace, servers: Servers, expected: dict[str, Any]) -> None:
+    run, names, pause = caller.folder / "node lost", servers.names(), caller.pause("node lost")
+    caller.call(*asked(caller, run, *pause.args, "--nodes", ",".join(names)))
+    until(lambda: {trial.node for trial in trials(run)} == {*names}, "a trial on each node")
+    servers.kill(names[0])
+    pause.end()
+    assert scores(run) == expected
+    nothing_runs(run)
+    servers.start_node()
+
+
+def test_the_head_is_lost_and_a_supervisor_waits(
+    caller: Workspace, servers: Servers, expected: dict[str, Any]
+) -> None:
+    run, pause = caller.folder / "head lost", caller.pause("head lost")
+    process = caller.start(*asked(caller, run, *pause.args), "--wait", "--json")
+    begun(run)
+    servers.kill_head()
+    pause.end()
+    servers.start_head()
+    servers.start_node()
+    servers.start_node()
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, err
+    assert json.loads(out)["results"] == expected
+    nothing_runs(run)

@@ -1,0 +1,235 @@
+"""A Ray cluster that others have started: its nodes, its tasks, and the process that asks Ray."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinate_eval.cluster import End, Job, State
+from coordinate_eval.coordinator.inputs import clusters, settings
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
+from coordinate_eval.ray_cluster import RayCluster, RaySettings
+from coordinate_eval.shared_ray import driver
+from coordinate_eval.shared_ray.cluster import SharedRayCluster, of_job
+from coordinate_eval.shared_ray.link import Link
+from coordinate_eval.shared_ray.nodes import read_nodes
+from coordinate_eval.shared_ray.on_node import names_of, what_is_missing
+
+
+def entry(
+    node: str, host: str, resources: Mapping[str, float], *, alive: bool = True
+) -> dict[str, Any]:
+    """A node as `ray.nodes()` has it."""
+    return {
+        "NodeID": node,
+        "NodeManagerHostname": host,
+        "Alive": alive,
+        "Resources": resources,
+    }
+
+
+GPUS: dict[str, float] = {"GPU": 8, "CPU": 64, "memory": 512 << 30, "accelerator_type:H100": 1}
+
+
+def test_nodes_are_free_busy_or_without_gpus() -> None:
+    nodes = [
+        entry("a", "gpu1", GPUS),
+        entry("b", "gpu2", GPUS),
+        entry("c", "gpu3", GPUS),
+        entry("d", "head", {"CPU": 8}),
+        entry("e", "gone", GPUS, alive=False),
+    ]
+    available = {
+        "a": {"GPU": 3.5, "CPU": 16, "memory": float(64 << 30)},
+        "b": {"GPU": 0.5},
+        "c": GPUS,
+    }
+    free, busy = read_nodes(nodes, available, {"c": "does not share runs_dir"})
+    (one,) = free
+    assert (one.name, one.gpus, one.free_gpus, one.gpu_type) == ("gpu1", 8, 3, "H100")
+    assert (one.cpus, one.memory_gib, one.gpu_memory_gib) == (16, 64.0, 0.0)
+    assert [(each.name, each.why, each.excluded) for each in busy] == [
+        ("gpu2", "8 of 8 GPUs in use", False),
+        ("gpu3", "does not share runs_dir", True),
+    ]
+
+
+def test_the_memory_of_a_gpu_is_of_its_type_or_of_the_settings() -> None:
+    nodes = [
+        entry("a", "a", {"GPU": 1, "accelerator_type:A100-40G": 1}),
+        entry("b", "b", {"GPU": 1}),
+    ]
+    available: dict[str, Mapping[str, float]] = {"a": {"GPU": 1}, "b": {"GPU": 1}}
+    free, _ = read_nodes(nodes, available, {}, 24)
+    assert [(node.gpu_type, node.gpu_memory_gib) for node in free] == [("A100-40G", 40), ("", 24)]
+
+
+def test_nodes_of_one_host_have_different_names() -> None:
+    nodes = [
+        entry("0123456789", "twins", {}),
+        entry("abcdefghij", "twins", {}),
+        entry("c", "single", {}),
+        entry("d", "single", {}, alive=False),
+    ]
+    assert names_of(nodes) == {
+        "0123456789": "twins-01234567",
+        "abcdefghij": "twins-abcdefgh",
+        "c": "single",
+    }
+
+
+def test_what_a_node_lacks(tmp_path: Path) -> None:
+    seen, user = tmp_path / "seen", os.getuid()
+    seen.write_text("token")
+    assert what_is_missing({"runs_dir": (str(seen), "token")}, sys.executable, user) == ""
+    for file, content in ((tmp_path / "hidden", "token"), (seen, "other"), (seen, "tok")):
+        why = what_is_missing({"runs_dir": (str(file), content)}, sys.executable, user)
+        assert why == f"does not share runs_dir ({tmp_path}) with the machine that calls"
+    assert "as user" in what_is_missing({}, sys.executable, user + 1)
+    assert "/no/python" in what_is_missing({}, "/no/python", user)
+
+
+def actor(state: str, cause: object = None) -> dict[str, Any]:
+    """A task's actor as Ray lists it."""
+    return {
+        "Name": f"coordinate-eval-{os.getuid()} 0ab1 2 ce-run.x-trial0-gpu 1",
+        "State": state,
+        "Address": {"NodeID": "a"},
+        "DeathCause": cause,
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        ("ALIVE", State.RUNNING),
+        ("DEPENDENCIES_UNREADY", State.PENDING),
+        ("PENDING_CREATION", State.PENDING),
+        ("RESTARTING", State.PENDING),
+    ],
+)
+def test_actors_are_tasks(said: str, state: State) -> None:
+    task = driver.read_task(actor(said), {"a": "gpu 1"})
+    assert (task.name, task.job_id, task.index) == ("ce-run.x-trial0-gpu 1", "0ab1", 2)
+    assert task.state is state
+    assert task.in_turn == (state is State.PENDING)
+    assert task.node == ("gpu 1" if state is State.RUNNING else "")
+
+
+def test_how_actors_end() -> None:
+    messages = pytest.importorskip("ray.core.generated.common_pb2")
+
+    def end(**cause: Any) -> End:
+        return driver.read_task(actor("DEAD", messages.ActorDeathCause(**cause)), {}).end
+
+    died, why = messages.ActorDiedErrorContext, messages.ActorDiedErrorContext.Reason.Value
+    assert end() is End.UNKNOWN
+    assert end(actor_died_error_context=died(reason=why("WORKER_DIED"))) is End.UNKNOWN
+    assert end(actor_died_error_context=died(reason=why("NODE_DIED"))) is End.NODE_FAILED
+    assert end(oom_context=messages.OomContext()) is End.OUT_OF_MEMORY
+
+
+def test_what_jobs_get_of_the_caller() -> None:
+    job = Job(name="n", argv=("a",), minutes=1, log="/l", needs=("KEY",), without=("HF_SECRET",))
+    environ = {
+        "COORDINATE_EVAL_ENGINE_NAME": "vllm",
+        "HF_HOME": "/shared/hf",
+        "HF_SECRET": "x",
+        "KEY": "k",
+        "MASTER_ADDR": "h",
+        "PATH": "/bin",
+        "RAY_AUTH_TOKEN": "t",
+        "VLLM_CACHE_ROOT": "/home",
+    }
+    assert of_job(environ, job).keys() == {"COORDINATE_EVAL_ENGINE_NAME", "HF_HOME", "KEY"}
+
+
+CHILD = """
+import json, os, sys
+for line in sys.stdin:
+    name, arguments = json.loads(line)
+    if name == "die":
+        sys.exit("its head is gone")
+    if name == "hang":
+        continue
+    reply = [arguments.get("error"), [os.getpid(), arguments]]
+    if name == "fail":
+        reply = [arguments["error"], "why"]
+    print(json.dumps(reply), flush=True)
+"""
+
+
+def link(seconds: float = 60, **first: Any) -> Link:
+    return Link(first, (sys.executable, "-c", CHILD), seconds)
+
+
+def test_a_process_answers_until_it_is_closed() -> None:
+    asked = link()
+    first, arguments = asked.call("ask", some="ü\n")
+    assert arguments == {"some": "ü\n"}
+    assert asked.call("ask")[0] == first
+    with pytest.raises(SubmitRefused, match="why"):
+        asked.call("fail", error="SubmitRefused")
+    assert asked.call("ask")[0] == first
+    asked.close()
+    asked.close()
+    assert not Path(f"/proc/{first}").exists()
+
+
+def test_a_process_that_dies_is_silence_and_another_one_answers() -> None:
+    asked = link()
+    first, _ = asked.call("ask")
+    with pytest.raises(ClusterSilent, match="its head is gone"):
+        asked.call("die")
+    second, _ = asked.call("ask")
+    assert second != first
+    with pytest.raises(ClusterSilent, match="why"):
+        asked.call("fail", error="ClusterSilent")
+    assert asked.call("ask")[0] != second
+    asked.close()
+
+
+def test_a_process_that_hangs_is_ended() -> None:
+    asked = link(seconds=0.2)
+    with pytest.raises(ClusterSilent, match="no answer"):
+        asked.call("hang")
+    asked.close()
+
+
+def test_no_connection_is_said_each_time() -> None:
+    asked = link(error="UserError")
+    for _ in range(2):
+        with pytest.raises(UserError):
+            asked.call("ask")
+    asked.close()
+
+
+def test_an_address_chooses_the_cluster() -> None:
+    here = Settings(cluster="ray")
+    assert isinstance(clusters.chosen(here), RayCluster)
+    there = here.model_copy(update={"ray": RaySettings(address="head:6379")})
+    assert isinstance(clusters.chosen(there), SharedRayCluster)
+    assert isinstance(clusters.by_name("ray", there), SharedRayCluster)
+
+
+@pytest.mark.parametrize("address", ["", "head", "head:", "ray://head:10001", "head:1;x", " a:1"])
+def test_other_addresses_are_refused(address: str) -> None:
+    with pytest.raises(UserError, match=r"ray\.address"):
+        settings.load({"ray.address": address})
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "[fd00::1]:6379", "auto", "head-svc.ns:1"])
+def test_addresses(address: str) -> None:
+    found, _ = settings.load({"ray.address": address})
+    assert found.ray.address == address
+
+
+def test_a_silent_address_is_named() -> None:
+    why = driver._why_not("head:1", ConnectionError("refused"))
+    assert isinstance(why, ClusterSilent)
+    assert "head:1" in str(why)
+    assert isinstance(driver._why_not("h:1", RuntimeError("Version mismatch: 2.1")), UserError)
