@@ -18,21 +18,27 @@ def workspace(slurm_cluster: DevCluster, tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
 
 
-def test_a_run_waits_for_its_turn_and_needs_no_keeper(workspace: Workspace) -> None:
+def picky_site(folder: Path) -> dict[str, str]:
+    """Variables of a run whose site refuses jobs, those with GPUs while there is `folder/full`."""
     real = shutil.which("sbatch")
     assert real is not None
-    commands, full = workspace.folder / "bin", workspace.folder / "full"
-    commands.mkdir()
+    commands = folder / "bin"
+    commands.mkdir(exist_ok=True)
+    (commands / "sbatch").unlink(missing_ok=True)
     (commands / "sbatch").symlink_to(FAKES / "picky_sbatch")
+    return {
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "COORDINATE_EVAL_SLURM_ENVIRONMENT": '["REAL_SBATCH", "FULL"]',
+        "REAL_SBATCH": real,
+        "FULL": str(folder / "full"),
+    }
+
+
+def test_a_run_waits_for_its_turn_and_needs_no_keeper(workspace: Workspace) -> None:
+    full = workspace.folder / "full"
     full.touch()
     run = workspace.submit(
-        workspace.suite("tiny_choice"),
-        "--max-gpus",
-        2,
-        PATH=f"{commands}{os.pathsep}{os.environ['PATH']}",
-        COORDINATE_EVAL_SLURM_ENVIRONMENT='["REAL_SBATCH", "FULL"]',
-        REAL_SBATCH=real,
-        FULL=str(full),
+        workspace.suite("tiny_choice"), "--max-gpus", 2, **picky_site(workspace.folder)
     )
     until((run / "refused.json").exists, "a refusal")
     shown = workspace.call("status", run, status=0).stdout
