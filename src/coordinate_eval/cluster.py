@@ -48,10 +48,19 @@ class Node(Record):
 
 
 class JobLimits(Record):
-    """How long the scheduler lets jobs run. `until` is in seconds since the epoch."""
+    """How long the scheduler lets jobs run, as far as it is limited.
 
+    Each time has what sets it, in words for a person. `until` is in seconds since the epoch.
+    """
+
+    gpu_minutes: int | None = Field(
+        default=None, description="longest time limit of jobs in the GPU partition"
+    )
+    gpu_why: str = ""
+    cpu_minutes: int | None = Field(default=None, description="longest time limit of all others")
+    cpu_why: str = ""
     until: float | None = Field(default=None, description="when all jobs have to end")
-    until_why: str = Field(default="", description="what ends then, in words for a person")
+    until_why: str = ""
 
 
 class Busy(Record):

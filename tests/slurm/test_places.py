@@ -80,3 +80,21 @@ def test_a_run_is_on_the_nodes_of_its_reservation(workspace: Workspace, reservat
     )  # fmt: skip
     assert "reservation nights does not exist" in " ".join(refused.stderr.split())
     assert not (workspace.folder / "none").exists()
+
+
+def test_a_run_keeps_to_the_time_limit_of_its_partition(
+    workspace: Workspace, untyped: DevCluster
+) -> None:
+    assert untyped
+    create = ["scontrol", "create", "PartitionName=short", "Nodes=ALL", "MaxTime=10", "State=UP"]
+    subprocess.run(create, check=True, timeout=60)
+    run = workspace.submit(
+        workspace.suite("tiny_choice"),
+        "--partition", "short", "--run-dir", workspace.folder / "short",
+    )  # fmt: skip
+    assert scores(run)
+    asked = [
+        json.loads(path.read_text())["job"]["minutes"] for path in (run / "jobs").glob("*.json")
+    ]
+    # The settings would have them ask for 15 minutes at least, and for 4 hours.
+    assert set(asked) == {10}

@@ -293,6 +293,25 @@ def test_a_keeper_that_does_not_start_is_cancelled_though_its_trials_run() -> No
     assert d.Release(0, "n1") in decide(RUN, DIR, over)
 
 
+def test_a_keeper_whose_trials_are_not_taken_holds_no_memory() -> None:
+    patience = RUN.settings.supervisor.patience_seconds
+    ready = stage(1000, 1000, 10, "ready").model_copy(update={"ready": 10.0})
+    known = facts(
+        submitted=submitted(*KEEP),
+        tasks=[task for name in KEEP for task in tasks(name, State.RUNNING)],
+        stages={(0, "n1"): ready, (0, "n2"): ready},
+    )
+    assert submits(decide(RUN, DIR, replace(known, now=10 + patience))) == TRIAL
+    late = replace(known, now=11 + patience)
+    actions = decide(RUN, DIR, late)
+    assert not submits(actions)
+    released = {(a.round, a.node) for a in actions if isinstance(a, d.Release)}
+    assert released == {(0, "n1"), (0, "n2")}
+    assert asks_again(replace(late, released=frozenset(released)))
+    # A keeper takes a moment to leave.
+    assert not submits(decide(RUN, DIR, replace(known, released=frozenset(released))))
+
+
 def test_a_killed_keepers_node_still_gets_its_trials() -> None:
     stages = {(0, "n1"): stage(10, 1000, 10), (0, "n2"): stage(0, 1000, 10, "failed")}
     actions = decide(RUN, DIR, facts(submitted=submitted(*KEEP), stages=stages))

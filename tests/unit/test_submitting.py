@@ -94,6 +94,16 @@ def test_trials_in_the_queue_keep_away_from_avoided_nodes_that_exist_unless_all_
     assert desk.cluster.submitted[0].avoid == kept_away
 
 
+def test_no_keeper_holds_weights_for_trials_that_are_not_taken_now(desk: Desk) -> None:
+    desk.cluster.error = FULL
+    assert desk.submit(TRIAL[0], now=0) is None
+    desk.cluster.error = None
+    assert desk.submit(KEEP[1], now=FIRST_PAUSE_SECONDS - 1) is None
+    assert desk.recorded() == {}
+    assert desk.submit(KEEP[1], now=FIRST_PAUSE_SECONDS) is None
+    assert desk.recorded() == {KEEP[1]: "1"}
+
+
 @pytest.mark.parametrize("name", [TRIAL[0], KEEP[0], METRIC])
 def test_a_job_that_is_taken_later_is_asked_for_ever_less_often(desk: Desk, name: str) -> None:
     desk.cluster.error = FULL

@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.plans import CHECKPOINT, capacity, costs, offer, prepared, reviewed
 from tests.random_examples import examples
 
-from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.cluster import Busy, JobLimits, Node
 from coordinate_eval.coordinator.dry_run import gantt, terminal
 from coordinate_eval.coordinator.dry_run.gantt import Phase
 from coordinate_eval.coordinator.dry_run.risks import risks
@@ -172,13 +172,15 @@ def found(
     """All risks of a plan on 8 trials of one node, joined."""
     settings_ = more.pop("settings", Settings())
     guessed = more.pop("guessed", ())
+    limits = more.pop("limits", JobLimits())
     cpus = int(str(more.pop("metric_cpus", 64)))
     assert isinstance(settings_, Settings)
     assert isinstance(guessed, tuple)
     ready = prepared(
         plan_of(made, cpus), capacity(1, 8), settings_, [Dataset(name=name) for name in guessed]
     )
-    lines = risks(review(ready, offer(nodes, busy or [], cpus), []))
+    run = ready.run.model_copy(update={"limits": limits})
+    lines = risks(review(replace(ready, run=run), offer(nodes, busy or [], cpus), []))
     assert all("\n" not in line for line in lines)
     return "\n".join(lines)
 
@@ -299,6 +301,12 @@ def test_a_time_limit_that_is_cut() -> None:
     text = found(EVEN, NODES, settings=cut)
     assert "max_minutes cuts it to 60.0 s" in text
     assert "further rounds" in text
+    sites = JobLimits(gpu_minutes=1, gpu_why="MaxWall of QOS tiny")
+    assert "time limit: MaxWall of QOS tiny cuts it to 60.0 s" in found(EVEN, NODES, limits=sites)
+    assert found(EVEN, NODES, limits=JobLimits(gpu_minutes=600, gpu_why="x")) == ""
+    whole = [EVEN[0].model_copy(update={"gpu_seconds": 900.0, "splittable": False}), *EVEN[1:]]
+    text = found(whole, NODES, limits=sites)
+    assert "no job has time for d0 as a whole; several do it in turn" in text
 
 
 def test_datasets_without_a_prior() -> None:

@@ -1,7 +1,9 @@
 """Slurm as a `Cluster`: the command behind each method."""
 
+import contextlib
 import math
 import os
+import pwd
 import re
 import shutil
 import time
@@ -22,12 +24,13 @@ from coordinate_eval.errors import (
 from coordinate_eval.slurm.about import describe
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.environment import of_job
+from coordinate_eval.slurm.limits import Accounting, Longest, longest, read_accounting
 from coordinate_eval.slurm.nodes import Partition, Wanted, read_nodes, read_partitions
 from coordinate_eval.slurm.queue import read_job_id
 from coordinate_eval.slurm.reader import Reader, reader_for
 from coordinate_eval.slurm.refusals import refusal
 from coordinate_eval.slurm.reservations import Reservation, clock, of_this_user, read_reservation
-from coordinate_eval.slurm.scripts import submission
+from coordinate_eval.slurm.scripts import LEAST_MINUTES, submission
 from coordinate_eval.slurm.settings import SlurmSettings
 
 _CONFIGURATIONS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
@@ -50,6 +53,7 @@ class SlurmCluster:
     def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
         self._partitions: dict[str, Partition] = {}
+        self._accounting: Accounting | None = None
 
     def __enter__(self) -> Self:
         """Slurm needs no connection."""
@@ -176,14 +180,62 @@ class SlurmCluster:
     def limits(self) -> JobLimits:
         """Return how long jobs with these settings may run.
 
+        Partitions and accounting are asked once.
+
         Raises:
+            UserError: only jobs that are too short for any work are allowed.
             PlaceGone: the reservation of the settings is not there for this user.
             ClusterSilent: no answer.
         """
+        gpu, cpu = self._longest(gpu_work=True), self._longest(gpu_work=False)
+        for limit in (gpu, cpu):
+            if limit.minutes < LEAST_MINUTES:
+                raise UserError(
+                    f"{limit.why} allows jobs of {limit.minutes:g} minutes, in which no job of a "
+                    "run does any work: choose another partition, account or QOS"
+                )
         reservation = self._reservation()
-        if reservation is None or math.isinf(reservation.end):
-            return JobLimits()
-        return JobLimits(until=reservation.end, until_why=f"reservation {reservation.name} ends")
+        ends = reservation is not None and math.isfinite(reservation.end)
+        return JobLimits(
+            gpu_minutes=int(gpu.minutes) if gpu.why else None,
+            gpu_why=gpu.why,
+            cpu_minutes=int(cpu.minutes) if cpu.why else None,
+            cpu_why=cpu.why,
+            until=reservation.end if reservation is not None and ends else None,
+            until_why=f"reservation {self._settings.reservation} ends" if ends else "",
+        )
+
+    def _longest(self, *, gpu_work: bool) -> Longest:
+        """Return the longest time limit of a job."""
+        settings = self._settings
+        own = gpu_work or not settings.cpu_partition
+        return longest(
+            self._of_setting(settings.partition if own else settings.cpu_partition),
+            (not gpu_work and settings.cpu_account) or settings.account,
+            (not gpu_work and settings.cpu_qos) or settings.qos,
+            self._known_accounting(),
+        )
+
+    def _known_accounting(self) -> Accounting:
+        """Return the limits of accounting, which is asked once.
+
+        Many clusters have none, and some tell users nothing of it.
+        """
+        if self._accounting is None:
+            self._accounting = self._read_accounting()
+        return self._accounting
+
+    def _read_accounting(self) -> Accounting:
+        user = str(os.getuid())
+        with contextlib.suppress(KeyError):
+            user = pwd.getpwuid(os.getuid()).pw_name
+        asked = "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"
+        try:
+            return read_accounting(self.client.run("scontrol", "--oneliner", *asked), user)
+        except ClusterSilent:
+            raise
+        except ClusterError:
+            return Accounting()
 
     def submit(self, job: Job) -> str:
         """Submit `job`. Creates the folder of its log, without which Slurm starts no job.
@@ -262,24 +314,19 @@ class SlurmCluster:
         return asked or any(chosen.whole for chosen in self._chosen(settings.partition))
 
     def _check_minutes(self, job: Job) -> None:
-        """Refuse a job that its partition would leave pending for ever.
+        """Refuse a job that Slurm would leave pending for ever.
 
-        sbatch refuses it too where EnforcePartLimits is set. A QOS may allow longer jobs.
+        Jobs are made within the limits, which may have been lowered since. A QOS may allow more
+        than the partition, which only sbatch knows.
         """
-        settings = self._settings
-        names = settings.partition if job.gpu_work else settings.cpu_partition or settings.partition
-        chosen = self._of_setting(names)
-        longest = max((partition.minutes for partition in chosen), default=math.inf)
-        qos = settings.qos if job.gpu_work else settings.cpu_qos or settings.qos
-        if qos or job.minutes <= longest:
-            return
-        setting = "[supervisor] minutes" if job.requeue else "[trial] max_minutes"
-        if not (job.requeue or job.gpu_work):
-            setting = "[build] minutes, [supervisor] minutes or [trial] max_minutes"
-        raise SettingsRefused(
-            f"partition {','.join(p.name for p in chosen)} allows jobs of {longest:g} minutes, and "
-            f"{job.name} asks for {job.minutes}: lower {setting}, or choose another partition"
-        )
+        gpu_work, settings = job.gpu_work or job.gpus > 0, self._settings
+        limit = self._longest(gpu_work=gpu_work)
+        qos = (not gpu_work and settings.cpu_qos) or settings.qos
+        if job.minutes > limit.minutes and not qos:
+            raise SettingsRefused(
+                f"{limit.why} allows jobs of {limit.minutes:g} minutes, and {job.name} asks for "
+                f"{job.minutes}: a new run keeps to that, or choose another partition or QOS"
+            )
 
     def _of_setting(self, names: str) -> list[Partition]:
         """Return those partitions of a setting that exist; '' means the default."""

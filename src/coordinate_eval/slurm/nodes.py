@@ -146,7 +146,7 @@ class Partition:
     """A partition. A `whole` one allocates whole nodes to jobs.
 
     `state` is UP if jobs can be submitted and start, and DOWN if they can only be submitted.
-    `minutes` is the longest time limit.
+    `minutes` is the longest time limit, and `qos` the QOS whose limits hold for all jobs in it.
     """
 
     name: str
@@ -154,6 +154,7 @@ class Partition:
     whole: bool
     state: str = "UP"
     minutes: float = math.inf
+    qos: str = ""
 
 
 def read_partitions(text: str) -> dict[str, Partition]:
@@ -168,6 +169,7 @@ def read_partitions(text: str) -> dict[str, Partition]:
                 whole=fields.get("OverSubscribe", "").startswith("EXCLUSIVE"),
                 state=fields.get("State", "UP"),
                 minutes=_minutes(fields.get("MaxTime", "")),
+                qos="" if fields.get("QoS") == "N/A" else fields.get("QoS", ""),
             )
     return partitions
 

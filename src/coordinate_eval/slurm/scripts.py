@@ -24,8 +24,10 @@ from coordinate_eval.slurm.settings import SlurmSettings
 WARNING_SECONDS = 60
 """Time before its time limit at which a task gets SIGUSR1, in seconds."""
 
-# Slurm may send the warning up to a minute early. A task must not start with it.
-_LEAST_MINUTES = 3
+LEAST_MINUTES = 3
+"""Shortest time limit. Slurm may send the warning up to a minute early, and no task must start with
+it."""
+
 _MOST_RESTARTS = 5
 
 
@@ -94,7 +96,7 @@ def _options(job: Job, settings: SlurmSettings) -> tuple[str, ...]:
         f"--cpus-per-task={job.cpus}",
         # 0 would request all memory of the node.
         *([f"--mem={max(1, job.memory_mib)}M"] if settings.memory else []),
-        f"--time={max(_LEAST_MINUTES, job.minutes)}",
+        f"--time={max(LEAST_MINUTES, job.minutes)}",
         f"--signal=B:USR1@{WARNING_SECONDS}",
         "--requeue" if job.requeue else "--no-requeue",
         *(f"{name}={value}" for name, value in optional.items() if value),

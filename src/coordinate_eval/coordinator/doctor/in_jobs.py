@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval._format import brief
-from coordinate_eval.cluster import Cluster, Job, State, TaskStatus
+from coordinate_eval.cluster import Cluster, Job, JobLimits, State, TaskStatus
 from coordinate_eval.coordinator.doctor.examine import examine
 from coordinate_eval.coordinator.doctor.findings import (
     Answer,
@@ -78,6 +78,8 @@ def places(settings: Settings, cluster: Cluster) -> list[Place]:
             continue
         for number, name in enumerate(names.split(",")):
             update = {"partition": name, "cpu_partition": name}
+            if role is Role.CPU_JOB and slurm.cpu_partition not in ("", slurm.partition):
+                update["reservation"] = ""  # such jobs are in none
             of_one = settings.model_copy(update={"slurm": slurm.model_copy(update=update)})
             where = f"in {what}, partition {name or 'by default'}"
             found.append(Place(f"{role}-{number}", where, role, of_one))
@@ -101,6 +103,12 @@ def job(place: Place, folder: Path, token: str) -> Job:
         folder=str(folder),
         log=str(folder / place.name),
     )
+
+
+def _allowed(made: Job, limits: JobLimits) -> Job:
+    """Return a job that asks for no more time than the scheduler allows."""
+    most = limits.gpu_minutes if made.gpu_work else limits.cpu_minutes
+    return made if most is None else made.model_copy(update={"minutes": min(made.minutes, most)})
 
 
 def answer(folder: Path, name: str, role: Role) -> None:
@@ -129,6 +137,7 @@ def ask(
             made = job(place, folder, token)
             try:
                 stack.enter_context(cluster)
+                made = _allowed(made, cluster.limits())
                 job_id = cluster.submit(made)
             except CoordinateError as error:
                 do = "correct the settings that it names"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coordinate_eval._format import plural
-from coordinate_eval.cluster import Busy, Cluster, Node
+from coordinate_eval.cluster import Busy, Cluster, JobLimits, Node
 from coordinate_eval.coordinator.doctor.findings import Finding, failure, ok, warning
 from coordinate_eval.coordinator.inputs import cluster_file
 from coordinate_eval.errors import ClusterSilent, CoordinateError
@@ -22,6 +22,7 @@ def of_cluster(cluster: Cluster) -> Iterator[Finding]:
             for check, said in cluster.about().items():
                 yield ok(check, said)
             yield from of_nodes(*cluster.nodes())
+            yield from of_limits(cluster.limits())
             if cluster.whole_nodes():
                 yield ok("whole nodes", "one job a node runs its keeper and its trials")
     except ClusterSilent as error:
@@ -29,6 +30,16 @@ def of_cluster(cluster: Cluster) -> Iterator[Finding]:
         yield failure(cluster.name, str(error), do)
     except CoordinateError as error:
         yield failure(cluster.name, str(error), "correct the settings, or ask the administrators")
+
+
+def of_limits(limits: JobLimits) -> Iterator[Finding]:
+    """Return how long jobs may run, where that is limited."""
+    for check, minutes, why in (
+        ("time limit of jobs with GPUs", limits.gpu_minutes, limits.gpu_why),
+        ("time limit of other jobs", limits.cpu_minutes, limits.cpu_why),
+    ):
+        if minutes is not None:
+            yield ok(check, f"{minutes} minutes: {why}")
 
 
 def of_file(path: Path) -> Finding:

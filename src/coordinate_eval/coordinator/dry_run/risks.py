@@ -9,7 +9,7 @@ from coordinate_eval.coordinator.dry_run.summary import Review
 from coordinate_eval.coordinator.planning.costs import without_prior
 from coordinate_eval.coordinator.planning.judge_plan import tokens_of_judge
 from coordinate_eval.coordinator.planning.simulate import ScoreBar
-from coordinate_eval.coordinator.run.jobs import keeper_gib
+from coordinate_eval.coordinator.run.jobs import keeper_gib, most_minutes
 
 HEADROOM = 0.1
 """Free memory below this part of what a node is asked for is reported."""
@@ -54,15 +54,21 @@ def _nodes_unknown(found: Review) -> Iterator[str]:
 
 
 def _time_limit(found: Review) -> Iterator[str]:
-    trial = found.run.settings.trial
+    trial, limits = found.run.settings.trial, found.run.limits
     makespan = found.plan.estimate.makespan_seconds
-    if trial.time_limit_factor * makespan > trial.max_minutes * 60:
-        times = trial.max_minutes * 60 / makespan
-        yield (
-            f"time limit: [trial] max_minutes cuts it to {duration(trial.max_minutes * 60)}, "
-            f"{times:.1f} × the makespan instead of {trial.time_limit_factor:g} ×"
-            + ("; further rounds of jobs do the rest" if times < 1 else "")
-        )
+    most = 60 * most_minutes(found.run)
+    if trial.time_limit_factor * makespan <= most:
+        return
+    sites = limits.gpu_minutes is not None and limits.gpu_minutes < trial.max_minutes
+    times = most / makespan
+    yield (
+        f"time limit: {limits.gpu_why if sites else '[trial] max_minutes'} cuts it to "
+        f"{duration(most)}, {times:.1f} × the makespan instead of {trial.time_limit_factor:g} ×"
+        + ("; further rounds of jobs do the rest" if times < 1 else "")
+    )
+    long = sorted({s.dataset for t in found.plan.trials for s in t.shards if s.gpu_seconds > most})
+    if long:
+        yield f"time limit: no job has time for {_named(long)} as a whole; several do it in turn"
 
 
 def _few_gpus(found: Review) -> Iterator[str]:

@@ -81,4 +81,4 @@ def judge_run(run: Run, questions: int) -> Run:
     dataset = Dataset(name=DATASET, task=TASK, items=questions)
     suite = Suite(name="judge", digest="", datasets=[dataset])
     inputs = Inputs(checkpoint, suite, settings_of_judge(run.settings))
-    return new_run(inputs, run.cluster, exclusive=run.exclusive)
+    return new_run(inputs, run.cluster, exclusive=run.exclusive, limits=run.limits)

@@ -220,6 +220,17 @@ def deal_round_robin(
     return [ordered[number::trials] for number in range(trials)]
 
 
+def cut(cost: Cost, piece: Piece, longest_seconds: float | None) -> Iterator[Piece]:
+    """Yield a piece in equal parts that take `longest_seconds` at most, as far as it can be cut."""
+    items = piece.stop - piece.start
+    count = 1
+    if longest_seconds is not None and cost.splittable:
+        count = max(1, min(items, math.ceil(_own(cost, piece) / longest_seconds)))
+    edges = [piece.start + items * number // count for number in range(count + 1)]
+    for start, stop in itertools.pairwise(edges):
+        yield Piece(piece.cost, start, stop)
+
+
 def _own(cost: Cost, piece: Piece) -> float:
     """Return the GPU seconds of a piece without overhead."""
     return cost.gpu_seconds * (piece.stop - piece.start) / cost.items

@@ -57,6 +57,9 @@ class Capacity(Record):
         description="share of the copy time that grows with the number of nodes; see `Link`",
     )
     metric_cpus: int
+    longest_shard_seconds: float | None = Field(
+        default=None, description="above which shards are cut: a trial's job has a time limit"
+    )
 
 
 class PlanCheckpoint(Record):

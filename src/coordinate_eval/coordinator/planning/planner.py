@@ -309,7 +309,11 @@ def _trials(
             setup_seconds=capacity.engine_start_seconds,
             shards=[
                 *(_shard(costs[p.cost], p.start, p.stop, signal=True) for p in slices),
-                *(_shard(costs[p.cost], p.start, p.stop) for p in queue),
+                *(
+                    _shard(costs[part.cost], part.start, part.stop)
+                    for p in queue
+                    for part in packing.cut(costs[p.cost], p, capacity.longest_shard_seconds)
+                ),
             ],
         )
         for (node, index), slices, queue in zip(slots, first, queues, strict=True)

@@ -47,6 +47,7 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanSuite,
 )
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.create import run_id
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, portion_seconds
 from coordinate_eval.coordinator.run.rounds import make_round
@@ -203,7 +204,9 @@ def offer_of_cluster(
     )
 
 
-def new_run(inputs: Inputs, cluster: str, *, exclusive: bool) -> Run:
+def new_run(
+    inputs: Inputs, cluster: str, *, exclusive: bool, limits: JobLimits | None = None
+) -> Run:
     """Return the run of these inputs as it is known before it has a plan."""
     return Run(
         id=inputs.run_id,
@@ -219,6 +222,7 @@ def new_run(inputs: Inputs, cluster: str, *, exclusive: bool) -> Run:
         max_length=inputs.max_length,
         staged_bytes=checkpoints.staged_bytes(inputs.checkpoint),
         exclusive=exclusive,
+        limits=limits or JobLimits(),
         left_out=dict(inputs.left_out),
     )
 
@@ -289,6 +293,7 @@ def prepare(
         storage_gigabits_per_node=link.gigabits_per_node,
         storage_shared=link.shared,
         metric_cpus=offer.metric_cpus,
+        longest_shard_seconds=_longest_shard(run, start),
     )
     unbuilt = [d for d in run.suite.datasets if d.task and d.name not in built]
     if offer.described is not None:
@@ -372,6 +377,15 @@ def first_round(run: Run, plan: Plan, nodes: Sequence[NodeCapacity] = ()) -> Rou
         floor_seconds=plan.floor_seconds,
         planned_seconds=plan.estimate.makespan_seconds,
     )
+
+
+def _longest_shard(run: Run, engine_start_seconds: float) -> float:
+    """Return the longest seconds of a shard that a trial can complete within its time limit.
+
+    The other half of the limit is for what precedes it, and for predictions that are too low.
+    """
+    seconds = 60.0 * jobs.most_minutes(run, time.time())
+    return max(seconds / 2 - engine_start_seconds, seconds / 10)
 
 
 def check_time(

@@ -81,7 +81,7 @@ def keeper_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
     name = keeper_name(run, round_.number, node.name)
     # A keeper begins before the trials. It must not end before them if the limits allow that.
     longer = round_.minutes + math.ceil(run.settings.supervisor.patience_seconds / 60) + 5
-    minutes = max(round_.minutes, min(longer, run.settings.trial.max_minutes))
+    minutes = max(round_.minutes, min(longer, most_minutes(run)))
     return Job(
         name=name,
         argv=_argv(run, run_dir, "_keep", node.name, round_.number, minutes),
@@ -150,13 +150,14 @@ def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
     """Return the job of a supervisor."""
     name = supervisor_name(run, epoch)
     settings = run.settings.supervisor
+    minutes = allowed_minutes(run, settings.minutes)
     argv = (*program(run.python), "_supervise", str(run_dir.root))
     return Job(
         name=name,
-        argv=(*argv, "--minutes", str(settings.minutes)),
+        argv=(*argv, "--minutes", str(minutes)),
         cpus=settings.cpus,
         memory_mib=math.ceil(settings.memory_gib * 1024),
-        minutes=settings.minutes,
+        minutes=minutes,
         requeue=True,
         needs=secrets(run),
         folder=str(run_dir.work),
@@ -182,6 +183,25 @@ def keeper_memory_gib(weights_bytes: int, converting: bool, stage: StageSettings
     return (
         weights_bytes / 2**30 * (CONVERTING_ROOM if converting else COPYING_ROOM) + KEEPER_ROOM_GIB
     )
+
+
+def most_minutes(run: Run, now: float = 0.0) -> int:
+    """Return the longest time limit of a trial: by the settings, the scheduler, and the end of all.
+
+    `now` is in seconds since the epoch. What is left is at least a minute.
+    """
+    most = run.settings.trial.max_minutes
+    if run.limits.gpu_minutes is not None:
+        most = min(most, run.limits.gpu_minutes)
+    if run.limits.until is not None and now:
+        most = min(most, max(1, int((run.limits.until - now) / 60)))
+    return most
+
+
+def allowed_minutes(run: Run, minutes: int) -> int:
+    """Return a time limit of a job without GPUs that the scheduler allows."""
+    allowed = run.limits.cpu_minutes
+    return minutes if allowed is None else min(minutes, allowed)
 
 
 def time_limit_minutes(factor: float, seconds: float, least: int, most: int) -> int:

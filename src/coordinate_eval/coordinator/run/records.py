@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job
+from coordinate_eval.cluster import Job, JobLimits
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import RecordError
@@ -78,6 +78,7 @@ class Run(Planned):
     max_length: int
     staged_bytes: int = Field(description="of the weights in a node's memory")
     exclusive: bool = Field(description="jobs of the GPU partition take whole nodes")
+    limits: JobLimits = Field(default=JobLimits(), description="of jobs, when it was created")
     left_out: dict[str, str] = Field(
         default={}, description="datasets of the suite that cannot be run, and why"
     )

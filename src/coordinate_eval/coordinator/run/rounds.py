@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run.jobs import time_limit_minutes
+from coordinate_eval.coordinator.run.jobs import most_minutes, time_limit_minutes
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
 from coordinate_eval.records import Shard
@@ -25,7 +25,8 @@ def make_round(
     """Return a round that runs `shards` on `nodes`.
 
     Its time limit is the least time in which the trials can complete the shards, as predicted,
-    times the setting `[trial] time_limit_factor`, within `min_minutes` and `max_minutes`. The least
+    times the setting `[trial] time_limit_factor`, within `min_minutes` and `max_minutes`, and never
+    more than the scheduler allows: later rounds do what does not fit into it. The least
     time is the shards' seconds divided by the trials, or the longest shard. Trials that each take
     the next free shard need less than twice as long (R. L. Graham, "Bounds for Certain
     Multiprocessing Anomalies", 1966); the default factor is 4. For each of the last
@@ -50,14 +51,14 @@ def make_round(
     )
     work = sum(s.gpu_seconds for s in shards)
     seconds = ready_seconds + max(work / max(1, trials), longest)
-    limits = run.settings.trial
+    trial, most = run.settings.trial, most_minutes(run, created)
     minutes = time_limit_minutes(
-        limits.time_limit_factor,
+        trial.time_limit_factor,
         max(seconds, planned_seconds),
-        limits.min_minutes,
-        limits.max_minutes,
+        min(trial.min_minutes, most),
+        most,
     )
-    minutes = max(minutes, min(limits.max_minutes, minutes << short_rounds))
+    minutes = max(minutes, min(most, minutes << short_rounds))
     return Round(number=number, created=created, nodes=list(nodes), minutes=minutes)
 
 

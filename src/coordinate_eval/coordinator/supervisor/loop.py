@@ -356,9 +356,10 @@ class Supervisor:
         beside, held = sum(count_trials(self._run, facts)), held_nodes(self._run, facts)
         try:
             available, now = self._others.available(self._run), time.time()
+            limited = self._run.model_copy(update={"limits": self._cluster.limits()})
             short = count_short_rounds(self._dir, self._run, rounds, now)
             new = next_round(
-                self._run, plan, rounds, left, available, now, short, self._others.within,
+                limited, plan, rounds, left, available, now, short, self._others.within,
                 trials=action.trials, beside=beside, held=held,
                 queue=not beside and may_queue(self._run, self._cluster),
             )  # fmt: skip

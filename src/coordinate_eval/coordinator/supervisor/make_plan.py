@@ -48,6 +48,7 @@ def make_plan(run_dir: RunDir, run: Run, cluster: Cluster, others: OtherRuns | N
         dataset.name: _files.read_record(run_dir.requests_index(dataset.name), DatasetRequests)
         for dataset in run.suite.datasets
     }
+    run = run.model_copy(update={"limits": cluster.limits()})  # they may have changed
     nodes: Sequence[NodeCapacity] = ()
     if not run_dir.plan.exists():
         others = others or OtherRuns(run_dir, run, cluster)
@@ -75,7 +76,7 @@ def _new_plan(
         others.available(run),
         run.settings,
         exclusive=run.exclusive,
-        limits=cluster.limits(),
+        limits=run.limits,
     )
     try:
         chosen = choose_nodes(run, offer, reviewed)

@@ -30,6 +30,10 @@ MAX_REFUSALS = 20
 """Such refusals in a row after which no array of this kind is tried any more."""
 
 
+KEEPER, TRIALS = "keeper", "trials"
+"""What is refused, if it is no array of pullers."""
+
+
 class Submitter:
     """Submits jobs, and remembers what the scheduler refuses.
 
@@ -74,6 +78,8 @@ class Submitter:
             if facts.now < refusal.again:
                 return None
             job = smaller(job, facts.now - refusal.since, run.settings.supervisor.patience_seconds)
+        if what == KEEPER and self._are_refused_now(TRIALS, facts):
+            return None  # it would hold the weights in memory for nobody
         if action.beside and not self._is_accepted(action.beside):
             return None
         kind = kind_of(run, job.name)
@@ -165,6 +171,11 @@ class Submitter:
         times = f" {refusal.tries} times in a row" if refusal and refusal.tries > 1 else ""
         return None if goes_on else Finish(f"the scheduler refused {job.name}{times}: {words}")
 
+    def _are_refused_now(self, what: str, facts: Facts) -> bool:
+        """Return whether the scheduler has refused such jobs, and they are not tried again yet."""
+        refusal = self._refused.get(what)
+        return refusal is not None and refusal.again is not None and facts.now < refusal.again
+
     def _is_accepted(self, name: str) -> bool:
         """Return whether a job of this name was submitted and not refused."""
         found = _files.read_record_if_there(self._dir.job(name), Submitted)
@@ -188,7 +199,7 @@ def what_of(run: Run, job: Job) -> str:
     kind = kind_of(run, job.name)
     if kind is not None:
         return kind
-    return "keeper" if jobs.is_keeper(run, job.name) else "trials"
+    return KEEPER if jobs.is_keeper(run, job.name) else TRIALS
 
 
 def smaller(job: Job, waited: float, patience: float) -> Job:

@@ -20,6 +20,11 @@ class Pace:
         self._clock = clock
         self._begun = self._done = self._took = 0.0
 
+    @property
+    def begun(self) -> bool:
+        """Whether the engine was given any shard."""
+        return self._begun > 0
+
     def begin(self, predicted: float) -> None:
         """Count a shard, or the rest of one, of `predicted` seconds as given to the engine."""
         self._begun += predicted

@@ -186,12 +186,8 @@ class TrialRunner:
         self._times[state] = time.time()
 
     def _finds_work(self) -> bool:
-        """Return whether a shard is free that this trial can finish in time."""
-        free = self._free_spans()
-        return any(
-            shard.span in free and self._pace.in_time(shard.gpu_seconds)
-            for shard in self._run.shards
-        )
+        """Return whether a shard is free for this trial."""
+        return bool(self._free_spans())
 
     def _threads(self) -> int:
         """Return the cores of this trial for each of its GPUs."""
@@ -299,7 +295,8 @@ class TrialRunner:
         free = self._free_spans()
         suspects = self._ledger.suspects(free)
         for shard in self._run.shards:
-            if shard.span in suspects and self._pace.in_time(shard.gpu_seconds):
+            has_time = self._pace.in_time(shard.gpu_seconds) or not self._pace.begun
+            if shard.span in suspects and has_time:
                 attempt = self._ledger.claim(shard.span, self._trial, self._task)
                 if attempt is not None:
                     return shard, attempt
@@ -337,7 +334,8 @@ class TrialRunner:
     def _shards_in_order(self) -> Iterator[Shard]:
         """Yield the plan's shards for this trial, then free ones in the run's order.
 
-        A shard that cannot end in time is left out, and one at which a trial died.
+        A shard that cannot end in time is left out, and one at which a trial died. Where none can
+        end in time, one is begun all the same: later trials go on with it where this one stops.
         """
         plan = _files.read_record_if_there(self._dir.plan, Plan)
         trials = plan.trials if plan is not None else []
@@ -354,10 +352,12 @@ class TrialRunner:
             if not free:
                 return
             for shard in self._run.shards:
-                if shard.span in free:
-                    tried.add(shard.span)
-                    if self._pace.in_time(shard.gpu_seconds):
-                        yield shard
+                if shard.span in free and self._pace.in_time(shard.gpu_seconds):
+                    yield shard
+            for shard in reversed(self._run.shards):  # the shortest first
+                if shard.span in free and not self._pace.begun:
+                    yield shard
+            tried |= free
 
     def _free_spans(self) -> set[Span]:
         """Return the shards that can be claimed, but those of datasets that cannot be scored."""

@@ -90,7 +90,7 @@ def start_run(
     with working_in(""), chosen as cluster:
         offer = _ask(cluster, settings)
         inputs = runnable(inputs)
-        made = new_run(inputs, cluster.name, exclusive=offer.exclusive)
+        made = new_run(inputs, cluster.name, exclusive=offer.exclusive, limits=offer.limits)
         try:
             chosen_nodes = choose_nodes(made, offer, inputs.reviewed)
             check_time(made, offer, chosen_nodes, inputs.reviewed)
@@ -241,7 +241,7 @@ def _plan_now(
     offer = _ask(cluster, settings)
     if any(dataset.task for dataset in inputs.suite.datasets):
         inputs = runnable(inputs)
-    run = new_run(inputs, cluster.name, exclusive=offer.exclusive)
+    run = new_run(inputs, cluster.name, exclusive=offer.exclusive, limits=offer.limits)
     try:
         chosen = choose_nodes(run, offer, inputs.reviewed)
     except NoFreeGpu:

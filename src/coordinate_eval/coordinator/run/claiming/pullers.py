@@ -6,7 +6,13 @@ from enum import StrEnum
 
 from coordinate_eval.cluster import Job
 from coordinate_eval.coordinator.run.claiming.claims import LedgerName
-from coordinate_eval.coordinator.run.jobs import prefix, program, secrets, time_limit_minutes
+from coordinate_eval.coordinator.run.jobs import (
+    allowed_minutes,
+    prefix,
+    program,
+    secrets,
+    time_limit_minutes,
+)
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 
@@ -111,7 +117,7 @@ def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: in
         count=count,
         cpus=1,
         memory_mib=math.ceil(memory_gib * 1024),
-        minutes=minutes,
+        minutes=allowed_minutes(run, minutes),
         needs=secrets(run) if kind is Pullers.JUDGE else (),
         without=() if kind is Pullers.JUDGE else secrets(run),
         folder=str(run_dir.work),

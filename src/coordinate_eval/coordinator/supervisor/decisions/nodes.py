@@ -24,7 +24,9 @@ def for_node(
     key = round_.number, node.name
     if trials in facts.submitted:
         return [*_late_keeper(run, facts, keeper, trials), *_trials(run, facts, key, trials)]
-    if not facts.unpublished:
+    if key in facts.released:
+        return []
+    if not facts.unpublished or _waits_in_vain(run, facts, key):
         return _release(facts, key)
     if node.anywhere:
         return [Submit(jobs.trials_job(run, run_dir, round_, node))]
@@ -92,6 +94,17 @@ def _nearly_staged(run: Run, facts: Facts, key: NodeKey) -> bool:
         seconds_per_byte = (stage.updated - stage.started) / stage.done_bytes
         left = (stage.total_bytes - stage.done_bytes) * seconds_per_byte
     return left is not None and left <= run.engine_start_seconds
+
+
+def _waits_in_vain(run: Run, facts: Facts, key: NodeKey) -> bool:
+    """Return whether a keeper has held the weights for `patience_seconds` without any trials.
+
+    That is where the scheduler takes none now. Others may need the memory.
+    """
+    stage = facts.stages.get(key)
+    if stage is None or stage.state != "ready" or stage.ready is None:
+        return False
+    return facts.now - stage.ready > run.settings.supervisor.patience_seconds
 
 
 def _cancel_late(run: Run, facts: Facts, name: str, *, patient: bool = False) -> list[Action]:

@@ -151,7 +151,12 @@ class JudgeRun:
         _files.create(file, "".join(_line(question, most) for question in self._questions))
         _files.write(tasks / "judge_questions.yaml", _task(file))
         _files.write(self._folder / "suite.yaml", _SUITE)
-        made = new_run(inputs, self._asking.cluster, exclusive=self._asking.exclusive)
+        made = new_run(
+            inputs,
+            self._asking.cluster,
+            exclusive=self._asking.exclusive,
+            limits=self._asking.limits,
+        )
         with contextlib.suppress(RunExists):  # another job was first
             create(self.root, made)
         return read_run(self._dir)
