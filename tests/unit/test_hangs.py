@@ -100,6 +100,14 @@ def test_so_is_one_that_was_submitted_because_no_keeper_was_accepted() -> None:
     assert (end.trouble.trial, end.job_ids) == ("n1-1", ())
 
 
+def test_one_that_is_suspended_for_long_is_ended_as_a_whole() -> None:
+    run = make_run(exclusive=True)
+    task = TaskStatus(name=TRIAL[0], job_id="7", state=State.RUNNING, suspended=True)
+    silent = running(tasks=[task], silent={"n1-0": 1.0, "n1-1": 9 * LEAST})
+    (end,) = ended(silent, run)
+    assert (end.trouble.how, end.job_ids) == (End.PREEMPTED, ("7",))
+
+
 def test_a_trial_that_is_suspended_for_long_is_preempted() -> None:
     known = running()
     tasks = [task.model_copy(update={"suspended": True}) for task in known.tasks]

@@ -47,8 +47,10 @@ def hanging_trials(run: Run, facts: Facts) -> list[Action]:
         whole = facts.is_whole(run, task.name)
         array = not whole and facts.submitted[task.name].job.count > 1
         job_id = f"{task.job_id}_{task.index}" if array else task.job_id
-        # In a job for a whole node the process that started the trial ends it.
-        actions.append(EndTrial(trouble, () if whole else (job_id,)))
+        # In a job for a whole node the process that started the trial ends it, unless the job is
+        # suspended, and that process with it.
+        by_itself = whole and not task.suspended
+        actions.append(EndTrial(trouble, () if by_itself else (job_id,)))
         end = End.PREEMPTED if task.suspended else End.UNKNOWN
         actions += [Revoke(ledger, claim, end) for ledger, claim in held]
     return actions
