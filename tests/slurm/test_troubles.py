@@ -87,7 +87,7 @@ def test_an_item_that_ends_engines_costs_only_its_own_dataset(
 ) -> None:
     run = user.submit(
         user.suite(*TASKS), "--engine-args", '{"fail_at": ["tiny_sums:7"]}', "--max-gpus", 2,
-        "--run-dir", user.folder / "bad item",
+        "--run-dir", user.folder / "runs" / "bad item",
     )  # fmt: skip
     found = results(run)
     assert "item 7: engines die at it" in found["missing"].pop("tiny_sums")

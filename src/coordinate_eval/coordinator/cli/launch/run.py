@@ -1,5 +1,6 @@
 """`coordinate-eval run`: plan a run and submit it, or show the plan."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -199,11 +200,15 @@ def _create(inputs: Inputs, run_dir: Path | None, made: Run) -> RunDir:
 def _say_who_has_one(settings: Settings, identity: str, root: Path) -> None:
     """Say on stderr that a colleague has a run of the same, if this one had to be beside it."""
     there = Path(settings.runs_dir).expanduser() / identity
-    if root.parent == there.parent.absolute() and root.name != identity:
-        owner = _owner.name_of(there.lstat().st_uid)
+    if root.parent != there.parent.absolute() or root.name == identity:
+        return
+    with contextlib.suppress(FileNotFoundError):  # nobody has: this one's name was asked for
+        owner = there.lstat().st_uid
+        if owner == os.geteuid():
+            return
         say(
-            f"{owner} has a run of the same checkpoint and suite, which `coordinate-eval status "
-            f"{shlex.quote(str(there))}` shows. This one is yours: {root}"
+            f"{_owner.name_of(owner)} has a run of the same checkpoint and suite, which "
+            f"`coordinate-eval status {shlex.quote(str(there))}` shows. This one is yours: {root}"
         )
 
 
