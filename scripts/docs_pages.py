@@ -14,7 +14,7 @@ from typing import Any
 import typer.main
 
 from coordinate_eval.coordinator.cli import app as command_line
-from coordinate_eval.coordinator.inputs import settings
+from coordinate_eval.coordinator.inputs import layers, settings
 from coordinate_eval.records import Record
 
 ROOT = Path(__file__).parents[1]
@@ -112,7 +112,7 @@ def settings_page() -> str:
         "",
         "Later ones win: the default, the settings file, the environment, the command line. The "
         "file is the one given with `--settings`, else the one that "
-        f"`{settings.FILE_VARIABLE}` names, else `~/.config/coordinate-eval/config.toml`. In the "
+        f"`{layers.FILE_VARIABLE}` names, else `~/.config/coordinate-eval/config.toml`. In the "
         "environment, lists and tables are JSON. `coordinate-eval config` shows what counts now, "
         "and where each value comes from.",
         "",
@@ -135,7 +135,7 @@ def _section(field: Any) -> type[Record] | None:  # noqa: ANN401 - pydantic's Fi
 def _rows(prefix: str, fields: dict[str, Any]) -> list[str]:
     rows = ["| setting | variable | default | meaning |", "|---|---|---|---|"]
     for name, field in fields.items():
-        variable = settings.PREFIX + (prefix + name).replace(".", "_").upper()
+        variable = layers.PREFIX + (prefix + name).replace(".", "_").upper()
         value = field.get_default(call_default_factory=True)
         default = json.dumps(value).replace(str(Path.home()), "~")
         bounds = ", ".join(

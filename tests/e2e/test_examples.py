@@ -12,7 +12,7 @@ import pytest
 from tests.runs import PATIENCE_SECONDS, Workspace
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator.inputs import cluster_file, settings
+from coordinate_eval.coordinator.inputs import cluster_file, layers
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.evaluators.base import harness_evaluator
 from coordinate_eval.records import Request
@@ -114,7 +114,7 @@ def test_suite_and_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [v for v in os.environ if v.startswith("COORDINATE_EVAL_")]:
         monkeypatch.delenv(variable)
-    loaded, sources = settings.load({}, EXAMPLES / "config.toml")
+    loaded, sources = layers.load({}, EXAMPLES / "config.toml")
     assert set(sources.values()) == {str(EXAMPLES / "config.toml")}
     assert loaded.slurm.partition == "gpu-low"
     assert len(loaded.slurm.setup) == 2

@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.inputs import settings
+from coordinate_eval.coordinator.inputs import layers
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "coordinate_eval"
@@ -40,8 +40,8 @@ def test_every_option_is_in_the_reference(docs_pages: ModuleType) -> None:
 
 def test_every_setting_is_in_the_reference(docs_pages: ModuleType) -> None:
     page = docs_pages.settings_page()
-    for name in settings.names():
-        variable = settings.PREFIX + name.replace(".", "_").upper()
+    for name in layers.names():
+        variable = layers.PREFIX + name.replace(".", "_").upper()
         assert f"| `{name.rpartition('.')[2]}` | `{variable}` |" in page
     assert str(Path.home()) + "/" not in page
 

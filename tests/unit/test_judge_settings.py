@@ -14,7 +14,8 @@ from coordinate_eval.cluster import Job
 from coordinate_eval.coordinator.dry_run.risks import _judge_budget
 from coordinate_eval.coordinator.dry_run.summary import Review
 from coordinate_eval.coordinator.inputs import judge
-from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings, load
+from coordinate_eval.coordinator.inputs.layers import load
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.inputs.suites.suite import runnable
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.prepare import questions_to_judge

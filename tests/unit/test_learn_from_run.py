@@ -10,7 +10,8 @@ from tests.unit.test_staged_weights import checkpoint
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Node
-from coordinate_eval.coordinator.inputs.settings import Layer, Settings, resolve
+from coordinate_eval.coordinator.inputs.layers import Layer, resolve
+from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import costs
 from coordinate_eval.coordinator.planning.prepare import (
     Inputs,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.coordinator.inputs import settings as config
-from coordinate_eval.coordinator.inputs.settings import Layer
+from coordinate_eval.coordinator.inputs import layers
+from coordinate_eval.coordinator.inputs.layers import Layer
 from coordinate_eval.errors import UserError
 
 
@@ -15,9 +15,9 @@ def test_a_setting_that_was_renamed_is_named_in_both_ways(tmp_path: Path) -> Non
     file = tmp_path / "c.toml"
     file.write_text("[metrics]\nscoring_minutes = 30\n")
     with pytest.raises(UserError, match=r"metrics\.scoring_minutes.*scoring\.dataset_minutes now"):
-        config.resolve([config.file_layer(file, {})])
+        layers.resolve([layers.file_layer(file, {})])
     with pytest.raises(UserError, match="called COORDINATE_EVAL_SCORING_DATASET_MINUTES now"):
-        config.environment_layer({"COORDINATE_EVAL_METRICS_SCORING_MINUTES": "30"})
+        layers.environment_layer({"COORDINATE_EVAL_METRICS_SCORING_MINUTES": "30"})
 
 
 def test_later_layers_win(tmp_path: Path) -> None:
@@ -33,10 +33,10 @@ def test_later_layers_win(tmp_path: Path) -> None:
         "COORDINATE_EVAL_SLURM_EXTRA_ARGS": '["--exclude=bad"]',
         "COORDINATE_EVAL_METRICS_ALLOW_UNSAFE_CODE": "true",
     }
-    settings, sources = config.resolve(
+    settings, sources = layers.resolve(
         [
-            config.file_layer(file, {}),
-            config.environment_layer(environ),
+            layers.file_layer(file, {}),
+            layers.environment_layer(environ),
             Layer(source="command line", values={"slurm.account": "b"}),
         ]
     )
@@ -84,28 +84,28 @@ def nested(depth: int) -> list[object]:
 )
 def test_mistakes_name_setting_and_source(values: dict[str, object], words: str) -> None:
     with pytest.raises(UserError) as caught:
-        config.resolve([Layer(source="here.toml", values=values)])
+        layers.resolve([Layer(source="here.toml", values=values)])
     assert words in str(caught.value)
     assert "here.toml" in str(caught.value)
 
 
 def test_a_file_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
-        config.file_layer(tmp_path / "no.toml", {})
+        layers.file_layer(tmp_path / "no.toml", {})
     (tmp_path / "bad.toml").write_text("suite = \n")
     with pytest.raises(UserError, match=r"bad\.toml"):
-        config.file_layer(tmp_path / "bad.toml", {})
+        layers.file_layer(tmp_path / "bad.toml", {})
     (tmp_path / "deep.toml").write_text("a = " + "[" * 3000)
     with pytest.raises(UserError, match=r"deep\.toml cannot be read: .*deeply"):
-        config.file_layer(tmp_path / "deep.toml", {})
+        layers.file_layer(tmp_path / "deep.toml", {})
 
 
 def test_the_users_own_file_need_not_be_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert config.file_layer(Path("/dev/null"), {}).values == {}
-    layer = config.file_layer(None, {})
+    assert layers.file_layer(Path("/dev/null"), {}).values == {}
+    layer = layers.file_layer(None, {})
     assert layer.values == {}
     assert layer.source.startswith(str(tmp_path))
 
@@ -118,9 +118,9 @@ def test_no_home_is_said_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Path, "expanduser", nowhere)
     with pytest.raises(UserError, match="runs_dir in the defaults: no home folder"):
-        config.resolve([])
+        layers.resolve([])
     places = {name: f"/x/{name}" for name in ("runs_dir", "cache_dir", "priors_dir")}
-    settings, _ = config.resolve([Layer(source="f", values=places)])
+    settings, _ = layers.resolve([Layer(source="f", values=places)])
     assert settings.runs_dir == "/x/runs_dir"
 
 
@@ -129,25 +129,25 @@ def test_no_home_is_said_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_an_unknown_setting_is_refused_with_what_to_do(name: str, hint: str) -> None:
     with pytest.raises(UserError, match=re.escape(hint)):
-        config.resolve([Layer(source="f", values={name: "x"})])
+        layers.resolve([Layer(source="f", values={name: "x"})])
 
 
 def test_a_mistyped_variable_is_refused_and_the_programs_own_are_not() -> None:
     with pytest.raises(UserError) as caught:
-        config.environment_layer({"COORDINATE_EVAL_SLURM_PARTITON": "x"})
+        layers.environment_layer({"COORDINATE_EVAL_SLURM_PARTITON": "x"})
     assert "did you mean COORDINATE_EVAL_SLURM_PARTITION?" in str(caught.value)
     own = ("CONFIG", "INDEX", "TASK", "STARTED", "ENDS_WITH_PARENT")
     environ = {f"COORDINATE_EVAL_{name}": "1" for name in own} | {"HOME": "/"}
-    assert config.environment_layer(environ).values == {}
+    assert layers.environment_layer(environ).values == {}
 
 
 def test_a_deep_table_in_a_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COORDINATE_EVAL_ENGINE_ARGS", "[" * 100_000)
     with pytest.raises(UserError, match=r"engine\.args in the environment"):
-        config.load({})
+        layers.load({})
 
 
 def test_every_setting_has_a_name_and_can_be_frozen() -> None:
-    settings, _ = config.resolve([])
+    settings, _ = layers.resolve([])
     assert type(settings).model_validate_json(settings.model_dump_json()) == settings
-    assert {"slurm.partition", "engine.args", "trial.cpus"} <= set(config.names())
+    assert {"slurm.partition", "engine.args", "trial.cpus"} <= set(layers.names())

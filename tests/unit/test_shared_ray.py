@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinate_eval.cluster import End, Job, State
-from coordinate_eval.coordinator.inputs import clusters, settings
+from coordinate_eval.coordinator.inputs import clusters, layers
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.ray_cluster import RayCluster, RaySettings
@@ -219,12 +219,12 @@ def test_an_address_chooses_the_cluster() -> None:
 @pytest.mark.parametrize("address", ["", "head", "head:", "ray://head:10001", "head:1;x", " a:1"])
 def test_other_addresses_are_refused(address: str) -> None:
     with pytest.raises(UserError, match=r"ray\.address"):
-        settings.load({"ray.address": address})
+        layers.load({"ray.address": address})
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:6379", "[fd00::1]:6379", "auto", "head-svc.ns:1"])
 def test_addresses(address: str) -> None:
-    found, _ = settings.load({"ray.address": address})
+    found, _ = layers.load({"ray.address": address})
     assert found.ray.address == address
 
 

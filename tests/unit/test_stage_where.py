@@ -2,7 +2,8 @@
 
 import pytest
 
-from coordinate_eval.coordinator.inputs.settings import Layer, StageSettings, resolve
+from coordinate_eval.coordinator.inputs.layers import Layer, resolve
+from coordinate_eval.coordinator.inputs.settings import StageSettings
 from coordinate_eval.coordinator.run.jobs import KEEPER_ROOM_GIB, keeper_memory_gib
 from coordinate_eval.errors import UserError
 

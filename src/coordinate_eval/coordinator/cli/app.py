@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.cli.launch import save_commands
 from coordinate_eval.coordinator.cli.options import common, inquiring, launching, parsing, upkeep
 from coordinate_eval.coordinator.cli.output import complaint, whole_output
 from coordinate_eval.coordinator.cli.upkeep import priors
-from coordinate_eval.coordinator.inputs.settings import load as load_settings
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.errors import CoordinateError, UserError
 
 # Typer has it from click, or by now from a copy of click, and exports only what derives from it.

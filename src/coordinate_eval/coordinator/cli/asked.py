@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinate_eval.coordinator.inputs import settings as settings_
+from coordinate_eval.coordinator.inputs import layers
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites.suite import load, narrow
 from coordinate_eval.records import Suite
@@ -38,7 +38,7 @@ def asked(
         UserError: a setting or the suite is wrong.
     """
     named = {_SETTINGS.get(option, option): value for option, value in flags.items()}
-    settings, _ = settings_.load(named, settings_file)
+    settings, _ = layers.load(named, settings_file)
     suite = narrow(
         load(settings.suite), only=only or (), skip=skip or (), groups=group or (), limit=limit
     )

@@ -1,48 +1,21 @@
-"""Settings from defaults, a TOML file, the environment and flags; later sources win.
+"""The settings, as sections of a TOML file have them: names, limits, defaults, meanings."""
 
-The environment variable of `[slurm] partition` is `COORDINATE_EVAL_SLURM_PARTITION`. Lists and
-tables in the environment are JSON. A run keeps its settings in `run.json`.
-"""
-
-import difflib
-import json
-import os
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
-from coordinate_eval import _format, _owner, _user_files, cluster
 from coordinate_eval.cluster import MOST_CPUS, MOST_GPUS
-from coordinate_eval.errors import UserError
 from coordinate_eval.ray_cluster import RaySettings
 from coordinate_eval.records import EngineSettings, Record, judge_name
 from coordinate_eval.slurm.settings import SlurmSettings
-
-PREFIX = "COORDINATE_EVAL_"
-FILE_VARIABLE = "COORDINATE_EVAL_CONFIG"
 
 MOST_GIB = 1e6
 """Limit for the memory of one job: more than any node has."""
 
 MOST_MINUTES, MOST_SECONDS = 1_000_000, 1e6
 """Limits for times: two years, and twelve days."""
-
-_OWN_VARIABLES = {
-    FILE_VARIABLE,
-    cluster.INDEX_VARIABLE,
-    cluster.TASK_VARIABLE,
-    cluster.NODE_VARIABLE,
-    cluster.STARTED_VARIABLE,
-    *cluster.ENDS_WITH_PARENT,
-}
-"""Variables with the prefix that are not settings."""
-
-_RENAMED = {"metrics.scoring_minutes": "scoring.dataset_minutes"}
-"""Settings of earlier versions, and what they are called now."""
 
 FOLDERS = ("runs_dir", "cache_dir", "priors_dir")
 """Settings that are folders, which all nodes share."""
@@ -434,197 +407,3 @@ class Settings(Record):
     supervisor: SupervisorSettings = SupervisorSettings()
     slurm: SlurmSettings = SlurmSettings()
     ray: RaySettings = RaySettings()
-
-
-class Layer(Record):
-    """Values by dotted name, from one source."""
-
-    source: str
-    values: dict[str, Any]
-
-
-def names() -> list[str]:
-    """Return the dotted names of all settings, such as `slurm.partition`."""
-    return list(flatten(Settings().model_dump()))
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested sections as dotted names; `engine.args` stays one value."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = prefix + key
-        if isinstance(value, Mapping) and name in _SECTIONS:
-            flat |= flatten(value, name + ".")
-        else:
-            flat[name] = value
-    return flat
-
-
-def meaning(name: str) -> str:
-    """Return the description of a setting."""
-    section, _, key = name.rpartition(".")
-    model = _SECTIONS[section] if section else Settings
-    return model.model_fields[key].description or ""
-
-
-def file_layer(path: Path | None, environ: Mapping[str, str]) -> Layer:
-    """Read the settings file: the given one, else the environment's, else the user's own.
-
-    Raises:
-        UserError: The file is malformed, or it was named and is missing.
-    """
-    named = path or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
-    file = named or Path(platformdirs.user_config_dir("coordinate-eval")) / "config.toml"
-    try:
-        tree = tomllib.loads(_user_files.read_text(file, "settings file"))
-    except UserError as error:
-        if not named and isinstance(error.__cause__, FileNotFoundError):
-            return Layer(source=str(file), values={})
-        raise
-    except ValueError as error:
-        raise UserError(f"settings file {file} cannot be read: {error}") from error
-    except RecursionError:
-        raise UserError(f"settings file {file} cannot be read: it is nested too deeply") from None
-    return Layer(source=str(file), values=flatten(tree))
-
-
-def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Read settings from environment variables.
-
-    Raises:
-        UserError: A variable with this program's prefix is not a setting.
-    """
-    settings = {_variable(name): name for name in names()}
-    renamed = {_variable(old): _variable(new) for old, new in _RENAMED.items()}
-    values: dict[str, Any] = {}
-    for variable in sorted(v for v in environ if v.startswith(PREFIX)):
-        if variable in settings:
-            values[settings[variable]] = _from_text(settings[variable], environ[variable])
-        elif variable not in _OWN_VARIABLES:
-            near = difflib.get_close_matches(variable, settings, n=1)
-            hint = f"did you mean {near[0]}?" if near else "unset it"
-            if variable in renamed:
-                hint = f"it is called {renamed[variable]} now"
-            raise UserError(f"environment variable {variable} is not a setting: {hint}")
-    return Layer(source="environment", values=values)
-
-
-def _variable(name: str) -> str:
-    return PREFIX + name.replace(".", "_").upper()
-
-
-def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
-    """Merge layers, of which later ones win; return the settings and the source of each set one.
-
-    Raises:
-        UserError: A name is unknown or a value is invalid; names the source.
-    """
-    merged: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    known = set(names())
-    for layer in layers:
-        for name, value in layer.values.items():
-            if name not in known:
-                near = difflib.get_close_matches(name, sorted(known), n=1)
-                hint = "remove it; then `coordinate-eval config` lists all settings"
-                if near:
-                    hint = f"did you mean {near[0]}?"
-                if name in _RENAMED:
-                    hint = f"it is called {_RENAMED[name]} now"
-                raise UserError(f"unknown setting {name!r} {_in(layer.source)}; {hint}")
-            merged[name] = value
-            sources[name] = layer.source
-    try:
-        settings = Settings.model_validate(_nest(merged))
-    except ValidationError as error:
-        name = ".".join(str(part) for part in error.errors()[0]["loc"])
-        source = sources.get(name, "the settings")
-        raise UserError(f"setting {name} {_in(source)}: {_format.problem(error)}") from error
-    for name in FOLDERS:
-        try:
-            Path(getattr(settings, name)).expanduser()
-        except RuntimeError as error:
-            source = sources.get(name, "the defaults")
-            value = getattr(settings, name)
-            raise UserError(f"setting {name} {_in(source)}: no home folder for {value}") from error
-    places = {name: getattr(settings, name) for name in FOLDERS}
-    # Jobs work in another folder than the command.
-    absolute: dict[str, Any] = {
-        n: str(Path(p).absolute()) for n, p in places.items() if not p.startswith("~")
-    }
-    judge = settings.judge
-    if judge.baseline:
-        absolute["judge"] = judge.model_copy(
-            update={"baseline": str(Path(judge.baseline).absolute())}
-        )
-    settings = settings.model_copy(update=absolute)
-    for name, value in merged.items():
-        if isinstance(value, str) and "\0" in value:
-            raise UserError(f"setting {name} {_in(sources[name])}: it contains a NUL character")
-        if not _is_json(value):
-            raise UserError(
-                f"setting {name} {_in(sources[name])}: JSON cannot hold it (a text that is not "
-                "Unicode, NaN, a date), or it is nested too deeply"
-            )
-    return settings, sources
-
-
-def _in(source: str) -> str:
-    """Return a source with the words that lead to it."""
-    return {"command line": "on the command line", "environment": "in the environment"}.get(
-        source, f"in {source}"
-    )
-
-
-def _is_json(value: object) -> bool:
-    """Return whether a value reads back unchanged from JSON, such as `run.json`."""
-    layer = Layer(source="", values={"": value})
-    try:
-        return Layer.model_validate_json(layer.model_dump_json()) == layer
-    except (ValueError, RecursionError):
-        return False
-
-
-def load(flags: Mapping[str, Any], file: Path | None = None) -> tuple[Settings, dict[str, str]]:
-    """Return the effective settings, and the source of each that is not a default.
-
-    From then on the users that they trust are trusted.
-    """
-    environ = os.environ
-    given = {name: value for name, value in flags.items() if value is not None}
-    settings, sources = resolve(
-        [
-            file_layer(file, environ),
-            environment_layer(environ),
-            Layer(source="command line", values=given),
-        ]
-    )
-    _owner.trust(settings.trusted_users)
-    return settings, sources
-
-
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, value in flat.items():
-        section, _, key = name.rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[key] = value
-    return tree
-
-
-def _from_text(name: str, text: str) -> Any:  # noqa: ANN401 - any JSON value
-    """Parse a variable as JSON (a list, table, number or boolean), else return the text."""
-    section, _, key = name.rpartition(".")
-    model = _SECTIONS[section] if section else Settings
-    if model.model_fields[key].annotation in (str, str | None):
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-_SECTIONS: dict[str, type[Record]] = {
-    name: field.annotation
-    for name, field in Settings.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Record)
-}

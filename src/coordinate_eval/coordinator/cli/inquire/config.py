@@ -9,7 +9,7 @@ from rich.table import Table
 
 from coordinate_eval._format import plain
 from coordinate_eval.coordinator.cli import output
-from coordinate_eval.coordinator.inputs.settings import flatten, load, meaning
+from coordinate_eval.coordinator.inputs.layers import flatten, load, meaning
 
 
 def show_config(file: Path | None, *, as_json: bool) -> None:

@@ -22,7 +22,8 @@ from coordinate_eval.coordinator.cli.launch.resume import resume_run
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, judge
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable, working_in
-from coordinate_eval.coordinator.inputs.settings import Settings, flatten
+from coordinate_eval.coordinator.inputs.layers import flatten
+from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.inputs.suites.known_tasks import check_known
 from coordinate_eval.coordinator.planning import reviewed_plan

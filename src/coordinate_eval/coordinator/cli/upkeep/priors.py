@@ -15,8 +15,8 @@ from rich.table import Table
 from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.inputs.settings import load as load_settings
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import conditions as conditions_of
 from coordinate_eval.priors import shapes, this_machine
