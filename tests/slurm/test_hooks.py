@@ -102,8 +102,10 @@ def test_two_watch_the_same_folder(workspace: Workspace) -> None:
     (run,) = (workspace.folder / "runs").glob("step-1-*")
     assert results(run)["complete"]
     until(lambda: not queue(), "an empty queue")
-    # Done is done. What was refused is tried three times in all, and not said again after that.
-    workspace.call(*args, status=None)
+    # Done is done. What was refused is tried three times, and not said again after that. Two that
+    # note it at the same time may count as one.
+    for _ in range(2):
+        workspace.call(*args, status=None)
     last = workspace.call(*args)
     assert (last.stdout, last.stderr) == ("", "")
     assert runs(workspace).count("step-1") == 1
