@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from coordinate_eval import _files
@@ -20,7 +21,6 @@ from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report import results as report
-from coordinate_eval.coordinator.report.history import read_ledger
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import OF_DATASETS, Ledger, LedgerName
 from coordinate_eval.coordinator.run.claiming.work import all_spans
@@ -34,6 +34,7 @@ from coordinate_eval.coordinator.run.troubles.broken import broken_nodes
 from coordinate_eval.coordinator.run.troubles.ends import cause_of
 from coordinate_eval.coordinator.run.troubles.memory import lighter_load
 from coordinate_eval.coordinator.run.troubles.trouble import write_trouble
+from coordinate_eval.coordinator.supervisor import ending
 from coordinate_eval.coordinator.supervisor.completing import Completing
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.replacements import count_trials, held_nodes
@@ -54,7 +55,6 @@ from coordinate_eval.coordinator.supervisor.decisions.values import (
 from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
 from coordinate_eval.coordinator.supervisor.facts import gather_facts, refresh_listings
 from coordinate_eval.coordinator.supervisor.idle_rounds import count_short_rounds
-from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
 from coordinate_eval.coordinator.supervisor.make_plan import NothingFree, make_plan, may_queue
 from coordinate_eval.coordinator.supervisor.next_round import next_round
 from coordinate_eval.coordinator.supervisor.other_runs import OtherRuns, Overtaken
@@ -75,9 +75,6 @@ from coordinate_eval.errors import (
 
 MAX_BACKOFF_SECONDS = 60.0
 """Longest wait between polls of a scheduler that does not answer."""
-
-DRAIN_SECONDS = 60.0
-"""Time that keepers get to remove the weights before they are cancelled."""
 
 HANDOVER_SECONDS = 1800.0
 """Time before its own time limit at which a supervisor submits its successor, at most.
@@ -414,66 +411,20 @@ class Supervisor:
     def _finish(self, action: Finish, facts: Facts) -> dict[str, Any]:
         """Release all nodes, write the results, and wait until every job has ended."""
         self._show_first_signal()
-        for round_ in read_rounds(self._dir):
-            for node in round_.nodes:
-                released = self._dir.released(round_.number, node.name)
-                if not released.exists():
-                    _files.write(released, "")
-        results = report.collect_results(self._dir, self._run, action.why)
-        results["scheduler_calls"] = dict(self._cluster.calls)
-        results["ledger"] = self._ledger()
-        _files.write(self._dir.results, _files.pretty(results))
+        ending.release_nodes(self._dir)
+        results = ending.write_results(
+            self._dir, self._run, self._cluster, action.why, partial(self._tell, None)
+        )
         self._note(action.why or "every dataset is scored")
         self._avoid_broken_nodes()
-        self._learn()
+        ending.learn(self._dir, self._run, partial(self._tell, None))
         self._others.leave()
         self._tell(facts, "drain")
         self._drain()
         return results
 
-    def _ledger(self) -> dict[str, Any] | None:
-        """Return where the GPU time went; None where an error is in the way, which ends no run."""
-        try:
-            return read_ledger(self._dir, self._run, ended=True).model_dump(mode="json")
-        except Exception as error:
-            self._tell(None, f"cannot sum up the GPU time of this run: {error}")
-        return None
-
-    def _learn(self) -> None:
-        """Store the run's measurements for later plans. An error here does not end the run."""
-        try:
-            store_observations(self._dir, self._run)
-        except Exception as error:
-            self._tell(None, f"cannot store this run's measurements for later plans: {error}")
-
     def _drain(self) -> None:
-        """Cancel all jobs but keepers, and wait for keepers to end. Cancel those that stay.
-
-        If the run is resumed meanwhile, the jobs of its next supervisor are left alone. On a local
-        cluster keepers are cancelled too, which they notice sooner than their release.
-        """
-        give_up = time.monotonic() + DRAIN_SECONDS
-        cancelled: set[str] = set()
-        while time.monotonic() < give_up + DRAIN_SECONDS:
-            with contextlib.suppress(ClusterError, OSError):
-                tasks = [
-                    t
-                    for t in self._cluster.poll(jobs.prefix(self._run))
-                    if t.state is not State.ENDED and not jobs.is_supervisor(self._run, t.name)
-                ]
-                if not tasks:
-                    return
-                self._check_epoch()
-                late = self._cluster.local or time.monotonic() > give_up
-                leaving = {
-                    t.job_id
-                    for t in tasks
-                    if late or not jobs.is_keeper(self._run, t.name) or t.state is State.PENDING
-                }
-                if leaving - cancelled:
-                    self._cluster.cancel(sorted(leaving - cancelled))
-                    cancelled |= leaving
-            time.sleep(min(1.0, self._poll_seconds))
+        ending.drain(self._run, self._cluster, self._poll_seconds, self._check_epoch)
 
     def _wait(self, seconds: float, *, watch: bool) -> None:
         """Sleep until it is time to hand over or, with `watch`, something is there to be done."""

@@ -1,0 +1,89 @@
+"""The end of a run: its nodes are released, its results written, and its jobs leave."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import Cluster, State
+from coordinate_eval.coordinator.report import results as report
+from coordinate_eval.coordinator.report.history import read_ledger
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
+from coordinate_eval.errors import ClusterError
+
+DRAIN_SECONDS = 60.0
+"""Time that keepers get to remove the weights before they are cancelled."""
+
+
+def release_nodes(run_dir: RunDir) -> None:
+    """Let the keepers of all rounds remove the weights."""
+    for round_ in read_rounds(run_dir):
+        for node in round_.nodes:
+            released = run_dir.released(round_.number, node.name)
+            if not released.exists():
+                _files.write(released, "")
+
+
+def write_results(
+    run_dir: RunDir, run: Run, cluster: Cluster, why: str, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Write the results and return them; `why` says why some are missing."""
+    results = report.collect_results(run_dir, run, why)
+    results["scheduler_calls"] = dict(cluster.calls)
+    results["ledger"] = None
+    try:
+        results["ledger"] = read_ledger(run_dir, run, ended=True).model_dump(mode="json")
+    except Exception as error:  # where the GPU time went is no reason to have no results
+        tell(f"cannot sum up the GPU time of this run: {error}")
+    _files.write(run_dir.results, _files.pretty(results))
+    return results
+
+
+def learn(run_dir: RunDir, run: Run, tell: Callable[[str], None]) -> None:
+    """Store the run's measurements for later plans. An error here does not end the run."""
+    try:
+        store_observations(run_dir, run)
+    except Exception as error:
+        tell(f"cannot store this run's measurements for later plans: {error}")
+
+
+def drain(run: Run, cluster: Cluster, poll_seconds: float, check: Callable[[], None]) -> None:
+    """Cancel all jobs but keepers, and wait for keepers to end. Cancel those that stay.
+
+    On a local cluster keepers are cancelled too, which they notice sooner than their release.
+
+    Args:
+        run: the run.
+        cluster: the scheduler.
+        poll_seconds: between two polls, at most.
+        check: raises where the run has another supervisor, whose jobs are left alone.
+    """
+    give_up = time.monotonic() + DRAIN_SECONDS
+    pause = min(1.0, poll_seconds)
+    cancelled: set[str] = set()
+    while time.monotonic() < give_up + DRAIN_SECONDS:
+        with contextlib.suppress(ClusterError, OSError):
+            tasks = [
+                t
+                for t in cluster.poll(jobs.prefix(run))
+                if t.state is not State.ENDED and not jobs.is_supervisor(run, t.name)
+            ]
+            if not tasks:
+                return
+            check()
+            late = cluster.local or time.monotonic() > give_up
+            leaving = {
+                t.job_id
+                for t in tasks
+                if late or not jobs.is_keeper(run, t.name) or t.state is State.PENDING
+            }
+            if leaving - cancelled:
+                cluster.cancel(sorted(leaving - cancelled))
+                cancelled |= leaving
+        time.sleep(pause)
+        pause = min(2 * pause, poll_seconds)
