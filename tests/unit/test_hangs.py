@@ -73,6 +73,14 @@ def test_only_a_silent_trial_is_ended_and_its_shards_go_to_others() -> None:
     assert revoked.claim.claim.owner == "n1-1"
 
 
+def test_one_that_was_helped_has_the_time_of_the_longest_answer() -> None:
+    """Another one has claimed its shard since, and it goes on."""
+    helped = running(open_claims=[], silent={"n1-1": LEAST}, due={"a": 3 * LEAST})
+    assert ended(helped) == []
+    assert len(ended(replace(helped, silent={"n1-1": 3 * LEAST}))) == 1
+    assert ended(replace(helped, silent={"n1-1": 3 * LEAST}, unpublished=[])) == []
+
+
 def test_a_trial_that_has_ended_or_waits_is_not_silent() -> None:
     silent = {"n1-0": 10 * LEAST, "n1-1": 10 * LEAST}
     over = {"n1-0": progress("ended", trial="n1-0"), "n1-1": progress("failed")}
@@ -186,7 +194,7 @@ def test_troubles_are_told_until_the_run_is_resumed(tmp_path: Path) -> None:
 def test_a_trial_in_a_job_of_a_whole_node_is_killed_by_its_parent(tmp_path: Path) -> None:
     troubles = [tmp_path / "n1-0.json", tmp_path / "n1-1.json"]
     children = [
-        subprocess.Popen([sys.executable, "-c", code])
+        subprocess.Popen([sys.executable, "-c", code], process_group=0)
         for code in ("raise SystemExit(3)", "import time; time.sleep(600)")
     ]
     troubles[1].touch()

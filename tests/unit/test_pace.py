@@ -29,6 +29,13 @@ def test_what_was_begun_comes_first() -> None:
     assert pace.in_time(99)
 
 
+def test_what_was_given_back_comes_no_more() -> None:
+    pace = Pace(1100.0, Clock())
+    pace.begin(60)
+    pace.drop(60)
+    assert pace.in_time(99)
+
+
 def test_a_slow_engine_is_expected_to_stay_slow() -> None:
     pace = Pace(1100.0, Clock())
     pace.begin(10)

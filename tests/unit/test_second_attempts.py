@@ -181,6 +181,40 @@ def test_while_much_is_left_nobody_looks(tmp_path: Path) -> None:
     assert run.claim() is None
 
 
+def test_one_that_was_helped_by_a_trial_that_left_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shard can be claimed again, and it has that in work already."""
+    monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
+    (tmp_path / "memory").mkdir()
+    run_dir = RunDir(tmp_path / "run")
+    write_everything(run_dir, {"concurrency": 2 * ITEMS - 1})  # the last request comes later
+    outputs, helped = Ledger(run_dir, "outputs"), SHARDS[0].span
+    store = OpenShards.store
+
+    def help_first(self: OpenShards, response: Response, seconds: float) -> None:
+        if outputs.open_claims([helped]):
+            outputs.revoke(helped, 1, "doubled")
+            assert outputs.claim(helped, "m-0", "1") == 2
+            outputs.revoke(helped, 2, "released")
+        store(self, response, seconds)
+
+    monkeypatch.setattr(OpenShards, "store", help_first)
+    order = [*SHARDS, SHARDS[0]]  # those that are planned, then those that are free
+    monkeypatch.setattr(trial.TrialRunner, "_shards_in_order", lambda _: iter(order))
+    assert trial.run_trial(run_dir, "n", 0, 60) == 0
+    assert answered(run_dir) == Counter({(d, i): 1 for d in "ab" for i in range(ITEMS)})
+
+
+def test_who_dies_at_a_shard_after_it_was_helped_makes_it_a_suspect(tmp_path: Path) -> None:
+    run = Trials(tmp_path)
+    run.slow.pulled(SHARD.span, run.requests[3])
+    assert run.claim() == (SHARD, 2)
+    assert run.ledger.suspects([SHARD.span]) == set()
+    run.slow.die()
+    assert run.ledger.suspects([SHARD.span]) == {SHARD.span}
+
+
 @pytest.mark.parametrize("silent", [0.0, 1e6])
 def test_a_trial_that_finds_nothing_free_helps_a_slow_one_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: float

@@ -113,6 +113,10 @@ class OpenShards:
                 f"the engine ended without answering items {left[0].stem} of {left[0].dataset}"
             )
 
+    def holds(self, span: Span) -> bool:
+        """Return whether a shard is open here, perhaps because another trial helped and left."""
+        return span in self._open.get(span.dataset, {})
+
     def pulled(self, span: Span, request: Request) -> None:
         """Note that the engine has a request."""
         self._open[span.dataset][span].pulled.add(request.item)
@@ -130,12 +134,14 @@ class OpenShards:
     def give_up(self, span: Span) -> None:
         """End the attempt at a shard of which only items are left that end engines."""
         work = self._open[span.dataset].pop(span)
+        self._pace.drop(work.predicted_seconds)
         work.writer.give_back("given up", work.items)
 
     def give_back(self, cause: Literal["released", "lost"]) -> None:
         """End all open attempts. The next attempts use their lines."""
         for works in self._open.values():
             for work in works.values():
+                self._pace.drop(work.predicted_seconds)
                 work.writer.give_back(cause)
         self._open.clear()
 

@@ -34,6 +34,10 @@ class Pace:
         self._done += predicted
         self._took += took
 
+    def drop(self, predicted: float) -> None:
+        """Count `predicted` seconds that were begun as given back. They say nothing of the pace."""
+        self._begun -= predicted
+
     def in_time(self, predicted: float) -> bool:
         """Return whether a shard of `predicted` seconds, begun now, ends before the deadline.
 

@@ -213,8 +213,9 @@ class TrialRunner:
                 os.environ.setdefault(name, value)
             try:
                 yield
-            except EngineError:
-                if not self._engine_started:
+            except EngineError as error:
+                # A GPU that others fill says nothing of what was compiled.
+                if not self._engine_started and "memory" not in str(error).lower():
                     cache.forget()
                 raise
             cache.save()
@@ -326,6 +327,8 @@ class TrialRunner:
     def _requests(self) -> Iterator[Request]:
         """Yield requests shard by shard. A shard is claimed when its first request is pulled."""
         for shard in self._shards_in_order():
+            if self._open.holds(shard.span):
+                continue
             attempt = self._ledger.claim(shard.span, self._trial, self._task)
             if attempt is None:
                 continue

@@ -200,12 +200,14 @@ class Ledger:
 
         It begins when the run was last resumed.
         """
-        return [
-            _files.read(running).decode(errors="replace") if running.exists() else ""
-            for attempt, end in self._ends(span, attempts)
-            if end.cause == "died"
-            for running in [self.run.running(self.name, span, attempt)]
-        ]
+        found = []
+        for attempt, end in self._ends(span, attempts):
+            running = self.run.running(self.name, span, attempt)
+            note = _files.read(running).decode(errors="replace") if running.exists() else ""
+            # Of an owner that was helped nothing else tells that it has died.
+            if end.cause == "died" or (end.cause == "doubled" and note):
+                found.append(note)
+        return found
 
     def was_doubled(self, span: Span) -> bool:
         """Return whether a second owner was given the span while the first one went on."""
@@ -331,7 +333,10 @@ class AttemptWriter:
         run, name, span = self._ledger.run, self._ledger.name, self._span
         won = _files.publish(self._path, run.published(name, span))
         for earlier in range(1, self._attempt):
-            run.unpublished(name, span, earlier).unlink(missing_ok=True)
+            end = _files.read_record_if_there(run.revocation(name, span, earlier), Revocation)
+            # A slow owner is alive, and removes its lines itself: on NFS they would be gone for it.
+            if end is None or end.cause != "doubled":
+                run.unpublished(name, span, earlier).unlink(missing_ok=True)
         return won
 
     def give_back(self, cause: Cause, items: Iterable[int] = ()) -> None:

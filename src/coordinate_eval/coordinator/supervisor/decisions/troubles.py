@@ -21,6 +21,8 @@ MOST_LOGS = 32
 def hanging_trials(run: Run, facts: Facts) -> list[Action]:
     """End the trials that have been silent for too long, and give their shards to others."""
     actions: list[Action] = []
+    if not facts.unpublished:
+        return []  # who still works was slower than another, and the run's end ends it
     for trial, ((_, node), task) in facts.running_trials(run).items():
         progress = facts.trials.get(trial)
         held = [
@@ -28,9 +30,9 @@ def hanging_trials(run: Run, facts: Facts) -> list[Action]:
             for ledger, claim in facts.open_claims
             if ledger == "outputs" and claim.claim.owner == trial
         ]
-        allowed = silence_seconds(
-            run, progress, {claim.span.dataset for _, claim in held}, facts.due
-        )
+        # It may work at a shard that another one has claimed since, to help: at any.
+        datasets = {claim.span.dataset for _, claim in held} or facts.due.keys()
+        allowed = silence_seconds(run, progress, datasets, facts.due)
         silent = facts.silent.get(trial, 0.0)
         if silent < allowed:
             continue

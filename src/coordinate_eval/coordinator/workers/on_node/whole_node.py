@@ -5,6 +5,7 @@ Each trial gets its part of the job's GPUs.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -39,7 +40,8 @@ def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials
             environment = os.environ | ENDS_WITH_PARENT | {INDEX_VARIABLE: str(index)}
             environment |= visible_devices(os.environ, index, run.tensor_parallel)
             argv = [*command, "_trial", str(run_dir.root), node, *end]
-            children.append(subprocess.Popen(argv, env=environment))
+            # In a group of its own, which has the processes that an engine starts as well.
+            children.append(subprocess.Popen(argv, env=environment, process_group=0))
         statuses = _wait(children, [run_dir.trouble(name) for name in names])
     except StopRequested:
         for child in children:
@@ -56,7 +58,7 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], troubles: Sequence[Path])
     while any(child.poll() is None for child in children):
         for child, trouble in zip(children, troubles, strict=True):
             if child.poll() is None and trouble.exists():
-                child.kill()
+                os.killpg(child.pid, signal.SIGKILL)
         time.sleep(WATCH_SECONDS)
     return [child.wait() for child in children]
 
