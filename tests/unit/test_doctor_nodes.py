@@ -9,7 +9,7 @@ import pytest
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Busy, End, Job, Node, State, TaskStatus
+from coordinate_eval.cluster import Busy, End, Job, JobLimits, Node, State, TaskStatus
 from coordinate_eval.coordinator.cli.upkeep import nodes as command
 from coordinate_eval.coordinator.doctor import nodes as doctor
 from coordinate_eval.coordinator.doctor import worlds as worlds_module
@@ -28,7 +28,13 @@ from coordinate_eval.coordinator.doctor.worlds import Worlds
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.troubles.avoided import avoided_folder, read_avoided
-from coordinate_eval.errors import ClusterSilent, SubmitLater, SubmitRefused, UserError
+from coordinate_eval.errors import (
+    ClusterError,
+    ClusterSilent,
+    SubmitLater,
+    SubmitRefused,
+    UserError,
+)
 
 
 def node(name: str, **changes: Any) -> Node:
@@ -287,6 +293,29 @@ def test_leaving_early_ends_all_jobs(settings: Settings) -> None:
         list(worlds.run([("n1", "n2"), ("n3", "n4")]))
     assert sorted(cluster.cancelled) == ["1", "2", "3", "4"]
     assert list(Path(settings.runs_dir).iterdir()) == []
+
+
+def test_jobs_are_cancelled_also_if_the_scheduler_refuses_to_list_them(settings: Settings) -> None:
+    class Refusing(Jobs):
+        def poll(self, prefix: str) -> list[TaskStatus]:
+            if self.cancelled:
+                return super().poll(prefix)
+            raise ClusterError("invalid user")
+
+    cluster = Refusing(dict.fromkeys(("n1", "n2"), "passes"))
+    with pytest.raises(ClusterError), Worlds(settings, cluster, cluster.free) as worlds:
+        list(worlds.run([("n1", "n2")]))
+    assert set(cluster.cancelled) == {"1", "2"}
+    assert list(Path(settings.runs_dir).iterdir()) == []
+
+
+def test_no_job_asks_for_more_time_than_the_partition_allows(
+    ask: Callable[..., dict[str, Any]],
+) -> None:
+    cluster = Jobs(dict.fromkeys(("n1", "n2"), "passes"))
+    cluster.limited = JobLimits(gpu_minutes=7)
+    assert ask(cluster)["ok"]
+    assert max(job.minutes for job in cluster.jobs.values()) <= 7
 
 
 def test_named_nodes(ask: Callable[..., dict[str, Any]], settings: Settings) -> None:

@@ -6,6 +6,7 @@ node: that is busy by now, or the job was cancelled, preempted or refused.
 """
 
 import contextlib
+import glob
 import itertools
 import math
 import shutil
@@ -47,6 +48,9 @@ WORDS_SECONDS = 10.0
 
 GONE_SECONDS = 30.0
 """Time for cancelled jobs to end, before their folder is removed."""
+
+MARGIN_MINUTES = 2
+"""Time of a job's limit beyond what it may take."""
 
 _LINES = 2
 """Lines of a job's log that are shown if it fails: the last one says why."""
@@ -128,6 +132,10 @@ class Worlds:
         self.token = _files.token()
         """A part of the names of all jobs, which no other call has."""
         self._patience = settings.supervisor.patience_seconds
+        self._minutes = cluster.limits().gpu_minutes or settings.trial.max_minutes
+        """Longest time limit of a job. In a short one, nodes wait less long for each other."""
+        spare = 60.0 * (self._minutes - MARGIN_MINUTES) - START_SECONDS - GATHER_SECONDS
+        self._patience = max(0.0, min(self._patience, spare))
         self._submitted: list[str] = []
         self._numbers = itertools.count(1)
 
@@ -144,7 +152,7 @@ class Worlds:
         """End all jobs, and remove their folder when they have."""
         try:
             end = time.monotonic() + GONE_SECONDS
-            while (alive := self._alive()) and time.monotonic() < end:
+            while (alive := self._alive_as_far_as_known()) and time.monotonic() < end:
                 self._cancel(alive)
                 self._pause(min(1.0, self._settings.supervisor.poll_seconds))
         finally:
@@ -208,7 +216,7 @@ class Worlds:
             gpu_type=node.gpu_type,
             cpus=min(node.cpus, gpus),
             memory_mib=math.floor(min(node.memory_gib, GIB_PER_PROCESS * gpus) * 1024),
-            minutes=min(math.ceil(seconds / 60) + 2, settings.trial.max_minutes),
+            minutes=min(math.ceil(seconds / 60) + MARGIN_MINUTES, self._minutes),
             gpu_work=True,
             without=(key,) if key else (),
             folder=str(self._folder),
@@ -303,7 +311,9 @@ class Worlds:
         return _files.read_record_if_there(path, Passed)
 
     def _said(self, member: _Member) -> str:
-        return last_words(Path(f"{member.job.log}.{member.job_id}.log"), _LINES)
+        log = Path(member.job.log)
+        logs = sorted(log.parent.glob(f"{glob.escape(log.name)}*.log"))
+        return " | ".join(filter(None, (last_words(each, _LINES) for each in logs)))
 
     def _poll(self) -> dict[str, TaskStatus] | None:
         """Return the tasks of all worlds by the ids of their jobs; None if Slurm is silent."""
@@ -321,6 +331,12 @@ class Worlds:
         if tasks is None:
             return self._submitted
         return [job_id for job_id, task in tasks.items() if task.state is not State.ENDED]
+
+    def _alive_as_far_as_known(self) -> list[str]:
+        try:
+            return self._alive()
+        except (CoordinateError, OSError):  # nothing may keep jobs from being cancelled
+            return self._submitted
 
     def _cancel(self, job_ids: Sequence[str]) -> None:
         with contextlib.suppress(CoordinateError):

@@ -1,5 +1,7 @@
 """`coordinate-eval doctor --nodes`: which nodes are bad?"""
 
+import signal
+import sys
 import time
 from collections import Counter
 
@@ -33,6 +35,9 @@ def find_bad_nodes(settings: Settings, names: str | None, *, as_json: bool) -> i
             or torch is not installed.
         ClusterSilent: the scheduler does not say which nodes there are.
     """
+    for each in (signal.SIGTERM, signal.SIGHUP):  # as when a connection ends: leave no job behind
+        if signal.getsignal(each) is signal.SIG_DFL:
+            signal.signal(each, lambda *_: sys.exit(1))
     cluster = clusters.chosen(settings)
     if cluster is None or cluster.local:
         what = "this one machine" if cluster else f"what {settings.cluster} describes"
