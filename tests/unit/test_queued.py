@@ -1,6 +1,7 @@
 """Runs whose trials stand in the scheduler's queue, and start where GPUs become free."""
 
 from functools import partial
+from typing import NoReturn
 
 import pytest
 from tests.reviewer import FakeCluster, Reviewer
@@ -19,6 +20,7 @@ from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import Cancel, Release, Submit
 from coordinate_eval.coordinator.supervisor.make_plan import NothingFree, make_plan, may_queue
 from coordinate_eval.coordinator.supervisor.next_round import next_round
+from coordinate_eval.errors import PlaceGone, UserError
 from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_tasks
 
 FULL = [Busy(name=f"n{n}", why="in use", gpus=4, gpu_type="h200") for n in (1, 2)] + [
@@ -59,6 +61,25 @@ def test_who_names_nodes_or_does_not_wait_stands_in_no_queue(
     cluster.free, cluster.busy = [], FULL
     assert not may_queue(run, cluster)
     with pytest.raises(NothingFree):
+        make_plan(run_dir, run, cluster)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(UserError("Slurm takes no jobs now"), NothingFree), (PlaceGone("it ended"), PlaceGone)],
+)
+def test_a_partition_that_takes_no_jobs_is_waited_for_and_a_lost_reservation_is_not(
+    reviewer: Reviewer, error: UserError, expected: type[Exception]
+) -> None:
+    run_dir = submit(reviewer)
+    run, cluster = read_run(run_dir), reviewer.cluster
+    link_found(run, run_dir)
+
+    def nodes() -> NoReturn:
+        raise error
+
+    cluster.nodes = nodes  # type: ignore[method-assign]
+    with pytest.raises(expected, match=str(error)):
         make_plan(run_dir, run, cluster)
 
 

@@ -20,7 +20,14 @@ from coordinate_eval.coordinator.run.records import StageProgress, Submitted, Tr
 from coordinate_eval.coordinator.supervisor import loop
 from coordinate_eval.coordinator.supervisor.decisions import ends
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
-from coordinate_eval.errors import ClusterError, ClusterSilent, SettingsRefused, SubmitLater
+from coordinate_eval.errors import (
+    ClusterError,
+    ClusterSilent,
+    CoordinateError,
+    SettingsRefused,
+    SubmitLater,
+    UserError,
+)
 from coordinate_eval.records import Question, QuestionKind, Shard, Span
 
 
@@ -31,7 +38,7 @@ class Enough(Exception):
 class Mute(FakeCluster):
     """A scheduler of which every question ends like this."""
 
-    def __init__(self, error: ClusterError) -> None:
+    def __init__(self, error: CoordinateError) -> None:
         super().__init__()
         self._error = error
 
@@ -49,7 +56,7 @@ class Mute(FakeCluster):
 
 
 def waits(
-    folder: Path, error: ClusterError, most: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, error: CoordinateError, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[float]:
     """Seconds between the first questions."""
     found: list[float] = []
@@ -62,7 +69,7 @@ def waits(
     run_dir = RunDir(folder)
     _files.write_record(run_dir.run, make_run(folder=str(folder)))
     monkeypatch.setattr(Supervisor, "_wait", wait)
-    with pytest.raises((Enough, ClusterError)):
+    with pytest.raises((Enough, CoordinateError)):
         Supervisor(run_dir, Mute(error)).run()
     return found
 
@@ -80,6 +87,13 @@ def test_one_that_answers_with_errors_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(waits(tmp_path, ClusterError("no such thing"), 2000, monkeypatch)) == MAX_FAULTS
+
+
+def test_what_the_user_has_to_mend_is_waited_for_as_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a partition that takes no jobs, or a folder that all may change."""
+    assert len(waits(tmp_path, UserError("takes no jobs"), 2000, monkeypatch)) == MAX_FAULTS
 
 
 class Failing(FakeCluster):

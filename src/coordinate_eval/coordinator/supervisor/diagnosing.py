@@ -53,8 +53,8 @@ class Diagnoser:
 
     @functools.cached_property
     def _rules(self) -> Rules:
-        _owner.trust(self._settings.trusted_users)
         try:
+            _owner.trust(self._settings.trusted_users)
             return read_rules(self._settings)
         except UserError as error:
             self._tell(f"causes are found by the shipped rules alone: {error}")

@@ -219,11 +219,11 @@ class Supervisor:
                 faults = silences = 0
                 if goes_on:
                     continue
-            except (ClusterError, OSError, RecordError) as error:
+            except (ClusterError, OSError, RecordError, UserError) as error:
                 if is_removed(self._dir):
                     self._drain()
                     check_there(self._dir)
-                if isinstance(error, SubmitRefused) and self._strict:
+                if isinstance(error, SubmitRefused | UserError) and self._strict:
                     raise
                 # Wait for a silent scheduler for ever, but not for errors that may not pass.
                 silent = isinstance(error, ClusterSilent)

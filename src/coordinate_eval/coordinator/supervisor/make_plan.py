@@ -26,7 +26,7 @@ from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, write_planned
 from coordinate_eval.coordinator.supervisor.other_runs import OtherRuns
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import PlaceGone, UserError
 from coordinate_eval.records import DatasetRequests
 
 
@@ -71,12 +71,14 @@ def _new_plan(
     built: Mapping[str, DatasetRequests],
 ) -> Prepared:
     reviewed = _files.read_record_if_there(run_dir.reviewed, PlanFile)
+    try:
+        available = others.available(run)
+    except PlaceGone:
+        raise
+    except UserError as error:  # such as a partition that takes no jobs now
+        raise NothingFree(str(error).splitlines()[0]) from error
     offer = offer_of_cluster(
-        cluster.name,
-        others.available(run),
-        run.settings,
-        exclusive=run.exclusive,
-        limits=run.limits,
+        cluster.name, available, run.settings, exclusive=run.exclusive, limits=run.limits
     )
     try:
         chosen = choose_nodes(run, offer, reviewed)

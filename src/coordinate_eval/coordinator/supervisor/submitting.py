@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
 from coordinate_eval.coordinator.supervisor.arrays import Arrays
 from coordinate_eval.coordinator.supervisor.decisions.pullers import is_hopeful
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Finish, Submit
-from coordinate_eval.errors import SettingsRefused, SubmitLater, SubmitRefused
+from coordinate_eval.errors import SettingsRefused, SubmitLater, SubmitRefused, UserError
 
 FIRST_PAUSE_SECONDS = 15.0
 """Wait after a scheduler took no more jobs, before one is tried again. It doubles each time."""
@@ -113,7 +113,10 @@ class Submitter:
         avoided = read_avoided(run.settings, time.time()).keys()
         if not avoided:
             return job
-        free, busy = self._cluster.nodes()
+        try:
+            free, busy = self._cluster.nodes()
+        except UserError:  # such as a partition that takes no jobs now: sbatch decides
+            return job
         names = {node.name for node in free} | {node.name for node in busy}
         some = names & avoided if names - avoided else set()
         return job.model_copy(update={"avoid": tuple(sorted(some))})
