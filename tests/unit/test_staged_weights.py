@@ -15,6 +15,7 @@ import pytest
 from tests.runs import PATIENCE_SECONDS, until
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.workers.errors_of_trials import cause_of_error
 from coordinate_eval.coordinator.workers.on_node import copying
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import CoordinateError, UserError
@@ -344,6 +345,15 @@ def test_a_folder_that_somebody_else_made_is_refused(root: Path, source: Checkpo
         os.chown(place.user_folder, 65534, 65534)
         refused(place)
     assert list(place.user_folder.iterdir()) == []
+
+
+def test_a_folder_that_somebody_else_made_is_the_nodes_fault(root: Path) -> None:
+    """So that others cannot end runs: they go on elsewhere."""
+    place = StagedWeights(str(root), "run", "node")
+    place.user_folder.mkdir(mode=0o755)
+    with pytest.raises(UserError) as caught, place.hold():
+        pass
+    assert cause_of_error(caught.value, engine_started=False) == "node"
 
 
 def test_a_link_in_the_folders_place_is_refused(root: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ Beside it are two lock files:
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -52,7 +53,7 @@ def _private_folder(folder: Path) -> None:
             raise UserError(
                 f"{folder} is not a private folder of this user; "
                 "somebody else made it, or its mode was changed: remove it or set [stage] where"
-            )
+            ) from FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
 
 
 def open_lock(path: Path) -> int:
