@@ -51,11 +51,14 @@ class Driver:
     """A connection to a Ray cluster.
 
     Args:
-        address: `HOST:PORT` of the cluster's head, or `auto`.
+        address: `HOST:PORT` of the cluster's head, or `auto` for that of `RAY_ADDRESS`.
     """
 
     def __init__(self, address: str) -> None:
         ray = _import_ray()
+        # Without it Ray would take the cluster that any user's process on this machine names.
+        if address == "auto" and not (address := os.environ.get("RAY_ADDRESS", "")):
+            raise UserError("[ray] address auto needs RAY_ADDRESS: set that, or give HOST:PORT")
         try:
             ray.init(
                 address=address,
