@@ -42,6 +42,8 @@ def test_a_reservation_has_nodes_and_times() -> None:
     assert (found.nodes, found.users, found.groups) == ("node[2-3]", "ada,bob", "")
     assert (found.start, found.end - found.start) == (BEGIN, 600)
     assert clock(found.start) == "2026-11-23T17:15:11"
+    said = text(users="ada,bob").replace("\n", " Comment=moved from EndTime=2020-01-01T00:00:00\n")
+    assert read_reservation(said, "night") == found
     assert read_reservation(text(), "nigh") is None
     assert read_reservation("", "night") is None
     assert read_reservation("No reservations in the system\n", "night") is None

@@ -35,8 +35,10 @@ class Reservation:
 def read_reservation(text: str, name: str) -> Reservation | None:
     """Return the reservation of this name; None where the text has none."""
     for line in text.splitlines():
-        words = (word.partition("=") for word in line.split())
-        fields = {key: "" if value == "(null)" else value for key, _, value in words}
+        fields: dict[str, str] = {}
+        for word in line.split():  # the first of a name counts: comments come last
+            key, _, value = word.partition("=")
+            fields.setdefault(key, "" if value == "(null)" else value)
         if fields.get("ReservationName") == name:
             return Reservation(
                 name=name,
