@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runs import until
 from tests.unit.test_decide import (
     DIR,
     KEEP,
@@ -27,9 +29,15 @@ from coordinate_eval.cluster import End, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.failures import report_failures
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
+from coordinate_eval.coordinator.run.claiming.claims import Claim, Ledger, OpenClaim
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import StageProgress, Submitted, TrialProgress
+from coordinate_eval.coordinator.run.records import (
+    StageProgress,
+    Submitted,
+    TrialProgress,
+    write_planned,
+    write_run,
+)
 from coordinate_eval.coordinator.run.troubles.hangs import answer_seconds, silence_seconds
 from coordinate_eval.coordinator.run.troubles.trouble import Trouble, read_troubles, write_trouble
 from coordinate_eval.coordinator.supervisor import decide as d
@@ -37,6 +45,7 @@ from coordinate_eval.coordinator.supervisor.decisions.values import EndTrial, Fa
 from coordinate_eval.coordinator.supervisor.silence import Silence
 from coordinate_eval.coordinator.workers.on_node import whole_node
 
+SLEEP = "import time; time.sleep(600)"
 LEAST = RUN.settings.trial.hang_minutes * 60
 FACTOR = RUN.settings.trial.hang_factor
 
@@ -192,13 +201,39 @@ def test_troubles_are_told_until_the_run_is_resumed(tmp_path: Path) -> None:
 
 
 def test_a_trial_in_a_job_of_a_whole_node_is_killed_by_its_parent(tmp_path: Path) -> None:
-    troubles = [tmp_path / "n1-0.json", tmp_path / "n1-1.json"]
-    children = [
-        subprocess.Popen([sys.executable, "-c", code], process_group=0)
-        for code in ("raise SystemExit(3)", "import time; time.sleep(600)")
-    ]
-    troubles[1].touch()
-    assert whole_node._wait(children, troubles) == [3, -9]
+    run_dir = RunDir(tmp_path)
+    trials = {
+        name: subprocess.Popen([sys.executable, "-c", code], process_group=0)
+        for name, code in (("n1-0", "raise SystemExit(3)"), ("n1-1", SLEEP))
+    }
+    hung = Trouble(trial="n1-1", node="n1", how="hung", time=1, message="silent", log="/log")
+    write_trouble(run_dir, hung)
+    assert whole_node._wait(run_dir, trials) == [3, -9]
+    assert list(read_troubles(run_dir)) == [hung]
+
+
+def test_one_that_a_signal_ends_gives_its_shards_to_others_at_once(tmp_path: Path) -> None:
+    """The job goes on with its other trials, so the scheduler knows nothing of it."""
+    run_dir = RunDir(tmp_path)
+    write_run(run_dir, RUN)
+    write_planned(run_dir, RUN)
+    ledger = Ledger(run_dir, "outputs")
+    assert ledger.claim(SPANS[0], "n1-0", "7.0") == 1
+    assert ledger.claim(SPANS[1], "n1-1", "7.0") == 1
+    killed = "import os; os.kill(os.getpid(), 9)"
+    trials = {
+        name: subprocess.Popen([sys.executable, "-c", code], process_group=0)
+        for name, code in (("n1-0", killed), ("n1-1", SLEEP))
+    }
+    waiting = threading.Thread(target=whole_node._wait, args=(run_dir, trials))
+    waiting.start()
+    until(lambda: SPANS[0] in ledger.claimable(SPANS), "a shard that is free again")
+    assert SPANS[1] not in ledger.claimable(SPANS)
+    trials["n1-1"].kill()
+    waiting.join()
+    (told,) = read_troubles(run_dir)
+    assert (told.trial, told.how) == ("n1-0", End.FAILED)
+    assert "signal 9" in told.message
 
 
 def test_a_site_chooses_how_patient_it_is() -> None:

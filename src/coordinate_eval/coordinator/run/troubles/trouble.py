@@ -14,7 +14,7 @@ How = End | Literal["hung"]
 
 
 class Trouble(Record):
-    """How a trial ended, as the supervisor saw it."""
+    """How a trial ended, as the supervisor or the job of its node saw it."""
 
     trial: str
     node: str

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
-from coordinate_eval.cluster import ENDS_WITH_PARENT, INDEX_VARIABLE
+from coordinate_eval import _files
+from coordinate_eval.cluster import ENDS_WITH_PARENT, INDEX_VARIABLE, End
+from coordinate_eval.coordinator.report.failures import own_log
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.jobs import program, trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.coordinator.run.records import TrialProgress, read_run
+from coordinate_eval.coordinator.run.troubles.trouble import Trouble, write_trouble
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
 
 WATCH_SECONDS = 1.0
@@ -42,7 +45,7 @@ def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials
             argv = [*command, "_trial", str(run_dir.root), node, *end]
             # In a group of its own, which has the processes that an engine starts as well.
             children.append(subprocess.Popen(argv, env=environment, process_group=0))
-        statuses = _wait(children, [run_dir.trouble(name) for name in names])
+        statuses = _wait(run_dir, dict(zip(names, children, strict=True)))
     except StopRequested:
         for child in children:
             child.terminate()
@@ -53,14 +56,40 @@ def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials
     return max((abs(status) for status in statuses), default=0)
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]], troubles: Sequence[Path]) -> list[int]:
-    """Wait until all trials have ended. End those of which the supervisor notes that they hang."""
-    while any(child.poll() is None for child in children):
-        for child, trouble in zip(children, troubles, strict=True):
-            if child.poll() is None and trouble.exists():
-                os.killpg(child.pid, signal.SIGKILL)
+def _wait(run_dir: RunDir, trials: Mapping[str, subprocess.Popen[bytes]]) -> list[int]:
+    """Wait until all trials have ended. End those of which the supervisor notes that they hang.
+
+    A trial that a signal has ended cannot say so, and the scheduler sees only that the job goes on.
+    """
+    told: set[str] = set()
+    while any(trial.poll() is None for trial in trials.values()):
+        for name, trial in trials.items():
+            status = trial.poll()
+            if status is None and run_dir.trouble(name).exists():
+                os.killpg(trial.pid, signal.SIGKILL)
+            elif status is not None and status < 0 and name not in told:
+                told.add(name)
+                _tell(run_dir, name, -status)
         time.sleep(WATCH_SECONDS)
-    return [child.wait() for child in children]
+    return [trial.wait() for trial in trials.values()]
+
+
+def _tell(run_dir: RunDir, trial: str, number: int) -> None:
+    """Note that a signal has ended a trial, and give its shards to others."""
+    progress = _files.read_record_if_there(run_dir.trial(trial), TrialProgress)
+    trouble = Trouble(
+        trial=trial,
+        node=progress.node if progress else "",
+        how=End.FAILED,
+        time=time.time(),
+        message=f"ended by signal {number} ({signal.strsignal(number)})",
+        log=own_log(),
+    )
+    write_trouble(run_dir, trouble)
+    ledger = Ledger(run_dir, "outputs")
+    for span, attempt, claim in ledger.open_claims(s.span for s in read_run(run_dir).shards):
+        if claim.owner == trial:
+            ledger.revoke(span, attempt, "died", End.FAILED)
 
 
 def visible_devices(environ: Mapping[str, str], index: int, width: int) -> dict[str, str]:
