@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.ray_servers import GPUS, TYPE, Servers
-from tests.runs import PATIENCE_SECONDS, Workspace, begun, kill, processes, scores, trials, until
+from tests.runs import PATIENCE_SECONDS, Workspace, begun, processes, scores, trials, until
 from tests.tiny import tiny_model
 
 DATASETS = ("tiny_choice", "tiny_sums")
@@ -60,11 +60,6 @@ def nothing_runs(run: Path) -> None:
     until(lambda: not alive(), "an end of its jobs")
 
 
-def parent(pid: int) -> int:
-    """The worker of Ray that runs a job."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def memory_is_empty(caller: Workspace, servers: Servers) -> None:
     """No weights are left in the memory of nodes that were not lost."""
     for name in servers.names():
@@ -97,14 +92,10 @@ def test_a_run_goes_on_by_itself_on_all_nodes(
     memory_is_empty(caller, servers)
 
 
-def test_a_supervisor_is_started_again_and_a_run_cancelled(
-    caller: Workspace, servers: Servers
-) -> None:
+def test_a_run_is_cancelled(caller: Workspace, servers: Servers) -> None:
     run = caller.folder / "cancelled"
     caller.call(*asked(caller, run, *caller.pause("cancelled").args))
     begun(run)
-    kill([parent(pid) for pid in processes("_supervise", str(run))])
-    until((run / "supervisor" / "2.json").exists, "another supervisor")
     caller.call("cancel", run)
     nothing_runs(run)
     memory_is_empty(caller, servers)
