@@ -47,7 +47,8 @@ PROGRAMS = [
         def add():
             with lock, value.get_lock():
                 value.value += 1
-            queue.put(value.value)
+                mine = value.value
+            queue.put(mine)
         workers = [mp.Process(target=add) for _ in range(4)]
         for worker in workers: worker.start()
         found = {queue.get(timeout=300) for _ in workers}
