@@ -123,7 +123,7 @@ class Task:
 
     @property
     def id(self) -> str:
-        """The id by which squeue lists it."""
+        """Return the id by which squeue lists it."""
         return f"{self.job}_{self.index}" if self.array else self.job
 
     @property
@@ -260,7 +260,7 @@ class SimulatedSlurm(SlurmCluster):
 
     @cached_property
     def client(self) -> "Client":
-        """The commands of the simulated controller."""
+        """Return the commands of the simulated controller."""
         return self._made
 
 

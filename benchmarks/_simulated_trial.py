@@ -23,11 +23,11 @@ class Work(Protocol):
 
     @property
     def dir(self) -> RunDir:
-        """Its directory."""
+        """Return its directory."""
 
     @property
     def controller(self) -> Controller:
-        """Of its cluster."""
+        """Return the controller of its cluster."""
 
     def ready_seconds(self, number: int, node: str) -> float:
         """Return the seconds until a round's keeper has the weights on a node."""

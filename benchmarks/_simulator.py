@@ -41,7 +41,7 @@ class Cluster(NamedTuple):
 
     @property
     def engines(self) -> int:
-        """Number of engines that run at once."""
+        """Count the engines that run at once."""
         return sum(self.nodes.values())
 
 

@@ -29,13 +29,13 @@ class Subject:
 
 
 def subjects(seed: int) -> list[Subject]:
-    """The three subjects; the same seed invents the same world."""
+    """Invent the three subjects; the same seed invents the same world."""
     rng = random.Random(seed)  # noqa: S311 - text, not secrets
     return [_arithmetic(rng), _facts(rng), _programs(rng)]
 
 
 def documents(subjects: list[Subject], seed: int) -> Iterator[str]:
-    """Training documents without end, subjects mixed by weight."""
+    """Yield training documents without end, subjects mixed by weight."""
     rng = random.Random(seed)  # noqa: S311 - text, not secrets
     weights = [subject.weight for subject in subjects]
     while True:
@@ -128,7 +128,7 @@ _STEPS = {"plus": "+", "minus": "-"}
 
 
 def _function(a: int, b: int, step: str) -> tuple[str, str]:
-    """A function's head with its docstring, and its body."""
+    """Write a function: its head with a docstring, and its body."""
     head = f'def times_{a}_{step}_{b}(x):\n    """Return x times {a}, {step} {b}."""\n'
     return head, f"    return x * {a} {_STEPS[step]} {b}\n"
 
@@ -140,7 +140,7 @@ def _checks(a: int, b: int, step: str) -> str:
 
 
 def _names(rng: random.Random, count: int) -> list[str]:
-    """Different names of two or three syllables."""
+    """Invent different names of two or three syllables."""
     names: list[str] = []
     while len(names) < count:
         syllables = (rng.choice("bdgklmnrstv") + rng.choice("aeiou") for _ in range(3))

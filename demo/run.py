@@ -56,18 +56,18 @@ class Evaluation:
 
     @property
     def results_file(self) -> Path:
-        """Written when the run has ended, whether or not it is complete."""
+        """Return the file that is written when the run has ended, complete or not."""
         return self.run_dir / "results.json"
 
     def results(self) -> dict[str, Any]:
-        """What `results.json` says; an incomplete run without any score if there is none."""
+        """Read `results.json`; if there is none, the run is incomplete, without any score."""
         if not self.results_file.exists():
             return {"complete": False, "results": {}}
         found: dict[str, Any] = json.loads(self.results_file.read_text())
         return found
 
     def seconds(self) -> float:
-        """From the call to the results; not a number without results."""
+        """Return the seconds from the call to the results; not a number without results."""
         if not self.results_file.exists():
             return math.nan
         return self.results_file.stat().st_mtime - self.called
@@ -148,7 +148,7 @@ def prepare(folder: Path, subjects: list[corpus.Subject]) -> None:
 
 
 def table(evaluations: list[Evaluation]) -> Table:
-    """One row a checkpoint: scores with their standard errors, and the seconds they took."""
+    """Draw a row for each checkpoint: scores with standard errors, and the seconds they took."""
     shown = Table(title="Scores of each checkpoint", title_justify="left")
     shown.add_column("step", justify="right")
     for task in _METRICS:
@@ -162,7 +162,7 @@ def table(evaluations: list[Evaluation]) -> Table:
 
 
 def complaints(evaluations: list[Evaluation]) -> list[str]:
-    """What went wrong, in words: runs without all results, scores that did not rise."""
+    """Say what went wrong: runs without all results, scores that did not rise."""
     found = [
         f"the run of step {e.step} is not complete: see {e.run_dir}"
         for e in evaluations

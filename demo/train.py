@@ -72,7 +72,7 @@ def train(
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE learned from `texts`; each digit is a token of its own."""
+    """Learn byte-level BPE from `texts`; each digit is a token of its own."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -98,7 +98,7 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A Llama of 0.7 million parameters in float32, not trained yet."""
+    """Make a Llama of 0.7 million parameters in float32, not trained yet."""
     return LlamaForCausalLM(  # type: ignore[no-untyped-call]  # untyped there
         LlamaConfig(
             vocab_size=len(tokenizer),
@@ -127,7 +127,7 @@ def _rate(done: int, warmup: int, steps: int) -> float:
 def _batches(
     documents: Iterator[str], tokenizer: PreTrainedTokenizerFast, rows: int, length: int
 ) -> Iterator[torch.Tensor]:
-    """Token ids of shape (rows, length); a row is whole documents, then padding."""
+    """Yield token ids of shape (rows, length); a row is whole documents, then padding."""
     end = tokenizer.eos_token_id
     packed: list[list[int]] = [[]]
     for document in documents:
@@ -141,7 +141,7 @@ def _batches(
 
 
 def _labels(batch: torch.Tensor, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
-    """What to predict: everything but the padding, which is an end after an end."""
+    """Return what to predict: everything but the padding, which is an end after an end."""
     end = batch == tokenizer.eos_token_id
     padding = end & torch.roll(end, 1, dims=1)
     return batch.masked_fill(padding, -100)

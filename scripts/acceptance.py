@@ -121,7 +121,7 @@ class Program:
         return run
 
     def on_slurm(self, name: str, nodes: int) -> Path:
-        """A run with one trial on each of so many nodes."""
+        """Run one trial on each of so many nodes."""
         where = ("--cluster", "slurm", "--nodes", f"node[1-{nodes}]", "--max-gpus", nodes)
         return self.run(name, *where, COORDINATE_EVAL_TRIAL_MEMORY_GIB=ROOM_FOR_ONE_GIB)
 
@@ -137,7 +137,7 @@ def check_end(report: Report, name: str, run: Path, found: Mapping[str, Any]) ->
 
 
 def check_slurm(report: Report, program: Program, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Four nodes, against the harness's command; the scores."""
+    """Compare a run on four nodes with the harness's command, and return its scores."""
     run = program.on_slurm("four-nodes", 4)
     found = reference.ended(run)
     check_end(report, "Slurm", run, found)
@@ -159,7 +159,7 @@ def check_slurm(report: Report, program: Program, expected: Mapping[str, Any]) -
 
 
 def check_ray(report: Report, program: Program, scores: Mapping[str, Any]) -> None:
-    """Two engines through Ray, against the scores of the run on Slurm."""
+    """Compare a run of two engines through Ray with the scores of the run on Slurm."""
     run = program.run(
         "ray", "--cluster", "ray", "--max-gpus", 2,
         COORDINATE_EVAL_RAY_GPUS="2", COORDINATE_EVAL_TRIAL_MEMORY_GIB="4",
@@ -172,7 +172,7 @@ def check_ray(report: Report, program: Program, scores: Mapping[str, Any]) -> No
 def check_kill(
     report: Report, program: Program, who: str, command: str, scores: Mapping[str, Any]
 ) -> None:
-    """Two nodes with one process killed while responses come in."""
+    """Compare a run on two nodes, of which a process is killed while responses come in."""
     name = f"{who} killed"
     run = program.on_slurm(who, 2)
     done = run / "results.json"
@@ -190,7 +190,7 @@ def check_kill(
 
 
 def lm_eval(report: Report, checkpoint: Path, limit: int, folder: Path) -> dict[str, Any]:
-    """The harness's results, as far as its command can compute them here."""
+    """Return the harness's results, as far as its command can compute them here."""
 
     def ask(tasks: Sequence[str]) -> dict[str, Any]:
         found = reference.lm_eval(
@@ -212,7 +212,7 @@ def lm_eval(report: Report, checkpoint: Path, limit: int, folder: Path) -> dict[
 
 
 def write_suite(folder: Path, limit: int) -> Path:
-    """The suite of all tasks, `limit` items of each."""
+    """Write the suite of all tasks, `limit` items of each."""
     datasets = [{"name": task, "task": task} for task in (*TEXT, *CODE)]
     content = {"include_path": [str(TASKS)], "defaults": {"limit": limit}, "datasets": datasets}
     path = folder / "suite.yaml"
@@ -221,7 +221,7 @@ def write_suite(folder: Path, limit: int) -> Path:
 
 
 def accept(report: Report, given: argparse.Namespace, folder: Path) -> None:
-    """All steps, on a cluster that is up."""
+    """Take all steps, on a cluster that is up."""
     data = given.data.resolve() / "benchmarks"
     os.environ["BENCHMARKS_FOLDER"] = str(data)
     checkpoint = given.checkpoint or reference.roomy(tiny_model(), folder / "tiny", CONTEXT)
@@ -234,7 +234,7 @@ def accept(report: Report, given: argparse.Namespace, folder: Path) -> None:
 
 
 def main() -> int:
-    """The command line; the exit status: 1 if any step failed."""
+    """Run the command line, and return its exit status: 1 if any step failed."""
     given = _arguments()
     report = Report(Console(highlight=False))
     with tempfile.TemporaryDirectory(prefix="coordinate-eval-acceptance-") as name:
@@ -275,7 +275,7 @@ def _await(holds: Callable[[], object]) -> None:
 
 
 def _claimants(run: Path) -> list[int]:
-    """The process of one trial that holds shards not yet published, if there is any.
+    """Return the process of one trial that holds shards not yet published, if there is any.
 
     A trial whose engine still starts would be no loss.
     """
@@ -289,7 +289,7 @@ def _claimants(run: Path) -> list[int]:
 
 
 def _queue() -> str:
-    """What the cluster of this script still runs or will run."""
+    """Return what the cluster of this script still runs or will run."""
     argv = ["squeue", "-h", "-o", "%j"]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 

@@ -77,11 +77,11 @@ class Shape:
 
     @property
     def gpu(self) -> str:
-        """A GPU in the notation of GRES."""
+        """Return a GPU in the notation of GRES."""
         return "gpu:h200" if self.gres == "typed" else "gpu"
 
     def names(self) -> list[str]:
-        """Names of the nodes: node1, node2 …"""
+        """Return the names of the nodes: node1, node2 …"""
         return [f"node{number}" for number in range(1, self.nodes + 1)]
 
 
@@ -94,7 +94,7 @@ class DevCluster:
 
     @property
     def conf(self) -> Path:
-        """The value of SLURM_CONF."""
+        """Return the value of SLURM_CONF."""
         return self.dir / "slurm.conf"
 
     def up(self) -> None:
@@ -142,7 +142,7 @@ class DevCluster:
         shutil.rmtree(self.dir)
 
     def status(self) -> dict[str, bool]:
-        """Each daemon of the cluster and whether its process runs."""
+        """Return each daemon of the cluster and whether its process runs."""
         daemons = ["slurmctld", *(f"slurmd.{name}" for name in self.shape.names())]
         return {daemon: self._pid(daemon) is not None for daemon in daemons}
 
@@ -162,18 +162,18 @@ class DevCluster:
             self._command("slurmd", "-N", name)
 
     def kill_node(self, name: str) -> None:
-        """SIGKILL the slurmd of a node, as when a node is lost; its jobs' processes go on."""
+        """Kill the slurmd of a node, as when a node is lost; its jobs' processes go on."""
         _stop(self._pid(f"slurmd.{name}"), signal.SIGKILL)
 
     def _pid(self, daemon: str) -> int | None:
-        """The process of `slurmctld` or `slurmd.NODE`, if it still is what the pid file meant."""
+        """Return the process of `slurmctld` or `slurmd.NODE`, if the pid file still tells it."""
         pid = _read_pid(self.dir / "run" / f"{daemon}.pid")
         if pid is None or daemon.split(".")[0] not in _command_line(pid):
             return None
         return pid if f"SLURM_CONF={self.conf}" in _environment(pid) else None
 
     def _make_folder(self) -> None:
-        """A fresh folder: what an earlier cluster, no part of which runs, left is of no use."""
+        """Make a fresh folder; what an earlier cluster left, no part of which runs, is removed."""
         if self.dir.exists():
             self.down()
         self.dir.mkdir(mode=0o700, parents=True)
@@ -224,7 +224,7 @@ class DevCluster:
 
 
 def _configuration(folder: Path, shape: Shape) -> str:
-    """The text of slurm.conf."""
+    """Return the text of slurm.conf."""
     version = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout
     numbers = re.search(r"(\d+)\.(\d+)", version)
     if numbers is None:
@@ -250,7 +250,7 @@ def _configuration(folder: Path, shape: Shape) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below those of clients and above those of Ray's workers."""
+    """Find ports without listeners, below those of clients and above those of Ray's workers."""
     found: list[int] = []
     for port in random.sample(range(20_000, 30_000), 10_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -317,7 +317,7 @@ def _start_munge() -> bool:
 
 
 def _own_environment() -> dict[str, str]:
-    """This environment without what an enclosing Slurm job or cluster left in it."""
+    """Return this environment without what an enclosing Slurm job or cluster left in it."""
     prefixes = ("SLURM", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
@@ -346,7 +346,7 @@ def _processes() -> Iterator[int]:
 
 
 def _job_processes(conf: Path) -> set[int]:
-    """This cluster's step daemons, and what runs with the variables of its jobs."""
+    """Find this cluster's step daemons, and what runs with the variables of its jobs."""
     found = set()
     for pid in _processes():
         environment = _environment(pid)
@@ -359,7 +359,7 @@ def _job_processes(conf: Path) -> set[int]:
 
 
 def _any_controller() -> bool:
-    """Whether some slurmctld runs on this machine, which then needs munged."""
+    """Return whether some slurmctld runs on this machine, which then needs munged."""
     return any("slurmctld" in _command_line(pid).split("\0")[0] for pid in _processes())
 
 
@@ -413,7 +413,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """The command line; returns the exit status: 2 when this machine lacks something."""
+    """Run the command line, and return its exit status: 2 when this machine lacks something."""
     arguments = _arguments()
     folder = arguments.dir.resolve()
     try:

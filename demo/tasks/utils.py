@@ -16,7 +16,7 @@ def pass_at_k(references: list[str], predictions: list[list[str]], k: list[int])
 def build_predictions(
     responses: list[list[str]], documents: list[dict[str, Any]]
 ) -> list[list[str]]:
-    """Whole programs: each document's prompt with each of its completions."""
+    """Return whole programs: each document's prompt with each of its completions."""
     return [
         [document["prompt"] + completion for completion in completions]
         for completions, document in zip(responses, documents, strict=True)

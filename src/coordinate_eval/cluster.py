@@ -170,12 +170,12 @@ class Cluster(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in the setting `cluster`, and in `run.json`."""
+        """Return the name in the setting `cluster`, and in `run.json`."""
         ...
 
     @property
     def local(self) -> bool:
-        """True if jobs belong to the process that submitted them.
+        """Return whether jobs belong to the process that submitted them.
 
         They end with that process, and no other process can ask about them or cancel them. The
         process therefore supervises the run itself, and may poll often.
@@ -184,7 +184,7 @@ class Cluster(Protocol):
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """Number of calls so far, by command of the scheduler."""
+        """Count the calls so far, by command of the scheduler."""
         ...
 
     def here(self) -> bool:

@@ -123,7 +123,7 @@ class RayCluster:
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """Always empty: Ray runs in this process, and no commands are run."""
+        """Return an empty counter: Ray runs in this process, and no commands are run."""
         return {}
 
     def here(self) -> bool:

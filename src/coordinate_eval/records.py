@@ -221,7 +221,7 @@ class Request(Key):
 
     @property
     def turns(self) -> int:
-        """The number of answers that it asks for."""
+        """Count the answers that it asks for."""
         return 1 + len(self.follow_ups)
 
 
@@ -366,7 +366,7 @@ class Span(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """The span as a part of a file name."""
+        """Return the span as a part of a file name."""
         return f"{self.start}-{self.stop}"
 
 
@@ -382,7 +382,7 @@ class Shard(Record):
 
     @property
     def span(self) -> Span:
-        """The items that it covers."""
+        """Return the items that it covers."""
         return Span(self.dataset, self.start, self.stop)
 
 

@@ -33,12 +33,12 @@ class Ending(NamedTuple):
 
     @property
     def words(self) -> str:
-        """State, reason and exit code on one line, as rules read it."""
+        """Return state, reason and exit code on one line, as rules read it."""
         return " ".join(part for part in (self.state, self.reason, self.exit_code) if part)
 
     @property
     def failed(self) -> bool:
-        """Whether the job is known to have failed."""
+        """Return whether the job is known to have failed."""
         return bool(self.state) and self.state.split()[0] not in ("COMPLETED", "RUNNING", "PENDING")
 
 

@@ -63,7 +63,7 @@ class Kept:
 
     @property
     def found(self) -> bool:
-        """Whether it may say why a job ended."""
+        """Return whether it may say why a job ended."""
         return self.rule is not None or self.looks_wrong
 
 

@@ -61,7 +61,7 @@ class Rule(_Strict):
 
     @property
     def regex(self) -> str:
-        """The regular expression that is searched in a line without its prefix."""
+        """Return the regular expression that is searched in a line without its prefix."""
         if self.pattern:
             return self.pattern
         names = "|".join(re.escape(name) for name in self.exception)

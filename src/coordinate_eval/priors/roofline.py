@@ -75,7 +75,7 @@ class Model(Record):
 
     @property
     def kv_shares(self) -> int:
-        """GPUs among which keys and values divide; further ones hold copies."""
+        """Return how many GPUs keys and values divide among; further ones hold copies."""
         return min(self.tensor_parallel, self.kv_heads or self.tensor_parallel)
 
     dtype: str = ""

@@ -55,7 +55,7 @@ class SharedRayCluster:
         self._link = Link({"address": address})
 
     def __enter__(self) -> Self:
-        """Ray is connected to when it is asked."""
+        """Do nothing: Ray is connected to when it is asked."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -64,7 +64,7 @@ class SharedRayCluster:
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """Number of calls so far, by name."""
+        """Count the calls so far, by name."""
         return self._calls
 
     def here(self) -> bool:

@@ -56,15 +56,15 @@ class SlurmCluster:
         self._accounting: Accounting | None = None
 
     def __enter__(self) -> Self:
-        """Slurm needs no connection."""
+        """Do nothing: Slurm needs no connection."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Slurm needs no connection."""
+        """Do nothing: Slurm needs no connection."""
 
     @cached_property
     def client(self) -> SlurmClient:
-        """The runner of Slurm's commands."""
+        """Return the runner of Slurm's commands."""
         return SlurmClient(self._settings.timeout_seconds)
 
     @cached_property
@@ -73,7 +73,7 @@ class SlurmCluster:
 
     @cached_property
     def _excluded(self) -> frozenset[str]:
-        """The nodes that the settings exclude."""
+        """Return the nodes that the settings exclude."""
         return self._names(self._settings.exclude)
 
     def _names(self, hosts: str) -> frozenset[str]:
@@ -109,7 +109,7 @@ class SlurmCluster:
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """Number of commands run so far, by name."""
+        """Count the commands run so far, by name."""
         return self.client.calls
 
     def here(self) -> bool:

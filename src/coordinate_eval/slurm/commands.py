@@ -22,7 +22,7 @@ class Commands:
 
     @property
     def name(self) -> str:
-        """How nodes are read, for a person."""
+        """Say how nodes are read, for a person."""
         if self._no_json:
             return f"Slurm's commands, as text without JSON: {self._no_json}"
         return "Slurm's commands"

@@ -24,7 +24,7 @@ class Reader(Protocol):
 
     @property
     def name(self) -> str:
-        """How they are read, for a person."""
+        """Say how they are read, for a person."""
         ...
 
     def nodes(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class PyslurmReader:
 
     @property
     def name(self) -> str:
-        """How nodes and tasks are read, for a person."""
+        """Say how nodes and tasks are read, for a person."""
         if self._why_not:
             return f"{self._commands.name}; not pyslurm: {self._why_not}"
         return f"pyslurm {metadata.version('pyslurm')}"

@@ -63,7 +63,7 @@ _GROUP_OPTIONS = ("--help", "--version", "--install-completion", "--show-complet
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command line, as the console script does."""
     # What is written is never another user's to change, whatever the umask.
     os.umask(os.umask(0o077) | 0o022)
     _search_paths.make_absolute(os.environ, sys.path)

@@ -77,7 +77,7 @@ class Result:
 
     @property
     def words(self) -> str:
-        """Why, on one line."""
+        """Return why, on one line."""
         if len(self.tried.nodes) == 1:
             return "".join(self.why.values())
         return "; ".join(f"{node}: {words}" for node, words in self.why.items())
@@ -141,7 +141,7 @@ class Worlds:
 
     @property
     def names(self) -> list[str]:
-        """The names of all nodes."""
+        """Return the names of all nodes."""
         return list(self._nodes)
 
     def __enter__(self) -> Self:

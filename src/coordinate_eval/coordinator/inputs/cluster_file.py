@@ -78,7 +78,7 @@ class ClusterFile(Record):
 
     @property
     def cores_for_metrics(self) -> int:
-        """Cores for all metric jobs together."""
+        """Return the cores for all metric jobs together."""
         return self.metric_cpus or sum(node.cpus for node in self.nodes)
 
     def free(self) -> tuple[list[Node], list[Busy]]:

@@ -63,17 +63,17 @@ class StageSettings(_Section):
 
     @property
     def folder(self) -> str:
-        """The folder on each node for weights, or links to them, and what engines compile."""
+        """Return the folder on each node for weights or links to them, and what engines compile."""
         return self.where.removeprefix("local ") if self.in_files else self.root
 
     @property
     def in_files(self) -> bool:
-        """Whether the weights are copied to a disk."""
+        """Return whether the weights are copied to a disk."""
         return self.where.startswith("local ")
 
     @property
     def in_memory(self) -> bool:
-        """Whether the weights are copied into memory, which counts as the keeper's."""
+        """Return whether the weights are copied into memory, which counts as the keeper's."""
         return self.where == "shm"
 
 
@@ -239,7 +239,7 @@ class JudgeSettings(_Section):
 
     @property
     def name(self) -> str:
-        """The judge's name in questions, with its revision; empty if there is no judge."""
+        """Return the judge's name in questions, with its revision; empty if there is no judge."""
         return judge_name(self.model, self.revision) if self.model else ""
 
 

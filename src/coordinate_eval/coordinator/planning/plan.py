@@ -184,10 +184,10 @@ class Plan(Record):
 
     @property
     def ready_seconds(self) -> float:
-        """Seconds from the submission until the last engine answers."""
+        """Return the seconds from the submission until the last engine answers."""
         return max((t.start_seconds + t.setup_seconds for t in self.trials), default=0.0)
 
     @property
     def floor_seconds(self) -> dict[str, float]:
-        """Latency of each dataset's longest item, in seconds."""
+        """Return the latency of each dataset's longest item, in seconds."""
         return {dataset.name: dataset.floor_seconds for dataset in self.datasets}

@@ -76,13 +76,13 @@ class Inputs:
 
     @property
     def max_length(self) -> int:
-        """Tokens of context of this run."""
+        """Return the length of this run's context, in tokens."""
         longest = self.checkpoint.max_length
         return min(longest, self.settings.trial.max_length or longest)
 
     @property
     def run_id(self) -> str:
-        """The id of the run of these inputs."""
+        """Return the id of the run of these inputs."""
         return run_id(self.checkpoint, self.suite, self.settings)
 
 

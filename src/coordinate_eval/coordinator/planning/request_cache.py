@@ -124,7 +124,7 @@ class Builder:
 
     @cached_property
     def _copies(self) -> Path:
-        """A private folder with clean copies of the checkpoint's files, gone with this object."""
+        """Make a private folder of clean copies of the checkpoint's files; it goes with this."""
         folder = Path(tempfile.mkdtemp(prefix="coordinate-eval-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         _owner.check_above(folder)  # TMPDIR may be anybody's

@@ -57,7 +57,7 @@ class _Slice:
 
     @property
     def cut_seconds(self) -> float:
-        """The overhead of its ranges and of the items behind each."""
+        """Return the overhead of its ranges and of the items behind each, in seconds."""
         return 0.0 if self.whole else (2 * self.ranges - 1) * self.cost.chunk_overhead_seconds
 
     @property
@@ -67,7 +67,7 @@ class _Slice:
 
     @property
     def most_ranges(self) -> int:
-        """The number of ranges up to which the items between two are worth cutting off."""
+        """Return up to how many ranges the items between two are worth cutting off."""
         least = WORTH_CUTTING * self.cost.chunk_overhead_seconds
         between = self.cost.gpu_seconds / least if least else math.inf
         return 1 if self.whole else int(min(MOST_RANGES, self.items, between))

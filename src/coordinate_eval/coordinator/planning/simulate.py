@@ -49,7 +49,7 @@ class TrialBar(NamedTuple):
 
     @property
     def idle_from(self) -> float:
-        """The end of the last shard; only long items may be under way after it."""
+        """Return the end of the last shard; only long items may be under way after it."""
         return self.shards[-1].end if self.shards else self.ready
 
 
@@ -85,17 +85,17 @@ class Timeline(NamedTuple):
 
     @property
     def gpus_end(self) -> float:
-        """The moment of the last response, in seconds."""
+        """Return the moment of the last response, in seconds."""
         return max((bar.end for bar in self.trials), default=0.0)
 
     @property
     def end(self) -> float:
-        """The makespan, in seconds."""
+        """Return the makespan, in seconds."""
         return max([self.gpus_end, *(bar.end for bar in self.on_cores)])
 
     @property
     def on_cores(self) -> list[MetricBar | ScoreBar]:
-        """The metric jobs and the score jobs."""
+        """Return the metric jobs and the score jobs."""
         return [*self.metrics, *self.scores]
 
     def cores(self) -> list[Step]:

@@ -55,7 +55,7 @@ class Failure(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The message without the node's name, so that equal errors of several nodes are equal."""
+        """Return the message without the node's name, so that equal errors of nodes are equal."""
         return self.message.replace(self.node, "NODE") if self.node else self.message
 
 

@@ -55,7 +55,7 @@ class Phase(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """True if nothing more happens unless someone acts."""
+        """Return whether nothing more happens unless someone acts."""
         return self in (
             Phase.UNSUPERVISED,
             Phase.CANCELLED,

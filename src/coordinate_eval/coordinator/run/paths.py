@@ -15,244 +15,244 @@ class RunDir:
 
     @property
     def run(self) -> Path:
-        """`Run`, but what planning adds: everything that is fixed when the run is created."""
+        """Return the file of `Run`: what is fixed at its creation, without what planning adds."""
         return self.root / "run.json"
 
     @property
     def planned(self) -> Path:
-        """`Planned`: what planning adds to `run`."""
+        """Return the file of `Planned`: what planning adds to `run`."""
         return self.root / "planned.json"
 
     @property
     def plan(self) -> Path:
-        """`Plan`: the plan that the run follows."""
+        """Return the file of the `Plan` that the run follows."""
         return self.root / "plan.json"
 
     @property
     def reviewed(self) -> Path:
-        """`Plan`: the one that the user gave to be followed, if any."""
+        """Return the file of the `Plan` that the user gave to be followed, if any."""
         return self.root / "reviewed.json"
 
     @property
     def report(self) -> Path:
-        """A page for people: what the run made of its plan."""
+        """Return the page for people: what the run made of its plan."""
         return self.root / "report.html"
 
     @property
     def results(self) -> Path:
-        """The scores, or what is missing and why."""
+        """Return the file of the scores, or of what is missing and why."""
         return self.root / "results.json"
 
     @property
     def first_signal(self) -> Path:
-        """`FirstSignal`: rough scores from a slice of each dataset."""
+        """Return the file of `FirstSignal`: rough scores from a slice of each dataset."""
         return self.root / "first-signal.json"
 
     @property
     def judge(self) -> Path:
-        """`JudgeProgress`: how far the judge is."""
+        """Return the file of `JudgeProgress`: how far the judge is."""
         return self.root / "judge.json"
 
     @property
     def judge_settings(self) -> Path:
-        """`JudgeSettings`: those of the last resume, in place of those in `run`."""
+        """Return the file of the `JudgeSettings` of the last resume, in place of those in `run`."""
         return self.root / "judge-settings.json"
 
     @property
     def waiting(self) -> Path:
-        """`Waiting`: why the run gets no nodes now."""
+        """Return the file of `Waiting`: why the run gets no nodes now."""
         return self.root / "waiting.json"
 
     @property
     def refused(self) -> Path:
-        """`Refusals`: jobs that the scheduler refuses now."""
+        """Return the file of `Refusals`: jobs that the scheduler refuses now."""
         return self.root / "refused.json"
 
     @property
     def cancelled(self) -> Path:
-        """An empty file: the run was cancelled."""
+        """Return the empty file that says that the run was cancelled."""
         return self.root / "cancelled"
 
     @property
     def resumed(self) -> Path:
-        """`Resumed`: failures from before its time no longer count."""
+        """Return the file of `Resumed`: failures from before its time no longer count."""
         return self.root / "resumed"
 
     @property
     def model(self) -> Path:
-        """Folder of the checkpoint's configuration and tokenizer, which scoring needs."""
+        """Return the folder of the checkpoint's configuration and tokenizer, for scoring."""
         return self.root / "model"
 
     @property
     def logs(self) -> Path:
-        """Folder of the output of every job."""
+        """Return the folder of the output of every job."""
         return self.root / "logs"
 
     @property
     def work(self) -> Path:
-        """An empty folder: the working directory of the run's processes."""
+        """Return the empty folder that is the working directory of the run's processes."""
         return self.root / "work"
 
     @property
     def judge_folder(self) -> Path:
-        """Folder of the runs in which a checkpoint judges the answers of this one."""
+        """Return the folder of the runs in which a checkpoint judges the answers of this one."""
         return self.root / "judge"
 
     @property
     def baselines_folder(self) -> Path:
-        """Folder of the answers with which a judge compares those of the checkpoint."""
+        """Return the folder of the answers with which a judge compares those of the checkpoint."""
         return self.root / "baselines"
 
     def baseline(self, dataset: str) -> Path:
-        """File of the baseline's answers to a dataset's questions."""
+        """Return the file of the baseline's answers to a dataset's questions."""
         return self.baselines_folder / f"{dataset}.jsonl"
 
     # Rounds, jobs, and the processes that jobs run.
 
     def round(self, number: int) -> Path:
-        """`Round`: nodes that were asked for together."""
+        """Return the file of a `Round`: nodes that were asked for together."""
         return self.root / "rounds" / f"{number}.json"
 
     @property
     def jobs_folder(self) -> Path:
-        """Folder of `job`."""
+        """Return the folder of `job`."""
         return self.root / "jobs"
 
     def job(self, name: str) -> Path:
-        """`Submitted`: a job's id, or the scheduler's refusal."""
+        """Return the file of `Submitted`: a job's id, or the scheduler's refusal."""
         return self.jobs_folder / f"{name}.json"
 
     @property
     def supervisors_folder(self) -> Path:
-        """Folder of `supervisor`."""
+        """Return the folder of `supervisor`."""
         return self.root / "supervisor"
 
     def supervisor(self, epoch: int) -> Path:
-        """`Epoch`: a supervisor. The one with the highest epoch supervises."""
+        """Return the file of an `Epoch`: a supervisor. That with the highest epoch supervises."""
         return self.supervisors_folder / f"{epoch}.json"
 
     def stage(self, round_number: int, node: str) -> Path:
-        """`StageProgress` of a node's keeper."""
+        """Return the file of the `StageProgress` of a node's keeper."""
         return self.root / "stage" / f"{round_number}-{node}.json"
 
     def released(self, round_number: int, node: str) -> Path:
-        """An empty file: no trial of that round needs the node's weights any more."""
+        """Return the empty file that says that no trial of that round needs the node's weights."""
         return self.root / "stage" / f"{round_number}-{node}.released"
 
     def copies(self, node: str) -> Path:
-        """JSON lines of `WeightsCopied`: each whole copy of the weights to a node."""
+        """Return the lines of `WeightsCopied`: each whole copy of the weights to a node."""
         return self.root / "stage" / f"{node}.jsonl"
 
     @property
     def trials_folder(self) -> Path:
-        """Folder of `trial`."""
+        """Return the folder of `trial`."""
         return self.root / "trials"
 
     def trial(self, trial: str) -> Path:
-        """`TrialProgress`."""
+        """Return the file of `TrialProgress`: how far a trial is."""
         return self.trials_folder / f"{trial}.json"
 
     @property
     def troubles_folder(self) -> Path:
-        """Folder of `trouble`."""
+        """Return the folder of `trouble`."""
         return self.root / "troubles"
 
     def trouble(self, trial: str) -> Path:
-        """`Trouble`: how a trial ended that did not say so itself."""
+        """Return the file of `Trouble`: how a trial ended that did not say so itself."""
         return self.troubles_folder / f"{trial}.json"
 
     @property
     def causes_folder(self) -> Path:
-        """Folder of `cause`."""
+        """Return the folder of `cause`."""
         return self.root / "causes"
 
     def cause(self, job: str) -> Path:
-        """`JobCause`: why a trial or a keeper died."""
+        """Return the file of `JobCause`: why a trial or a keeper died."""
         return self.causes_folder / f"{job}.json"
 
     def scorings(self, dataset: str) -> Path:
-        """JSON lines of `Scored`: the seconds of scoring a dataset, or parts of it."""
+        """Return the lines of `Scored`: the seconds of scoring a dataset, or parts of it."""
         return self.root / "observations" / f"score-{dataset}.jsonl"
 
     def observations(self, trial: str) -> Path:
-        """JSON lines that a trial measured: `EngineStarted`, then one `ShardDone` each."""
+        """Return the lines that a trial measured: `EngineStarted`, then one `ShardDone` each."""
         return self.root / "observations" / f"{trial}.jsonl"
 
     # Requests, responses, questions, answers. What ledgers there are: see `claims.py`.
 
     @property
     def requests_folder(self) -> Path:
-        """Folder of `requests`."""
+        """Return the folder of `requests`."""
         return self.root / "requests"
 
     def requests(self, dataset: str) -> Path:
-        """JSON lines of `Request`, in item order."""
+        """Return the lines of `ItemRequests`, in item order."""
         return self.requests_folder / f"{dataset}.jsonl"
 
     def requests_index(self, dataset: str) -> Path:
-        """`DatasetRequests` of that file."""
+        """Return the file of `DatasetRequests`: the index of those lines."""
         return self.requests_folder / f"{dataset}.json"
 
     def requests_error(self, dataset: str) -> Path:
-        """Text: why a dataset's requests cannot be built."""
+        """Return the text that says why a dataset's requests cannot be built."""
         return self.requests_folder / f"{dataset}.error"
 
     def questions_folder(self, dataset: str) -> Path:
-        """Folder of a dataset's `questions`."""
+        """Return the folder of a dataset's `questions`."""
         return self.root / "questions" / dataset
 
     def questions(self, span: Span) -> Path:
-        """JSON lines of `Question` of a portion."""
+        """Return the lines of `Question` of a portion."""
         return self.questions_folder(span.dataset) / f"{span.stem}.jsonl"
 
     def published_folder(self, ledger: str, dataset: str) -> Path:
-        """Folder of a dataset's `published` and `unpublished`."""
+        """Return the folder of a dataset's `published` and `unpublished`."""
         return self.root / ledger / dataset
 
     def published(self, ledger: str, span: Span) -> Path:
-        """The complete lines of a span."""
+        """Return the file of the complete lines of a span."""
         return self.published_folder(ledger, span.dataset) / f"{span.stem}.jsonl"
 
     def unpublished(self, ledger: str, span: Span, attempt: int) -> Path:
-        """The lines that one attempt at a span has written so far."""
+        """Return the file of the lines that one attempt at a span has written so far."""
         return self.published_folder(ledger, span.dataset) / f"{span.stem}.{attempt}.part"
 
     def claims_folder(self, ledger: str, dataset: str) -> Path:
-        """Folder of a dataset's `claim` and `revocation`."""
+        """Return the folder of a dataset's `claim` and `revocation`."""
         return self.root / "claims" / ledger / dataset
 
     def claim(self, ledger: str, span: Span, attempt: int) -> Path:
-        """`Claim`: the owner of one attempt at a span."""
+        """Return the file of a `Claim`: the owner of one attempt at a span."""
         return self.claims_folder(ledger, span.dataset) / f"{span.stem}.{attempt}.json"
 
     def revocation(self, ledger: str, span: Span, attempt: int) -> Path:
-        """`Revocation`: that attempt is over, and another one may begin."""
+        """Return the file of a `Revocation`: that attempt is over, and another one may begin."""
         return self.claims_folder(ledger, span.dataset) / f"{span.stem}.{attempt}.revoked"
 
     def running(self, ledger: str, span: Span, attempt: int) -> Path:
-        """Text: what the owner of that attempt is running, if it may end the owner's job."""
+        """Return the text that says what the attempt's owner is running, if it may end its job."""
         return self.claims_folder(ledger, span.dataset) / f"{span.stem}.{attempt}.running"
 
     # Scores of datasets.
 
     @property
     def results_folder(self) -> Path:
-        """Folder of `dataset_results` and `dataset_error`."""
+        """Return the folder of `dataset_results` and `dataset_error`."""
         return self.root / "results"
 
     def dataset_results(self, dataset: str) -> Path:
-        """`DatasetResults`."""
+        """Return the file of `DatasetResults`."""
         return self.results_folder / f"{dataset}.json"
 
     def dataset_error(self, dataset: str) -> Path:
-        """Text: why a dataset could not be scored."""
+        """Return the text that says why a dataset could not be scored."""
         return self.results_folder / f"{dataset}.error"
 
     @property
     def estimates_folder(self) -> Path:
-        """Folder of `estimate`."""
+        """Return the folder of `estimate`."""
         return self.root / "estimates"
 
     def estimate(self, dataset: str) -> Path:
-        """`Estimate`: rough scores of a dataset, of which `first_signal` is made."""
+        """Return the file of an `Estimate`: a dataset's rough scores, for `first_signal`."""
         return self.estimates_folder / f"{dataset}.json"

@@ -37,12 +37,12 @@ class _OpenShard:
 
     @property
     def items(self) -> list[int]:
-        """Items with unanswered requests, in order."""
+        """Return the items with unanswered requests, in order."""
         return sorted(set(self.unanswered.values()))
 
     @property
     def in_flight(self) -> list[int]:
-        """Items with unanswered requests that the engine may have."""
+        """Return the items with unanswered requests that the engine may have."""
         return [item for item in self.items if item in self.pulled]
 
 

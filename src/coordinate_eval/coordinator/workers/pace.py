@@ -22,7 +22,7 @@ class Pace:
 
     @property
     def begun(self) -> bool:
-        """Whether the engine was given any shard."""
+        """Return whether the engine was given any shard."""
         return self._begun > 0
 
     def begin(self, predicted: float) -> None:

@@ -70,7 +70,7 @@ class Caches:
 
     @property
     def mirrors(self) -> dict[str, str]:
-        """The folder of a confined process's own copy of each cache, by the cache's path."""
+        """Return the folder of a confined process's own copy of each cache, by the cache's path."""
         return {str(path): _mirror(variable) for variable, path in self.written.items()}
 
 

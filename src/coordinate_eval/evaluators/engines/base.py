@@ -28,7 +28,7 @@ class Engine(Protocol):
 
     @property
     def computing(self) -> Sequence[Request] | None:
-        """The requests that are being computed, as a new object for each batch.
+        """Return the requests that are being computed, as a new object for each batch.
 
         None for an engine that computes all requests that it has pulled and not yet answered.
         """

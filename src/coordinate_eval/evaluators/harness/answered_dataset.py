@@ -71,7 +71,7 @@ class AnsweredDataset(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """The number of prompts or documents that are in memory."""
+        """Count the prompts or documents that are in memory."""
 
     @abstractmethod
     def answered(self, responses: Iterable[Response], *, whole: bool) -> Answered:

@@ -50,7 +50,7 @@ class BuiltDataset(AnsweredDataset):
 
     @property
     def size(self) -> int:
-        """The number of prompts."""
+        """Count the prompts."""
         return len(self.asks)
 
     def _add(self, task: str, instances: Sequence[Instance]) -> None:

@@ -69,7 +69,7 @@ class Collector:
 
     @property
     def questions(self) -> list[Question]:
-        """The questions in the order in which they were first asked, without duplicates."""
+        """Return the questions in the order in which they were first asked, without duplicates."""
         return list(self._questions.values())
 
 
@@ -88,7 +88,7 @@ class AnswerBook:
 
     @property
     def toolchains(self) -> dict[str, str]:
-        """The versions of the compilers behind the answers, by language."""
+        """Return the versions of the compilers behind the answers, by language."""
         return {name: ", ".join(sorted(found)) for name, found in self._toolchains.items()}
 
     def __call__(self, question: Question) -> Verdict:

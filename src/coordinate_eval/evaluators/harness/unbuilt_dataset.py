@@ -73,7 +73,7 @@ class UnbuiltDataset(AnsweredDataset):
 
     @property
     def size(self) -> int:
-        """The number of documents."""
+        """Count the documents."""
         return self.items
 
     def answered(self, responses: Iterable[Response], *, whole: bool) -> Answered:

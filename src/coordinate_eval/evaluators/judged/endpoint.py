@@ -175,12 +175,12 @@ class Endpoint:
 
     @property
     def is_failing(self) -> bool:
-        """Whether nothing but failures came last."""
+        """Return whether nothing but failures came last."""
         return self._failing_since is not None
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing but failures came for the patience."""
+        """Return whether nothing but failures came for the patience."""
         return self._is_over(self._failing_since)
 
     async def ask(self, question: Question) -> Answer:

@@ -31,7 +31,7 @@ class Toolchain:
 
     @property
     def view(self) -> View:
-        """What of this machine its commands see."""
+        """Return what its commands see of this machine."""
         libraries = (self.libraries,) if self.libraries else ()
         return View(read=(*self.language.seen(), *libraries))
 

@@ -55,7 +55,7 @@ class Promise(Record):
 
     @property
     def age(self) -> tuple[float, str]:
-        """A key that orders runs, the oldest first."""
+        """Return a key that orders runs, the oldest first."""
         return self.created, self.prefix
 
 

@@ -32,17 +32,17 @@ class JobCause(Record):
 
     @property
     def known(self) -> bool:
-        """Whether a rule knows the cause."""
+        """Return whether a rule knows the cause."""
         return self.reason != UNKNOWN
 
     @property
     def words(self) -> str:
-        """The reason and what to do, for a person."""
+        """Return the reason and what to do, for a person."""
         return f"{self.reason} ({self.category}): {self.cure}"
 
     @property
     def ends_all(self) -> bool:
-        """Whether every other job would die of it too.
+        """Return whether every other job would die of it too.
 
         What the scheduler did, and what came of work, others need not meet.
         """
@@ -50,17 +50,17 @@ class JobCause(Record):
 
     @property
     def of_node(self) -> bool:
-        """Whether it lies in the node, or in what the node is connected to."""
+        """Return whether it lies in the node, or in what the node is connected to."""
         return self.action is Action.ANOTHER_NODE and self.category == "infrastructure"
 
     @property
     def of_hardware(self) -> bool:
-        """Whether it lies in the node for certain, also where other jobs on it go on."""
+        """Return whether it lies in the node for certain, also where other jobs on it go on."""
         return self.of_node and self.reason in _HARDWARE
 
     @property
     def of_gpu_memory(self) -> bool:
-        """Whether an engine that runs fewer sequences at once may not die of it."""
+        """Return whether an engine that runs fewer sequences at once may not die of it."""
         return self.action is Action.LESS_LOAD and self.reason == "Out of Memory Error"
 
 

@@ -71,7 +71,7 @@ class JudgeRun:
 
     @property
     def root(self) -> Path:
-        """The run directory."""
+        """Return the run directory."""
         return self._dir.root
 
     def start(self) -> None:

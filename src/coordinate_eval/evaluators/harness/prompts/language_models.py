@@ -90,7 +90,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     @cached_property
     def tokenizer(self) -> Any:  # noqa: ANN401  one of many classes of transformers
-        """The tokenizer."""
+        """Return the tokenizer."""
         return self._load_tokenizer()
 
     @cached_property
@@ -99,7 +99,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     @cached_property
     def end_text(self) -> str | None:
-        """The token that ends a text, as text; None if the tokenizer has none."""
+        """Return the token that ends a text, as text; None if the tokenizer has none."""
         if self.eot_token_id is None:
             return None
         text: str | None = self.tokenizer.decode(self.eot_token_id) or self.tokenizer.eos_token
@@ -107,13 +107,13 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     @property
     def eot_token_id(self) -> int | None:
-        """The token that ends a text, or None if the tokenizer has none."""
+        """Return the token that ends a text, or None if the tokenizer has none."""
         token: int | None = self.tokenizer.eos_token_id
         return token
 
     @property
     def prefix_token_id(self) -> int:
-        """The token of an empty context: beginning of text, or else end of text."""
+        """Return the token of an empty context: beginning of text, or else end of text."""
         bos: int | None = self.tokenizer.bos_token_id
         token = self.eot_token_id if bos is None else bos
         if token is None:
@@ -122,12 +122,12 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     @property
     def tokenizer_name(self) -> str:
-        """The path of the tokenizer, with `__` for each slash."""
+        """Return the path of the tokenizer, with `__` for each slash."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the checkpoint has a chat template."""
+        """Return whether the checkpoint has a chat template."""
         return self.tokenizer.chat_template is not None
 
     def apply_chat_template(
@@ -166,7 +166,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     @cached_property
     def _prefix(self) -> str | None:
-        """The text of the token of an empty context, None if there is no such token."""
+        """Return the text of the token of an empty context, None if there is no such token."""
         if self.tokenizer.bos_token_id is None and self.eot_token_id is None:
             return None
         text: str = self.tokenizer.decode(self.prefix_token_id)

@@ -60,7 +60,7 @@ class LoadedTasks:
 
     @property
     def tasks(self) -> dict[str, Task]:
-        """The leaf tasks by name, in the harness's order."""
+        """Return the leaf tasks by name, in the harness's order."""
         tasks: dict[str, Task] = self.table["tasks"]
         return tasks
 
