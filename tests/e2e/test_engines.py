@@ -8,13 +8,25 @@ from collections.abc import Iterator
 
 import pytest
 from benchmarks._scoring import SHAPES, Shape, scored_items
-from tests.tiny import MAX_LENGTH, VOCABULARY, need, tiny_model, tokenizer
+from tests.engine_requests import (
+    THEN,
+    by_hand,
+    choices,
+    conversations,
+    ids,
+    mixed,
+    plain,
+    run,
+    same,
+    score,
+    write,
+)
+from tests.tiny import MAX_LENGTH, VOCABULARY, need, tiny_model
 
-from coordinate_eval import records
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators.engines import vllm_arguments
 from coordinate_eval.evaluators.engines.base import Engine, start
-from coordinate_eval.records import Request, RequestKind, Response, Turn
+from coordinate_eval.records import Request, RequestKind, prompt_tokens
 
 RUNNING = 8
 """Sequences that the vLLM under test runs at once."""
@@ -77,82 +89,6 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return found
 
 
-def ids(text: str) -> list[int]:
-    found: list[int] = tokenizer(tiny_model()).encode(text).ids
-    return found
-
-
-def request(number: int, kind: RequestKind, prompt: str, **fields: object) -> Request:
-    return Request.model_validate(
-        {
-            "dataset": "d",
-            "item": number,
-            "task": "a task",
-            "doc": number,
-            "prompt_hash": "h",
-            "kind": kind,
-            "tokens": ids(prompt),
-        }
-        | fields
-    )
-
-
-def write(number: int, prompt: str, **fields: object) -> Request:
-    return request(number, RequestKind.GENERATE, prompt, **({"max_tokens": 24} | fields))
-
-
-def score(number: int, prompt: str, then: str, **fields: object) -> Request:
-    wanted = {"continuation": ids(then)} | fields
-    return request(number, RequestKind.LOGLIKELIHOOD, prompt, **wanted)
-
-
-def run(engine: Engine, requests: list[Request]) -> dict[int, Response]:
-    """The responses by item, each request answered once."""
-    responses = list(engine.run(iter(requests)))
-    assert sorted(r.item for r in responses) == sorted(r.item for r in requests)
-    return {response.item: response for response in responses}
-
-
-def mixed(count: int) -> list[Request]:
-    """Requests of both kinds and many lengths."""
-    words = [
-        "the",
-        "cat",
-        "sat",
-        "on",
-        "a",
-        "mat",
-        "one",
-        "two",
-        "Grüße",
-        "東京",
-        "🙂",
-        "def",
-        "b):",
-    ]
-    requests = []
-    for number in range(count):
-        prompt = " ".join(words[number % 5 : number % 5 + 1 + number % 9])
-        if number % 2:
-            requests.append(write(number, prompt, max_tokens=1 + number * 7 % 40))
-        else:
-            requests.append(score(number, prompt * (1 + number % 7), " " + words[number % 12]))
-    return requests
-
-
-def same(left: dict[int, Response], right: dict[int, Response]) -> None:
-    """Equal texts and counts; log-likelihoods equal but for the order of float32 sums."""
-    for number, response in left.items():
-        other = right[number]
-        assert response.model_copy(update={"logprob": None}) == other.model_copy(
-            update={"logprob": None}
-        )
-        if response.logprob is not None and other.logprob is not None:
-            assert math.isclose(response.logprob, other.logprob, abs_tol=1e-4)
-        else:
-            assert response.logprob is None and other.logprob is None
-
-
 def test_engines_agree(vllm: Engine, transformers: Engine) -> None:
     requests = mixed(80)
     first = run(vllm, requests)
@@ -202,12 +138,6 @@ def test_a_shared_prefix_is_computed_once(vllm: Engine) -> None:
     unseen = "seven eight nine ten eleven twelve\n" * 40
     assert steps(unseen, " one") > 2
     assert steps(unseen, " two") == 1
-
-
-def choices(item: int, context: list[int], texts: list[list[int]]) -> list[Request]:
-    """The requests of one item, in the order in which the evaluator builds them."""
-    fields = {"item": item, "doc": item, "tokens": context}
-    return [score(0, "", "", **fields, continuation=then, index=n) for n, then in enumerate(texts)]
 
 
 @pytest.mark.parametrize("by_ids", [True, False])
@@ -332,41 +262,6 @@ def test_repetition_penalty_is_the_same_in_both(vllm: Engine, transformers: Engi
     same(run(vllm, requests), run(transformers, requests))
 
 
-THEN = "</s>\n<|turn|>one two</s>"
-"""A follow-up: the end of an answer, and a question, in the words of a template."""
-
-
-def conversations(count: int, **fields: object) -> list[Request]:
-    """Requests of one to three turns, and many lengths."""
-    return [
-        write(
-            n,
-            "the cat sat " * (1 + n % 7),
-            follow_ups=[ids(THEN)] * (n % 3),
-            **({"max_tokens": 1 + n * 5 % 30} | fields),
-        )
-        for n in range(count)
-    ]
-
-
-def by_hand(engine: Engine, request: Request, max_length: int = MAX_LENGTH) -> Response:
-    """The response to a conversation, from single requests with prompts made by hand.
-
-    Answers are made into tokens again, so their texts must have the tokens that were generated.
-    """
-    prompt, turns = request.tokens, []
-    for follow_up in [*request.follow_ups, None]:
-        single = request.model_copy(update={"tokens": prompt, "follow_ups": []})
-        turns.append(run(engine, [single])[request.item])
-        text = turns[-1].text
-        assert text is not None
-        prompt = [*prompt, *ids(text), *(follow_up or [])]
-        prompt = prompt[-(max_length - request.max_tokens) :]
-    first, *others = turns
-    later = [Turn(text=t.text or "", tokens=t.tokens, finish="length") for t in others]
-    return first.model_copy(update={"turns": later})
-
-
 def test_engines_hold_the_same_conversations(vllm: Engine, transformers: Engine) -> None:
     free = conversations(24)
     # At stop strings, which may begin within a token; and among other requests.
@@ -387,7 +282,7 @@ def test_a_conversation_is_single_requests_with_longer_prompts(engine: Engine) -
     requests = [
         request
         for request in conversations(60, max_tokens=1)
-        if request.follow_ups and _plain(by_hand(engine, request))
+        if request.follow_ups and plain(by_hand(engine, request))
     ]
     assert len(requests) > 5
     found = run(engine, requests)
@@ -395,11 +290,6 @@ def test_a_conversation_is_single_requests_with_longer_prompts(engine: Engine) -
         wanted = by_hand(engine, request)
         assert [t.text for t in found[request.item].turns] == [t.text for t in wanted.turns]
         assert found[request.item].text == wanted.text
-
-
-def _plain(response: Response) -> bool:
-    texts = [response.text or "", *(turn.text for turn in response.turns)]
-    return all(text and len(ids(text)) == 1 for text in texts)
 
 
 def test_a_conversation_that_outgrows_the_context_goes_on(
@@ -483,10 +373,10 @@ def test_stays_full_over_dataset_borders(vllm: Engine) -> None:
 def test_vllm_computes_as_many_tokens_as_are_counted_when_building(
     vllm: Engine, shape: Shape, shots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "CACHE_BLOCK", BLOCK)
+    monkeypatch.setattr(prompt_tokens, "CACHE_BLOCK", BLOCK)
     requests = list(scored_items(shape, shots, 24, VOCABULARY))
     tokens = sum(len(r.tokens) + len(r.continuation) for r in requests)
-    saved = sum(map(records.computed_before, requests[1:], requests))
+    saved = sum(map(prompt_tokens.computed_before, requests[1:], requests))
     before: int = vllm.computed_tokens  # type: ignore[attr-defined]  # vLLM's own
     assert len(list(vllm.run(iter(requests)))) == len(requests)
     computed = vllm.computed_tokens - before  # type: ignore[attr-defined]

@@ -1,0 +1,75 @@
+"""The records that travel between processes.
+
+In the order in which a run makes them: `inputs`, `requests`, `shards`, `responses`, `questions`,
+`results`. Everyone imports them from here.
+
+They are written as JSON and never pickled. A file that holds one record carries its `schema`.
+Readers ignore fields that they do not know, so that fields can be added. A JSON-lines file holds
+one record per line; its version is in the file that describes it.
+
+Units are seconds, bytes, tokens and items. Times are seconds since the epoch.
+"""
+
+from coordinate_eval.records.base import FileName, Record
+from coordinate_eval.records.inputs import (
+    Checkpoint,
+    CheckpointFormat,
+    Dataset,
+    EngineSettings,
+    Message,
+    Prior,
+    Rubric,
+    Suite,
+)
+from coordinate_eval.records.prompt_tokens import (
+    CACHE_BLOCK,
+    computed_before,
+    computed_by_turns,
+    prompt_lengths,
+)
+from coordinate_eval.records.questions import PYTHON, Answer, Question, QuestionKind, judge_name
+from coordinate_eval.records.requests import (
+    Asked,
+    DatasetRequests,
+    ItemRequests,
+    Key,
+    Request,
+    RequestKind,
+)
+from coordinate_eval.records.responses import Response, Turn
+from coordinate_eval.records.results import DatasetResults, Outputs
+from coordinate_eval.records.shards import Shard, Span
+
+__all__ = [
+    "CACHE_BLOCK",
+    "PYTHON",
+    "Answer",
+    "Asked",
+    "Checkpoint",
+    "CheckpointFormat",
+    "Dataset",
+    "DatasetRequests",
+    "DatasetResults",
+    "EngineSettings",
+    "FileName",
+    "ItemRequests",
+    "Key",
+    "Message",
+    "Outputs",
+    "Prior",
+    "Question",
+    "QuestionKind",
+    "Record",
+    "Request",
+    "RequestKind",
+    "Response",
+    "Rubric",
+    "Shard",
+    "Span",
+    "Suite",
+    "Turn",
+    "computed_before",
+    "computed_by_turns",
+    "judge_name",
+    "prompt_lengths",
+]

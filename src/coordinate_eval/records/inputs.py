@@ -1,0 +1,152 @@
+"""What a run is asked for: a checkpoint, the datasets of a suite, an engine."""
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import Field
+
+from coordinate_eval.records.base import FileName, Record
+
+
+class CheckpointFormat(StrEnum):
+    """The file format of weights."""
+
+    SAFETENSORS = "safetensors"
+    TORCH = "torch"
+
+
+class Checkpoint(Record):
+    """A checkpoint, as found on disk when it was inspected."""
+
+    path: str
+    identity: str = Field(description="sha256 of names, sizes, mtimes and small files' bytes")
+    format: CheckpointFormat
+    weights: list[str] = Field(description="weight files, absolute")
+    files: list[str] = Field(description="config and tokenizer files, absolute")
+    bytes: int = Field(description="of the weight files")
+    parameters: int
+    dtype: str = Field(description="of most parameters, such as 'bfloat16'")
+    max_length: int = Field(description="length of the model's context in tokens")
+    attention_heads: int
+    kv_bytes_per_token: int = Field(description="keys and values of one token, all layers")
+    kv_heads: int = Field(
+        default=0, description="GPUs that keys and values divide among; 0 if not known"
+    )
+    activation_bytes_per_token: int = Field(
+        default=0, description="of the model's width, all layers; 0 if not known"
+    )
+
+
+class Prior(Record):
+    """Costs of a whole dataset on one trial, as a suite states them. All are in seconds."""
+
+    gpu_seconds: float = Field(ge=1e-6, le=1e9)
+    cpu_seconds: float = Field(default=0.0, ge=0, le=1e12)
+    chunk_overhead_seconds: float = Field(default=0.0, ge=0, le=1e6)
+    floor_seconds: float = Field(default=0.0, ge=0, le=1e9)
+    # Left out where they are 0: suites without them keep their digest.
+    score_seconds: float = Field(default=0.0, ge=0, le=1e9, exclude_if=lambda s: s == 0)
+    spread: float = Field(
+        default=0.0,
+        ge=0,
+        le=10,
+        exclude_if=lambda s: s == 0,
+        description="standard deviation of the logarithm of the true gpu_seconds over these",
+    )
+
+
+class Message(Record):
+    """A message to a judge."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str = Field(description="a Jinja template")
+
+
+class Rubric(Record):
+    """How a judge, which is another model, rates the answers of a dataset."""
+
+    name: str
+    prompts: dict[FileName, list[Message]] = Field(
+        description="what the judge is asked about an item, by the name of that part of the score"
+    )
+    pair: bool = Field(
+        default=False,
+        description="the answer is compared with a baseline's, then again with sides exchanged",
+    )
+    id: str | None = Field(
+        default=None, description="field of a document by which a baseline's answer is found"
+    )
+    patterns: list[str] = Field(
+        description="regular expressions, tried in turn; their first group is the verdict"
+    )
+    take: Literal["first", "last"] = Field(default="first", description="which match counts")
+    ignore_case: bool = False
+    scale: tuple[float, float] | None = Field(
+        default=None, description="least and greatest rating, where verdicts are numbers"
+    )
+    labels: dict[str, list[float]] = Field(
+        default={}, description="values that a verdict stands for; it counts once for each"
+    )
+    aggregation: Literal["mean", "median", "mean_of_items"] = Field(
+        default="mean",
+        description="of all values of all verdicts; or the mean over items of their own means",
+    )
+    by: str | None = Field(
+        default=None, description="field of a document; its values have scores of their own"
+    )
+    style_control: bool = Field(
+        default=False, description="of a pair: give the win rate without length and Markdown, too"
+    )
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    max_tokens: int = Field(default=2048, ge=1, le=1_000_000)
+
+
+class Dataset(Record):
+    """One dataset of a suite, with the suite's defaults merged in."""
+
+    name: FileName
+    group: str | None = Field(default=None, description="subject, for people to read")
+    task: str | None = Field(
+        default=None, description="of the harness; without one the dataset is planned, but not run"
+    )
+    items: int | None = None
+    prior: Prior | None = None
+    splittable: bool = True
+    num_fewshot: int | None = None
+    gen_kwargs: dict[str, Any] = Field(default={})
+    limit: int | None = None
+    repeats: int | None = None
+    chat_template: bool = False
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool = False
+    think_end_token: str | None = None
+    metadata: dict[str, Any] = Field(default={})
+    # Left out where there is none: suites without it keep their digest.
+    rubric: Rubric | None = Field(
+        default=None,
+        exclude_if=lambda r: r is None,
+        description="how a judge rates the answers, in place of the task's own metrics",
+    )
+
+
+class Suite(Record):
+    """The datasets of a run."""
+
+    name: str
+    digest: str = Field(description="sha256 of the merged content")
+    include_path: list[str] = Field(
+        default=[], description="absolute folders of tasks; the last one wins"
+    )
+    datasets: list[Dataset]
+
+
+class EngineSettings(Record):
+    """The engine to start, and its arguments."""
+
+    name: Literal["vllm", "transformers", "simulated"] = Field(
+        default="vllm",
+        description="vllm, transformers, or simulated: made-up responses, without a model",
+    )
+    args: dict[str, Any] = Field(
+        default={}, description="the engine's own arguments, as a JSON object"
+    )

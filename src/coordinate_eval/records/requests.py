@@ -1,0 +1,190 @@
+"""What an engine is asked: the requests of a dataset, by item, and the index of their file."""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from coordinate_eval.records.base import Record
+
+
+class RequestKind(StrEnum):
+    """The two tasks of an engine: write a text, or score one."""
+
+    GENERATE = "generate"
+    LOGLIKELIHOOD = "loglikelihood"
+
+
+class Key(Record):
+    """The identity of one prompt. A request and its response have the same key."""
+
+    dataset: str
+    item: int = Field(description="position in the dataset, from 0")
+    task: str = Field(description="leaf task of the harness")
+    doc: int = Field(description="document id within the leaf task")
+    index: int = Field(
+        default=0, description="number of the request within its document, such as the choice"
+    )
+    repeat: int = Field(default=0, description="number of the sample of this request")
+    window: int = Field(default=0, description="number of the window of a rolling log-likelihood")
+    prompt_hash: str = Field(description="sha256 of the harness's prompt, first 16 hex digits")
+
+    def identity(self) -> tuple[str, int, int, int, int]:
+        """Return the fields that distinguish a request from all others of its dataset."""
+        return self.task, self.doc, self.index, self.repeat, self.window
+
+
+class Request(Key):
+    """One prompt, tokenized and truncated, so that an engine needs no tokenizer."""
+
+    kind: RequestKind
+    tokens: list[int] = Field(description="prompt, or the context of a log-likelihood")
+    continuation: list[int] = Field(default=[], description="scored tokens (log-likelihood)")
+    max_tokens: int = Field(default=0, description="most tokens to generate")
+    stop: list[str] = Field(default=[], description="strings at which generation may end")
+    sampling: dict[str, float] = Field(
+        default={}, description="temperature, top_p, top_k, seed …; empty means greedy"
+    )
+    follow_ups: list[list[int]] = Field(
+        default=[],
+        description="further turns of a conversation: tokens that come after prompt and answer, "
+        "to be continued in the same way",
+    )
+
+    @property
+    def turns(self) -> int:
+        """Count the answers that it asks for."""
+        return 1 + len(self.follow_ups)
+
+
+class Asked(Record):
+    """One request of an item, but for what it shares with others of the item."""
+
+    index: int = 0
+    repeat: int = 0
+    window: int = 0
+    prompt_hash: str
+    kind: RequestKind
+    context: int = Field(default=0, description="position of its tokens in the item's contexts")
+    continuation: list[int] = Field(default=[])
+    max_tokens: int = 0
+    stop: list[str] = Field(default=[])
+    sampling: dict[str, float] = Field(default={})
+    follow_ups: list[list[int]] = Field(default=[])
+
+
+class ItemRequests(Record):
+    """A line of `requests/<dataset>.jsonl`: all requests of an item. Choices share a context."""
+
+    item: int
+    task: str
+    doc: int
+    contexts: list[list[int]] = Field(description="tokens, each list once")
+    requests: list[Asked]
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> "ItemRequests":
+        """Return the requests of one item as one record."""
+        first = requests[0]
+        contexts: list[list[int]] = []
+        asked = []
+        for request in requests:
+            known = (n for n, tokens in enumerate(contexts) if tokens == request.tokens)
+            context = next(known, len(contexts))
+            if context == len(contexts):
+                contexts.append(request.tokens)
+            given = {name: getattr(request, name) for name in _OF_ASKED}
+            asked.append(Asked.model_construct(**given, context=context))
+        return cls.model_construct(
+            item=first.item, task=first.task, doc=first.doc, contexts=contexts, requests=asked
+        )
+
+    def of_dataset(self, dataset: str) -> Iterator[Request]:
+        """Yield the requests. Those that share a context share its list in memory."""
+        shared: dict[str, Any] = {
+            "dataset": dataset,
+            "item": self.item,
+            "task": self.task,
+            "doc": self.doc,
+        }
+        for asked in self.requests:
+            given = {name: getattr(asked, name) for name in _OF_ASKED}
+            yield Request.model_construct(**shared, **given, tokens=self.contexts[asked.context])
+
+
+_OF_ASKED = Asked.model_fields.keys() - {"context"}
+
+
+class DatasetRequests(Record):
+    """The index of `requests/<dataset>.jsonl`. It is written beside that file, after it."""
+
+    schema_: Literal["coordinate-eval/requests@2"] = Field(
+        default="coordinate-eval/requests@2", alias="schema"
+    )
+    model_config = ConfigDict(populate_by_name=True)
+
+    dataset: str
+    key: str = Field(description="cache key: hash of everything the requests depend on")
+    items: int
+    requests: int = Field(description="each turn of a conversation is one")
+    prompt_tokens: int = Field(
+        description="sum over requests, continuation included; a later turn has those before it, "
+        "without the answers"
+    )
+    cached_tokens: int = Field(
+        default=0, description="of these, in whole blocks shared with the request before"
+    )
+    generate_requests: int
+    max_output_tokens: int = Field(
+        description="sum of the output limits of all generating requests"
+    )
+    longest_output_tokens: int = Field(
+        description="largest output limit of one request, or of all turns of a conversation"
+    )
+    asks: bool = Field(description="whether its metric asks questions")
+    judged: bool = Field(default=False, description="whether it asks a judge")
+    question_ids: list[str] = Field(
+        default=[],
+        description="of each item, by which a baseline's answer is found, if it needs one",
+    )
+    languages: list[str] = Field(
+        default=[], description="languages of the programs that its metric asks for"
+    )
+    metric_cpu_seconds: float = Field(
+        default=0.0, description="CPU seconds of usual programs in these languages, one a request"
+    )
+    plain_chat: bool = Field(
+        default=False,
+        description="the checkpoint has no chat template: the tasks' own turn_template stood in",
+    )
+    built: float | None = Field(default=None, description="time at which they were built")
+    runs_text: str = Field(
+        default="its requests were built by an earlier version",
+        description="what in its scoring may run what the model wrote; empty if nothing does",
+    )
+    build_cpu_seconds: float | None = Field(
+        default=None, description="CPU seconds of building, without downloads and shared loading"
+    )
+    versions: dict[str, str] = Field(default={}, description="version of each leaf task")
+    scripts: dict[str, list[str]] = Field(
+        default={},
+        description="scripts, such as LATIN, in which each generating leaf task is written",
+    )
+    sources: dict[str, str] = Field(
+        default={}, description="local data files they were built from: path → '<size> <mtime_ns>'"
+    )
+    end_text: str | None = Field(
+        default=None, description="the tokenizer's end of a text, at which scoring cuts"
+    )
+    made_from: str = Field(
+        default="",
+        description="digest of what prompts were made from, but for documents; empty if scoring "
+        "has to make them again",
+    )
+    item_digests: list[str] = Field(
+        default=[], description="of each item's document and requests, for scoring to compare"
+    )
+    offsets: list[int] = Field(
+        description="byte offset of each item's line, then of the end of the file"
+    )

@@ -1,0 +1,51 @@
+"""The scores of a dataset."""
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from coordinate_eval.records.base import Record
+
+
+class Outputs(Record):
+    """How many generated answers of a dataset show that something has gone wrong."""
+
+    responses: int = Field(ge=0, description="generated answers; a conversation counts as one")
+    empty: int = Field(default=0, ge=0, description="of these, without any text")
+    repeated: int = Field(default=0, ge=0, description="of these, mostly repetition")
+    other_script: int = Field(default=0, ge=0, description="of these, in a script not the task's")
+    cut: int = Field(default=0, ge=0, description="of these, ended by the limit of tokens")
+
+
+class DatasetResults(Record):
+    """The content of `results/<dataset>.json`, in the harness's own shape."""
+
+    schema_: Literal["coordinate-eval/results@1"] = Field(
+        default="coordinate-eval/results@1", alias="schema"
+    )
+    model_config = ConfigDict(populate_by_name=True)
+
+    dataset: str
+    items: int
+    results: dict[str, dict[str, Any]] = Field(description="task or group → metric → value")
+    groups: dict[str, dict[str, Any]] = Field(default={})
+    group_subtasks: dict[str, list[str]] = Field(default={}, description="group → its members")
+    higher_is_better: dict[str, dict[str, Any]] = Field(default={})
+    n_shot: dict[str, Any] = Field(default={})
+    n_samples: dict[str, Any] = Field(default={})
+    versions: dict[str, Any] = Field(default={})
+    harness: str = Field(default="", description="version of lm_eval that scored it")
+    cpu_seconds: float = Field(default=0.0, description="that scoring took")
+    plain_chat: bool = Field(
+        default=False,
+        description="the checkpoint has no chat template: the tasks' own turn_template stood in",
+    )
+    toolchains: dict[str, str] = Field(
+        default={}, description="language of programs → versions of the compilers that were used"
+    )
+    outputs: Outputs | None = Field(default=None, description="of a dataset that generates")
+    judge: dict[str, Any] = Field(
+        default={},
+        description="of a judged dataset: model, revision, digest of the rubric, questions, and "
+        "how many of their answers had no verdict",
+    )
