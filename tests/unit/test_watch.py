@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cli.launch import watch
 from coordinate_eval.coordinator.cli.launch.watch import Watch, cron_line
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look
@@ -306,3 +308,23 @@ def test_the_line_for_cron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert cron_line(Path("c"), ["c"], 7200, settings).startswith("0 */2 * * * cd ")
     with pytest.raises(UserError, match="newline"):
         cron_line(Path("c"), ["c", "--suite", "a\nb"], 60, settings)
+
+
+def test_what_the_command_line_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    looks: list[tuple[Settings, Suite]] = []
+
+    class Spy:
+        def __init__(self, _: Path, __: Pattern, settings: Settings, suite: Suite, *___: Any):
+            looks.append((settings, suite))
+
+        def once(self, *, as_json: bool) -> int:
+            return 0
+
+    monkeypatch.setattr(watch, "Watch", Spy)
+    judge = ["--judge-url", "http://judge:1/v1", "--judge-model", "a judge"]
+    args = ["watch", str(tmp_path), "--once", *judge, "--only", "gsm8k", "--qos", "spare"]
+    assert CliRunner().invoke(app, args).exit_code == 0
+    ((settings, suite),) = looks
+    assert (settings.judge.base_url, settings.judge.model) == ("http://judge:1/v1", "a judge")
+    assert (settings.slurm.qos, settings.queue) == ("spare", True)
+    assert [dataset.name for dataset in suite.datasets] == ["gsm8k"]

@@ -1,5 +1,6 @@
 """Commands around saving: what a training job saves is evaluated, and prompts are there before."""
 
+import dataclasses
 import os
 import sys
 import time
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from coordinate_eval.coordinator.cli.options import common, launching, parsing
+from coordinate_eval.coordinator.cli.options.asked import AskedPrompts, AskedRun, spread
 from coordinate_eval.errors import CoordinateError, UserError
 
 _WATCH = "What to watch"
@@ -96,8 +98,8 @@ _Verbose = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command()(watch)
-    app.command()(prefetch)
+    app.command()(spread(watch))
+    app.command()(spread(prefetch))
 
 
 def watch(
@@ -108,29 +110,10 @@ def watch(
     quiet: _Quiet = "60s",  # type: ignore[assignment]
     most: _Most = None,
     cron: _Cron = False,
-    suite: launching.Suite = None,
-    only: common.Only = None,
-    skip: launching.Skip = None,
-    group: launching.Group = None,
-    limit: launching.Limit = None,
-    engine: common.Engine = None,
-    engine_args: launching.EngineArgs = None,
+    *,
+    asked: AskedRun,
     model_config: launching.ModelConfig = None,
     tokenizer: launching.Tokenizer = None,
-    cluster: common.Cluster = None,
-    nodes: launching.Nodes = None,
-    max_nodes: launching.MaxNodes = None,
-    max_gpus: launching.MaxGpus = None,
-    gpu_type: launching.GpusOfType = None,
-    queue: launching.Queue = None,
-    partition: common.Partition = None,
-    account: common.Account = None,
-    qos: common.Qos = None,
-    reservation: common.Reservation = None,
-    constraint: launching.Constraint = None,
-    objective: launching.Objective = None,
-    deadline: launching.Deadline = None,
-    first_signal: launching.FirstSignal = None,
     dry_run: _DryWatch = False,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
@@ -140,7 +123,6 @@ def watch(
     Runs wait for GPUs, as with --queue. Several may watch the same folder. Exit status with
     --once: 0; 2 some checkpoint was refused; 3 the scheduler did not answer.
     """
-    from coordinate_eval.coordinator.cli.asked import asked
     from coordinate_eval.coordinator.cli.launch.watch import Watch, cron_line
     from coordinate_eval.coordinator.cli.output import say
     from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved
@@ -148,37 +130,14 @@ def watch(
 
     if (as_json or dry_run) and not once:
         raise UserError("--json and --dry-run tell of one look: add --once")
-    settings, wanted = asked(
-        settings_file,
-        suite=suite,
-        only=only,
-        skip=skip,
-        group=group,
-        limit=limit,
-        cluster=cluster,
-        nodes=nodes,
-        max_nodes=max_nodes,
-        max_gpus=max_gpus,
-        gpu_type=gpu_type,
-        objective=objective,
-        deadline=deadline,
-        queue=True,
-        first_signal=first_signal,
-        engine=engine,
-        engine_args=engine_args,
-        partition=partition,
-        account=account,
-        qos=qos,
-        reservation=reservation,
-        constraint=constraint,
-    )
+    settings, suite = dataclasses.replace(asked, queue=True).load(settings_file)
 
     def ask(saved: Saved) -> Inputs:
         return read_inputs(
-            settings, wanted, saved.path, step=saved.step, config=model_config, tokenizer=tokenizer
+            settings, suite, saved.path, step=saved.step, config=model_config, tokenizer=tokenizer
         )
 
-    watched = Watch(folder, Pattern(pattern), settings, wanted, ask, quiet, most, dry_run)
+    watched = Watch(folder, Pattern(pattern), settings, suite, ask, quiet, most, dry_run)
     if cron:
         line = cron_line(folder, sys.argv[2:], every, settings)
         sys.stdout.write(f"{line}\n")
@@ -196,12 +155,8 @@ def watch(
 def prefetch(
     ckpt: _PrefetchedFor = None,
     checkpoint: _Checkpoint = None,
-    suite: launching.Suite = None,
-    only: common.Only = None,
-    skip: launching.Skip = None,
-    group: launching.Group = None,
-    limit: launching.Limit = None,
-    engine: common.Engine = None,
+    *,
+    asked: AskedPrompts,
     model_config: launching.ModelConfig = None,
     tokenizer: launching.Tokenizer = None,
     jobs: _Jobs = None,
@@ -214,19 +169,16 @@ def prefetch(
     Where compute nodes have no network, do this once on a machine that has one. What fails is
     named at the end, and the rest is there. Exit status: 0 all is there; 1 something failed.
     """
-    from coordinate_eval.coordinator.cli.asked import asked
     from coordinate_eval.coordinator.cli.launch.prefetch import latest_checkpoint
     from coordinate_eval.coordinator.cli.launch.prefetch import prefetch as fetch
     from coordinate_eval.coordinator.planning.prepare import read_inputs
 
     if ckpt is not None and checkpoint is not None:
         raise UserError("CKPT and --checkpoint are the same: give one of them")
-    settings, wanted = asked(
-        settings_file, suite=suite, only=only, skip=skip, group=group, limit=limit, engine=engine
-    )
+    settings, suite = asked.load(settings_file)
     inputs = read_inputs(
         settings,
-        wanted,
+        suite,
         ckpt or checkpoint or latest_checkpoint(settings),
         config=model_config,
         tokenizer=tokenizer,

@@ -1,4 +1,4 @@
-"""Arguments and options of the commands that show runs."""
+"""Arguments and options of the commands that show runs and suites."""
 
 from pathlib import Path
 from typing import Annotated
@@ -142,4 +142,27 @@ Csv = Annotated[
 ]
 Markdown = Annotated[
     bool, typer.Option("--markdown", help="Print a Markdown table.", rich_help_panel=OUTPUT)
+]
+SuiteName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SUITE",
+        help="A shipped suite's name, or a suite file.",
+        show_default="list all",
+    ),
+]
+ModelSize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Predict for a model with this many parameters: 350m.",
+        show_default="7b",
+    ),
+]
+PredictedCheckpoint = Annotated[
+    Path | None, typer.Option(metavar="CKPT", help="Predict for this checkpoint instead.")
+]
+GpuType = Annotated[str, typer.Option(metavar="NAME", help="Type of the GPUs.")]
+TensorParallel = Annotated[
+    int, typer.Option(min=1, max=1024, metavar="N", help="GPUs of one trial.")
 ]

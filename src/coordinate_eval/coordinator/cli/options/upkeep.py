@@ -1,6 +1,5 @@
 """Arguments and options of the commands that look after an installation."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,29 +31,6 @@ TestedNodes = Annotated[
         help="Test these nodes only: gpu[1-4,7]. Implies --nodes.",
         rich_help_panel=WHERE,
     ),
-]
-SuiteName = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="SUITE",
-        help="A shipped suite's name, or a suite file.",
-        show_default="list all",
-    ),
-]
-ModelSize = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Predict for a model with this many parameters: 350m.",
-        show_default="7b",
-    ),
-]
-PredictedCheckpoint = Annotated[
-    Path | None, typer.Option(metavar="CKPT", help="Predict for this checkpoint instead.")
-]
-GpuType = Annotated[str, typer.Option(metavar="NAME", help="Type of the GPUs.")]
-TensorParallel = Annotated[
-    int, typer.Option(min=1, max=1024, metavar="N", help="GPUs of one trial.")
 ]
 OlderThan = Annotated[
     float | None,

@@ -1,0 +1,124 @@
+"""Commands that start, continue and end runs."""
+
+import dataclasses
+
+import typer
+
+from coordinate_eval.coordinator.cli.options import common, launching
+from coordinate_eval.coordinator.cli.options.asked import AskedRun, spread
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
+from coordinate_eval.errors import UserError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (spread(run), rescore, resume, cancel):
+        app.command()(command)
+
+
+def run(
+    checkpoint: launching.Checkpoint = None,
+    *,
+    asked: AskedRun,
+    step: launching.Step = None,
+    model_config: launching.ModelConfig = None,
+    tokenizer: launching.Tokenizer = None,
+    run_dir: launching.RunDirectory = None,
+    dry_run: launching.DryRun = False,
+    html: launching.Html = None,
+    scripts: launching.Scripts = None,
+    what_if: launching.WhatIf = False,
+    estimate: launching.Estimate = False,
+    plan: launching.PlanFile = None,
+    wait: common.Wait = False,
+    as_json: common.Json = False,
+    verbose: common.Verbose = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Evaluate the checkpoint CKPT: submit the run to Slurm and return, or run here with Ray."""
+    from coordinate_eval.coordinator.cli.launch.run import show_plan, start_run
+    from coordinate_eval.coordinator.planning.prepare import read_inputs
+    from coordinate_eval.coordinator.planning.reviewed_plan import read as read_plan
+
+    if (html or scripts or what_if or estimate) and not dry_run:
+        raise UserError(
+            "--html, --scripts, --what-if and --estimate show what would be submitted: add "
+            "--dry-run"
+        )
+    if estimate and plan is not None:
+        raise UserError("--estimate makes a plan, and --plan gives one: leave out one of them")
+    reviewed = read_plan(plan) if plan is not None else None
+    if reviewed is not None:
+        # The plan names the engine. Another one on the command line is refused below.
+        engine = reviewed.engine
+        if asked.engine_args is None and asked.engine in (None, engine.name):
+            asked = dataclasses.replace(asked, engine_args=engine.args)
+        asked = dataclasses.replace(asked, engine=asked.engine or engine.name)
+    settings, suite = asked.load(settings_file)
+    inputs = read_inputs(
+        settings,
+        suite,
+        checkpoint,
+        step=step,
+        config=model_config,
+        tokenizer=tokenizer,
+        reviewed=reviewed,
+    )
+    if not dry_run:
+        raise typer.Exit(start_run(inputs, run_dir, wait=wait, as_json=as_json))
+    show_plan(
+        inputs,
+        run_dir,
+        as_json=as_json,
+        verbose=verbose,
+        html=html,
+        scripts=scripts,
+        what_if=what_if,
+        estimate=estimate,
+    )
+
+
+def rescore(
+    run: common.RunName = None,
+    only: common.Only = None,
+    judge_url: common.JudgeUrl = None,
+    judge_model: common.JudgeModel = None,
+    wait: common.Wait = False,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Score the responses of a run again, without a GPU, in a run of its own beside it.
+
+    For another version of the harness, a corrected filter or metric, or another judge. Scores and
+    differences are in the new run's results; the old ones stay. A dataset whose prompts would be
+    different now is refused.
+    """
+    from coordinate_eval.coordinator.cli.launch.rescore import rescore_run
+
+    judge = {"judge.base_url": judge_url, "judge.model": judge_model}
+    settings, _ = load_settings(judge, settings_file)
+    raise typer.Exit(rescore_run(run, settings, only or [], wait=wait, as_json=as_json))
+
+
+def resume(
+    run: common.RunName = None,
+    judge_url: common.JudgeUrl = None,
+    wait: common.Wait = False,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Continue a run that was cancelled, ended incomplete, or lost its supervisor."""
+    from coordinate_eval.coordinator.cli.inquire.runs import find
+    from coordinate_eval.coordinator.cli.launch.resume import resume_run
+
+    settings, _ = load_settings({"judge.base_url": judge_url}, settings_file)
+    raise typer.Exit(resume_run(find(run, settings), settings, wait=wait, as_json=as_json))
+
+
+def cancel(run: common.RunName = None, settings_file: common.SettingsFile = None) -> None:
+    """End all jobs of a run. What it has published stays; `resume` continues it."""
+    from coordinate_eval.coordinator.cli.inquire.runs import find
+    from coordinate_eval.coordinator.cli.launch.cancel import cancel_run
+
+    settings, _ = load_settings({}, settings_file)
+    cancel_run(find(run, settings))
