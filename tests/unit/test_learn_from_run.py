@@ -13,13 +13,8 @@ from coordinate_eval.cluster import Node
 from coordinate_eval.coordinator.inputs.layers import Layer, resolve
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import costs
-from coordinate_eval.coordinator.planning.prepare import (
-    Inputs,
-    choose_nodes,
-    new_run,
-    offer_of_cluster,
-    prepare,
-)
+from coordinate_eval.coordinator.planning.inputs import Inputs, new_run
+from coordinate_eval.coordinator.planning.prepare import choose_nodes, offer_of_cluster, prepare
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir

@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.cli.launch import watch
 from coordinate_eval.coordinator.cli.launch.watch import Watch, cron_line
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.prepare import Inputs
+from coordinate_eval.coordinator.planning.inputs import Inputs
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import resumes
@@ -314,7 +314,9 @@ def test_what_the_command_line_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_pat
     looks: list[tuple[Settings, Suite]] = []
 
     class Spy:
-        def __init__(self, _: Path, __: Pattern, settings: Settings, suite: Suite, *___: Any):
+        def __init__(
+            self, _: Path, __: Pattern, settings: Settings, suite: Suite, *___: Any
+        ) -> None:
             looks.append((settings, suite))
 
         def once(self, *, as_json: bool) -> int:

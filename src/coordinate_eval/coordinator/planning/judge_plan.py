@@ -13,12 +13,11 @@ from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
     longest_answer,
     settings_of_judge,
 )
+from coordinate_eval.coordinator.planning.inputs import Inputs, new_run
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.planning.prepare import (
-    Inputs,
     Offer,
     choose_nodes,
-    new_run,
     prepare,
     questions_to_judge,
 )

@@ -27,16 +27,15 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.inputs.suites.known_tasks import check_known
 from coordinate_eval.coordinator.planning import reviewed_plan
+from coordinate_eval.coordinator.planning.inputs import Inputs, new_run
 from coordinate_eval.coordinator.planning.judge_plan import judge_run
 from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.prepare import (
-    Inputs,
     Offer,
     Prepared,
     check_time,
     choose_nodes,
-    new_run,
     offer_of_cluster,
     offer_of_file,
     prepare,

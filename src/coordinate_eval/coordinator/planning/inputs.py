@@ -1,0 +1,115 @@
+"""The steps from what a user gives to a run without a plan.
+
+`read_inputs` → `Inputs`; `new_run` → `Run`. The checkpoint is inspected, and nothing is written.
+The steps that follow are in `prepare`.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import JobLimits
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
+from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning import reviewed_plan
+from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
+from coordinate_eval.coordinator.run.create import run_id
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.engines import base as engines
+from coordinate_eval.records import Checkpoint, CheckpointFormat, Suite
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything the user gives: a checkpoint, a suite, settings, and perhaps a plan to follow."""
+
+    checkpoint: Checkpoint
+    suite: Suite
+    settings: Settings
+    reviewed: PlanFile | None = None
+    """The plan of `--plan`, to be run as it is."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Datasets that were asked for and cannot be run, with the reason."""
+    folder: str = ""
+    """The folder of the command, if tasks may look there for data at relative paths."""
+    step: int | None = None
+    """The training step of the checkpoint, if the user tells it."""
+
+    @property
+    def max_length(self) -> int:
+        """Return the length of this run's context, in tokens."""
+        longest = self.checkpoint.max_length
+        return min(longest, self.settings.trial.max_length or longest)
+
+    @property
+    def run_id(self) -> str:
+        """Return the id of the run of these inputs."""
+        return run_id(self.checkpoint, self.suite, self.settings)
+
+
+def read_inputs(
+    settings: Settings,
+    suite: Suite,
+    checkpoint: Path | None,
+    *,
+    step: int | None = None,
+    config: Path | None = None,
+    tokenizer: Path | None = None,
+    reviewed: PlanFile | None = None,
+) -> Inputs:
+    """Inspect the checkpoint, and check that the reviewed plan is of these inputs.
+
+    Without a checkpoint, that of the plan is taken. `config` and `tokenizer` stand in for the
+    files of the checkpoint.
+
+    Raises:
+        UserError: A file is missing or malformed, the plan is of other inputs, or the engine has no
+            such arguments.
+    """
+    path = checkpoint or (Path(reviewed.checkpoint.path) if reviewed else None)
+    if path is None:
+        raise UserError("give a checkpoint CKPT, or --plan FILE of a plan that names one")
+    inspected = checkpoints.inspect(path, config=config, tokenizer=tokenizer)
+    settings = judge_checkpoint.named(settings)
+    here = Path.cwd()
+    folder = "" if why_not_for_tasks(here, inspected) else str(here)
+    if settings.stage.where == "none" and inspected.format is CheckpointFormat.TORCH:
+        raise UserError(
+            f"{path} has to be converted for engines, which is done where it is staged: set "
+            "[stage] where to shm, or to `local DIR`"
+        )
+    found = Inputs(inspected, suite, settings, reviewed, folder=folder, step=step)
+    if reviewed is not None:
+        reviewed_plan.check_same(reviewed, inspected, suite, settings, found.max_length)
+    engines.check_args(settings.engine.name, settings.engine.args)
+    engines.check_args(settings.engine.name, settings.judge.engine_args)
+    return found
+
+
+def new_run(
+    inputs: Inputs, cluster: str, *, exclusive: bool, limits: JobLimits | None = None
+) -> Run:
+    """Return the run of these inputs as it is known before it has a plan."""
+    return Run(
+        id=inputs.run_id,
+        nonce=_files.token()[:6],
+        created=time.time(),
+        cluster=cluster,
+        python=sys.executable,
+        folder=inputs.folder,
+        checkpoint=inputs.checkpoint,
+        step=inputs.step,
+        suite=inputs.suite,
+        settings=inputs.settings,
+        max_length=inputs.max_length,
+        staged_bytes=checkpoints.staged_bytes(inputs.checkpoint),
+        exclusive=exclusive,
+        limits=limits or JobLimits(),
+        left_out=dict(inputs.left_out),
+    )
