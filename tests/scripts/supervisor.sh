@@ -25,6 +25,8 @@ export COORDINATE_EVAL_INDEX="${SLURM_ARRAY_TASK_ID:-0}"
 task="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 export COORDINATE_EVAL_TASK="$task.${SLURM_RESTART_COUNT:-0}"
 export COORDINATE_EVAL_NODE="$SLURMD_NODENAME"
+# Slurm's warning is for the program below, and would end the shell.
+trap '' USR1
 # Nothing is looked for where the job was submitted.
 cd -- /runs/7/work
 module load cuda
@@ -33,16 +35,17 @@ set -- \
   /opt/venv/bin/coordinate-eval \
   _supervise \
   /runs/7
-# A program that is killed, but not by Slurm, starts again.
+# A program that is killed, but not by Slurm, starts again: one that does not listen to warnings yet
+# is killed by the first.
 export COORDINATE_EVAL_STARTED="$(date +%s)"
 set +e
 asked=0 restarts=0
 pass_on() {
-  asked=1 heard=1
+  heard=1
   kill -s "$1" "$!" 2>/dev/null
 }
 trap 'pass_on USR1' USR1
-trap 'pass_on TERM' TERM
+trap 'asked=1; pass_on TERM' TERM
 while :; do
   "$@" &
   # A signal ends `wait` early, but not the program.
