@@ -47,7 +47,7 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
 )
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.facts import gather_facts
+from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 from coordinate_eval.slurm.queue import read_tasks
 
 RUNS, TASKS = 100, 40

@@ -16,8 +16,8 @@ from coordinate_eval.coordinator.planning.inputs import Inputs, read_inputs
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
-from coordinate_eval.coordinator.supervisor.make_plan import make_plan
-from coordinate_eval.coordinator.supervisor.other_runs import OtherRuns
+from coordinate_eval.coordinator.supervisor.placing.make_plan import make_plan
+from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.errors import SubmitRefused, UserError
 from coordinate_eval.records import EngineSettings
 from tests.runs import TASKS

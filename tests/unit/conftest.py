@@ -8,7 +8,7 @@ from tests.runs import TASKS
 
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.supervisor import other_runs
+from coordinate_eval.coordinator.supervisor.placing import other_runs
 
 
 @pytest.fixture(autouse=True)

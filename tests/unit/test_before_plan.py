@@ -23,8 +23,8 @@ from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_na
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, write_run
 from coordinate_eval.coordinator.supervisor import loop, submitting
-from coordinate_eval.coordinator.supervisor import make_plan as step
 from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS
+from coordinate_eval.coordinator.supervisor.placing import make_plan as step
 from coordinate_eval.coordinator.workers import builder
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Dataset, DatasetRequests

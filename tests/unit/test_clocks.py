@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
 from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
-from coordinate_eval.coordinator.supervisor.facts import gather_facts
+from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 
 skewed = pytest.mark.parametrize("ahead", [-100.0, 0.0, 100.0])
 

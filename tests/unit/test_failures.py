@@ -27,7 +27,7 @@ from coordinate_eval.coordinator.run.records import (
     read_run,
 )
 from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
-from coordinate_eval.coordinator.supervisor.facts import gather_facts
+from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 from coordinate_eval.coordinator.workers.trial import TrialRunner
 from coordinate_eval.diagnosis.rules import shipped
 from coordinate_eval.errors import EngineError, UserError

@@ -42,7 +42,7 @@ from coordinate_eval.coordinator.run.troubles.hangs import answer_seconds, silen
 from coordinate_eval.coordinator.run.troubles.trouble import Trouble, read_troubles, write_trouble
 from coordinate_eval.coordinator.supervisor import decide as d
 from coordinate_eval.coordinator.supervisor.decisions.values import EndTrial, Facts, Note, Revoke
-from coordinate_eval.coordinator.supervisor.silence import Silence
+from coordinate_eval.coordinator.supervisor.facts.silence import Silence
 from coordinate_eval.coordinator.workers.on_node import whole_node
 
 SLEEP = "import time; time.sleep(600)"

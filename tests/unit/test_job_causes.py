@@ -37,8 +37,8 @@ from coordinate_eval.coordinator.supervisor.decisions import values as d
 from coordinate_eval.coordinator.supervisor.decisions.ends import LONGEST_PAUSE_SECONDS
 from coordinate_eval.coordinator.supervisor.decisions.troubles import MOST_LOGS
 from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
-from coordinate_eval.coordinator.supervisor.facts import gather_facts
-from coordinate_eval.coordinator.supervisor.idle_rounds import (
+from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
+from coordinate_eval.coordinator.supervisor.facts.idle_rounds import (
     LONGEST_OUTAGE_SECONDS,
     LONGEST_QUEUE_SECONDS,
     count_idle_rounds,

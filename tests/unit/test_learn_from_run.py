@@ -28,7 +28,7 @@ from coordinate_eval.coordinator.run.records import (
 )
 from coordinate_eval.coordinator.supervisor import learn_from_run
 from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
-from coordinate_eval.coordinator.supervisor.facts import gather_facts
+from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.workers import trial
 from coordinate_eval.coordinator.workers.on_node import arrival

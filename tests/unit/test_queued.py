@@ -18,8 +18,12 @@ from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, 
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import Cancel, Release, Submit
-from coordinate_eval.coordinator.supervisor.make_plan import NothingFree, make_plan, may_queue
-from coordinate_eval.coordinator.supervisor.next_round import next_round
+from coordinate_eval.coordinator.supervisor.placing.make_plan import (
+    NothingFree,
+    make_plan,
+    may_queue,
+)
+from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
 from coordinate_eval.errors import PlaceGone, UserError
 from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_tasks
 

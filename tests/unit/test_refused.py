@@ -11,7 +11,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor import refused as module
-from coordinate_eval.coordinator.supervisor.facts import gather_facts
+from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.evaluators.sandbox import languages as languages_module
 from coordinate_eval.evaluators.sandbox.confinement import Level

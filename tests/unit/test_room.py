@@ -24,8 +24,8 @@ from coordinate_eval.coordinator.report.state import _why_waiting
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
-from coordinate_eval.coordinator.supervisor import other_runs
-from coordinate_eval.coordinator.supervisor.other_runs import OtherRuns, Overtaken
+from coordinate_eval.coordinator.supervisor.placing import other_runs
+from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns, Overtaken
 from coordinate_eval.errors import UserError
 
 NODE = Node(name="n1", gpus=8, free_gpus=8, gpu_type="h200", cpus=64, memory_gib=500)

@@ -17,8 +17,8 @@ from coordinate_eval.coordinator.planning.plan import Plan, PlanEngine, PlanSuit
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
 from coordinate_eval.coordinator.run.rounds import make_round
-from coordinate_eval.coordinator.supervisor.idle_rounds import count_short_rounds
-from coordinate_eval.coordinator.supervisor.next_round import next_round
+from coordinate_eval.coordinator.supervisor.facts.idle_rounds import count_short_rounds
+from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Shard
 

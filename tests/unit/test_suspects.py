@@ -33,7 +33,7 @@ from coordinate_eval.coordinator.run.records import (
     write_planned,
     write_run,
 )
-from coordinate_eval.coordinator.supervisor.idle_rounds import (
+from coordinate_eval.coordinator.supervisor.facts.idle_rounds import (
     MAX_SEARCHING_ROUNDS,
     count_idle_rounds,
 )

@@ -13,11 +13,7 @@ from functools import partial
 from typing import Any
 
 from coordinate_eval import _files
-from coordinate_eval._format import plural
 from coordinate_eval.cluster import Cluster, End, State, TaskStatus
-from coordinate_eval.coordinator.planning.places import avoiding
-from coordinate_eval.coordinator.planning.places.room import NoRoom
-from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report import results as report
@@ -28,16 +24,11 @@ from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.own import check_there, is_removed, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted, read_run
-from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.run.troubles.avoided import avoid
-from coordinate_eval.coordinator.run.troubles.broken import broken_nodes
 from coordinate_eval.coordinator.run.troubles.ends import cause_of
 from coordinate_eval.coordinator.run.troubles.memory import lighter_load
 from coordinate_eval.coordinator.run.troubles.trouble import write_trouble
 from coordinate_eval.coordinator.supervisor import ending
-from coordinate_eval.coordinator.supervisor.completing import Completing
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions.replacements import count_trials, held_nodes
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
     Cancel,
@@ -53,20 +44,18 @@ from coordinate_eval.coordinator.supervisor.decisions.values import (
     Submit,
 )
 from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
-from coordinate_eval.coordinator.supervisor.facts import gather_facts, refresh_listings
-from coordinate_eval.coordinator.supervisor.idle_rounds import count_short_rounds
-from coordinate_eval.coordinator.supervisor.make_plan import NothingFree, make_plan, may_queue
-from coordinate_eval.coordinator.supervisor.next_round import next_round
-from coordinate_eval.coordinator.supervisor.other_runs import OtherRuns, Overtaken
+from coordinate_eval.coordinator.supervisor.facts.completing import Completing
+from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts, refresh_listings
+from coordinate_eval.coordinator.supervisor.facts.silence import Silence
 from coordinate_eval.coordinator.supervisor.pace import slow_down
+from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
+from coordinate_eval.coordinator.supervisor.placing.search import Search
 from coordinate_eval.coordinator.supervisor.refused import refuse
-from coordinate_eval.coordinator.supervisor.silence import Silence
 from coordinate_eval.coordinator.supervisor.submitting import FIRST_PAUSE_SECONDS, Submitter
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
     CoordinateError,
-    PlaceGone,
     RecordError,
     SettingsRefused,
     SubmitRefused,
@@ -84,12 +73,6 @@ It is a quarter of a short limit. If the controller is silent for as long, the r
 
 LOCAL_POLL_SECONDS = 0.2
 """Longest time between polls of a cluster on this machine, where a poll costs nothing."""
-
-POLLS_PER_SEARCH = 6
-"""Polls between two searches for a free GPU: the list of a large cluster's nodes is long."""
-
-MOST_PATIENT = 10
-"""Times that wait, at most, between later ones of searches in a row that found nothing."""
 
 MAX_FAULTS = 20
 """Errors in a row, of files or in the scheduler's answers, after which the supervisor gives up."""
@@ -143,8 +126,6 @@ class Supervisor:
         cores = self._run.settings.ray.cpus or os.cpu_count() or 1
         self._cores = cores if cluster.local else None
         self._estimated: frozenset[str] = frozenset()
-        self._round_after = self._replace_after = 0.0
-        self._searches = self._vain = 0
         self._silence = Silence(run_dir)
         self._completing = Completing()
         self._diagnoser = Diagnoser(run_dir, self._run.settings, lambda event: tell(None, event))
@@ -160,6 +141,14 @@ class Supervisor:
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
+        self._search = Search(
+            run_dir,
+            cluster,
+            self._others,
+            self._poll_seconds,
+            tell=lambda event: tell(None, event),
+            note=note,
+        )
         _files.never_make(run_dir.root)
         work_folder(run_dir)
         self._epoch = take_over(run_dir)
@@ -241,7 +230,7 @@ class Supervisor:
         actions = decide(self._run, self._dir, facts)
         if any(
             isinstance(a, Revoke | EndTrial)
-            or (isinstance(a, NewRound) and self._may_search(facts))
+            or (isinstance(a, NewRound) and self._search.may_search(self._run, facts))
             or (isinstance(a, Finish) and a.why)
             for a in actions
         ):
@@ -266,7 +255,7 @@ class Supervisor:
         if isinstance(action, MakePlan):
             return self._make_plan()
         if isinstance(action, NewRound):
-            return self._new_round(action, facts)
+            return self._search.new_round(self._run, action, facts)
         if isinstance(action, Submit):
             return self._submitter.submit(self._run, action, facts) or False
         if isinstance(action, Cancel):
@@ -322,91 +311,14 @@ class Supervisor:
             self._tell(None, refused)
 
     def _make_plan(self) -> Finish | bool:
-        """Plan the run on the nodes that are free now; wait while none is."""
-        if time.time() < self._round_after:
-            return False
-        try:
-            self._run = make_plan(self._dir, self._run, self._cluster, self._others)
-        except (NothingFree, NoRoom) as error:
-            return self._wait_for_nodes(error)
-        except UserError as error:
-            return Finish(str(error))
-        self._searches = 0
+        """Plan the run if there are nodes for it now. Return how it ends, or if it has a plan."""
+        planned = self._search.make_plan(self._run)
+        if planned is None or isinstance(planned, Finish):
+            return planned or False
+        self._run = planned
         self._note("the prompts are built, and the run is planned")
         self._refuse()
         return True
-
-    def _new_round(self, action: NewRound, facts: Facts) -> Finish | bool:
-        """Create the next round on the nodes that are free now; create none while no GPU is."""
-        if not self._may_search(facts):
-            return False
-        rounds = list(read_rounds(self._dir))
-        unpublished = set(
-            Ledger(self._dir, "outputs").unpublished(s.span for s in self._run.shards)
-        )
-        lost = report.given_up(self._dir)
-        left = [s for s in self._run.shards if s.span in unpublished and s.dataset not in lost]
-        if not left:
-            return False
-        plan = _files.read_record(self._dir.plan, Plan)
-        self._avoid_broken_nodes()
-        beside, held = sum(count_trials(self._run, facts)), held_nodes(self._run, facts)
-        try:
-            available, now = self._others.available(self._run), time.time()
-            limited = self._run.model_copy(update={"limits": self._cluster.limits()})
-            short = count_short_rounds(self._dir, self._run, rounds, now)
-            new = next_round(
-                limited, plan, rounds, left, available, now, short, self._others.within,
-                trials=action.trials, beside=beside, held=held,
-                queue=not beside and may_queue(self._run, self._cluster),
-            )  # fmt: skip
-            self._others.take(self._run, new.number, new.nodes)
-        except (UserError, NoRoom) as error:
-            if isinstance(error, PlaceGone) and not beside:
-                return Finish(str(error))
-            return self._go_on_without(error) if beside else self._wait_for_nodes(error)
-        _files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
-        self._searches = self._vain = 0
-        names = ", ".join(node.name for node in new.nodes)
-        self._note(f"round {new.number} on {names}; left: {plural(len(left), 'shard')}")
-        return True
-
-    def _avoid_broken_nodes(self) -> None:
-        """Have later rounds, and the user's other runs, avoid nodes that failed this one."""
-        if self._cluster.local:
-            return
-        for node, why, job in broken_nodes(self._dir):
-            evidence = f"{self._run.id}.{self._run.nonce}:{job}"
-            said = f"{why} ({job} of run {self._run.id})"
-            new = avoid(self._run.settings, node, said, evidence, time.time())
-            if new is not None:
-                self._tell(None, f"{node} is {avoiding.words(new)}")
-
-    def _may_search(self, facts: Facts) -> bool:
-        """Return whether nodes may be looked for again, for all work or beside what goes on."""
-        beside = self._run.planned and any(count_trials(self._run, facts))
-        return time.time() >= (self._replace_after if beside else self._round_after)
-
-    def _go_on_without(self, why: Exception) -> bool:
-        """Look for nodes in place of lost ones later, ever less often: the run does not wait."""
-        self._note(f"no trial is replaced now: {str(why).splitlines()[0]}")
-        polls = POLLS_PER_SEARCH * min(MOST_PATIENT, 2 ** min(self._vain, 16))
-        self._vain += 1
-        self._replace_after = time.time() + polls * self._poll_seconds
-        self._others.withdraw()
-        return False
-
-    def _wait_for_nodes(self, why: Exception) -> bool:
-        """Look for nodes again later, ever less often, and say why."""
-        words = str(why).splitlines()[0]
-        polls = 1 if isinstance(why, Overtaken) else POLLS_PER_SEARCH
-        if not isinstance(why, NoRoom):
-            polls *= min(MOST_PATIENT, 2 ** min(self._searches, 16))
-            self._searches += 1
-        self._round_after = time.time() + polls * self._poll_seconds
-        self._tell(None, f"no round can start now: {words}")
-        self._others.wait(words)
-        return False
 
     def _finish(self, action: Finish, facts: Facts) -> dict[str, Any]:
         """Release all nodes, write the results, and wait until every job has ended."""
@@ -416,7 +328,7 @@ class Supervisor:
             self._dir, self._run, self._cluster, action.why, partial(self._tell, None)
         )
         self._note(action.why or "every dataset is scored")
-        self._avoid_broken_nodes()
+        self._search.avoid_broken_nodes(self._run)
         ending.learn(self._dir, self._run, partial(self._tell, None))
         self._others.leave()
         self._tell(facts, "drain")

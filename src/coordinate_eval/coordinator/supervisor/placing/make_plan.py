@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.planning.prepare import (
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, write_planned
-from coordinate_eval.coordinator.supervisor.other_runs import OtherRuns
+from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.errors import PlaceGone, UserError
 from coordinate_eval.records import DatasetRequests
 

@@ -22,8 +22,8 @@ from coordinate_eval.coordinator.run.records import (
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.troubles.causes import read_causes
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, NodeKey
-from coordinate_eval.coordinator.supervisor.engine_pace import pace, ready_seconds
-from coordinate_eval.coordinator.supervisor.idle_rounds import count_idle_rounds
+from coordinate_eval.coordinator.supervisor.facts.engine_pace import pace, ready_seconds
+from coordinate_eval.coordinator.supervisor.facts.idle_rounds import count_idle_rounds
 from coordinate_eval.records import Span
 
 

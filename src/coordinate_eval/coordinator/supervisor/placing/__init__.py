@@ -1,0 +1,1 @@
+"""Where a run's jobs go: its plan, its later rounds, and the user's other runs."""
