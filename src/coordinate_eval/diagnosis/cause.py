@@ -82,14 +82,18 @@ class _Candidate(NamedTuple):
 _DOUBT = 10
 
 
-def read_log(file: BinaryIO, name: str, rules: Rules, most_bytes: int | None = None) -> Log:
-    """Return a log of any size, compressed: all of it, or its last bytes.
+def read_log(
+    file: BinaryIO, name: str, rules: Rules, most_bytes: int | None = None, begin: int = 0
+) -> Log:
+    """Return a log of any size, compressed: all of it, or its last bytes; nothing before `begin`.
 
     Raises:
         OSError: it cannot be read.
     """
     if most_bytes is not None:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+        begin = max(begin, os.fstat(file.fileno()).st_size - most_bytes)
+    if begin:
+        file.seek(begin)
     return Log(name, compress(file, rules))
 
 

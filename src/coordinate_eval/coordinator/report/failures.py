@@ -119,7 +119,7 @@ def cause_of(failure: Failure, rules: Rules, most_bytes: int | None = None) -> C
         # Who wrote the record may have named anything. Without a log, the message tells.
         with (
             contextlib.suppress(OSError, ValueError, ForeignError),
-            _open_log(failure.log) as file,
+            open_log(failure.log) as file,
         ):
             logs.append(read_log(file, failure.log, rules, most_bytes))
     if failure.message:
@@ -129,8 +129,13 @@ def cause_of(failure: Failure, rules: Rules, most_bytes: int | None = None) -> C
     return find_cause(logs, rules, Ending(state))
 
 
-def _open_log(name: str) -> BinaryIO:
-    """Open a regular file; a pipe would block, and a device may have no end."""
+def open_log(name: str) -> BinaryIO:
+    """Open a regular file; a pipe would block, and a device may have no end.
+
+    Raises:
+        ForeignError: it is none.
+        OSError: it cannot be read.
+    """
     path = Path(os.path.realpath(name))
     return os.fdopen(_owner.open_file(path, anybodys=True), "rb")
 

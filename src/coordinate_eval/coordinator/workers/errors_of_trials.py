@@ -1,21 +1,93 @@
-"""What an error of a trial says: whether the input, the node or the work is wrong."""
+"""What an error of a trial says: whether the input, the node or the work is wrong.
 
+An engine on several GPUs runs in processes of its own. If one of them fails, the engine's error
+says only that, and the reason is in the trial's log. So the rules of a diagnosis read that, too.
+"""
+
+import contextlib
 import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.report.failures import open_log
+from coordinate_eval.coordinator.report.site_rules import read_rules
 from coordinate_eval.coordinator.run.records import TrialCause
-from coordinate_eval.errors import EngineError, UserError
+from coordinate_eval.diagnosis.cause import Cause, Log, find_cause, read_log
+from coordinate_eval.diagnosis.compress import compress_text
+from coordinate_eval.diagnosis.rules import Rules, shipped
+from coordinate_eval.errors import EngineError, ForeignError, UserError
+
+MOST_LOG_BYTES = 1 << 18
+"""From the end of a trial's log, within which the cause of an engine's error is looked for."""
 
 _NO_MEMORY = "out of memory"
 """What engines say whose own processes met the error."""
 
+_MEMORY = frozenset({"Out of Memory Error", "Out of Memory"})
+"""Reasons of which an engine that computes less at once may not die."""
+
+_OF_ITEMS = frozenset({"CUDA Error"})
+"""Reasons that count as the node's elsewhere, and that an item brings about as well."""
+
+
+class Failure(NamedTuple):
+    """Why a trial failed."""
+
+    cause: TrialCause
+    in_doubt: bool = False
+    """Only words of libraries say that the node is at fault. An item may have led to them."""
+
+
+class TrialErrors:
+    """Finds out why a trial fails.
+
+    Args:
+        log: path of the trial's log; empty where it has none. What is there already is of others.
+        settings: of the run, which name a site's rules.
+    """
+
+    def __init__(self, log: str, settings: Settings) -> None:
+        self._log, self._settings = log, settings
+        self._begin = max(0, _files.size(Path(log))) if log else 0
+
+    def why(self, error: BaseException, *, engine_started: bool) -> Failure:
+        """Return why a trial failed with this error.
+
+        Libraries tell why an engine failed. One that never started has run short of memory or is
+        itself at fault, whatever else they say.
+        """
+        cause = cause_of_error(error, engine_started=engine_started)
+        if cause not in ("engine start", "other") or not isinstance(error, EngineError):
+            return Failure(cause)
+        found = self._diagnose(error)
+        if found is not None and found.reason in _MEMORY and found.then == "load":
+            return Failure("out of memory")
+        of_node = found is not None and found.category == "infrastructure" and found.then == "node"
+        if engine_started and of_node and found is not None and found.reason not in _OF_ITEMS:
+            return Failure("node", in_doubt=True)
+        return Failure(cause)
+
+    def _diagnose(self, error: BaseException) -> Cause | None:
+        rules = self._rules()
+        said = "\n".join(f"{type(each).__name__}: {each}" for each in _chain(error))
+        logs = []
+        with contextlib.suppress(OSError, ValueError, ForeignError), open_log(self._log) as file:
+            logs.append(read_log(file, self._log, rules, MOST_LOG_BYTES, self._begin))
+        return find_cause([*logs, Log(self._log, compress_text(said, rules))], rules)
+
+    def _rules(self) -> Rules:
+        try:
+            return read_rules(self._settings)
+        except UserError:
+            return shipped()
+
 
 def cause_of_error(error: BaseException, *, engine_started: bool) -> TrialCause:
     """Return the cause of a trial's failure: what the errors say that led to it, else its kind."""
-    chain: list[BaseException] = []
-    each: BaseException | None = error
-    while each is not None:
-        chain.append(each)
-        each = each.__cause__ or each.__context__
+    chain = list(_chain(error))
     if any(_is_out_of_memory(each) for each in chain):
         return "out of memory"
     # Libraries raise OSError without a number for wrong files of a checkpoint.
@@ -26,6 +98,14 @@ def cause_of_error(error: BaseException, *, engine_started: bool) -> TrialCause:
     if isinstance(error, EngineError) and not engine_started:
         return "engine start"
     return "other"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that led to it."""
+    each: BaseException | None = error
+    while each is not None:
+        yield each
+        each = each.__cause__ or each.__context__
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -22,6 +22,10 @@ from coordinate_eval.records import (
     prompt_lengths,
 )
 
+MOST_LOST = 3
+"""Owners of a shard that may give it back because of their nodes, as only libraries say. What ends
+the next one so counts against the shard."""
+
 
 @dataclass
 class _OpenShard:
@@ -144,6 +148,17 @@ class OpenShards:
                 self._pace.drop(work.predicted_seconds)
                 work.writer.give_back(cause)
         self._open.clear()
+
+    def lose(self) -> None:
+        """End all open attempts: their node seems to be at fault.
+
+        A shard that was in work at several such faults may have brought them about.
+        """
+        spans = [span for works in self._open.values() for span in works]
+        if any(self._ledger.count_lost(span) >= MOST_LOST for span in spans):
+            self.die()
+        else:
+            self.give_back("lost")
 
     def die(self) -> None:
         """End all open attempts: one of the items that the engine had may have ended it."""

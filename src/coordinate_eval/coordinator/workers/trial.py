@@ -27,7 +27,7 @@ from coordinate_eval.coordinator.run.records import (
     read_run,
 )
 from coordinate_eval.coordinator.run.troubles.memory import lighter_load
-from coordinate_eval.coordinator.workers.errors_of_trials import cause_of_error
+from coordinate_eval.coordinator.workers.errors_of_trials import Failure, TrialErrors
 from coordinate_eval.coordinator.workers.on_node import engine_cache
 from coordinate_eval.coordinator.workers.on_node.arrival import Arrival
 from coordinate_eval.coordinator.workers.on_node.engine_cache import EngineCache
@@ -105,6 +105,8 @@ class TrialRunner:
         self._arrival = Arrival(run_dir, self._run, node, round_number, anywhere=anywhere)
         self._task = own_task()
         self._log = own_log()
+        self._errors = TrialErrors(self._log, self._run.settings)
+        self._failure: Failure | None = None
         self._ledger = Ledger(run_dir, "outputs")
         self._pace = Pace(deadline)
         self._open = OpenShards(run_dir, trial, self._pace)
@@ -144,21 +146,29 @@ class TrialRunner:
                 self._open.give_back("released")
                 raise
             except BaseException as error:
-                cause = cause_of_error(error, engine_started=True)
-                if cause == "node" or (cause == "out of memory" and self._load.can_shrink):
-                    self._open.give_back("lost")
-                else:
-                    self._open.die()
+                self._failure = self._errors.why(error, engine_started=True)
+                self._end_attempts(self._failure)
                 raise
             finally:
                 engine.close()
+
+    def _end_attempts(self, failure: Failure) -> None:
+        """Give back all shards. They are suspects only if nothing else is to blame."""
+        if failure.in_doubt:
+            self._open.lose()
+        elif failure.cause == "node" or (
+            failure.cause == "out of memory" and self._load.can_shrink
+        ):
+            self._open.give_back("lost")
+        else:
+            self._open.die()
 
     def write_failure(self, error: BaseException) -> None:
         """Record an error, and whether other trials would meet it too."""
         ours = isinstance(error, CoordinateError)
         message = str(error) if ours else f"{type(error).__name__}: {error}"
-        cause = cause_of_error(error, engine_started=self._engine_started)
-        self.write_progress("failed", message[:MAX_MESSAGE_CHARACTERS], cause)
+        why = self._failure or self._errors.why(error, engine_started=self._engine_started)
+        self.write_progress("failed", message[:MAX_MESSAGE_CHARACTERS], why.cause)
 
     def write_progress(self, state: str, message: str = "", cause: str | None = None) -> None:
         """Record how far this trial is."""

@@ -209,6 +209,15 @@ class Ledger:
                 found.append(note)
         return found
 
+    def count_lost(self, span: Span) -> int:
+        """Return how many owners gave the span back because of what is no work's fault.
+
+        It begins when the run was last resumed. Those that somebody ended do not count.
+        """
+        folder = self.run.claims_folder(self.name, span.dataset)
+        last = _last_attempt(_files.names(folder), span)
+        return sum(o.cause == "lost" and o.end is None for _, o in self._ends(span, last))
+
     def was_doubled(self, span: Span) -> bool:
         """Return whether a second owner was given the span while the first one went on."""
         folder = self.run.claims_folder(self.name, span.dataset)

@@ -1,15 +1,18 @@
 """A whole node in one job, for partitions that allocate only whole nodes.
 
 `coordinate-eval _node RUN NODE` runs the keeper and all trials of its node as child processes.
-Each trial gets its part of the job's GPUs.
+Each trial gets its part of the job's GPUs, and a log of its own.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import ENDS_WITH_PARENT, INDEX_VARIABLE, End
@@ -44,7 +47,11 @@ def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials
             environment |= visible_devices(os.environ, index, run.tensor_parallel)
             argv = [*command, "_trial", str(run_dir.root), node, *end]
             # In a group of its own, which has the processes that an engine starts as well.
-            children.append(subprocess.Popen(argv, env=environment, process_group=0))
+            with _output(index) as output:
+                child = subprocess.Popen(
+                    argv, env=environment, stdout=output, stderr=output, process_group=0
+                )
+            children.append(child)
         statuses = _wait(run_dir, dict(zip(names, children, strict=True)))
     except StopRequested:
         for child in children:
@@ -54,6 +61,20 @@ def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials
         keeper.terminate()
         keeper.wait()
     return max((abs(status) for status in statuses), default=0)
+
+
+@contextlib.contextmanager
+def _output(index: int) -> Iterator[BinaryIO | None]:
+    """Open the log of one trial beside that of the job; None where the job has none.
+
+    What ends a trial is looked for in its own log, which must not have the words of others.
+    """
+    log = own_log()
+    if not log:
+        yield None
+        return
+    with _files.open_to_write(Path(f"{log.removesuffix('.log')}-{index}.log"), append=True) as file:
+        yield file
 
 
 def _wait(run_dir: RunDir, trials: Mapping[str, subprocess.Popen[bytes]]) -> list[int]:
@@ -83,7 +104,7 @@ def _tell(run_dir: RunDir, trial: str, number: int) -> None:
         how=End.FAILED,
         time=time.time(),
         message=f"ended by signal {number} ({signal.strsignal(number)})",
-        log=own_log(),
+        log=progress.log if progress else own_log(),
     )
     write_trouble(run_dir, trouble)
     ledger = Ledger(run_dir, "outputs")
