@@ -95,7 +95,8 @@ def make_scorable(
 ) -> RunDir:
     """Make a run of these datasets, in this order, to whose items the model wrote these texts.
 
-    Items beyond the texts get them again.
+    Items beyond the texts get them again. Prompts are those of the run's engine, so that scoring
+    need not make them.
     """
     run_dir = RunDir(root)
     shutil.copytree(tiny_model(), run_dir.model)
@@ -123,7 +124,7 @@ def make_scorable(
         shards=shards,
         asks=list(rubrics),
         max_length=1024,
-        settings=Settings.model_validate(settings),
+        settings=Settings.model_validate({"engine": {"name": "simulated"}, **settings}),
     )
     _files.write_record(run_dir.run, run)
     return run_dir
