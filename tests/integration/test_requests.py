@@ -26,6 +26,7 @@ from coordinate_eval.coordinator.planning.request_cache import Builder, Built, l
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import ForeignError, UserError
 from coordinate_eval.evaluators import pulse
+from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer
 from coordinate_eval.priors.observations import BuildSeen, subject
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import (
@@ -329,6 +330,35 @@ def test_what_cannot_be_built_leaves_nothing(home: Home) -> None:
     with pytest.raises(UserError, match="has no task"):
         home.get()
     assert list((home.cache / f"requests-{os.geteuid()}").iterdir()) == []
+
+
+LOOKS = """import sys
+
+
+def text(doc):
+    return str("torch" in sys.modules)
+"""
+WANTS = """import transformers
+
+
+def text(doc):
+    config = transformers.BertConfig(
+        vocab_size=2, hidden_size=2, num_hidden_layers=1, num_attention_heads=1
+    )
+    return str(len(list(transformers.BertModel(config).parameters())) > 0)
+"""
+
+
+@pytest.mark.parametrize(("code", "said"), [(LOOKS, "False"), (WANTS, "True")])
+def test_models_are_loaded_for_tasks_that_want_one_alone(home: Home, code: str, said: str) -> None:
+    path = home.tasks / "cloze.yaml"
+    text = path.read_text().replace("""doc_to_text: "{{text.rsplit(' ', 1)[0]}}\"""", "")
+    path.write_text(f"{text}doc_to_text: !function own.text\n")
+    (home.tasks / "own.py").write_text(code)
+    made = requests(home.get())
+    tokenizer = load_tokenizer(home.model)
+    texts = {tokenizer.decode(request.tokens).removeprefix("<s>") for request in made}
+    assert texts == {said}
 
 
 def test_a_chat_template_without_an_end_ends_the_building(

@@ -26,7 +26,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, cle
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import DataMissing, RecordError, UserError
-from coordinate_eval.evaluators.confined.messages import Command, Setup, Work
+from coordinate_eval.evaluators.confined.messages import Command, Reply, Setup, Work
 from coordinate_eval.evaluators.confined.process import BuildingProcess, ProcessEnded
 from coordinate_eval.evaluators.harness.prompts.watched_tokenizer import unusable
 from coordinate_eval.evaluators.harness.tasks.task_names import kept_file
@@ -61,6 +61,7 @@ class Builder:
         self._kept_tasks = kept_file(cache)
         self._files, self._suite = checkpoint.files, suite
         self._engine, self._max_length = engine, max_length
+        self._models = False
         self._tokenizer = self._tokenizer_now()
         self._common = [
             FORMAT,
@@ -148,9 +149,24 @@ class Builder:
 
     def _built(self, dataset: Dataset, part: Path) -> DatasetRequests:
         """Let the process write the requests to a file, and return their index."""
+        reply = self._asked(dataset, part)
+        if reply.built is None and not reply.offline and not self._models:
+            # The task's own code may want a model. Few tasks do, and their import takes seconds.
+            self._process.close()
+            del self._process
+            self._models = True
+            part.unlink(missing_ok=True)
+            reply = self._asked(dataset, part)
+        if reply.built is None:
+            kind = DataMissing if reply.offline else UserError
+            raise kind(self._of_the_checkpoint(reply.error))
+        return reply.built
+
+    def _asked(self, dataset: Dataset, part: Path) -> Reply:
+        """Return the reply of the process, which may be an error."""
         command = Command(number=0, work=Work.BUILD, dataset=dataset, requests=str(part))
         try:
-            reply = self._process.ask(command)
+            return self._process.ask(command)
         except EndlessCall as error:
             del self._process
             raise UserError(self._of_the_checkpoint(unusable(self._copies, str(error)))) from error
@@ -160,10 +176,6 @@ class Builder:
                 f"dataset {dataset.name!r} cannot be built: {error}; what is printed above may "
                 "say why. If memory ran out, [build] memory_gib gives build jobs more"
             ) from error
-        if reply.built is None:
-            kind = DataMissing if reply.offline else UserError
-            raise kind(self._of_the_checkpoint(reply.error))
-        return reply.built
 
     @cached_property
     def _process(self) -> BuildingProcess:
@@ -173,6 +185,7 @@ class Builder:
             engine=self._engine,
             max_length=self._max_length,
             kept_tasks=str(self._kept_tasks or ""),
+            models=self._models,
         )
         process = BuildingProcess(setup)
         weakref.finalize(self, process.close)

@@ -34,6 +34,7 @@ from coordinate_eval.evaluators.confined.messages import (
     Work,
     reading,
 )
+from coordinate_eval.evaluators.harness.prompts.tokenizer import tokenizers_alone
 from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.records import Dataset, DatasetRequests, ItemRequests, Request
 
@@ -61,6 +62,8 @@ def main() -> None:
         _limit(setup.memory_bytes)
     mirroring = threading.Thread(target=_mirror_all, args=(setup.mirrors,))
     mirroring.start()
+    if not setup.models:
+        tokenizers_alone()
     with contextlib.suppress(FileNotFoundError, PermissionError):  # no data of a task is there
         os.chdir(setup.folder)
     evaluator = harness_evaluator(

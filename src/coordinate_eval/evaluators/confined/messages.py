@@ -76,6 +76,7 @@ class Setup(Record):
     judge_revision: str = ""
     baselines: str = Field(default="", description="folder with the answers of baselines")
     memory_bytes: int = Field(default=0, description="most memory of its processes; 0: any")
+    models: bool = Field(default=True, description="tasks may load models with transformers")
     mirrors: dict[str, str] = Field(
         default={}, description="read-only cache → writable folder to be filled with links to it"
     )

@@ -1,11 +1,17 @@
 """The tokenizer of a checkpoint, loaded without running the checkpoint's own code."""
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators import own_code
+from coordinate_eval.evaluators.around_import import around_import
 
+_NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _ADVICE = "Put the tokenizer's files beside the weights, or name their folder with --tokenizer"
 
 
@@ -38,6 +44,32 @@ def load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  one of many classes of
             f"tokenizer\n{_ADVICE}"
         )
     return tokenizer
+
+
+def tokenizers_alone() -> None:
+    """Have transformers load in this process as it does where there is no PyTorch.
+
+    It has its tokenizers there, and no models, whose modules take four times as long to import.
+    PyTorch itself can be imported afterwards.
+    """
+    around_import("transformers", _without_torch)
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Hide PyTorch, unless it was imported before, and the advice to install it."""
+    advice = os.environ.get(_NO_ADVICE)
+    os.environ[_NO_ADVICE] = "1"
+    hidden = sys.modules.setdefault("torch", None) is None  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+        if advice is None:
+            del os.environ[_NO_ADVICE]
+        else:
+            os.environ[_NO_ADVICE] = advice
 
 
 def _has_class(folder: Path) -> bool:
