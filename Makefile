@@ -34,7 +34,8 @@ test: $(READY)
 	bash scripts/packages.sh
 	$(PYTEST)
 
-# Rarely, hours: thirty times as many random examples, plans and faults, and all hostile programs.
+# Rarely, hours: thirty times as many random examples, plans and faults, and all hostile programs, also
+# with the versions of bubblewrap that scripts/old_bubblewrap.sh builds.
 test-long: $(READY)
 	bash scripts/packages.sh
 	TEST_LONG=1 $(PYTEST) -m 'random or hypothesis or hostile' --timeout 14400

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds old versions of bubblewrap into build/: the last one that is too old for the sandbox (0.6.1,
-# as Ubuntu 22.04 has it), and the oldest that is not. Tests in tests/hostile use them where they are.
-# REPOSITORY is a clone or an address of it. Nothing is installed.
+# as Ubuntu 22.04 has it), and the oldest that is not, which no release of Debian or Ubuntu has. Tests in
+# tests/hostile use them where they are. REPOSITORY is a clone or an address of it: the sources are not
+# among Debian's, so a machine that reaches package archives alone needs a clone. Nothing is installed.
 # Needs git, gcc and the headers of libcap (Debian: libcap-dev).
 set -euo pipefail
 

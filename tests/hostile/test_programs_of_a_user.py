@@ -7,6 +7,7 @@ import pytest
 
 from coordinate_eval.evaluators.sandbox.sandbox import Level
 from tests.hostile.cases import OLDEST_BUBBLEWRAP, cases, check
+from tests.hostile.home import old_bubblewraps
 from tests.hostile.place import Places, Setting
 from tests.hostile.program import Program
 from tests.random_examples import LONG
@@ -15,7 +16,7 @@ SETTINGS = [
     Setting("user", Level.BUBBLEWRAP),
     Setting("user", Level.NAMESPACES),
     Setting("user", Level.LIMITS),
-    Setting("user", Level.BUBBLEWRAP, OLDEST_BUBBLEWRAP),
+    *(Setting("user", Level.BUBBLEWRAP, old) for old in old_bubblewraps(OLDEST_BUBBLEWRAP)),
     *([Setting("fakeroot", Level.BUBBLEWRAP), Setting("fakeroot", Level.NAMESPACES)] * LONG),
 ]
 
