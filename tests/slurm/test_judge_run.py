@@ -14,7 +14,7 @@ from coordinate_eval.coordinator.workers.judging.judge_run import JudgeRun
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Answer, Question, QuestionKind
 from tests.dev_cluster import DevCluster
-from tests.runs import TASKS, Workspace, begun, kill, processes, results, scores, until
+from tests.runs import TASKS, Pause, Workspace, begun, kill, processes, results, scores, until
 from tests.tiny import tiny_model
 
 TEMPLATE = (
@@ -141,25 +141,104 @@ def judged_suite(workspace: Workspace) -> Path:
     return path
 
 
-@pytest.mark.parametrize("killed", [None, "_judge"])
-def test_a_suite_with_a_judge_of_one_s_own(
-    workspace: Workspace, judge: Path, killed: str | None
-) -> None:
-    pause = workspace.pause(f"judged {killed}")
-    run = workspace.submit(
-        judged_suite(workspace), "--run-dir", workspace.folder / f"judged {killed}",
-        COORDINATE_EVAL_JUDGE_CHECKPOINT=str(judge),
-        COORDINATE_EVAL_JUDGE_ENGINE_ARGS=json.dumps(pause.engine_args),
-    )  # fmt: skip
-    if killed is not None:
-        until(lambda: list(run.glob("judge/*/run/outputs/*/*.part")), "answers of the judge")
-        kill(processes(killed, str(run)))
-    pause.end()
-    found = scores(run)
-    assert set(found) == {"judged", "tiny_cloze"}
+def submit(workspace: Workspace, name: str, judge: Path, pause: Pause) -> Path:
+    return workspace.submit(
+        judged_suite(workspace), "--run-dir", workspace.folder / name, **by(judge, pause)
+    )
+
+
+def by(judge: Path, pause: Pause) -> dict[str, str]:
+    """The environment that names a judge."""
+    return {
+        "COORDINATE_EVAL_JUDGE_CHECKPOINT": str(judge),
+        "COORDINATE_EVAL_JUDGE_ENGINE_ARGS": json.dumps(pause.engine_args),
+    }
+
+
+def answering(run: Path) -> Path:
+    """Wait until the judge of a run answers; the run in which it does."""
+    found = until(lambda: list(run.glob("judge/*/run/outputs/*/*.part")), "answers of its judge")
+    return found[0].parents[2]
+
+
+def check(run: Path, judge: str) -> None:
+    """A judge that is a checkpoint has answered once, on GPUs of its own."""
     judged = json.loads((run / "results" / "judged.json").read_text())["judge"]
-    assert (judged["model"], judged["questions"]) == ("a judge", 11)
-    assert len(list(run.glob("judge/*/run"))) == 1
+    assert (judged["model"], judged["questions"]) == (judge, 11)
     (answers_of,) = run.glob("judge/*/run")
     assert scores(answers_of)
     assert results(run)["ledger"]["judge"]["gpu_seconds"] > 0
+
+
+@pytest.fixture(scope="module")
+def judged(workspace: Workspace, judge: Path) -> Path:
+    """A run whose answers a checkpoint has rated."""
+    pause = workspace.pause("judged")
+    pause.end()
+    run = submit(workspace, "judged", judge, pause)
+    assert set(scores(run)) == {"judged", "tiny_cloze"}
+    return run
+
+
+def test_a_suite_with_a_judge_of_one_s_own(judged: Path) -> None:
+    check(judged, "a judge")
+
+
+def test_its_judge_s_job_is_killed(workspace: Workspace, judge: Path, judged: Path) -> None:
+    for folder in (workspace.folder / "cache").glob("judged-*"):
+        shutil.rmtree(folder)  # it has answered nothing yet
+    pause = workspace.pause("killed")
+    run = submit(workspace, "killed", judge, pause)
+    answering(run)
+    kill(processes("_judge", str(run)))
+    pause.end()
+    assert scores(run) == scores(judged)
+    check(run, "a judge")
+
+
+def test_another_checkpoint_rates_the_same_answers_and_is_killed(
+    workspace: Workspace, judge: Path, judged: Path
+) -> None:
+    other = workspace.folder / "another judge"
+    shutil.copytree(judge, other)
+    (other / "chat_template.jinja").write_text(TEMPLATE + " ")
+    pause = workspace.pause("another judge")
+    before = results(judged)
+    one = {"COORDINATE_EVAL_MAX_GPUS": "1"}
+    done = workspace.call("rescore", judged, status=0, **by(other, pause), **one)
+    run = Path(done.stdout.rstrip("\n"))
+    assert "gets up to" in done.stderr
+    answers_of = answering(run)
+    assert read_run(RunDir(answers_of)).settings.max_gpus == 1
+    kill(processes("_judge", str(run)) + processes("_trial", str(answers_of)))
+    workspace.call("cancel", run)
+    pause.end()
+    workspace.call("resume", run)
+    until(lambda: results(run)["complete"], "all results, in place of those of the cancelled run")
+    check(run, "another judge")
+    found = results(run)
+    assert found["ledger"]["total_gpu_seconds"] == 0
+    assert list(found["rescored"]["judges"]) == ["judged"]
+    assert found["results"]["tiny_cloze"] == before["results"]["tiny_cloze"]
+    assert results(judged) == before
+
+
+def test_a_judge_that_cannot_work_is_refused_before_anything_is_made(
+    workspace: Workspace, judge: Path, judged: Path
+) -> None:
+    huge = workspace.folder / "huge"
+    shutil.copytree(judge, huge)
+    config = json.loads((huge / "config.json").read_text())
+    (huge / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**6}))
+    there = set(judged.parent.iterdir())
+    for settings, says in (
+        ({"CHECKPOINT": str(tiny_model())}, "has no chat template"),
+        ({"CHECKPOINT": str(huge)}, "GiB"),
+        ({"ENGINE_ARGS": '{"wings": 2}'}, "wings"),
+        ({"MAX_REQUESTS": "10"}, "up to 11 questions"),
+    ):
+        given = {"CHECKPOINT": str(judge)} | settings
+        environ = {f"COORDINATE_EVAL_JUDGE_{name}": value for name, value in given.items()}
+        done = workspace.call("rescore", judged, status=2, **environ)
+        assert says in done.stderr, done.stderr
+    assert set(judged.parent.iterdir()) == there

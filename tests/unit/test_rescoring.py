@@ -77,3 +77,34 @@ def test_without_any_answered_dataset_there_is_none(run_dir: RunDir, run: Run) -
     only = run.suite.model_copy(update={"datasets": run.suite.datasets[1:]})
     with pytest.raises(UserError, match="no dataset with all responses among b"):
         rescoring(run_dir, run, only, Settings())
+
+
+def test_jobs_run_where_the_settings_say_now_and_else_where_the_run_s_did(run_dir: RunDir) -> None:
+    old = {
+        "gpu_type": "a100",
+        "max_gpus": 8,
+        "engine": {"args": {"dtype": "float16"}},
+        "trial": {"max_length": 64, "max_minutes": 60, "cpus": 2},
+        "slurm": {"partition": "old", "account": "team"},
+    }
+    now = {
+        "max_gpus": 2,
+        "runs_dir": "/elsewhere",
+        "engine": {"args": {"dtype": "float32"}},
+        "trial": {"max_length": 32, "max_minutes": 30},
+        "slurm": {"partition": "new"},
+    }
+    run = make_run(settings=Settings.model_validate(old))
+    made = rescoring(run_dir, run, run.suite, Settings.model_validate(now)).settings
+    assert (made.gpu_type, made.max_gpus) == ("a100", 2)
+    assert (made.slurm.partition, made.slurm.account) == ("new", "team")
+    assert (made.trial.max_length, made.trial.max_minutes, made.trial.cpus) == (64, 30, 2)
+    assert (made.engine, made.runs_dir) == (run.settings.engine, run.settings.runs_dir)
+
+
+def test_a_judge_that_has_moved_is_asked_where_it_is_now(run_dir: RunDir) -> None:
+    old = Settings.model_validate({"judge": {"model": "j", "base_url": "http://a/v1"}})
+    run = make_run(settings=old)
+    moved = Settings.model_validate({"judge": {"base_url": "http://b/v1", "max_requests": 9}})
+    judge = rescoring(run_dir, run, run.suite, moved).settings.judge
+    assert (judge.name, judge.base_url, judge.max_requests) == ("j", "http://b/v1", 9)

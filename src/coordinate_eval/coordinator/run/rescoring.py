@@ -1,8 +1,9 @@
 """Rescoring: a run of its own beside another one, whose responses it scores again.
 
 It begins where the other run's trials have ended: with its plan, requests and responses, which are
-the same files (hard links), since none of them ever changes. So it asks for no GPU, and questions,
-answers, claims and scores are its own. Nothing of the other run is touched.
+the same files (hard links), since none of them ever changes. So it has no trials, and questions,
+answers, claims and scores are its own. Only a judge that is a checkpoint takes GPUs, in a run of
+its own as always. Nothing of the other run is touched.
 
 Scoring compares the prompts that the tasks make now with those that were answered. A dataset whose
 prompts have changed has no scores then, and the reason in their place.
@@ -13,8 +14,10 @@ import os
 import shutil
 import sys
 import time
+from typing import Any
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.run import baselines
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
@@ -22,7 +25,25 @@ from coordinate_eval.coordinator.run.create import create_whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, portion_seconds, write_planned, write_run
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Suite
+from coordinate_eval.records import Record, Suite
+
+_PLACES = (
+    "nodes",
+    "max_nodes",
+    "max_gpus",
+    "gpu_type",
+    "queue",
+    "objective",
+    "restraint",
+    "stage",
+    "trial",
+    "build",
+    "limits",
+    "supervisor",
+    "slurm",
+    "ray",
+)
+"""Settings that decide where jobs run, what they may use, and for how long."""
 
 
 def answered_datasets(run_dir: RunDir, run: Run) -> list[str]:
@@ -35,8 +56,9 @@ def answered_datasets(run_dir: RunDir, run: Run) -> list[str]:
 def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Run:
     """Return a run that scores the responses to this part of the run's suite again.
 
-    How metrics and scoring run, and the judge if there is one, is taken from `settings`; all else
-    from the run. Datasets without all responses are left out.
+    How metrics and scoring run, and the judge if one is named, is taken from `settings`. So is what
+    they say of where jobs run, unless they leave it at its default. All else is the run's. Datasets
+    without all responses are left out.
 
     Raises:
         UserError: no dataset has all responses.
@@ -51,10 +73,13 @@ def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Ru
     lacking = [dataset.name for dataset in suite.datasets if dataset.name not in there]
     names = {dataset.name for dataset in kept}
     ids = (f"{run.id}-rescored-{n}" for n in itertools.count(1))
-    judge = _judge(settings.judge, run.settings.judge)
     shards = [shard for shard in run.shards if shard.dataset in names]
     asked = sum(shard.metric_cpu_seconds for shard in shards if shard.dataset in run.asks)
-    update = {"metrics": settings.metrics, "scoring": settings.scoring, "judge": judge}
+    update = _places(settings, run.settings) | {
+        "metrics": settings.metrics,
+        "scoring": settings.scoring,
+        "judge": _judge(settings.judge, run.settings.judge),
+    }
     return run.model_copy(
         update={
             "id": next(each for each in ids if not run_dir.root.with_name(each).exists()),
@@ -100,8 +125,27 @@ def create_rescoring(run_dir: RunDir, run: Run, made: Run) -> RunDir:
     return create_whole(run_dir.root.with_name(made.id), fill)
 
 
+def _places(now: Settings, before: Settings) -> dict[str, Any]:
+    """Return where jobs run: what is set now, and as before where nothing is."""
+    found: dict[str, Any] = {}
+    for name in now.model_fields_set.intersection(_PLACES):
+        section, old = getattr(now, name), getattr(before, name)
+        if isinstance(section, Record):
+            # The responses were made with the old length of the context.
+            given = {key: getattr(section, key) for key in section.model_fields_set}
+            found[name] = old.model_copy(
+                update={key: value for key, value in given.items() if key != "max_length"}
+            )
+        else:
+            found[name] = section
+    return found
+
+
 def _judge(now: JudgeSettings, before: JudgeSettings) -> JudgeSettings:
-    """Return the judge of these settings, if they name one; it compares with the same baseline."""
-    if not now.model:
-        return before
-    return now.model_copy(update={"baseline": now.baseline or before.baseline})
+    """Return the judge of these settings, if they name one, with the same baseline.
+
+    If they name none, it is the one before, which may have moved.
+    """
+    if now.model or (now.base_url and before.checkpoint):
+        return now.model_copy(update={"baseline": now.baseline or before.baseline})
+    return judge.moved(before, now)

@@ -1,23 +1,34 @@
-"""`coordinate-eval rescore`: scores anew from the responses of a run, without a GPU."""
+"""`coordinate-eval rescore`: scores anew from the responses of a run.
 
+No GPU is used, unless the judge is a checkpoint.
+"""
+
+import contextlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 
 from coordinate_eval import _files, _owner
+from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.launch.foreground import announce, supervise
-from coordinate_eval.coordinator.cli.launch.run import forget, remember
+from coordinate_eval.coordinator.cli.launch.run import ask, forget, remember
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.inputs import clusters, judge
+from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
 from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks, narrow
+from coordinate_eval.coordinator.planning.judge_plan import judge_run
+from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
+from coordinate_eval.coordinator.planning.prepare import choose_nodes
 from coordinate_eval.coordinator.run.create import submit_supervisor
 from coordinate_eval.coordinator.run.own import work_folder
-from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.run.rescoring import create_rescoring, rescoring
 from coordinate_eval.errors import SubmitRefused, UserError
+from coordinate_eval.evaluators.engines import base as engines
 
 
 def rescore_run(
@@ -29,7 +40,7 @@ def rescore_run(
 
     Raises:
         UserError: there is no such run, it has no dataset with all responses, or the judge cannot
-            be asked.
+            be asked, or is a checkpoint that cannot be used or fits on no GPU. Nothing is made.
         SubmitRefused: the scheduler refuses it. Nothing is left then.
     """
     run_dir = find(name, settings)
@@ -37,17 +48,21 @@ def rescore_run(
     _owner.trust(run.settings.trusted_users)
     check_tasks(run.suite)
     suite = narrow(run.suite, only=only) if only else run.suite
-    if settings.judge.checkpoint and any(dataset.rubric for dataset in suite.datasets):
-        raise UserError(
-            "a judge that is a checkpoint takes GPUs, and rescore takes none: give a server of it, "
-            "with --judge-url and --judge-model"
-        )
+    if judge.is_checkpoint(settings.judge, suite):
+        settings = judge_checkpoint.named(settings)
     made = rescoring(run_dir, run, suite, settings)
-    judge.check(made.settings.judge, made.suite, os.environ)
+    questions = _check_judge(made)
+    if judge.is_checkpoint(settings.judge, made.suite):
+        made = _with_place(made)
     cluster = clusters.by_name(made.cluster, made.settings)
     found = create_rescoring(run_dir, run, made)
     remember(settings, made.id, found.root)
     say(f"run {made.id} scores the responses of run {run.id} again: {found.root}")
+    if judge.is_checkpoint(made.settings.judge, made.suite):
+        say(
+            f"the judge {made.settings.judge.name} gets up to {plural(questions, 'question')}, "
+            "and answers on GPUs that are free when they are written"
+        )
     with working_in(str(work_folder(found))), cluster:
         if cluster.local or wait:
             return supervise(found, made, cluster, as_json=as_json, strict=True)
@@ -60,3 +75,45 @@ def rescore_run(
             raise
     announce(found, made, submitted, as_json=as_json)
     return 0
+
+
+def _check_judge(made: Run) -> int:
+    """Return how many questions the judge of a rescoring gets at most, if it can be asked.
+
+    Raises:
+        UserError: it cannot, as far as the settings tell, or its budget is too small.
+    """
+    judge.check(made.settings.judge, made.suite, os.environ)
+    items = Counter[str]()
+    for shard in made.shards:
+        items[shard.dataset] += shard.stop - shard.start
+    judged = [dataset for dataset in made.suite.datasets if dataset.rubric is not None]
+    counts = {d.name: judge.most_questions(d, items[d.name]) for d in judged}
+    judge.check_budget(made.settings.judge, counts)
+    return sum(counts.values())
+
+
+def _with_place(made: Run) -> Run:
+    """Return a rescoring whose judge is a checkpoint, with what its cluster says now.
+
+    GPUs that are busy now may be free when the questions are written.
+
+    Raises:
+        UserError: the checkpoint cannot be used, the engine has no such arguments, no GPU of the
+            cluster holds it, or the cluster has no jobs.
+    """
+    settings = made.settings
+    engines.check_args(settings.engine.name, settings.judge.engine_args)
+    cluster = clusters.by_name(made.cluster, settings)
+    if cluster.local:
+        raise UserError(
+            f"a judge that is a checkpoint is run by jobs of its own, which cluster {cluster.name} "
+            "has not: give a server of it, with --judge-url and --judge-model"
+        )
+    with cluster:
+        offer = ask(cluster, settings)
+    made = made.model_copy(update={"exclusive": offer.exclusive, "limits": offer.limits})
+    judging = judge_run(made, questions=1)
+    with contextlib.suppress(NoFreeGpu):
+        choose_nodes(judging, offer)
+    return made

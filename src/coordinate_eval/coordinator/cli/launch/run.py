@@ -89,7 +89,7 @@ def start_run(
     _check_folders(settings, root)
     _say_where_tasks_look(inputs)
     with working_in(""), chosen as cluster:
-        offer = _ask(cluster, settings)
+        offer = ask(cluster, settings)
         inputs = runnable(inputs)
         made = new_run(inputs, cluster.name, exclusive=offer.exclusive, limits=offer.limits)
         try:
@@ -212,7 +212,7 @@ def _say_who_has_one(settings: Settings, identity: str, root: Path) -> None:
         )
 
 
-def _ask(cluster: Cluster, settings: Settings) -> Offer:
+def ask(cluster: Cluster, settings: Settings) -> Offer:
     """Return what the cluster has now; a scheduler that is busy is asked again for a while."""
     nodes, busy = clusters.patiently(cluster.nodes)
     found = without_avoided(nodes, busy, settings, read_avoided(settings, time.time()))
@@ -243,7 +243,7 @@ def _plan_now(
     if not estimate:
         check_writable(settings, "cache_dir")
         _say_where_tasks_look(inputs)
-    offer = _ask(cluster, settings)
+    offer = ask(cluster, settings)
     if any(dataset.task for dataset in inputs.suite.datasets):
         inputs = runnable(inputs)
     run = new_run(inputs, cluster.name, exclusive=offer.exclusive, limits=offer.limits)

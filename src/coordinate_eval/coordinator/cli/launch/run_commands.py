@@ -87,11 +87,11 @@ def rescore(
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
-    """Score the responses of a run again, without a GPU, in a run of its own beside it.
+    """Score the responses of a run again, in a run of its own beside it.
 
-    For another version of the harness, a corrected filter or metric, or another judge. Scores and
-    differences are in the new run's results; the old ones stay. A dataset whose prompts would be
-    different now is refused.
+    For another version of the harness, a corrected filter or metric, or another judge. No GPU is
+    used, unless that judge is a checkpoint. Scores and differences are in the new run's results;
+    the old ones stay. A dataset whose prompts would be different now is refused.
     """
     from coordinate_eval.coordinator.cli.launch.rescore import rescore_run
 
