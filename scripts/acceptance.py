@@ -26,7 +26,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from slurm_dev import DevCluster, DevClusterError
+from _processes import DevClusterError
+from slurm_dev import DevCluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -14,7 +14,6 @@ only.
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import random
@@ -26,38 +25,33 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+
+import _munge
+from _processes import (
+    KILL_SECONDS,
+    PATIENCE_SECONDS,
+    DevClusterError,
+    command_line,
+    environment_of,
+    processes,
+    read_pid,
+    stop,
+    wait_until,
+)
 
 PACKAGES = ("slurm-wlm", "slurm-client", "munge")
 INSTALL = f"apt-get update && apt-get install -y {' '.join(PACKAGES)}"
 _COMMANDS = ("slurmctld", "slurmd", "munged", "munge", "sinfo", "squeue", "scancel")
-_MUNGE_KEY = Path("/etc/munge/munge.key")
 _SOCKET_PATH = 107
 """Longest path of a Unix socket, in bytes (unix(7))."""
-
-_MUNGE_RUN = Path("/run/munge")
-_MUNGE_LOG = Path("/var/log/munge")
-
-_PATIENCE_SECONDS = 180.0
-"""For a daemon or a command to answer: a busy machine takes its time."""
-
-_KILL_SECONDS = 60.0
-"""For a process or a job to end by itself: longer than `KillWait`."""
-
-_LOCK = Path("/run/coordinate-eval-slurm-dev.lock")
 
 _CONFIG = Path(__file__).with_suffix(".conf")
 _NODE = (
     "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
     "CPUs={cpus} RealMemory=1000000 {gres}State=UNKNOWN"
 )
-
-
-class DevClusterError(Exception):
-    """Something about this machine is in the way; the text says what to do."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +102,8 @@ class DevCluster:
             self._make_folder()
         elif json.loads((self.dir / "shape.json").read_text()) != asdict(self.shape):
             raise DevClusterError(f"{self.dir} is up with another shape: run `down` first")
-        with _shared_munge():
-            if _start_munge():
+        with _munge.shared():
+            if _munge.start():
                 (self.dir / "run" / "started-munged").touch()
             self.start_controller()
         for name in self.shape.names():
@@ -130,15 +124,13 @@ class DevCluster:
             self._cancel_jobs()
         self.stop_controller()
         for path in (self.dir / "run").glob("slurmd.*.pid"):
-            _stop(self._pid(path.stem), signal.SIGTERM)
+            stop(self._pid(path.stem), signal.SIGTERM)
         for pid in _job_processes(self.conf):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if (self.dir / "run" / "started-munged").exists():
-            with _shared_munge():
-                munged = _read_pid(_MUNGE_RUN / "munged.pid")
-                if not _any_controller() and munged and "munged" in _command_line(munged):
-                    _stop(munged, signal.SIGTERM)
+            with _munge.shared():
+                _munge.stop_unless_needed()
         shutil.rmtree(self.dir)
 
     def status(self) -> dict[str, bool]:
@@ -150,11 +142,13 @@ class DevCluster:
         """Start slurmctld, unless it runs, and wait until it answers."""
         if self._pid("slurmctld") is None:
             self._command("slurmctld")
-        _await(lambda: bool(self._command("scontrol", "ping")), f"slurmctld: see {self.dir}/log")
+        wait_until(
+            lambda: bool(self._command("scontrol", "ping")), f"slurmctld: see {self.dir}/log"
+        )
 
     def stop_controller(self) -> None:
         """Stop slurmctld; jobs go on, clients get no answer."""
-        _stop(self._pid("slurmctld"), signal.SIGTERM)
+        stop(self._pid("slurmctld"), signal.SIGTERM)
 
     def start_node(self, name: str) -> None:
         """Start the slurmd of a node, unless it runs."""
@@ -163,14 +157,14 @@ class DevCluster:
 
     def kill_node(self, name: str) -> None:
         """Kill the slurmd of a node, as when a node is lost; its jobs' processes go on."""
-        _stop(self._pid(f"slurmd.{name}"), signal.SIGKILL)
+        stop(self._pid(f"slurmd.{name}"), signal.SIGKILL)
 
     def _pid(self, daemon: str) -> int | None:
         """Return the process of `slurmctld` or `slurmd.NODE`, if the pid file still tells it."""
-        pid = _read_pid(self.dir / "run" / f"{daemon}.pid")
-        if pid is None or daemon.split(".")[0] not in _command_line(pid):
+        pid = read_pid(self.dir / "run" / f"{daemon}.pid")
+        if pid is None or daemon.split(".")[0] not in command_line(pid):
             return None
-        return pid if f"SLURM_CONF={self.conf}" in _environment(pid) else None
+        return pid if f"SLURM_CONF={self.conf}" in environment_of(pid) else None
 
     def _make_folder(self) -> None:
         """Make a fresh folder; what an earlier cluster left, no part of which runs, is removed."""
@@ -199,7 +193,7 @@ class DevCluster:
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=_PATIENCE_SECONDS,
+                timeout=PATIENCE_SECONDS,
                 check=True,
             )
         except subprocess.SubprocessError as error:
@@ -212,7 +206,7 @@ class DevCluster:
             states = self._command("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split()
             return not any(re.match(r"down|unk|.*\*", state) for state in states)
 
-        _await(ready, f"nodes stay away: see {self.dir}/log")
+        wait_until(ready, f"nodes stay away: see {self.dir}/log")
 
     def _cancel_jobs(self) -> None:
         """Cancel every job and give programs the time that Slurm gives them to end well."""
@@ -220,7 +214,9 @@ class DevCluster:
             jobs = self._command("squeue", "-h", "-a", "-o", "%A").split()
             if jobs:
                 self._command("scancel", "--full", *jobs)
-                _await(lambda: not self._command("squeue", "-h", "-a").strip(), "", _KILL_SECONDS)
+                wait_until(
+                    lambda: not self._command("squeue", "-h", "-a").strip(), "", KILL_SECONDS
+                )
 
 
 def _configuration(folder: Path, shape: Shape) -> str:
@@ -279,111 +275,23 @@ def _check_machine(folder: Path, node: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def _shared_munge() -> Iterator[None]:
-    """Let no other cluster come or go: they share munged, which the last one stops."""
-    with _LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _start_munge() -> bool:
-    """Start munged unless one answers; whether it was started here."""
-    if subprocess.run(["munge", "-n"], capture_output=True, check=False).returncode == 0:
-        return False
-    if not _MUNGE_KEY.exists():
-        _MUNGE_KEY.parent.mkdir(mode=0o700, exist_ok=True)
-        _MUNGE_KEY.touch(mode=0o400)
-        _MUNGE_KEY.write_bytes(os.urandom(128))
-        shutil.chown(_MUNGE_KEY.parent, "munge", "munge")
-        shutil.chown(_MUNGE_KEY, "munge", "munge")
-    for path, mode in ((_MUNGE_RUN, 0o755), (_MUNGE_LOG, 0o700)):
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(mode)
-        shutil.chown(path, "munge", "munge")
-    # A socket that nobody serves any more keeps a new munged from starting.
-    started = subprocess.run(
-        ["munged", "--force"],
-        user="munge",
-        group="munge",
-        extra_groups=[],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if started.returncode != 0:
-        raise DevClusterError(f"munged does not start: {started.stderr.strip()}")
-    return True
-
-
 def _own_environment() -> dict[str, str]:
     """Return this environment without what an enclosing Slurm job or cluster left in it."""
     prefixes = ("SLURM", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
-def _read_pid(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _command_line(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    return ""
-
-
-def _environment(pid: int) -> list[str]:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    return []
-
-
-def _processes() -> Iterator[int]:
-    yield from (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-
-
 def _job_processes(conf: Path) -> set[int]:
     """Find this cluster's step daemons, and what runs with the variables of its jobs."""
     found = set()
-    for pid in _processes():
-        environment = _environment(pid)
+    for pid in processes():
+        environment = environment_of(pid)
         if f"SLURM_CONF={conf}" in environment and (
-            _command_line(pid).startswith("slurmstepd")
+            command_line(pid).startswith("slurmstepd")
             or any(entry.startswith("SLURM_JOB_ID=") for entry in environment)
         ):
             found.add(pid)
     return found - {os.getpid()}
-
-
-def _any_controller() -> bool:
-    """Return whether some slurmctld runs on this machine, which then needs munged."""
-    return any("slurmctld" in _command_line(pid).split("\0")[0] for pid in _processes())
-
-
-def _stop(pid: int | None, how: signal.Signals) -> None:
-    """Signal a process and wait until it is gone; one that ignores it for long is killed."""
-    if pid is None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, how)
-        try:
-            _await(lambda: not _command_line(pid), "", _KILL_SECONDS)
-        except DevClusterError:
-            os.kill(pid, signal.SIGKILL)
-
-
-def _await(ready: Callable[[], bool], problem: str, seconds: float = _PATIENCE_SECONDS) -> None:
-    """Ask until it holds; a command that fails has not answered yet."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with contextlib.suppress(DevClusterError):
-            if ready():
-                return
-        time.sleep(0.05)
-    raise DevClusterError(problem)
 
 
 def _install() -> None:

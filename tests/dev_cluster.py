@@ -1,6 +1,6 @@
 """scripts/slurm_dev.py, which is no part of a package, as a module."""
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -22,11 +22,9 @@ class DevCluster(Protocol):
 
 
 def slurm_dev() -> ModuleType:
-    """The script, loaded."""
-    spec = importlib.util.spec_from_file_location("slurm_dev", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["slurm_dev"] = module
-    spec.loader.exec_module(module)
-    return module
+    """The script, loaded. It has modules of its own beside it."""
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        return importlib.import_module("slurm_dev")
+    finally:
+        sys.path.remove(str(SCRIPT.parent))
