@@ -3,13 +3,18 @@
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from coordinate_eval.cluster import Job
+from coordinate_eval.slurm.cluster import SlurmCluster
+from coordinate_eval.slurm.settings import SlurmSettings
 from tests.dev_cluster import DevCluster, slurm_dev
+from tests.slurm.jobs import not_ended, wait_for
 
 
 def short_folder() -> Path:
@@ -44,3 +49,22 @@ def slurm_cluster() -> Iterator[DevCluster]:
     """A cluster of four nodes for the whole session."""
     with cluster_of() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def cluster(slurm_cluster: DevCluster) -> Iterator[SlurmCluster]:
+    cluster = SlurmCluster(SlurmSettings(timeout_seconds=30))
+    yield cluster
+    cluster.cancel([task.job_id for task in not_ended(cluster)])
+    wait_for(lambda: not not_ended(cluster), "an empty cluster")
+
+
+@pytest.fixture
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Job]:
+    """Makes jobs named after the test; `code` is what Python runs, `args` its arguments."""
+
+    def make(code: str, *args: str, **fields: object) -> Job:
+        values = {"name": request.node.name, "log": str(tmp_path / "log"), "minutes": 600, **fields}
+        return Job.model_validate({"argv": (sys.executable, "-c", code, *args), **values})
+
+    return make

@@ -1,73 +1,23 @@
 """The Slurm backend against a real controller."""
 
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
-from coordinate_eval.cluster import Busy, Job, Node, State, TaskStatus
+from coordinate_eval.cluster import Busy, Job, Node, State
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.slurm.cluster import SlurmCluster, slurm_configured
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
 from tests.dev_cluster import DevCluster
-from tests.runs import PATIENCE_SECONDS
+from tests.slurm.jobs import SLEEP, await_end, await_running, not_ended, wait_for
 
 HOSTILE = "a 'b' \"c\" 100%j %%A $(touch pwned) `id` #\n#SBATCH --hold\n\r\n ; é"
-
-T = TypeVar("T")
-
-
-def wait_for(ask: Callable[[], T], what: str) -> T:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (answer := ask()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.1)
-    return answer
-
-
-def not_ended(cluster: SlurmCluster, prefix: str = "") -> list[TaskStatus]:
-    return [task for task in cluster.poll(prefix) if task.state is not State.ENDED]
-
-
-def await_end(cluster: SlurmCluster, name: str) -> None:
-    wait_for(lambda: cluster.poll(name) and not not_ended(cluster, name), f"the end of {name}")
-
-
-def await_running(cluster: SlurmCluster, name: str) -> list[TaskStatus]:
-    def all_run() -> list[TaskStatus]:
-        tasks = cluster.poll(name)
-        return tasks if {task.state for task in tasks} == {State.RUNNING} else []
-
-    return wait_for(all_run, f"{name} to run")
-
-
-@pytest.fixture
-def cluster(slurm_cluster: DevCluster) -> Iterator[SlurmCluster]:
-    cluster = SlurmCluster(SlurmSettings(timeout_seconds=30))
-    yield cluster
-    cluster.cancel([task.job_id for task in not_ended(cluster)])
-    wait_for(lambda: not not_ended(cluster), "an empty cluster")
-
-
-@pytest.fixture
-def job(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Job]:
-    """Makes jobs named after the test; `code` is what Python runs, `args` its arguments."""
-
-    def make(code: str, *args: str, **fields: object) -> Job:
-        values = {"name": request.node.name, "log": str(tmp_path / "log"), "minutes": 600, **fields}
-        return Job.model_validate({"argv": (sys.executable, "-c", code, *args), **values})
-
-    return make
 
 
 Nodes = tuple[list[Node], list[Busy]]
@@ -98,9 +48,6 @@ def nodes_without_json(
             return cluster.nodes()
 
     return read
-
-
-SLEEP = "import time; time.sleep(36000)"
 
 
 def test_gpus_cpus_and_memory_in_use_are_not_free(
@@ -374,111 +321,3 @@ def test_a_silent_controller_is_no_answer_and_jobs_survive_it(
         slurm_cluster.start_controller()
     (task,) = wait_for(lambda: cluster.poll(name), "the job")
     assert (task.job_id, task.state) == (job_id, State.RUNNING)
-
-
-WITNESS = """
-import os, signal, sys, time
-def say(*words):
-    with open(sys.argv[1], "a") as file:
-        print(os.getpid(), os.environ["COORDINATE_EVAL_TASK"].split(".")[1], *words, file=file)
-def heard(number, frame):
-    signal.signal(number, signal.SIG_IGN)  # Slurm and the job's script may both send it
-    say(signal.Signals(number).name)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, heard)
-signal.signal(signal.SIGUSR1, heard)
-say("started")
-time.sleep(36000)
-"""
-
-
-def witness(path: Path, lines: int) -> list[list[str]]:
-    """Wait for that many lines of `WITNESS`, and return them: process, restart count, words."""
-
-    def read() -> list[list[str]]:
-        text = path.read_text() if path.exists() else ""
-        words = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        return words if len(words) >= lines else []
-
-    return wait_for(read, f"{lines} lines in {path}")
-
-
-@pytest.mark.parametrize("requeue", [False, True])
-def test_the_warning_signal_reaches_the_program(
-    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path, requeue: bool
-) -> None:
-    path = tmp_path / "witness"
-    job_id = cluster.submit(job(WITNESS, str(path), requeue=requeue))
-    witness(path, 1)
-    subprocess.run(["scancel", "--signal=USR1", "--batch", job_id], check=True)
-    assert witness(path, 2)[1][2] == "SIGUSR1"
-    await_end(cluster, job("").name)
-    exit_code = subprocess.run(
-        ["scontrol", "--oneliner", "show", "job", job_id], check=True, capture_output=True
-    ).stdout
-    assert b" ExitCode=0:0" in exit_code
-
-
-def test_a_preempted_trial_is_warned(
-    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path
-) -> None:
-    path = tmp_path / "witness"
-    # node1 had a job while its controller restarted: Slurm 22.05 then starts no other on its GPUs
-    # after a preemption.
-    cluster.submit(job(WITNESS, str(path), node="node3", gpus=8, name="trial"))
-    witness(path, 1)
-    urgent = SlurmCluster(SlurmSettings(partition="high"))
-    urgent.submit(job("", node="node3", gpus=8, name="urgent"))
-    assert witness(path, 2)[1][2] == "SIGUSR1"
-    await_end(cluster, "trial")
-    await_end(cluster, "urgent")
-
-
-def test_a_killed_supervisor_comes_back_and_hears_its_end(
-    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path
-) -> None:
-    path = tmp_path / "witness"
-    job_id = cluster.submit(job(WITNESS, str(path), requeue=True))
-    ((first, *_),) = witness(path, 1)
-    os.kill(int(first), signal.SIGKILL)
-    second, restarts, word = witness(path, 2)[1]
-    assert (restarts, word) == ("0", "started")
-    assert second != first
-    cluster.cancel([job_id])
-    assert witness(path, 3)[2] == [second, "0", "SIGTERM"]
-    await_end(cluster, job("").name)
-    assert len(witness(path, 3)) == 3
-
-
-def test_a_supervisor_that_always_crashes_ends(
-    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path
-) -> None:
-    crash = "import os; print('up', flush=True); os.kill(os.getpid(), 9)"
-    job_id = cluster.submit(job(crash, requeue=True))
-    await_end(cluster, job("").name)
-    log = (tmp_path / f"log.{job_id}.log").read_text()
-    assert log.count("up\n") == 6
-    assert log.count("ended by signal 9") == 5
-
-
-def test_a_failing_supervisor_is_not_started_again(
-    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path
-) -> None:
-    job_id = cluster.submit(job("import sys; print('up'); sys.exit(3)", requeue=True))
-    await_end(cluster, job("").name)
-    assert (tmp_path / f"log.{job_id}.log").read_text() == "up\n"
-
-
-def test_a_requeued_task_knows_its_restart(
-    cluster: SlurmCluster, job: Callable[..., Job], tmp_path: Path
-) -> None:
-    path = tmp_path / "witness"
-    job_id = cluster.submit(job(WITNESS, str(path), requeue=True))
-    witness(path, 1)
-    subprocess.run(["scontrol", "requeue", job_id], check=True)
-    lines = witness(path, 3)
-    assert [(line[1], line[2]) for line in lines] == [
-        ("0", "started"),
-        ("0", "SIGTERM"),
-        ("1", "started"),
-    ]
