@@ -1,14 +1,16 @@
-"""Fixtures for reviewed plans."""
+"""Fixtures of several files: reviewed plans, and weights to be staged."""
 
 from pathlib import Path
 
 import pytest
 from tests.reviewer import Reviewer
 from tests.runs import TASKS
+from tests.staging import checkpoint
 
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.placing import other_runs
+from coordinate_eval.records import Checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +45,17 @@ def reviewer(
     monkeypatch.setattr(clusters, "_MAKERS", {"slurm": lambda settings: made.cluster})
     monkeypatch.chdir(TASKS)
     return made
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A memory file system, as far as anybody can tell."""
+    made = tmp_path / "shared 'memory'"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Checkpoint:
+    """A checkpoint whose weights have several ranges."""
+    return checkpoint(tmp_path / "step 1")

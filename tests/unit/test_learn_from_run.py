@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.reviewer import FakeCluster
-from tests.unit.test_staged_weights import checkpoint
+from tests.staging import checkpoint
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Node
