@@ -302,9 +302,11 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _print_rows(answer: dict[str, Any]) -> None:
     on, start = answer["conditions"], answer["engine_start_seconds"]
+    parameters = on["model"]["parameters"]
+    size = f"{parameters / 1e9:.3g}b" if parameters >= 1e9 else f"{parameters / 1e6:.3g}m"
     console = table_console()
     console.print(
-        f"{on['model']['parameters'] / 1e9:.3g}b parameters on {on['gpu']} with {on['engine']}, "
+        f"{size} parameters on {on['gpu']} with {on['engine']}, "
         f"from {plural(answer['runs'], 'run')} in {answer['store']}",
         markup=False,
         highlight=False,
