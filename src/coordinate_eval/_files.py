@@ -33,7 +33,7 @@ def write(path: Path, text: str) -> None:
     """Write `text` to `path` in one step that survives a crash. An earlier file is replaced."""
     temporary = _beside(path, text)
     temporary.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def replace(complete: Path, path: Path) -> None:
@@ -41,7 +41,7 @@ def replace(complete: Path, path: Path) -> None:
     with complete.open("rb") as file:
         os.fsync(file.fileno())
     complete.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def write_record(path: Path, record: Record) -> None:
@@ -58,7 +58,7 @@ def create(path: Path, text: str) -> bool:
     temporary = _beside(path, text)
     try:
         os.link(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
         return True
     except FileExistsError:
         return _reads(path, text)
@@ -82,7 +82,7 @@ def publish(complete: Path, path: Path) -> bool:
             raise
         won = False
     complete.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return won
 
 
@@ -333,7 +333,8 @@ def _reads(path: Path, text: str) -> bool:
         return False
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Write the names of a folder to disk, as after every publication."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,5 +1,7 @@
 """The choice of nodes."""
 
+from collections.abc import Sequence
+
 import pytest
 from tests.plans import CHECKPOINT
 
@@ -7,7 +9,7 @@ from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places import asked_nodes
 from coordinate_eval.coordinator.planning.places import nodes as select
-from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
+from coordinate_eval.coordinator.planning.places.nodes import Demand, NoFreeGpu
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.roofline import Work
 
@@ -66,13 +68,15 @@ def test_one_gpu_type_the_one_with_most_room() -> None:
     assert chosen(nodes) == {"b": 8, "c": 1}
 
 
+def demand(works: Sequence[Work], /, **settings: object) -> Demand:
+    return Demand(CHECKPOINT, Settings.model_validate(settings), 2048, works)
+
+
 def picked(*nodes: Node, **settings: object) -> tuple[dict[str, int], int]:
     works = [
         Work(items=9, requests=9000, prompt_tokens=9e6, output_tokens=2e6, longest_output_tokens=99)
     ]
-    found, degree = select.choose_nodes(
-        CHECKPOINT, Settings.model_validate(settings), nodes, [], 2048, works
-    )
+    found, degree = select.choose_nodes(demand(works, **settings), nodes, [])
     return {f"{n.name}:{n.gpu_type}": n.trials for n in found}, degree
 
 
@@ -102,7 +106,7 @@ def test_a_large_model_gets_several_gpus_also_where_no_type_is_known() -> None:
     seventy = CHECKPOINT.model_copy(update={"bytes": 140 * 10**9, "parameters": 70 * 10**9})
     for kind in ("", "unheard-of", "h100"):
         alike = [node("n", gpu_type=kind)]
-        assert select.gpus_per_trial(seventy, Settings(), alike, 2048, []) > 1
+        assert select.gpus_per_trial(Demand(seventy, Settings(), 2048, []), alike) > 1
 
 
 def test_limits() -> None:
@@ -150,7 +154,7 @@ def test_nothing_waits_for_nodes_that_the_settings_exclude() -> None:
 
 
 def choose_nodes(busy: list[Busy], **settings: object) -> None:
-    select.choose_nodes(CHECKPOINT, Settings.model_validate(settings), [], busy, 2048, [])
+    select.choose_nodes(demand([], **settings), [], busy)
 
 
 def test_a_named_node_is_not_called_busy_for_others_of_another_type() -> None:
@@ -158,9 +162,8 @@ def test_a_named_node_is_not_called_busy_for_others_of_another_type() -> None:
         node("a1", gpu_type="a100", gpu_memory_gib=40.0),
         node("h1", memory_gib=5.0, gpu_memory_gib=141.0),
     ]
-    settings = Settings(nodes="h1")
     with pytest.raises(UserError, match="h1") as caught:
-        select.choose_nodes(CHECKPOINT, settings, nodes, [], 2048, [])
+        select.choose_nodes(demand([], nodes="h1"), nodes, [])
     assert not isinstance(caught.value, NoFreeGpu)
 
 

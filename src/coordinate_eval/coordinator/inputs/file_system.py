@@ -47,7 +47,7 @@ def try_out(folder: Path) -> Tried:
         tests: dict[str, Callable[[Path], None]] = {
             "rename a file over another": _rename,
             "make a hard link": _link,
-            "write a folder's names to disk (fsync)": _sync,
+            "write a folder's names to disk (fsync)": _files.sync_folder,
         }
         failures = {what: _failure(test, scratch) for what, test in tests.items()}
         found = os.statvfs(place)
@@ -106,15 +106,6 @@ def _link(folder: Path) -> None:
     except FileExistsError:
         return
     raise OSError("a second link took a name that was there")
-
-
-def _sync(folder: Path) -> None:
-    """Write the names of a folder to disk, as after every publication."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _lock(folder: Path) -> None:

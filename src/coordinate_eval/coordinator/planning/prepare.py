@@ -32,6 +32,7 @@ from coordinate_eval.coordinator.planning.lower_bound import if_wrong
 from coordinate_eval.coordinator.planning.places import node_count
 from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
+from coordinate_eval.coordinator.planning.places.nodes import Demand
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
@@ -138,19 +139,19 @@ def choose_nodes(
         NoFreeGpu: No GPU is free now.
         UserError: Nothing can be placed, or the reviewed plan cannot start.
     """
-    works = expected_works(run.suite)
-    where = run.checkpoint, run.settings, offer.nodes, offer.busy, run.max_length, works
     if reviewed is not None:
         reviewed_plan.check_datasets(reviewed, run.suite)
-        return reviewed_plan.check_nodes(reviewed, *where)
-    return select.choose_nodes(*where)
+        return reviewed_plan.check_nodes(reviewed, _demand(run), offer.nodes, offer.busy)
+    return select.choose_nodes(_demand(run), offer.nodes, offer.busy)
 
 
 def queued_nodes(run: Run, offer: Offer) -> tuple[list[NodeCapacity], int]:
     """Return a stand-in for the nodes that a run will get which waits for a GPU."""
-    works = expected_works(run.suite)
-    where = run.checkpoint, run.settings, offer.nodes, offer.busy, run.max_length, works
-    return select.queued_nodes(*where)
+    return select.queued_nodes(_demand(run), offer.nodes, offer.busy)
+
+
+def _demand(run: Run) -> Demand:
+    return Demand(run.checkpoint, run.settings, run.max_length, expected_works(run.suite))
 
 
 def prepare(

@@ -20,10 +20,10 @@ from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.places.asked_nodes import check_limits
+from coordinate_eval.coordinator.planning.places.nodes import Demand
 from coordinate_eval.coordinator.planning.plan import Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors.roofline import Work
 from coordinate_eval.records import Checkpoint, Suite
 
 SCHEMA = "coordinate-eval/plan@1"
@@ -216,20 +216,15 @@ def check_run(plan: PlanFile, run_dir: RunDir) -> None:
 
 
 def check_nodes(
-    plan: Plan,
-    checkpoint: Checkpoint,
-    settings: Settings,
-    nodes: Sequence[Node],
-    busy: Sequence[Busy],
-    max_length: int,
-    works: Sequence[Work],
+    plan: Plan, demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]
 ) -> tuple[list[NodeCapacity], int]:
     """Return the plan's nodes and the GPUs of one trial, if all of its trials can start now.
 
     Raises:
         UserError: A node is gone or lacks GPUs, cores or memory; says what each has now.
     """
-    gib = select.keeper_gib(checkpoint, settings)
+    settings = demand.settings
+    gib = select.keeper_gib(demand.checkpoint, settings)
     live = {node.name: node for node in nodes}
     live |= {n.name: n for n in nodes if n.gpu_type in {p.gpu_type for p in plan.nodes}}
     why = {node.name: node.why for node in busy}
@@ -256,7 +251,7 @@ def check_nodes(
     if len(kinds) > 1:
         raise UserError(f"the plan has GPUs of {len(kinds)} types: {', '.join(sorted(kinds))}")
     alike = [live[node.name] for node in plan.nodes]
-    needed = select.gpus_per_trial(checkpoint, settings, alike, max_length, works)
+    needed = select.gpus_per_trial(demand, alike)
     if needed != plan.gpus_per_trial:
         raise UserError(
             f"the plan has {plan.gpus_per_trial} GPUs a trial, but on its nodes the checkpoint "

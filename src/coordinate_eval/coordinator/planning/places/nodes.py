@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from coordinate_eval._format import plural
 from coordinate_eval.cluster import Busy, Node
@@ -47,28 +48,35 @@ class NoFreeGpu(UserError):
     """Nothing can start now; waiting may help."""
 
 
+@dataclass(frozen=True)
+class Demand:
+    """What nodes are chosen for."""
+
+    checkpoint: Checkpoint
+    settings: Settings
+    max_length: int
+    """The context of the run, in tokens."""
+    works: Sequence[Work]
+    """The expected work of its datasets."""
+
+
 def choose_nodes(
-    checkpoint: Checkpoint,
-    settings: Settings,
-    nodes: Sequence[Node],
-    busy: Sequence[Busy],
-    max_length: int,
-    works: Sequence[Work],
+    demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]
 ) -> tuple[list[NodeCapacity], int]:
     """Return the nodes of the GPU type that is fastest, and the GPUs of one trial.
 
     That is the type whose free GPUs are predicted to end the works soonest, all together; of equal
-    ones the one with most GPUs. `max_length` is the context of the run in tokens, and `works` the
-    expected work of its datasets.
+    ones the one with most GPUs.
 
     Raises:
         NoFreeGpu: No GPU is free now.
         UserError: The checkpoint fits no GPU or no node's memory, a named node does not exist, or
             the settings exclude all nodes.
     """
+    settings = demand.settings
     check_names(settings.nodes, nodes, busy)
     _check_possible(settings.nodes, nodes, busy)
-    gib = keeper_gib(checkpoint, settings)
+    gib = keeper_gib(demand.checkpoint, settings)
     choices: list[tuple[list[NodeCapacity], int]] = []
     problems: list[UserError] = []
     named = asked(nodes, settings.nodes)
@@ -79,12 +87,12 @@ def choose_nodes(
     for kind in sorted({node.gpu_type for node in typed}):
         alike = [node for node in typed if node.gpu_type == kind]
         try:
-            degree = gpus_per_trial(checkpoint, settings, alike, max_length, works)
+            degree = gpus_per_trial(demand, alike)
             choices.append((choose(alike, busy, settings, degree, gib), degree))
         except UserError as error:
             problems.append(error)
     if choices:
-        return max(choices, key=lambda choice: _speed(checkpoint, settings, choice, works))
+        return max(choices, key=lambda choice: _speed(demand, choice))
     if problems:
         # Where one GPU type is only busy now, waiting may help.
         raise next((each for each in problems if isinstance(each, NoFreeGpu)), problems[0])
@@ -92,17 +100,13 @@ def choose_nodes(
 
 
 def queued_nodes(
-    checkpoint: Checkpoint,
-    settings: Settings,
-    nodes: Sequence[Node],
-    busy: Sequence[Busy],
-    max_length: int,
-    works: Sequence[Work],
+    demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]
 ) -> tuple[list[NodeCapacity], int]:
     """Return a stand-in for the nodes that a queued run will get, and the GPUs of one trial.
 
     They have the GPU type that is asked for, and of several the one of which the cluster has most.
     """
+    settings = demand.settings
     there = Counter[tuple[str, float]]()
     for node in nodes:
         there[node.gpu_type, node.gpu_memory_gib] += node.gpus
@@ -110,19 +114,13 @@ def queued_nodes(
         there[taken.gpu_type, taken.gpu_memory_gib] += taken.gpus * (not taken.excluded)
     asked = [kind for kind in there if gpus.asked_for(kind[0], settings.gpu_type)]
     kind = max(asked, key=lambda kind: there[kind], default=(settings.gpu_type, 0.0))
-    degree = _degree(checkpoint, settings, kind, QUEUED_TRIALS, max_length, works)
+    degree = _degree(demand, kind, QUEUED_TRIALS)
     trials = max(1, (settings.max_gpus or QUEUED_TRIALS * degree) // degree)
     stand_in = NodeCapacity(name=QUEUED_NODE, gpus=trials * degree, gpu_type=kind[0], trials=trials)
     return [stand_in], degree
 
 
-def gpus_per_trial(
-    checkpoint: Checkpoint,
-    settings: Settings,
-    alike: Sequence[Node],
-    max_length: int,
-    works: Sequence[Work],
-) -> int:
+def gpus_per_trial(demand: Demand, alike: Sequence[Node]) -> int:
     """Return the tensor-parallel degree on nodes with GPUs of one type.
 
     Raises:
@@ -130,23 +128,16 @@ def gpus_per_trial(
     """
     kind = alike[0].gpu_type, max(node.gpu_memory_gib for node in alike)
     most = max(node.gpus for node in alike)
-    return _degree(checkpoint, settings, kind, most, max_length, works)
+    return _degree(demand, kind, most)
 
 
-def _degree(
-    checkpoint: Checkpoint,
-    settings: Settings,
-    kind: tuple[str, float],
-    gpus_per_node: int,
-    max_length: int,
-    works: Sequence[Work],
-) -> int:
+def _degree(demand: Demand, kind: tuple[str, float], gpus_per_node: int) -> int:
     """Return the degree that is set, else the best one on GPUs of this kind.
 
     A kind is a type and its memory in GiB, 0 if the cluster tells none.
     """
     gpu_type, gib = kind
-    asked = settings.trial.tensor_parallel
+    asked = demand.settings.trial.tensor_parallel
     if asked is not None:
         if asked > 1 and gpus.is_slice(gpu_type):
             raise UserError(
@@ -160,27 +151,22 @@ def _degree(
     if gpus.is_slice(gpu_type):
         gpus_per_node = 1
     return tensor_parallel(
-        checkpoint,
+        demand.checkpoint,
         gpu._replace(memory=gib * 2**30),
         gpus_per_node,
-        max_length,
-        works,
-        sequences(settings.engine, gpu_type),
+        demand.max_length,
+        demand.works,
+        sequences(demand.settings.engine, gpu_type),
     )
 
 
-def _speed(
-    checkpoint: Checkpoint,
-    settings: Settings,
-    choice: tuple[list[NodeCapacity], int],
-    works: Sequence[Work],
-) -> tuple[float, int]:
+def _speed(demand: Demand, choice: tuple[list[NodeCapacity], int]) -> tuple[float, int]:
     """Return how often per second these nodes could do the works, and the number of their GPUs."""
     nodes, degree = choice
     kind = nodes[0].gpu_type
-    model, gpu = model_of(checkpoint, degree, None), gpus.lookup(kind)
-    most = sequences(settings.engine, kind)
-    seconds = sum(gpu_seconds(work, model, gpu, most) for work in works or (_ANY_WORK,))
+    model, gpu = model_of(demand.checkpoint, degree, None), gpus.lookup(kind)
+    most = sequences(demand.settings.engine, kind)
+    seconds = sum(gpu_seconds(work, model, gpu, most) for work in demand.works or (_ANY_WORK,))
     trials = sum(node.trials for node in nodes)
     return trials / seconds, trials * degree
 
