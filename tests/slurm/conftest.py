@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -53,10 +54,18 @@ def slurm_cluster() -> Iterator[DevCluster]:
 
 @pytest.fixture
 def cluster(slurm_cluster: DevCluster) -> Iterator[SlurmCluster]:
+    """The cluster through the backend. When the test has ended, its nodes are left by all jobs."""
     cluster = SlurmCluster(SlurmSettings(timeout_seconds=30))
     yield cluster
     cluster.cancel([task.job_id for task in not_ended(cluster)])
-    wait_for(lambda: not not_ended(cluster), "an empty cluster")
+    # A job that has ended for the backend may still hold its cores: squeue lists it until then.
+    wait_for(lambda: not squeue(), "an empty cluster")
+
+
+def squeue() -> str:
+    """Return the lines of squeue: the jobs that wait, run, or have not left their nodes."""
+    done = subprocess.run(["squeue", "--noheader"], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 @pytest.fixture
