@@ -249,7 +249,7 @@ def test_a_missing_answer_of_the_baseline_is_named(tasks: Path, tmp_path: Path) 
         (SINGLE.replace("answer=answer", "answer=answers[1]"), "no element 1"),
         (SINGLE.replace("by: kind", "by: sort"), "needs the field 'sort'"),
         (PAIR.replace("id: n", "id: m"), "needs the field 'm'"),
-        (PAIR.replace("answer_a", "answer"), "'answer' is undefined"),
+        (PAIR.replace("{{ question", "{{ answer"), "'answer' is undefined"),
         (PAIR.replace("id: n", "id: kind"), "two documents have the kind 'x'"),
     ],
 )

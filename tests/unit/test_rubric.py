@@ -56,6 +56,8 @@ def test_a_pair_has_sides() -> None:
             2,
             "the template of prompt helpful: too many",
         ),
+        (SINGLE.replace("{{ answer }}", "it"), 2, "prompt helpful lacks {{ answer }}"),
+        (PAIR.replace("answer_b", "question"), 4, "prompt better lacks {{ answer_b }}"),
         (SINGLE.replace("(\\d+)", "\\d+"), 3, "needs a group"),
         (SINGLE.replace("(\\d+)", "(\\d+"), 3, "pattern"),
         (SINGLE.replace("[1, 10]", "[10, 1]"), 4, "the least rating comes first"),

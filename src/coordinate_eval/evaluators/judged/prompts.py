@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError
+from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from coordinate_eval.errors import UserError
@@ -65,6 +65,11 @@ def check_template(text: str) -> None:
         raise ValueError(f"line {error.lineno} of it: {error.message}") from error
     except RecursionError as error:
         raise ValueError("too many brackets or operators within each other") from error
+
+
+def names_in(text: str) -> set[str]:
+    """Return the values that a template of right syntax may use, also where it does so at times."""
+    return meta.find_undeclared_variables(_ENVIRONMENT.parse(text))
 
 
 class Prompts:

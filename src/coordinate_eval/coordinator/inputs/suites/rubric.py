@@ -1,6 +1,7 @@
 """Rubrics: how a judge rates answers, read from YAML with the line of each error."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,12 @@ def _check(rubric: Rubric, tree: Located) -> None:
             raise wrong(tree.at("labels"), "give a scale or labels, not both")
         if rubric.scale[0] >= rubric.scale[1]:
             raise wrong(tree.at("scale"), "scale: the least rating comes first")
+    for name, messages in rubric.prompts.items():
+        lacking = _lacking_answer(messages, pair=rubric.pair)
+        if lacking:
+            raise wrong(
+                tree.at("prompts", name), f"prompt {name} lacks {lacking}, which the judge rates"
+            )
     if any(not values for values in rubric.labels.values()):
         raise wrong(tree.at("labels"), "labels: each stands for at least one value")
     if rubric.style_control and not rubric.pair:
@@ -104,6 +111,15 @@ def _check(rubric: Rubric, tree: Located) -> None:
                 tree.place,
                 "a pair needs `id`: the field of a document by which a baseline's answer is found",
             )
+
+
+def _lacking_answer(messages: Sequence[Message], *, pair: bool) -> str:
+    """Return which answer a prompt does not have, by its name in templates; empty if none."""
+    from coordinate_eval.evaluators.judged.prompts import names_in
+
+    used = set[str]().union(*(names_in(message.content) for message in messages))
+    wanted = {"answer_a": "answers_a", "answer_b": "answers_b"} if pair else {"answer": "answers"}
+    return next((f"{{{{ {a} }}}}" for a, turns in wanted.items() if not {a, turns} & used), "")
 
 
 def _prompts(tree: Located) -> dict[str, list[dict[str, Any]]]:
