@@ -30,7 +30,10 @@ def named(settings: Settings) -> Settings:
             "judge.checkpoint names a judge, and judge.base_url or judge.model another one: give "
             "either a checkpoint or a server"
         )
-    found = checkpoints.inspect(Path(judge.checkpoint))
+    try:
+        found = checkpoints.inspect(Path(judge.checkpoint))
+    except UserError as error:
+        raise UserError(f"setting judge.checkpoint: {error}") from error
     if not _has_chat_template(found):
         raise UserError(
             f"the judge {found.path} has no chat template, in which questions are put to it: use "
