@@ -49,6 +49,7 @@ class Judge:
     Args:
         behave: what it does with a question.
         models: the names that it lists, None if it has no such list.
+        context: the tokens that it says they have, None if it does not tell.
         key: the only one that it accepts, if it wants one.
         port: to listen on; any free one by default.
     """
@@ -59,8 +60,10 @@ class Judge:
         models: list[str] | None = None,
         key: str = "",
         port: int = 0,
+        context: object = None,
     ) -> None:
         self._behave, self._models, self._key, self.port = behave, models, key, port
+        self._told = {} if context is None else {"max_model_len": context}
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.at_once = self.most_at_once = 0
@@ -132,7 +135,7 @@ class Judge:
         if path.endswith("/models"):
             if self._models is None:
                 return fails(404, "no such path")
-            listed = {"object": "list", "data": [{"id": name} for name in self._models]}
+            listed = {"object": "list", "data": [{"id": n} | self._told for n in self._models]}
             return Reply(body=json.dumps(listed).encode())
         body = json.loads(content)
         self.asked.append(body)

@@ -66,9 +66,9 @@ def _is_up(url: str) -> bool:
     return True
 
 
-async def _check(url: str, model: str = "judge", key: str = KEY) -> None:
+async def _check(url: str, model: str = "judge", key: str = KEY) -> int | None:
     async with Endpoint(Access(url, model, key)) as judge:
-        await judge.check()
+        return await judge.check()
 
 
 def ask(url: str, questions: list[Question]) -> list[Answer]:
@@ -96,7 +96,8 @@ def test_what_its_context_cannot_hold_is_refused_by_words_that_are_understood(ur
         assert answer.result.startswith("refused: ")
 
 
-def test_key_and_model_are_known_before_anything_is_asked(url: str) -> None:
+def test_key_model_and_context_are_known_before_anything_is_asked(url: str) -> None:
+    assert asyncio.run(_check(url)) == CONTEXT
     with pytest.raises(JudgeRefuses, match="refuses the key"):
         asyncio.run(_check(url, key="sk-another"))
     with pytest.raises(JudgeRefuses, match=r"no model 'other'.*it has judge"):

@@ -309,12 +309,12 @@ def test_the_limit_of_an_answer_has_the_name_that_the_server_knows(known: str) -
     assert len(server.asked) - 20 == (known != "max_tokens")
 
 
-def check(server: Judge, key: str = "") -> None:
-    async def main() -> None:
+def check(server: Judge, key: str = "") -> int | None:
+    async def main() -> int | None:
         async with Endpoint(Access(server.url, "judge", key)) as judge:
-            await judge.check()
+            return await judge.check()
 
-    asyncio.run(main())
+    return asyncio.run(main())
 
 
 def test_a_check_asks_for_the_list_of_models_and_nothing_else() -> None:
@@ -328,6 +328,14 @@ def test_a_check_asks_for_the_list_of_models_and_nothing_else() -> None:
         pytest.raises(JudgeRefuses, match=r"no model 'judge'.*it has other"),
     ):
         check(server)
+
+
+@pytest.mark.parametrize(
+    ("told", "found"), [(4096, 4096), (None, None), ("4096", None), (True, None), ([], None)]
+)
+def test_a_check_returns_the_context_of_a_server_that_tells_it(told: object, found: object) -> None:
+    with Judge(models=["judge"], context=told) as server:
+        assert check(server) == found
 
 
 def test_a_check_of_a_server_without_a_list_is_one_short_question() -> None:

@@ -179,6 +179,18 @@ def test_a_judge_that_refuses_costs_its_datasets_and_no_others(tmp_path: Path) -
         assert given_up(RunDir(tmp_path / number)) == {"b"}
 
 
+def test_a_judge_without_room_for_its_answers_costs_its_datasets(tmp_path: Path) -> None:
+    rated = ALL.model_copy(update={"datasets": [*ALONE.datasets, JUDGED]})
+    for number, context in enumerate((RUBRIC.max_tokens, RUBRIC.max_tokens + 1)):
+        run_dir = RunDir(tmp_path / str(number))
+        with Judge(models=["judge"], context=context) as server:
+            run = judged_run(run_dir, base_url=server.url)
+            said = refuse(run_dir, run.model_copy(update={"suite": rated}))
+        assert given_up(run_dir) == ({"b"} if number == 0 else set())
+        assert len(said) == (number == 0)
+    assert "a context of 2,048 tokens" in RunDir(tmp_path / "0").dataset_error("b").read_text()
+
+
 def test_a_judge_that_has_answered_everything_is_not_asked_again(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     run = judged_run(run_dir, base_url="http://127.0.0.1:9/v1")

@@ -25,7 +25,7 @@ def refuse(run_dir: RunDir, run: Run) -> list[str]:
     These are datasets whose scoring may run what the model wrote, where nothing confines it; those
     whose metric asks for programs in a language whose compiler is not installed; those whose
     answers are compared with a baseline's that are not all there; and those whose judge refuses
-    the key, or has no such model. A judge that does not answer may do so later.
+    the key, has no such model, or too short a context. One that does not answer may do so later.
 
     It is called before the first job is submitted: no GPU works for them. This node speaks for
     those of scoring and metric jobs. One of them that can do less refuses its work itself.
@@ -63,7 +63,7 @@ def _ask_the_judge(run_dir: RunDir, run: Run, judged: list[str]) -> Iterator[str
         access = Access.of(
             settings.base_url or "", settings.model or "", settings.api_key_env, os.environ
         )
-        asyncio.run(_check(access))
+        context = asyncio.run(_check(access))
     except JudgeSilent as error:
         yield (
             f"the judge of {', '.join(judged)} does not answer: {error}. Their answers are "
@@ -73,11 +73,30 @@ def _ask_the_judge(run_dir: RunDir, run: Run, judged: list[str]) -> Iterator[str
         for name in judged:
             _files.write(run_dir.dataset_error(name), f"{error}\n")
         yield f"not run: {', '.join(judged)}. {error}"
+    else:
+        for name, why in _without_room(run, judged, context):
+            _files.write(run_dir.dataset_error(name), f"{why}\n")
+            yield f"not run: {name}. {why}"
 
 
-async def _check(access: Access) -> None:
+def _without_room(run: Run, judged: list[str], context: int | None) -> Iterator[tuple[str, str]]:
+    """Yield the datasets whose judge would refuse every question, with the reason."""
+    rubrics = {dataset.name: dataset.rubric for dataset in run.suite.datasets}
+    for name in judged:
+        rubric = rubrics[name]
+        if context is not None and rubric is not None and context <= rubric.max_tokens:
+            yield (
+                name,
+                f"judge {run.settings.judge.model} has a context of {context:,} tokens, and its "
+                f"answers alone may take {rubric.max_tokens:,} (max_tokens of rubric "
+                f"{rubric.name}): serve it with a longer context and resume the run, or start one "
+                "with a rubric of your own",
+            )
+
+
+async def _check(access: Access) -> int | None:
     async with Endpoint(access) as judge:
-        await judge.check()
+        return await judge.check()
 
 
 def _unconfined(run: Run, indexes: dict[str, DatasetRequests]) -> Iterator[tuple[str, str]]:

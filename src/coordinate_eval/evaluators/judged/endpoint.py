@@ -210,10 +210,11 @@ class Endpoint:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads tries
             pause = min(2 * pause, MOST_PAUSE_SECONDS)
 
-    async def check(self) -> None:
-        """Ask once whether the judge knows key and model.
+    async def check(self) -> int | None:
+        """Ask once whether the judge knows key and model. Return the tokens of its context.
 
-        A server that does not list its models, or not all, gets a question of one word.
+        A server that does not list its models, or not all, gets a question of one word. Few tell
+        their context; vLLM does. None if it is unknown.
 
         Raises:
             JudgeRefuses: it does not.
@@ -221,13 +222,16 @@ class Endpoint:
         """
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                if not await self._lists_model():
+                listed = await self._listed_model()
+                if listed is None:
                     asked = {"messages": [{"role": "user", "content": "Say OK."}], "max_tokens": 16}
                     await self._complete(asked)
         except TryAgain as failure:
             raise JudgeSilent(str(failure)) from None
         except TimeoutError:
             raise JudgeSilent(f"no answer within {CHECK_SECONDS:g} s from {self._where}") from None
+        length = (listed or {}).get("max_model_len")
+        return length if type(length) is int else None
 
     @property
     def _where(self) -> str:
@@ -283,8 +287,8 @@ class Endpoint:
             self._limit_name = _LIMIT_NAMES[1]
         return name != self._limit_name
 
-    async def _lists_model(self) -> bool:
-        """Return whether the server lists the model. False if its list proves nothing.
+    async def _listed_model(self) -> Mapping[str, Any] | None:
+        """Return what the server lists of the model. None if its list proves nothing.
 
         Raises:
             JudgeRefuses: it lists others, and all that it has.
@@ -295,13 +299,13 @@ class Endpoint:
         listed = json_value(reply.text) if reply.status == 200 and not reply.cut else None
         entries = listed.get("data") if isinstance(listed, dict) else None
         if not isinstance(listed, dict) or not isinstance(entries, list) or not entries:
-            return False
-        names = [str(each.get("id")) for each in entries if isinstance(each, dict)]
-        if self._access.model in names:
-            return True
-        if listed.get("has_more") or any("*" in name for name in names):
-            return False
-        raise unknown_model(self._access, f"it has {brief(', '.join(names), MOST_WORDS)}")
+            return None
+        models = {str(each.get("id")): each for each in entries if isinstance(each, dict)}
+        if self._access.model in models:
+            return models[self._access.model]
+        if listed.get("has_more") or any("*" in name for name in models):
+            return None
+        raise unknown_model(self._access, f"it has {brief(', '.join(models), MOST_WORDS)}")
 
     async def _request(self, method: str, path: str, most_bytes: int, body: object = None) -> Reply:
         """Send one request and return the reply, as far as it is not longer than allowed.
