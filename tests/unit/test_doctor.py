@@ -133,6 +133,21 @@ def test_no_sandbox_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert state(surroundings.sandbox()) == "warning"
 
 
+def test_compilers_that_are_missing_are_named_with_their_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from coordinate_eval.evaluators.sandbox import languages
+
+    monkeypatch.setattr(languages, "_found", lambda path: "rustc" not in path)
+    lacking = surroundings.compilers()
+    assert state(lacking) == "warning"
+    assert "Rust" in lacking.found
+    assert "C++" not in lacking.found
+    assert "rustc" in lacking.do
+    monkeypatch.setattr(languages, "_found", lambda path: True)
+    assert state(surroundings.compilers()) == "ok"
+
+
 def node(**changes: object) -> Node:
     """A node with free GPUs."""
     values = {"gpu_type": "h200", "gpu_memory_gib": 141, "gpus": 8, "free_gpus": 3, "cpus": 8}

@@ -18,6 +18,7 @@ def examine(settings: Settings, role: Role) -> Iterator[Finding]:
         yield folders.hub_cache(os.environ)
         yield programs.harness()
         yield surroundings.sandbox()
+        yield surroundings.compilers()
         yield from surroundings.network(settings)
     if role is not Role.CPU_JOB:
         yield from folders.stage(settings, role)

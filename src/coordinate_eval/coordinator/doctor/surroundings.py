@@ -1,4 +1,4 @@
-"""What confines programs here, and which servers can be reached."""
+"""What confines and compiles programs here, and which servers can be reached."""
 
 import os
 import re
@@ -30,6 +30,22 @@ def sandbox() -> Finding:
             str(error),
         )
     return ok("sandbox", f"programs are confined by {level}")
+
+
+def compilers() -> Finding:
+    """Look for what compiles and runs programs in other languages than Python."""
+    from coordinate_eval.evaluators.sandbox.languages import LANGUAGES, missing_packages
+
+    there = [language.title for name, language in LANGUAGES.items() if not missing_packages([name])]
+    missing = missing_packages(LANGUAGES)
+    if missing:
+        lacking = [language.title for language in LANGUAGES.values() if language.title not in there]
+        return warning(
+            "compilers",
+            f"no programs in {', '.join(lacking)}: datasets that run them get no scores",
+            f"install on all nodes of metric jobs: apt-get install {' '.join(missing)}",
+        )
+    return ok("compilers", f"programs in {', '.join(there)} can be run")
 
 
 def network(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
