@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from benchmarks._scoring import SHAPES, Shape, scored_items
@@ -390,6 +390,22 @@ def test_closing_midway_leaves_a_working_engine(engine: Engine) -> None:
     generator.close()  # type: ignore[attr-defined]  # every engine's run is a generator
     assert len(list(engine.run(iter([])))) == 0
     run(engine, requests)
+
+
+def test_what_is_unwanted_is_not_computed_to_its_end(engine: Engine) -> None:
+    requests = [write(n, "the cat sat", max_tokens=40) for n in range(6)] + [
+        score(n, "the cat", " sat") if n % 2 else write(n, "a mat", max_tokens=5)
+        for n in range(6, 12)
+    ]
+    looks = iter(range(9))
+
+    def unwanted() -> Callable[[Request], bool] | None:
+        return (lambda request: request.item < 6) if next(looks, 0) == 1 else None
+
+    found = {response.item: response for response in engine.run(iter(requests), unwanted)}
+    assert {n for n in found if n >= 6} == set(range(6, 12))
+    assert len(found) < len(requests)
+    same(found, run(engine, [each for each in requests if each.item in found]))
 
 
 def test_an_error_of_the_source_is_its_own(engine: Engine) -> None:

@@ -193,3 +193,27 @@ def test_an_answer_that_was_not_asked_for_costs_nothing() -> None:
     clock.now += 3.0
     assert shares.answered(scored(7), None) == 0.0
     assert shares.answered(scored(0), None) == pytest.approx(3.0)
+
+
+def test_what_is_dropped_has_cost_its_share_until_then_and_nothing_later() -> None:
+    clock = Clock()
+    shares = Shares(256, clock)
+    first, second, third = (scored(number) for number in range(3))
+    for each in (first, second, third):
+        shares.pulled(each)
+    shares.answered(third, None)
+    clock.now += 10
+    shares.dropped("d", [first.identity(), scored(9).identity()])
+    clock.now += 10
+    assert shares.answered(second, None) == pytest.approx(15)
+    assert shares.answered(first, None) == 0
+
+
+def test_all_may_be_dropped() -> None:
+    clock = Clock()
+    shares = Shares(256, clock)
+    shares.pulled(scored(0))
+    shares.dropped("d", [scored(0).identity()])
+    shares.pulled(scored(1))
+    clock.now += 10
+    assert shares.answered(scored(1), None) == pytest.approx(10)

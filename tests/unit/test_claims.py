@@ -207,6 +207,7 @@ class Protocol(RuleBasedStateMachine):
         self.book = Ledger(RunDir(Path(self.folder.name)), "outputs")
         self.live: dict[Span, int] = {}
         self.published: dict[Span, bytes] = {}
+        self.helped: set[tuple[Span, int]] = set()
         self.count = 0
 
     def teardown(self) -> None:
@@ -243,6 +244,7 @@ class Protocol(RuleBasedStateMachine):
         if work is None or self.live.get(work[0]) != work[1]:
             return None
         self.book.revoke(work[0], work[1], "doubled")
+        self.helped.add((work[0], work[1]))
         del self.live[work[0]]
         assert self.book.count_deaths(work[0]) <= work[1] - 1
         span = work[0]
@@ -264,6 +266,22 @@ class Protocol(RuleBasedStateMachine):
         if won:
             self.published[span] = self.book.run.published("outputs", span).read_bytes()
         self.live.pop(span, None)
+
+    @rule(work=working)
+    def look(self, work: tuple[Span, int, AttemptWriter] | None) -> None:
+        """An owner that sees another one's lines published removes its own."""
+        if work is None or work[2]._file.closed or not self.book.is_published(work[0]):
+            return
+        work[2].drop()
+        self.live.pop(work[0], None)
+        assert not work[2]._path.exists()
+
+    @rule()
+    def see_who_was_helped(self) -> None:
+        """Whoever was helped may go on until somebody publishes."""
+        spans = [Span("d", start, start + 1) for start in range(4)]
+        helped = {(h.span, h.attempt) for h in self.book.helped_claims(spans)}
+        assert helped == {each for each in self.helped if each[0] not in self.published}
 
     @invariant()
     def published_lines_never_change(self) -> None:

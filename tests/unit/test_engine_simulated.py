@@ -1,7 +1,7 @@
 """The fake engine: an answer to every request, the same each time, and faults on demand."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +181,17 @@ def test_a_closed_engine_refuses() -> None:
 def test_refuses_arguments_that_make_no_sense(args: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(args))):
         SimulatedEngine(args=args)
+
+
+def test_what_is_unwanted_is_dropped_also_amid_an_answer(tmp_path: Path) -> None:
+    times = tmp_path / "times.json"
+    times.write_text('{"slow": {"seconds_per_request": 1000}}')
+    slow = [ask(n).model_copy(update={"dataset": "slow"}) for n in range(3)]
+    engine, looks = SimulatedEngine(args={"times": str(times)}), iter(range(9))
+
+    def unwanted() -> Callable[[Request], bool] | None:
+        return (lambda request: request.dataset == "slow") if next(looks, 0) == 8 else None
+
+    given = [slow[0], ask(1), *slow[1:], ask(2)]
+    answers = list(engine.run(iter(given), unwanted))
+    assert sorted(r.item for r in answers) == [1, 2]

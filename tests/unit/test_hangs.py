@@ -15,6 +15,7 @@ from tests.unit.test_decide import (
     DIR,
     KEEP,
     NODES,
+    NOTHING,
     ROUND,
     RUN,
     SPANS,
@@ -41,7 +42,14 @@ from coordinate_eval.coordinator.run.records import (
 from coordinate_eval.coordinator.run.troubles.hangs import answer_seconds, silence_seconds
 from coordinate_eval.coordinator.run.troubles.trouble import Trouble, read_troubles, write_trouble
 from coordinate_eval.coordinator.supervisor import decide as d
-from coordinate_eval.coordinator.supervisor.decisions.values import EndTrial, Facts, Note, Revoke
+from coordinate_eval.coordinator.supervisor.decisions.troubles import END_SECONDS
+from coordinate_eval.coordinator.supervisor.decisions.values import (
+    Cancel,
+    EndTrial,
+    Facts,
+    Note,
+    Revoke,
+)
 from coordinate_eval.coordinator.supervisor.facts.silence import Silence
 from coordinate_eval.coordinator.workers.on_node import whole_node
 
@@ -82,12 +90,62 @@ def test_only_a_silent_trial_is_ended_and_its_shards_go_to_others() -> None:
     assert revoked.claim.claim.owner == "n1-1"
 
 
-def test_one_that_was_helped_has_the_time_of_the_longest_answer() -> None:
-    """Another one has claimed its shard since, and it goes on."""
-    helped = running(open_claims=[], silent={"n1-1": LEAST}, due={"a": 3 * LEAST})
+def test_one_that_was_helped_has_the_time_of_all_that_it_may_work_at() -> None:
+    """Others have claimed one of its shards since, and it goes on at both."""
+    due = {"a": LEAST, "b": 3 * LEAST, "c": 9 * LEAST}
+    other = next(span for span in SPANS if span.dataset == "b")
+    (_, own), *_ = running().open_claims
+    helped = running(helped_claims=[own._replace(span=other)], silent={"n1-1": LEAST}, due=due)
+    assert own.span.dataset == "a"
     assert ended(helped) == []
     assert len(ended(replace(helped, silent={"n1-1": 3 * LEAST}))) == 1
+    assert ended(replace(helped, open_claims=[])) == []
     assert ended(replace(helped, silent={"n1-1": 3 * LEAST}, unpublished=[])) == []
+
+
+def test_one_that_holds_nothing_is_not_waited_for_as_if_it_did() -> None:
+    idle = running(open_claims=[], silent={"n1-1": LEAST}, due={"a": 9 * LEAST})
+    assert len(ended(idle)) == 1
+    theirs = running().open_claims[0][1]
+    theirs = theirs._replace(claim=theirs.claim.model_copy(update={"owner": "n1-0"}))
+    assert len(ended(replace(idle, helped_claims=[theirs]))) == 1
+
+
+def cancelled(found: Facts, run: Any = RUN) -> list[str]:
+    why = "every shard is published"
+    actions = [a for a in d.decide(run, DIR, found) if isinstance(a, Cancel)]
+    return [job for action in actions if action.why == why for job in action.job_ids]
+
+
+def test_trials_that_go_on_long_after_the_last_shard_are_cancelled() -> None:
+    over = running(unpublished=[], open_claims=[], claimable=NOTHING, published=END_SECONDS)
+    assert cancelled(over) == ["7_0", "7_1"]
+    assert cancelled(replace(over, published=END_SECONDS - 1)) == []
+    said = {**over.trials, "n1-1": progress("ended")}
+    assert cancelled(replace(over, trials=said)) == ["7_0", "7_1"], (
+        "processes may hang at their end"
+    )
+    first, second = over.tasks
+    ending = [first.model_copy(update={"completing": True}), second]
+    assert cancelled(replace(over, tasks=ending)) == ["7_1"]
+    waiting = [first.model_copy(update={"state": State.ENDED}), second]
+    assert cancelled(replace(over, tasks=waiting)) == ["7_1"]
+    whole = make_run(exclusive=True)
+    assert cancelled(replace(over, tasks=[first]), whole) == ["7"]
+
+
+def test_a_supervisor_times_how_long_nothing_is_unpublished(tmp_path: Path) -> None:
+    now = [100.0]
+    silence = Silence(RunDir(tmp_path), lambda: now[0])
+
+    def seen(found: Facts, after: float, run: Any = RUN) -> float:
+        now[0] += after
+        return silence.of(run, found).published
+
+    over = running(unpublished=[])
+    assert [seen(over, 0), seen(over, 7), seen(over, 7)] == [0, 7, 14]
+    assert [seen(running(), 7), seen(over, 7), seen(over, 7)] == [0, 0, 7]
+    assert seen(over, 7, make_run(shards=[])) == 0
 
 
 def test_a_trial_that_has_ended_or_waits_is_not_silent() -> None:

@@ -157,6 +157,60 @@ def test_whoever_is_first_publishes_and_is_measured(tmp_path: Path, first: str) 
     assert not list(tmp_path.rglob("*.part"))
 
 
+@pytest.mark.parametrize("first", ["idle", "slow"])
+def test_whoever_is_overtaken_drops_what_is_left(tmp_path: Path, first: str) -> None:
+    run = Trials(tmp_path)
+    assert run.claim() == (SHARD, 2)
+    run.idle.open(SHARD, 2)
+    trials = {"idle": run.idle, "slow": run.slow}
+    other = trials.pop("slow" if first == "idle" else "idle")
+    (winner,) = trials.values()
+    assert winner.drop_published() == other.drop_published() == {}
+    for request in run.requests[2:]:
+        winner.store(answer(request), 1.0)
+    assert winner.drop_published() == {}
+    left = [request.identity() for request in run.requests[2:]]
+    assert other.drop_published() == {SHARD.span: left}
+    assert not other.holds(SHARD.span)
+    other.store(answer(run.requests[2]), 1.0)  # what an engine had answered by then
+    other.check_none_left()
+    assert sorted(run.published(), key=lambda r: r.item) == list(map(answer, run.requests))
+    assert not list(tmp_path.rglob("*.part"))
+    assert run.ledger.suspects([SHARD.span]) == set()
+
+
+def test_a_trial_that_is_overtaken_answers_what_nobody_else_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would need hours for the shard that another one publishes meanwhile."""
+    monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
+    monkeypatch.setattr(trial, "LOOK_SECONDS", 0.0)
+    (tmp_path / "memory").mkdir()
+    times = tmp_path / "times.json"
+    times.write_text('{"b": {"seconds_per_request": 1000}}')
+    run_dir = RunDir(tmp_path / "run")
+    write_everything(run_dir, {"times": str(times), "concurrency": 3 * ITEMS})
+    outputs, slow = Ledger(run_dir, "outputs"), [s.span for s in SHARDS if s.dataset == "b"]
+    other = OpenShards(run_dir, "m-0", Pace(float("inf")))
+    store = OpenShards.store
+
+    def overtake(self: OpenShards, response: Response, seconds: float) -> None:
+        store(self, response, seconds)
+        for span in slow:
+            if self is not other and outputs.open_claims([span]):
+                outputs.revoke(span, 1, "doubled")
+                assert outputs.claim(span, "m-0", "1") == 2
+                shard = next(shard for shard in SHARDS if shard.span == span)
+                for request in other.open(shard, 2):
+                    store(other, answer(request), 1.0)
+
+    monkeypatch.setattr(OpenShards, "store", overtake)
+    assert trial.run_trial(run_dir, "n", 0, 60) == 0
+    assert answered(run_dir) == Counter({(d, i): 1 for d in "ab" for i in range(ITEMS)})
+    ended = _files.read_record(run_dir.trial("n-0"), TrialProgress)
+    assert (ended.state, ended.shards) == ("ended", len(SHARDS) - len(slow))
+
+
 def test_a_shard_is_doubled_once(tmp_path: Path) -> None:
     run = Trials(tmp_path)
     assert run.claim() is not None

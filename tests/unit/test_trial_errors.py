@@ -167,7 +167,7 @@ def test_what_a_node_does_counts_against_no_item_unless_it_goes_on(
     log = tmp_path / "trial.log"
     log.touch()
 
-    def die(_: SimulatedEngine, requests: Any) -> Any:
+    def die(_: SimulatedEngine, requests: Any, unwanted: Any) -> Any:
         next(requests)
         log.write_text(log.read_text() + NCCL)
         raise DEAD

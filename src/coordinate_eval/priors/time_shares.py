@@ -11,7 +11,7 @@ nothing. The shares of all requests add up to the time in which any request was 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from coordinate_eval.records import (
     Key,
@@ -104,6 +104,18 @@ class Shares:
         # Reset when nothing is computed, so that rounding errors do not add up.
         self._weights = self._weights - weight if self._computed else 0.0
         return weight * (self._unit - began)
+
+    def dropped(self, dataset: str, identities: Iterable[tuple[object, ...]]) -> None:
+        """Record that nobody waits for these requests any more."""
+        now = self._clock()
+        if self._computed:
+            self._unit += (now - self._last) / self._weights
+        self._last = now
+        for identity in identities:
+            name = (dataset, *identity)
+            self._waiting.pop(name, None)
+            weight, _ = self._computed.pop(name, (0.0, 0.0))
+            self._weights = self._weights - weight if self._computed else 0.0
 
     def _start(self, request: Request, weight: float) -> None:
         self._computed[_name(request)] = (weight, self._unit)

@@ -26,6 +26,9 @@ MOST_LOST = 3
 """Owners of a shard that may give it back because of their nodes, as only libraries say. What ends
 the next one so counts against the shard."""
 
+Identity = tuple[str, int, int, int, int]
+"""What distinguishes a request from all others of its dataset, as `Key.identity` returns it."""
+
 
 @dataclass
 class _OpenShard:
@@ -33,7 +36,7 @@ class _OpenShard:
 
     shard: Shard
     writer: AttemptWriter
-    unanswered: dict[tuple[str, int, int, int, int], int]
+    unanswered: dict[Identity, int]
     tally: measurements.Tally = field(default_factory=measurements.Tally)
     predicted_seconds: float = 0.0
     pulled: set[int] = field(default_factory=set)
@@ -59,6 +62,7 @@ class OpenShards:
         self._pace = pace
         self._ledger = Ledger(run_dir, "outputs")
         self._open: dict[str, dict[Span, _OpenShard]] = {}
+        self._dropped: set[Span] = set()
         self.published = 0
         """Shards published so far."""
 
@@ -89,17 +93,21 @@ class OpenShards:
     def store(self, response: Response, seconds: float) -> None:
         """Append a response to its shard. `seconds` is its share of the engine's time.
 
+        One to a shard that was dropped is too late, and goes nowhere.
+
         Raises:
             RecordError: no open shard waits for this response.
         """
         for span, work in self._open.get(response.dataset, {}).items():
-            if span.start <= response.item < span.stop and response.identity() in work.unanswered:
+            if _has(span, response) and response.identity() in work.unanswered:
                 work.writer.write(response.line())
                 work.tally.add(response, seconds)
                 del work.unanswered[response.identity()]
                 if not work.unanswered:
                     self._publish(work)
                 return
+        if any(_has(span, response) for span in self._dropped):
+            return
         raise RecordError(
             f"the engine answered a request that it was not given: {response.identity()} of "
             f"{response.dataset}"
@@ -116,6 +124,21 @@ class OpenShards:
             raise RecordError(
                 f"the engine ended without answering items {left[0].stem} of {left[0].dataset}"
             )
+
+    def drop_published(self) -> dict[Span, list[Identity]]:
+        """Drop the shards that others have published meanwhile. Return what of them is unanswered.
+
+        That has to be given to the engine no more, and need not be answered.
+        """
+        gone: dict[Span, list[Identity]] = {}
+        for works in self._open.values():
+            for span in [span for span in works if self._ledger.is_published(span)]:
+                work = works.pop(span)
+                self._pace.drop(work.predicted_seconds)
+                work.writer.drop()
+                gone[span] = list(work.unanswered)
+        self._dropped |= gone.keys()
+        return gone
 
     def holds(self, span: Span) -> bool:
         """Return whether a shard is open here, perhaps because another trial helped and left."""
@@ -180,6 +203,10 @@ class OpenShards:
         del self._open[work.shard.dataset][work.shard.span]
         self.published += 1
         self._pace.end(work.predicted_seconds, work.tally.gpu_seconds)
+
+
+def _has(span: Span, response: Response) -> bool:
+    return span.dataset == response.dataset and span.start <= response.item < span.stop
 
 
 def read_requests(run_dir: RunDir, span: Span) -> Iterator[Request]:

@@ -49,6 +49,9 @@ from coordinate_eval.records import Request, Response, Shard, Span
 PROGRESS_SECONDS = 2.0
 """Shortest time between two records of a running trial's progress."""
 
+LOOK_SECONDS = 2.0
+"""Shortest time between two looks at whether others have published shards that are open here."""
+
 MAX_MESSAGE_CHARACTERS = 2000
 """Longest error in the record of a trial's progress."""
 
@@ -113,6 +116,7 @@ class TrialRunner:
         self._load = lighter_load(run_dir, self._run)
         self._shares = Shares(self._load.sequences)
         self._throttle = Throttle(PROGRESS_SECONDS)
+        self._looks = Throttle(LOOK_SECONDS)
         self._started = time.time()
         self._times: dict[str, float] = {}
         """When the states that `TrialProgress` has times of were reached."""
@@ -266,14 +270,9 @@ class TrialRunner:
             else:
                 return
 
-    def _store(
-        self,
-        engine: engines.Engine,
-        requests: Iterator[Request],
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def _store(self, engine: engines.Engine, requests: Iterator[Request]) -> None:
         """Have the engine answer requests, and store its responses, until all is over."""
-        with _closing(engine.run(requests)) as responses:
+        with _closing(engine.run(requests, self._unwanted)) as responses:
             for response in responses:
                 self._reached("last")
                 self._times.setdefault("ready", self._times["last"])
@@ -281,8 +280,16 @@ class TrialRunner:
                 self._open.store(response, self._shares.answered(response, engine.computing))
                 if self._throttle():
                     self.write_progress("running")
-                    if is_over():
-                        return
+
+    def _unwanted(self) -> Callable[[Request], bool] | None:
+        """Drop the shards that another attempt has answered. Return which requests are theirs."""
+        if not self._looks():
+            return None
+        gone = self._open.drop_published()
+        for span, identities in gone.items():
+            self._shares.dropped(span.dataset, identities)
+        names = {(span.dataset, each) for span, identities in gone.items() for each in identities}
+        return (lambda request: (request.dataset, request.identity()) in names) if names else None
 
     def _claim_slow(self) -> tuple[Shard, int] | None:
         """Claim a shard of a slow trial. Return it and the attempt's number, or None."""
@@ -297,9 +304,8 @@ class TrialRunner:
     def _answer_too(self, engine: engines.Engine, shard: Shard, attempt: int) -> None:
         """Answer what the owner of a shard has not answered, until either is first."""
         span = shard.span
-        requests = self._given(span, self._open.open(shard, attempt))
-        self._store(engine, requests, lambda: self._ledger.is_published(span))
-        self._open.give_back("released")
+        self._store(engine, self._given(span, self._open.open(shard, attempt)))
+        self._open.check_none_left()
 
     def _claim_suspect(self) -> tuple[Shard, int] | None:
         """Claim a shard at which a trial died. Return it and the attempt's number, or None."""
@@ -328,8 +334,10 @@ class TrialRunner:
             self._open.give_up(span)
 
     def _given(self, span: Span, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yield the requests of an open shard as the engine pulls them."""
+        """Yield the requests of an open shard as the engine pulls them, until it is dropped."""
         for request in requests:
+            if not self._open.holds(span):
+                return
             self._open.pulled(span, request)
             self._shares.pulled(request)
             yield request

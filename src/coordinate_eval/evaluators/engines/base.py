@@ -15,12 +15,20 @@ To add an engine, write a module with the protocol `EngineModule`, and add it to
 `EngineSettings.name`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Request, Response
+
+Unwanted = Callable[[], Callable[[Request], bool] | None]
+"""Called by an engine again and again while it computes. Returns which of the requests that it has
+need no answer any more, once for each of them, or None if there are no more of them."""
+
+
+def all_wanted() -> None:
+    """Return None: every request needs its answer."""
 
 
 class Engine(Protocol):
@@ -34,8 +42,12 @@ class Engine(Protocol):
         """
         ...
 
-    def run(self, requests: Iterator[Request]) -> Iterator[Response]:
-        """Answer every request once, in any order.
+    def run(
+        self, requests: Iterator[Request], unwanted: Unwanted = all_wanted
+    ) -> Iterator[Response]:
+        """Answer every request once, in any order, but for those that are unwanted by then.
+
+        Some of these may be answered all the same.
 
         Raises:
             EngineError: the engine failed. Responses already yielded stay valid.

@@ -21,6 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from coordinate_eval import _format
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators.engines import arguments
+from coordinate_eval.evaluators.engines.base import Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.common import respond
 from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Record, Request, RequestKind, Response
@@ -36,7 +37,7 @@ _DEFAULTS: dict[str, float | str | list[str] | None] = {
 }
 
 _LOOK_SECONDS = 0.05
-"""Time between two looks whether a pause has ended."""
+"""Time between two looks whether a pause has ended, or requests are unwanted."""
 
 _NO_LIMIT = 1 << 30
 """Tokens of a context that is never full."""
@@ -135,8 +136,10 @@ class SimulatedEngine:
         self._last: Request | None = None
         time.sleep(chosen["start_seconds"])
 
-    def run(self, requests: Iterator[Request]) -> Iterator[Response]:
-        """Answer every request once, out of order.
+    def run(
+        self, requests: Iterator[Request], unwanted: Unwanted = all_wanted
+    ) -> Iterator[Response]:
+        """Answer every request once, out of order. Drop unwanted ones.
 
         Raises:
             EngineError: it has given `fail_after` responses, is closed, or meets an item of
@@ -145,6 +148,9 @@ class SimulatedEngine:
         shuffle = random.Random(0)  # noqa: S311  # an order, not a secret
         flight: list[tuple[float, float, Request]] = []
         while True:
+            if (drop := unwanted()) is not None:
+                flight = [each for each in flight if not drop(each[-1])]
+                heapq.heapify(flight)
             for request in islice(requests, self._concurrency - len(flight)):
                 heapq.heappush(flight, (self._due(request), shuffle.random(), request))
             if self._closed:
@@ -153,13 +159,17 @@ class SimulatedEngine:
                 return
             if self._answered == self._fail_after:
                 raise EngineError(f"simulated failure after {self._answered} responses")
-            while (self._answered or len(flight) == 1) and self._is_paused():
+            if (self._answered or len(flight) == 1) and self._is_paused():
                 time.sleep(_LOOK_SECONDS)
-            due, _, request = heapq.heappop(flight)
+                continue
+            due, _, request = flight[0]
             self.computing = [request]
             if f"{request.dataset}:{request.item}" in self._fail_at:
                 raise EngineError("simulated failure at an item")
-            time.sleep(max(0.0, due - time.monotonic()))
+            if (left := due - time.monotonic()) > 0:
+                time.sleep(min(left, _LOOK_SECONDS))
+                continue
+            heapq.heappop(flight)
             self._answered += 1
             yield answer(request, self._max_length)
 

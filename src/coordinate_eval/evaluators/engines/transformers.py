@@ -17,6 +17,7 @@ from typing import Any
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import arguments, common
+from coordinate_eval.evaluators.engines.base import Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.transformers_text import Text
 from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Request, RequestKind, Response
@@ -110,8 +111,10 @@ class TransformersEngine:
         # The checkpoint's other defaults for generation are meant for chats, not for evaluation.
         self._model.generation_config = self._transformers.GenerationConfig()
 
-    def run(self, requests: Iterator[Request]) -> Iterator[Response]:
-        """Answer every request once. Pulls at most sixteen batches ahead.
+    def run(
+        self, requests: Iterator[Request], unwanted: Unwanted = all_wanted
+    ) -> Iterator[Response]:
+        """Answer every request once, but for unwanted ones. Pulls at most sixteen batches ahead.
 
         Raises:
             EngineError: the model failed, or a request cannot be answered.
@@ -124,9 +127,13 @@ class TransformersEngine:
                     most_scored=self._max_length + 1,  # the last token is never an input
                     vocabulary=self._vocabulary,
                 )
-            for batch in batches(ahead, self._batch_size):
-                self.computing = batch
-                yield from self._answer(batch)
+            left = list(batches(ahead, self._batch_size))
+            while left:
+                if (drop := unwanted()) is not None:
+                    left = [[r for r in batch if not drop(r)] for batch in left]
+                if batch := left.pop(0):
+                    self.computing = batch
+                    yield from self._answer(batch)
 
     def close(self) -> None:
         """Free the model's memory. A second call does nothing."""

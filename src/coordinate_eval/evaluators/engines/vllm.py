@@ -18,13 +18,14 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import common
+from coordinate_eval.evaluators.engines.base import Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.evaluators.engines.vllm_defaults import engine_arguments, on_cpu
 from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS, Scoring, together
@@ -167,8 +168,10 @@ class VllmEngine:
             ) from error
         self.steps = self.computed_tokens = 0
 
-    def run(self, requests: Iterator[Request]) -> Iterator[Response]:
-        """Answer every request once, in the order in which they finish.
+    def run(
+        self, requests: Iterator[Request], unwanted: Unwanted = all_wanted
+    ) -> Iterator[Response]:
+        """Answer every request once, in the order in which they finish. Abort unwanted ones.
 
         Closing the returned generator aborts the requests in flight. The engine stays usable.
 
@@ -179,6 +182,8 @@ class VllmEngine:
         groups: Iterator[list[Request]] | None = together(requests)
         try:
             while True:
+                if (drop := unwanted()) is not None:
+                    self._drop(flight, drop)
                 # One more is pulled, and belongs to none of these.
                 while groups and len(flight) + 1 < self.most_in_flight:
                     group = next(groups, None)
@@ -290,6 +295,13 @@ class VllmEngine:
         if self._engine is None:
             raise EngineError("this vLLM engine is closed: start another")
         return self._engine
+
+    def _drop(self, flight: dict[str, tuple[_Work, Any]], drop: Callable[[Request], bool]) -> None:
+        """Abort what answers nothing but unwanted requests."""
+        unwanted = {name: ask for name, ask in flight.items() if all(map(drop, ask[0].requests))}
+        self._abort(unwanted)
+        for name in unwanted:
+            del flight[name]
 
     def _abort(self, flight: Mapping[str, object]) -> None:
         """Abort the requests in flight, so that the next run starts on an idle engine."""

@@ -185,6 +185,20 @@ class Ledger:
                     found.append(OpenClaim(span, attempt, claim))
         return found
 
+    def helped_claims(self, spans: Iterable[Span]) -> list[OpenClaim]:
+        """Return the claims on unpublished spans whose owners were helped, and may go on."""
+        found = []
+        for span, last, is_open in self._last_attempts(spans):
+            for attempt in range(1, last + 1 - is_open):
+                path = self.run.revocation(self.name, span, attempt)
+                end = _files.read_record_if_there(path, Revocation)
+                path = self.run.claim(self.name, span, attempt)
+                if end is not None and end.cause == "doubled":
+                    claim = _files.read_record_if_there(path, Claim)
+                    if claim is not None:
+                        found.append(OpenClaim(span, attempt, claim))
+        return found
+
     def count_deaths(self, span: Span, attempts: int | None = None) -> int:
         """Return how many owners of the span died since the run was last resumed.
 
@@ -347,6 +361,11 @@ class AttemptWriter:
             if end is None or end.cause != "doubled":
                 run.unpublished(name, span, earlier).unlink(missing_ok=True)
         return won
+
+    def drop(self) -> None:
+        """Remove the lines: another attempt was published. This one need not be complete."""
+        self._close()
+        self._path.unlink(missing_ok=True)
 
     def give_back(self, cause: Cause, items: Iterable[int] = ()) -> None:
         """End the attempt. Its lines stay, for whoever claims the span next.

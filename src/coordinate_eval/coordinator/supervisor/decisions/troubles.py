@@ -1,18 +1,26 @@
 """Trials that hang, trials that ended without saying why, and jobs whose cause is not known yet."""
 
 from coordinate_eval._format import duration
-from coordinate_eval.cluster import End
+from coordinate_eval.cluster import End, State, TaskStatus
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.troubles.hangs import silence_seconds
 from coordinate_eval.coordinator.run.troubles.trouble import How, Trouble
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
+    Cancel,
     Diagnose,
     EndTrial,
     Facts,
     Note,
     Revoke,
 )
+
+END_SECONDS = 180.0
+"""Time in which trials end by themselves when the last shard is published, at most.
+
+An engine ends, and what it has compiled is stored.
+"""
 
 MOST_LOGS = 32
 """Logs that are read between two polls: each takes a fraction of a second."""
@@ -22,7 +30,7 @@ def hanging_trials(run: Run, facts: Facts) -> list[Action]:
     """End the trials that have been silent for too long, and give their shards to others."""
     actions: list[Action] = []
     if not facts.unpublished:
-        return []  # who still works was slower than another, and the run's end ends it
+        return []  # who still works was slower than another: see `needless_trials`
     for trial, ((_, node), task) in facts.running_trials(run).items():
         progress = facts.trials.get(trial)
         held = [
@@ -30,8 +38,9 @@ def hanging_trials(run: Run, facts: Facts) -> list[Action]:
             for ledger, claim in facts.open_claims
             if ledger == "outputs" and claim.claim.owner == trial
         ]
-        # It may work at a shard that another one has claimed since, to help: at any.
-        datasets = {claim.span.dataset for _, claim in held} or facts.due.keys()
+        # It may work at shards that others have claimed since, to help.
+        helped = [claim for claim in facts.helped_claims if claim.claim.owner == trial]
+        datasets = {claim.span.dataset for claim in (*(claim for _, claim in held), *helped)}
         allowed = silence_seconds(run, progress, datasets, facts.due)
         silent = facts.silent.get(trial, 0.0)
         if silent < allowed:
@@ -47,15 +56,31 @@ def hanging_trials(run: Run, facts: Facts) -> list[Action]:
             log=progress.log if progress else "",
         )
         whole = facts.is_whole(run, task.name)
-        array = not whole and facts.submitted[task.name].job.count > 1
-        job_id = f"{task.job_id}_{task.index}" if array else task.job_id
         # In a job for a whole node the process that started the trial ends it, unless the job is
         # suspended, and that process with it.
         by_itself = whole and not task.suspended
-        actions.append(EndTrial(trouble, () if by_itself else (job_id,)))
+        actions.append(EndTrial(trouble, () if by_itself else (_job_id(run, facts, task),)))
         end = End.PREEMPTED if task.suspended else End.UNKNOWN
         actions += [Revoke(ledger, claim, end) for ledger, claim in held]
     return actions
+
+
+def needless_trials(run: Run, facts: Facts) -> list[Action]:
+    """Cancel the trials that hold GPUs long after the last shard was published.
+
+    They were slower than others, and hang, or their engines do not end.
+    """
+    if facts.published < END_SECONDS:
+        return []
+    left = [
+        _job_id(run, facts, task)
+        for task in facts.tasks
+        if task.name in facts.submitted
+        and jobs.is_trials(run, task.name)
+        and task.state is State.RUNNING
+        and not task.completing
+    ]
+    return [Cancel(tuple(left), "every shard is published")] if left else []
 
 
 def silent_ends(facts: Facts) -> list[Action]:
@@ -81,6 +106,12 @@ def silent_ends(facts: Facts) -> list[Action]:
             )
         )
     return actions
+
+
+def _job_id(run: Run, facts: Facts, task: TaskStatus) -> str:
+    """Return the id that cancels one task, and no other."""
+    array = not facts.is_whole(run, task.name) and facts.submitted[task.name].job.count > 1
+    return f"{task.job_id}_{task.index}" if array else task.job_id
 
 
 def undiagnosed(facts: Facts) -> list[Action]:

@@ -27,18 +27,28 @@ class Silence:
     def __init__(self, run_dir: RunDir, clock: Callable[[], float] = time.monotonic) -> None:
         self._dir, self._clock = run_dir, clock
         self._last: dict[str, tuple[object, float]] = {}
+        self._published: float | None = None
         self._due: Mapping[str, float] | None = None
 
     def of(self, run: Run, facts: Facts) -> Facts:
-        """Return the facts with the seconds since each running trial's last sign of life."""
+        """Return the facts with the seconds since each running trial's last sign of life.
+
+        And with those since no shard is unpublished, of a run that is planned.
+        """
         now = self._clock()
+        if facts.unpublished or not run.planned:
+            self._published = None
+        elif self._published is None:
+            self._published = now
+        published = 0.0 if self._published is None else now - self._published
         silent = {}
         for trial, (key, _) in facts.running_trials(run).items():
             sign = facts.trials.get(trial), facts.stages.get(key)
             if trial not in self._last or self._last[trial][0] != sign:
                 self._last[trial] = sign, now
             silent[trial] = now - self._last[trial][1]
-        return replace(facts, silent=silent, due=self._due_seconds(run) if silent else {})
+        due = self._due_seconds(run) if silent else {}
+        return replace(facts, silent=silent, due=due, published=published)
 
     def begins_again(self, trial: str) -> None:
         """Time a trial afresh: it is being ended, which may take a while."""
