@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -94,6 +95,7 @@ def test_a_short_text_does_not_wait_for_a_long_one_in_its_batch() -> None:
 def test_a_missing_extra_is_the_users_to_install(engine: str, module: str) -> None:
     script = f"""
 import sys
+from typing import Any
 from pathlib import Path
 sys.modules[{module!r}] = None  # as if it were not installed
 from coordinate_eval.errors import UserError
@@ -135,3 +137,28 @@ def test_a_step_of_vllm_is_small_enough_to_score_all_of_it(
     config: dict[str, object], gib: int, filled: float, tokens: int
 ) -> None:
     assert vllm_defaults.step_tokens(config, gib << 30, filled) == tokens
+
+
+@pytest.mark.parametrize(
+    ("args", "lighter", "fewer"),
+    [
+        ({"max_num_batched_tokens": 8192, "max_num_seqs": 512}, 2, (4096, 512)),
+        ({"max_num_batched_tokens": 8192, "max_num_seqs": 128}, 8, (1024, 128)),
+        ({"max_num_batched_tokens": 1356, "max_num_seqs": 256}, 4, (512, 256)),
+        ({"max_num_batched_tokens": 1356, "max_num_seqs": 700}, 2, (700, 700)),
+        ({"max_num_batched_tokens": 256, "max_num_seqs": 512}, 2, (256, 256)),
+        ({"max_num_batched_tokens": 8192}, 2, (4096, None)),
+        (
+            {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "enable_chunked_prefill": False},
+            4,
+            (3000, 64),
+        ),
+        ({"max_num_seqs": 64, "enable_chunked_prefill": False}, 4, (None, None)),
+        ({"max_num_batched_tokens": None, "max_num_seqs": 64}, 4, (None, None)),
+    ],
+)
+def test_steps_become_smaller_where_an_engine_ran_out_of_memory(
+    args: dict[str, Any], lighter: int, fewer: tuple[int | None, int | None]
+) -> None:
+    found = vllm_defaults.lighter_steps({"max_model_len": 3000, **args}, lighter)
+    assert (found.get("max_num_batched_tokens"), found.get("max_num_seqs")) == fewer

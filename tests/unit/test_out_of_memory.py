@@ -37,10 +37,12 @@ def test_each_engine_that_runs_out_of_memory_halves_the_load(tmp_path: Path) -> 
     seen = []
     for number in range(5):
         load = lighter_load(run_dir, run)
-        seen.append((load.sequences, load.can_shrink))
+        seen.append((load.sequences, load.lighter, load.can_shrink))
         for index in range(4):  # all of a round at once
             tell(run_dir, f"n-{index}-r{number}", load.sequences, cause="out of memory")
-    assert seen == [(1024, True), (512, True), (256, True), (128, False), (128, False)]
+    assert seen == [
+        (1024, 1, True), (512, 2, True), (256, 4, True), (128, 8, False), (128, 8, False)
+    ]  # fmt: skip
     assert load.engine_args(run.settings.engine) == {"dtype": "auto", "max_num_seqs": 128}
     _files.write(run_dir.resumed, "")
     os.utime(run_dir.resumed, (time.time() + 1,) * 2)

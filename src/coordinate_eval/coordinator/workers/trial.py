@@ -242,6 +242,7 @@ class TrialRunner:
             tensor_parallel=self._run.tensor_parallel,
             max_length=self._run.max_length,
             args=self._load.engine_args(settings),
+            lighter=self._load.lighter,
         )
         self._engine_started = True
         return engine

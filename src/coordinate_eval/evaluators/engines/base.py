@@ -86,7 +86,13 @@ class EngineModule(Protocol):
         ...
 
     def start(
-        self, model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
+        self,
+        model: Path,
+        *,
+        tensor_parallel: int,
+        max_length: int,
+        args: dict[str, Any],
+        lighter: int = 1,
     ) -> Engine:
         """Start the engine and load a model into it.
 
@@ -95,6 +101,8 @@ class EngineModule(Protocol):
             tensor_parallel: number of GPUs.
             max_length: most tokens of a prompt and its output together.
             args: the engine's own arguments.
+            lighter: so many times fewer tokens are to be computed at once than usual, because
+                engines ran out of memory. `args` has fewer sequences already.
 
         Raises:
             UserError: the engine is not installed, or does not take an argument.
@@ -140,9 +148,15 @@ def prepare(name: str, tensor_parallel: int) -> None:
 
 
 def start(
-    name: str, model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
+    name: str,
+    model: Path,
+    *,
+    tensor_parallel: int,
+    max_length: int,
+    args: dict[str, Any],
+    lighter: int = 1,
 ) -> Engine:
     """Start an engine and load a model into it. See `EngineModule.start`."""
     return by_name(name).start(
-        model, tensor_parallel=tensor_parallel, max_length=max_length, args=args
+        model, tensor_parallel=tensor_parallel, max_length=max_length, args=args, lighter=lighter
     )

@@ -82,7 +82,7 @@ def prepare(tensor_parallel: int) -> None:
 
 
 def start(
-    model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
+    model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any], lighter: int = 1
 ) -> "SimulatedEngine":
     """Start the engine, which reads no model. See `base.EngineModule`."""
     return SimulatedEngine(args=args, max_length=max_length)

@@ -64,7 +64,7 @@ def prepare(tensor_parallel: int) -> None:
 
 
 def start(
-    model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
+    model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any], lighter: int = 1
 ) -> "TransformersEngine":
     """Start the engine, which uses all GPUs that it sees. See `base.EngineModule`."""
     return TransformersEngine(model, max_length=max_length, args=args)

@@ -73,10 +73,12 @@ def prepare(tensor_parallel: int) -> None:
 
 
 def start(
-    model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
+    model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any], lighter: int = 1
 ) -> "VllmEngine":
     """Start vLLM. See `base.EngineModule`."""
-    return VllmEngine(model, tensor_parallel=tensor_parallel, max_length=max_length, args=args)
+    return VllmEngine(
+        model, tensor_parallel=tensor_parallel, max_length=max_length, args=args, lighter=lighter
+    )
 
 
 class _Work(Protocol):
@@ -101,6 +103,7 @@ class VllmEngine:
         tensor_parallel: number of GPUs over which the weights are split.
         max_length: most tokens of a prompt and its output together.
         args: fields of vLLM's `EngineArgs`. They override the defaults chosen here.
+        lighter: so many times fewer tokens are computed in a step.
 
     Raises:
         UserError: vLLM is not installed, or an argument is unknown or not the user's to give.
@@ -127,11 +130,17 @@ class VllmEngine:
     """Number of engine steps so far. Unlike time, it does not depend on the machine's load."""
 
     def __init__(
-        self, model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any]
+        self,
+        model: Path,
+        *,
+        tensor_parallel: int,
+        max_length: int,
+        args: dict[str, Any],
+        lighter: int = 1,
     ) -> None:
         prepare(tensor_parallel)
         vllm = importlib.import_module("vllm")
-        arguments = engine_arguments(model, tensor_parallel, max_length, args)
+        arguments = engine_arguments(model, tensor_parallel, max_length, args, lighter)
         if on_cpu() and arguments["enforce_eager"]:
             # Even then, vLLM would compile a function of its sampler at the first scored prompt.
             importlib.import_module("torch").compiler.set_stance("force_eager")

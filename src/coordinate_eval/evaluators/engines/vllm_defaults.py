@@ -22,11 +22,16 @@ bits, gathered from several GPUs, and their logarithms and ranks in 32."""
 _STEP_TOKENS = (1024, 8192)
 """Fewest and most tokens of a step that are chosen here."""
 
+_LEAST_STEP = 512
+"""Fewest tokens of a step after engines ran out of memory: a block of some models has as many."""
+
 
 def engine_arguments(
-    model: Path, tensor_parallel: int, max_length: int, args: dict[str, Any]
+    model: Path, tensor_parallel: int, max_length: int, args: dict[str, Any], lighter: int = 1
 ) -> dict[str, Any]:
     """Return the arguments of `EngineArgs`: those of the user, and defaults for the others.
+
+    Steps have so many times fewer tokens as `lighter` says, whoever has chosen them.
 
     Raises:
         UserError: an argument is unknown, or not the user's to give.
@@ -42,6 +47,8 @@ def engine_arguments(
         **(_cpu_arguments(model) if on_cpu() else _gpu_arguments(model, args)),
         **args,
     }
+    if lighter > 1:
+        chosen |= lighter_steps(chosen, lighter)
     return chosen | {
         "model": f"./{model.name}",
         "tensor_parallel_size": tensor_parallel,
@@ -85,6 +92,23 @@ def step_tokens(config: Mapping[str, Any], memory: int, filled: float) -> int:
     fewest, most = _STEP_TOKENS
     spare = (1 - filled) * memory * _SCORING_SHARE
     return int(max(fewest, min(most, spare / max(1, each))))
+
+
+def lighter_steps(args: Mapping[str, Any], lighter: int) -> dict[str, int]:
+    """Return arguments for steps with so many times fewer tokens; none where vLLM chooses them.
+
+    vLLM wants a token for each sequence, and room for a whole prompt where it may not cut one.
+    What it needs to score prompts follows from the tokens of a step, not from the sequences.
+    """
+    tokens, sequences = args.get("max_num_batched_tokens"), args.get("max_num_seqs") or 0
+    if not isinstance(tokens, int):
+        return {}
+    least = max(_LEAST_STEP, sequences)
+    if args.get("enable_chunked_prefill") is False:
+        least = max(least, args["max_model_len"])
+    fewer = {"max_num_batched_tokens": max(min(tokens, least), tokens // lighter)}
+    # Of its own accord vLLM runs no more sequences than a step has tokens.
+    return fewer | ({"max_num_seqs": min(sequences, *fewer.values())} if sequences else {})
 
 
 def _cpu_arguments(model: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Out of memory: the next engine runs fewer sequences at once."""
+"""Out of memory: the next engine computes less at once."""
 
 from typing import Any, NamedTuple
 
@@ -29,6 +29,11 @@ class Load(NamedTuple):
     def can_shrink(self) -> bool:
         """Return whether another engine may run fewer."""
         return self.sequences > max(1, self.full // LEAST_PART)
+
+    @property
+    def lighter(self) -> int:
+        """Return how many times fewer sequences that are."""
+        return self.full // self.sequences
 
     def engine_args(self, engine: EngineSettings) -> dict[str, Any]:
         """Return the engine's arguments for this load."""
