@@ -59,7 +59,10 @@ class Request(Key):
 
 
 class Asked(Record):
-    """One request of an item, but for what it shares with others of the item."""
+    """One request of an item, but for what it shares with others of the item.
+
+    Defaults that can be changed have factories: each other one is copied deeply when it is read.
+    """
 
     index: int = 0
     repeat: int = 0
@@ -67,11 +70,11 @@ class Asked(Record):
     prompt_hash: str
     kind: RequestKind
     context: int = Field(default=0, description="position of its tokens in the item's contexts")
-    continuation: list[int] = Field(default=[])
+    continuation: list[int] = Field(default_factory=list)
     max_tokens: int = 0
-    stop: list[str] = Field(default=[])
-    sampling: dict[str, float] = Field(default={})
-    follow_ups: list[list[int]] = Field(default=[])
+    stop: list[str] = Field(default_factory=list)
+    sampling: dict[str, float] = Field(default_factory=dict)
+    follow_ups: list[list[int]] = Field(default_factory=list)
 
 
 class ItemRequests(Record):

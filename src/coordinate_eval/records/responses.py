@@ -28,4 +28,8 @@ class Response(Key):
     )
     tokens: int = Field(description="tokens generated, or scored")
     finish: Literal["stop", "length", "scored"]
-    turns: list[Turn] = Field(default=[], description="the answers to its follow-ups, in order")
+    turns: list[Turn] = Field(
+        # A default that is no factory would be copied deeply whenever a line is read.
+        default_factory=list,
+        description="the answers to its follow-ups, in order",
+    )
