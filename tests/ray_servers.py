@@ -21,6 +21,13 @@ from tests.runs import PATIENCE_SECONDS, lasting_port, until
 GPUS = 1
 TYPE = "H100"
 
+_SLOW = ",".join((
+    "ActorTaskSubmitter::SubmitTask=300000:300000",
+    "CoreWorkerService.grpc_client.PushTask.OnReplyReceived=1500000:1500000",
+))  # fmt: skip
+"""Delays in microseconds, as on a busy machine: an actor that is started again hears of that before
+its first call of itself is on its way, and its start ends only after that."""
+
 
 class Servers:
     """A head without GPUs, and nodes with some."""
@@ -33,6 +40,7 @@ class Servers:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+            "RAY_testing_asio_delay_us": _SLOW,
         }
         self._started: list[subprocess.Popen[bytes]] = []
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.ray_servers import GPUS, TYPE, Servers
-from tests.runs import PATIENCE_SECONDS, Workspace, begun, processes, scores, trials, until
+from tests.runs import PATIENCE_SECONDS, Workspace, begun, kill, processes, scores, trials, until
 from tests.tiny import tiny_model
 
 DATASETS = ("tiny_choice", "tiny_sums")
@@ -60,6 +60,15 @@ def nothing_runs(run: Path) -> None:
     until(lambda: not alive(), "an end of its jobs")
 
 
+def lose_supervisor(run: Path, epoch: int) -> None:
+    """End the worker of Ray that runs a supervisor, and wait for the next one."""
+    pid = int(json.loads((run / "supervisor" / f"{epoch}.json").read_text())["pid"])
+    worker = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    kill([int(worker)])
+    until(lambda: pid not in processes("_supervise", str(run)), "its end")
+    until((run / "supervisor" / f"{epoch + 1}.json").exists, "another supervisor")
+
+
 def memory_is_empty(caller: Workspace, servers: Servers) -> None:
     """No weights are left in the memory of nodes that were not lost."""
     for name in servers.names():
@@ -92,10 +101,15 @@ def test_a_run_goes_on_by_itself_on_all_nodes(
     memory_is_empty(caller, servers)
 
 
-def test_a_run_is_cancelled(caller: Workspace, servers: Servers) -> None:
-    run = caller.folder / "cancelled"
-    caller.call(*asked(caller, run, *caller.pause("cancelled").args))
+def test_a_supervisor_is_started_again_and_a_run_cancelled(
+    caller: Workspace, servers: Servers
+) -> None:
+    run, no_node_has = caller.folder / "cancelled", "1000"
+    asked_for = asked(caller, run, *caller.pause("cancelled").args)
+    caller.call(*asked_for, COORDINATE_EVAL_SUPERVISOR_CPUS=no_node_has)
     begun(run)
+    lose_supervisor(run, 1)
+    lose_supervisor(run, 2)
     caller.call("cancel", run)
     nothing_runs(run)
     memory_is_empty(caller, servers)

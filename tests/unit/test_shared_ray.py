@@ -133,6 +133,34 @@ def test_how_actors_end() -> None:
     assert end(oom_context=messages.OomContext()) is End.OUT_OF_MEMORY
 
 
+class Nodes:
+    """Ray, which lists these nodes."""
+
+    def __init__(self, *nodes: dict[str, Any]) -> None:
+        self._nodes = list(nodes)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self._nodes
+
+
+@pytest.mark.parametrize(
+    ("others", "not_on"), [([entry("b", "worker", GPUS)], "!in(a)"), ([], None)]
+)
+def test_a_supervisor_takes_nothing_and_leaves_a_head_without_cores_alone(
+    others: list[dict[str, Any]], not_on: str | None
+) -> None:
+    pytest.importorskip("ray")
+    job = Job(name="n", argv=("a",), cpus=4, minutes=1, log="/l", requeue=True)
+    asked = driver.Driver.__new__(driver.Driver)
+    asked._ray, asked._good = Nodes(entry("a", "head", {"memory": 1e9}), *others), {"a", "b"}
+    found = asked._place(job, {})
+    assert found.get("label_selector", {}).get("ray.io/node-id") == not_on
+    assert driver.options_of(job)["num_cpus"] == 0
+    assert "memory" not in driver.options_of(job)
+    others_of_a_run = job.model_copy(update={"requeue": False})
+    assert driver.options_of(others_of_a_run)["num_cpus"] == 4
+
+
 def test_what_jobs_get_of_the_caller() -> None:
     job = Job(name="n", argv=("a",), minutes=1, log="/l", needs=("KEY",), without=("HF_SECRET",))
     environ = {

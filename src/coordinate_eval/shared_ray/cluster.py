@@ -2,7 +2,7 @@
 
 Each task is a detached actor that runs a process (`on_node.py`). So jobs outlive the command that
 submitted them, and any process of the user can poll and cancel them. A supervisor is such a job;
-Ray starts it again when its node is lost.
+Ray starts it again when its worker or node is lost.
 
 Ray itself is used by a child process only (`driver.py`), which may end and be started again.
 """
@@ -75,6 +75,8 @@ class SharedRayCluster:
         """Return the argv of `job`, the number of its tasks, and what each of them asks for."""
         where = f" on {job.node}" if job.node else ""
         what = f"{job.gpus} GPU, {job.cpus} CPU, {job.memory_mib} MiB"
+        if job.requeue:
+            what = "no resources"
         text = f"{job.count} ×{where} ({what}): {shlex.join(job.argv)}"
         return ShownJob(job.name, text, None, text)
 

@@ -103,7 +103,7 @@ class Driver:
     ) -> None:
         """Create an actor for each task of a job."""
         job = Job.model_validate(given)
-        where = self._place(job, files)
+        options = options_of(job) | self._place(job, files)
         for index in range(job.count):
             log = f"{job.log}_{index}.log" if job.count > 1 else f"{job.log}.log"
             place = {
@@ -116,13 +116,8 @@ class Driver:
             made = self._task.options(
                 name=f"{_prefix()}{job_id} {index} {job.name}",
                 lifetime="detached",
-                max_restarts=-1 if job.requeue else 0,
-                max_task_retries=0,
                 max_concurrency=2,
-                num_cpus=job.cpus,
-                num_gpus=job.gpus,
-                memory=job.memory_mib << 20,
-                **where,
+                **options,
             )
             own = {INDEX_VARIABLE: str(index), **ENDS_WITH_PARENT}
             made.remote(job.argv, {**environment, **own}, job.without, place, job.minutes)
@@ -184,6 +179,8 @@ class Driver:
                 + "; ".join(f"{names[node]} {why}" for node, why in sorted(problems.items()))
             )
         avoided = {node for node, name in names.items() if name in job.avoid}
+        if job.requeue:  # asks for no core, and shall not burden a head that gives none
+            avoided |= {each["NodeID"] for each in nodes if not each["Resources"].get("CPU")}
         without = {*problems} | avoided
         if names.keys() <= without:
             without -= avoided  # better there than never
@@ -217,6 +214,19 @@ class Driver:
                 found[node] = f"runs no task of Ray's ({str(error).splitlines()[0]})"
         self._good |= {node for node, why in found.items() if not why}
         return {node: why for node, why in found.items() if why}
+
+
+def options_of(job: Job) -> dict[str, Any]:
+    """Return what Ray sets aside for each task of a job, and how often it starts one again.
+
+    For a job that is started again it sets nothing aside: else a lost one would wait until others
+    give back its core. Such an actor hears from Ray that it is being started again. If it hears so
+    before its first call of itself, `Task.run`, is on its way, Ray drops that call, unless it may
+    try it again.
+    """
+    if job.requeue:
+        return {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+    return {"num_cpus": job.cpus, "num_gpus": job.gpus, "memory": job.memory_mib << 20}
 
 
 def read_task(actor: Mapping[str, Any], names: Mapping[str, str]) -> TaskStatus:

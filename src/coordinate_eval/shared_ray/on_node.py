@@ -41,7 +41,7 @@ class Task:
         """
         ray = _ray()
         self._argv, self._minutes, self._place = list(argv), minutes, place
-        self._over = threading.Event()
+        self._begun, self._over = threading.Lock(), threading.Event()
         context = ray.get_runtime_context()
         own = {
             name: value
@@ -59,7 +59,12 @@ class Task:
         context.current_actor.run.remote()
 
     def run(self) -> None:
-        """Run the process until it ends, is cancelled, or has had its time. This ends the actor."""
+        """Run the process until it ends, is cancelled, or has had its time. This ends the actor.
+
+        Ray may ask twice: it takes the news of the actor's own restart for the loss of the call.
+        """
+        if not self._begun.acquire(blocking=False):
+            return
         try:
             self._run()
         finally:

@@ -62,6 +62,7 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
     from coordinate_eval.coordinator.run.records import read_run
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
+    end_with_parent_if_asked()
     entered = enter(run_dir)
     run = read_run(entered)
     # The job's script starts a killed supervisor again, within the same time limit.
