@@ -49,8 +49,8 @@ class RaySettings(Record):
     address: str | None = Field(
         default=None,
         pattern=r"^(auto|[A-Za-z0-9_.-]{1,253}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5})$",
-        description="head of a Ray cluster, HOST:PORT, or auto: the one that this machine is a "
-        "node of; if not set, a Ray of the run's own on this machine",
+        description="head of a Ray cluster, HOST:PORT, or auto: that of RAY_ADDRESS; if not "
+        "set, a Ray of the run's own on this machine",
     )
     gpu_memory_gib: float | None = Field(
         default=None,

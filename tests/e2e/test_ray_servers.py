@@ -75,8 +75,11 @@ def memory_is_empty(caller: Workspace, servers: Servers) -> None:
         assert not list(caller.memory.rglob(name))
 
 
-def test_the_doctor_sees_the_cluster(caller: Workspace) -> None:
-    done = caller.call("doctor", "--submit", "--json", HF_HUB_OFFLINE="1")
+def test_the_doctor_sees_the_cluster(caller: Workspace, servers: Servers) -> None:
+    done = caller.call(
+        "doctor", "--submit", "--json", HF_HUB_OFFLINE="1",
+        COORDINATE_EVAL_RAY_ADDRESS="auto", RAY_ADDRESS=servers.address,
+    )  # fmt: skip
     here, *there = json.loads(done.stdout)["answers"]
     said = {each["check"]: each["found"] for each in here["findings"]}
     assert said["scheduler"].startswith("Ray ")

@@ -237,6 +237,8 @@ class Jobs(FakeCluster):
             _files.write_record(Path(folder, f"{name}.answer.json"), found)
         elif fate == "dies":
             Path(f"{job.log}.5.log").write_text("python: not found\n")
+        elif fate == "dies on Ray":
+            Path(f"{job.log}.log").write_text("its worker's last words\n")
         elif fate == "answers late":
             self.late.append((Path(folder, f"{name}.answer.json"), name))
         return super().submit(job)
@@ -275,6 +277,19 @@ def test_answers_of_jobs_are_collected(tmp_path: Path, monkeypatch: pytest.Monke
     assert fails(found.values())
     assert len(cluster.cancelled) == 2  # those that ended, or wait, without an answer
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_on_a_ray_cluster_that_dies_has_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Jobs({"gpu-job": "dies on Ray", "cpu-job": "answers"})
+    cluster.name = "ray"
+    monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+    monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
+    found = {each.where: each for each in in_jobs.ask(Settings(runs_dir=str(tmp_path)), "ray")}
+    assert found.keys() == {"in a job with a GPU", "in a job without a GPU"}
+    (died,) = found["in a job with a GPU"].findings
+    assert died.found == "it ended without an answer: its worker's last words"
 
 
 def test_an_answer_between_two_looks_counts(

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,6 +160,26 @@ def test_a_supervisor_takes_nothing_and_leaves_a_head_without_cores_alone(
     assert "memory" not in driver.options_of(job)
     others_of_a_run = job.model_copy(update={"requeue": False})
     assert driver.options_of(others_of_a_run)["num_cpus"] == 4
+
+
+def test_auto_is_the_address_of_the_environment_and_of_nobody_s_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def init(address: str, **options: object) -> None:
+        asked.append(address)
+        raise ConnectionError("refused")
+
+    monkeypatch.setattr(driver, "_import_ray", lambda: SimpleNamespace(init=init))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UserError, match="auto needs RAY_ADDRESS"):
+        driver.Driver("auto")
+    assert not asked
+    monkeypatch.setenv("RAY_ADDRESS", "head:1")
+    with pytest.raises(ClusterSilent, match="head:1"):
+        driver.Driver("auto")
+    assert asked == ["head:1"]
 
 
 def test_what_jobs_get_of_the_caller() -> None:

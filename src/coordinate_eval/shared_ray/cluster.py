@@ -39,7 +39,7 @@ class SharedRayCluster:
     """A Ray cluster that others have started.
 
     Args:
-        address: `HOST:PORT` of its head, or `auto`: the one of this machine or of RAY_ADDRESS.
+        address: `HOST:PORT` of its head, or `auto`: that of RAY_ADDRESS.
         folders: by setting, the folders that all nodes must share with this machine.
         gpu_memory_gib: memory of a GPU whose type does not tell it, 0 if unknown.
     """
