@@ -83,6 +83,20 @@ def test_what_submits_supervises_and_has_prompts_built_is_light(module: str) -> 
     assert {name.partition(".")[0] for name in done.stdout.split()}.isdisjoint(HEAVY)
 
 
+def test_metrics_of_the_library_are_loaded_without_models() -> None:
+    pytest.importorskip("evaluate")
+    script = (
+        "import sys; from coordinate_eval.evaluators.harness.tasks import scripts;"
+        "scripts.refuse_scripts(); import evaluate; evaluate.load; print(*sys.modules);"
+        "import transformers"  # it is there for whoever wants it
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    packages = {name.partition(".")[0] for name in done.stdout.split()}
+    assert packages.isdisjoint({"torch", "transformers"})
+
+
 def test_a_plan_reads_and_writes_nothing_else(workspace: Workspace) -> None:
     before = everything(workspace.folder)
     done = workspace.call(*plan_args(workspace, "base"))

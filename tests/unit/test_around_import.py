@@ -1,8 +1,14 @@
 """Changes to a library that wait for its import."""
 
+import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from coordinate_eval.evaluators.around_import import hidden
 
 SCRIPT = """
 import sys
@@ -68,3 +74,19 @@ def test_an_import_that_fails_is_tried_again_in_the_same_way(tmp_path: Path) -> 
         [sys.executable, "-c", FAILING], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("imported", [True, False])
+def test_a_hidden_package_cannot_be_imported_until_it_is_shown(imported: bool) -> None:
+    before = importlib.import_module("colorsys")
+    if not imported:
+        del sys.modules["colorsys"]
+    try:
+        with hidden("colorsys"):
+            assert importlib.util.find_spec("colorsys") is None
+            with pytest.raises(ImportError):
+                importlib.import_module("colorsys")
+        assert (sys.modules.get("colorsys") is before) == imported
+        assert importlib.import_module("colorsys")
+    finally:
+        sys.modules["colorsys"] = before

@@ -2,8 +2,8 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -22,6 +22,24 @@ def around_import(name: str, around: Around) -> None:
             pass
     else:
         sys.meta_path.insert(0, _Finder(name, around))
+
+
+@contextmanager
+def hidden(package: str) -> Iterator[None]:
+    """Have a package look as if it were not installed while the block runs.
+
+    A library that is imported meanwhile does without it from then on. Others can import it.
+    """
+    modules: dict[str, object] = sys.modules  # type: ignore[assignment]
+    before = modules.get(package)
+    modules[package] = None
+    try:
+        yield
+    finally:
+        if before is None:
+            del modules[package]
+        else:
+            modules[package] = before
 
 
 class _Finder(MetaPathFinder):

@@ -1,7 +1,6 @@
 """The tokenizer of a checkpoint, loaded without running the checkpoint's own code."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators import own_code
-from coordinate_eval.evaluators.around_import import around_import
+from coordinate_eval.evaluators.around_import import around_import, hidden
 
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _ADVICE = "Put the tokenizer's files beside the weights, or name their folder with --tokenizer"
@@ -57,15 +56,13 @@ def tokenizers_alone() -> None:
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """Hide PyTorch, unless it was imported before, and the advice to install it."""
+    """Hide PyTorch, and the advice to install it."""
     advice = os.environ.get(_NO_ADVICE)
     os.environ[_NO_ADVICE] = "1"
-    hidden = sys.modules.setdefault("torch", None) is None  # type: ignore[arg-type]
     try:
-        yield
+        with hidden("torch"):
+            yield
     finally:
-        if hidden:
-            del sys.modules["torch"]
         if advice is None:
             del os.environ[_NO_ADVICE]
         else:

@@ -16,7 +16,7 @@ import numpy as np
 
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators import own_code
-from coordinate_eval.evaluators.around_import import around_import
+from coordinate_eval.evaluators.around_import import around_import, hidden
 
 _FORMATS = "datasets.packaged_modules."
 """What begins the module of a format that `datasets` reads itself."""
@@ -29,7 +29,7 @@ def refuse_scripts() -> None:
 
     own_code.refuse()
     datasets.load.import_main_class = _only_formats(datasets.load.import_main_class)
-    # It imports torch, which takes seconds, and few tasks need it.
+    # It takes a while, and few tasks need it.
     around_import("evaluate", _importing_evaluate)
 
 
@@ -37,11 +37,13 @@ def refuse_scripts() -> None:
 def _importing_evaluate() -> Iterator[None]:
     """Let the import of `evaluate` draw no random numbers, and have it run no metric by its name.
 
-    Else what a task draws would depend on which tasks this process has met before.
+    Else what a task draws would depend on which tasks this process has met before. Of transformers
+    it has a use for pipelines of models, which take four CPU seconds to import. Metrics have none.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        yield
+        with hidden("transformers"):
+            yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
