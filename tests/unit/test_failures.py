@@ -116,7 +116,8 @@ def raised(error: Exception, cause: Exception | None) -> Exception:
     ("error", "cause"),
     [
         (UserError("no such argument"), "input"),
-        (raised(UserError("cannot import it"), ImportError("torch")), "input"),
+        (raised(UserError("cannot import it"), ImportError("torch")), "engine start"),
+        (raised(UserError("no such file"), FileNotFoundError("config.json")), "engine start"),
         (EngineError("no such dtype"), "engine start"),
         (raised(EngineError("no model"), OSError("it has no file named config.json")),
          "engine start"),

@@ -34,7 +34,10 @@ from coordinate_eval.coordinator.run.troubles.trouble import Trouble, write_trou
 from coordinate_eval.coordinator.supervisor import diagnosing
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions import values as d
-from coordinate_eval.coordinator.supervisor.decisions.ends import LONGEST_PAUSE_SECONDS
+from coordinate_eval.coordinator.supervisor.decisions.ends import (
+    LONGEST_PAUSE_SECONDS,
+    MAX_IDLE_ROUNDS,
+)
 from coordinate_eval.coordinator.supervisor.decisions.troubles import MOST_LOGS
 from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
@@ -49,6 +52,10 @@ from coordinate_eval.diagnosis.rules import shipped
 IMPORT = "ModuleNotFoundError: No module named 'torch'\n"
 ECC = "NVRM: Xid (PCI:0000:9c:00): 48, pid=9, Double Bit ECC Error\n"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+OCCUPIED = (
+    "ValueError: Free memory on device (20.1/139.8 GiB) on startup is less than desired GPU memory "
+    "utilization (0.9, 125.8 GiB). Decrease GPU memory utilization.\n"
+)
 AWAY = "requests.exceptions.ConnectionError: Connection refused by storage\n"
 
 
@@ -96,6 +103,11 @@ def finished(found: d.Facts) -> str:
     return next((a.why for a in decide(RUN, DIR, found) if isinstance(a, d.Finish)), "")
 
 
+def tried_elsewhere(found: d.Facts) -> str:
+    """Why the run ends if no other node is there; empty if it goes on in any case, or ends."""
+    return next((a.otherwise for a in decide(RUN, DIR, found) if isinstance(a, d.NewRound)), "")
+
+
 BOTH = [cause("n1-0"), cause("n2-0", "n2")]
 
 
@@ -132,14 +144,30 @@ def test_one_odd_trial_or_node_ends_nothing(found: d.Facts) -> None:
 
 
 @pytest.mark.parametrize("trials", [1, 2])
-def test_where_one_node_is_asked_for_its_trials_tell(trials: int) -> None:
+def test_where_one_node_is_asked_for_another_is_tried_before_the_end(trials: int) -> None:
     node = RoundNode(name="n1", gpu_type="h200", trials=trials)
     alone = ROUND.model_copy(update={"nodes": [node]})
     one, two = cause("n1-0"), cause("n1-1")
     found = seen({}, [one], rounds=[alone], last=(alone, [trial("n1-0", "n1")]))
-    assert bool(finished(found)) == (trials == 1)
+    assert bool(tried_elsewhere(found)) == (trials == 1)
     both = [trial("n1-0", "n1"), trial("n1-1", "n1")]
-    assert finished(seen({}, [one, two], rounds=[alone], last=(alone, both)))
+    found = seen({}, [one, two], rounds=[alone], last=(alone, both))
+    assert finished(found) == ""
+    assert tried_elsewhere(found).endswith("fail too: Import Error (script): install it")
+    before = cause("n2-0-r0", "n2")
+    assert finished(replace(found, causes={**found.causes, before.job: before}))
+    assert finished(replace(found, idle_rounds=MAX_IDLE_ROUNDS)), "no other node was to be had"
+
+
+@pytest.mark.parametrize("reason", ["Argument Error", "Model Loading Error"])
+def test_what_no_node_brings_about_ends_a_run_on_one_node(reason: str) -> None:
+    node = RoundNode(name="n1", gpu_type="h200", trials=1)
+    alone = ROUND.model_copy(update={"nodes": [node]})
+    last = alone, [trial("n1-0", "n1")]
+    wrong = cause("n1-0", reason=reason)
+    assert finished(seen({}, [wrong], rounds=[alone], last=last))
+    bad = alone, [trial("n1-0", "n1", cause="input")]
+    assert finished(seen({}, [cause("n1-0")], rounds=[alone], last=bad))
 
 
 def test_keepers_that_no_trial_followed_tell_too() -> None:
@@ -189,7 +217,8 @@ def test_no_words_of_a_log_end_a_run_that_might_go_on(nodes: list[list[str]]) ->
     tried = [each for each in nodes if set(each) - {"none"}]
     sure = len(words) >= min(2, sum(map(len, nodes))) and len(tried) >= min(2, len(nodes))
     same = len(set(words)) == 1 and words[0] in ("import", "rights")
-    assert bool(finished(found)) == (sure and same)
+    assert bool(finished(found)) == (sure and same and len(tried) > 1)
+    assert bool(tried_elsewhere(found)) == (sure and same and len(tried) == 1)
 
 
 def test_nothing_is_decided_before_each_log_is_read_and_few_are_at_once() -> None:
@@ -332,6 +361,15 @@ def test_what_only_one_node_meets_lies_in_the_node(run_dir: RunDir, log: str, wh
     die(run_dir, "n1-0", log)
     look(run_dir)
     assert [each.why for each in broken_nodes(run_dir)] == ([why] if why else [])
+
+
+def test_a_gpu_that_others_fill_is_its_nodes_fault_and_lowers_no_load(run_dir: RunDir) -> None:
+    run = make_run(**_run(run_dir), gpu_type="h200")
+    full = lighter_load(run_dir, run).full
+    die(run_dir, "n1-0", OCCUPIED, cause="engine start")
+    assert look(run_dir)["n1-0"].action is Action.ANOTHER_NODE
+    assert [each.node for each in broken_nodes(run_dir)] == ["n1"]
+    assert lighter_load(run_dir, run).sequences == full
 
 
 def test_an_engine_whose_log_says_that_memory_was_used_up_halves_the_load(

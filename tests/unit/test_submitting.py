@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.reviewer import FakeCluster
-from tests.unit.test_decide import KEEP, RUN, TRIAL, facts, make_run, tasks, waiting_for
+from tests.unit.test_decide import KEEP, ROUND, RUN, TRIAL, facts, make_run, tasks, waiting_for
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Job, State
@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.report.failures import refused_now, report_fail
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Refusals
+from coordinate_eval.coordinator.run.records import Refusals, TrialProgress
 from coordinate_eval.coordinator.run.troubles.avoided import avoid
 from coordinate_eval.coordinator.supervisor.decisions.values import Finish, Submit
 from coordinate_eval.coordinator.supervisor.submitting import (
@@ -26,7 +26,7 @@ from coordinate_eval.coordinator.supervisor.submitting import (
     PULLERS_PAUSE_SECONDS,
     Submitter,
 )
-from coordinate_eval.errors import SettingsRefused, SubmitLater, SubmitRefused
+from coordinate_eval.errors import SettingsRefused, SubmitLater, SubmitRefused, UserError
 
 FULL = SubmitLater("Slurm refused the job: QOSMaxSubmitJobPerUserLimit\n(submitted with sbatch)")
 METRIC = pullers_name(RUN, Pullers.METRIC, 0)
@@ -92,6 +92,33 @@ def test_trials_in_the_queue_keep_away_from_avoided_nodes_that_exist_unless_all_
     job = Job(name=TRIAL[0], argv=("x",), minutes=5, log="/l", gpus=1)
     desk.submitter.submit(run, Submit(job), facts())
     assert desk.cluster.submitted[0].avoid == kept_away
+
+
+def test_where_no_nodes_are_listed_sbatch_decides(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as for a partition that takes no jobs now: it may when the job is its turn."""
+    run = make_run(settings=Settings(cache_dir=str(tmp_path / "cache")))
+    avoid(run.settings, "n2", "it hung", "e", time.time())
+
+    def closed() -> None:
+        raise UserError("partition 'gpu' is down")
+
+    monkeypatch.setattr(desk.cluster, "nodes", closed)
+    job = Job(name=TRIAL[0], argv=("x",), minutes=5, log="/l", gpus=1)
+    assert desk.submitter.submit(run, Submit(job), facts()) is None
+    assert [each.avoid for each in desk.cluster.submitted] == [()]
+
+
+def test_a_node_on_which_this_run_failed_is_kept_away_from_too(desk: Desk, tmp_path: Path) -> None:
+    run = make_run(settings=Settings(cache_dir=str(tmp_path / "cache")))
+    _files.write_record(desk.dir.round(0), ROUND)
+    failed = {"trial": "n1-0", "task": "1.0", "node": "n1", "state": "failed", "started": 0}
+    record = TrialProgress.model_validate(failed | {"updated": 0, "cause": "engine start"})
+    _files.write_record(desk.dir.trial("n1-0"), record)
+    job = Job(name=TRIAL[0], argv=("x",), minutes=5, log="/l", gpus=1)
+    desk.submitter.submit(run, Submit(job), facts())
+    assert desk.cluster.submitted[0].avoid == ("n1",)
 
 
 def test_no_keeper_holds_weights_for_trials_that_are_not_taken_now(desk: Desk) -> None:

@@ -21,6 +21,7 @@ from coordinate_eval.coordinator.run.records import (
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
+from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
 from coordinate_eval.coordinator.run.troubles.causes import JobCause, keeper_id, read_causes
 from coordinate_eval.coordinator.run.troubles.memory import lighter_load
 from coordinate_eval.coordinator.run.troubles.trouble import read_troubles
@@ -101,6 +102,8 @@ def done_about(run_dir: RunDir, cause: JobCause | None) -> str:
     prefix = f"{run.id}.{run.nonce}:"
     if avoided is not None and any(each.startswith(prefix) for each in avoided.evidence):
         return f"{cause.node} was avoided"
+    if cause.node in suspected_nodes(run_dir, run, 0.0):
+        return f"{cause.node} is avoided by this run until another node has shown more"
     if cause.ends_all:
         with contextlib.suppress(RecordError):
             ended = _files.read_json(run_dir.results)

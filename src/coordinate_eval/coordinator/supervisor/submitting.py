@@ -12,6 +12,7 @@ from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Refusal, Refusals, Run, Submitted
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
+from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
 from coordinate_eval.coordinator.supervisor.arrays import Arrays
 from coordinate_eval.coordinator.supervisor.decisions.pullers import is_hopeful
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Finish, Submit
@@ -110,7 +111,9 @@ class Submitter:
 
         They must exist: Slurm refuses a name that it does not know. If all do, none is avoided.
         """
-        avoided = read_avoided(run.settings, time.time()).keys()
+        now = time.time()
+        suspected = suspected_nodes(self._dir, run, now)
+        avoided = read_avoided(run.settings, now).keys() | suspected.keys()
         if not avoided:
             return job
         try:

@@ -93,9 +93,11 @@ def cause_of_error(error: BaseException, *, engine_started: bool) -> TrialCause:
     # Libraries raise OSError without a number for wrong files of a checkpoint.
     if any(isinstance(e, OSError) and e.errno not in (None, errno.ENOENT) for e in chain):
         return "node"
-    if isinstance(error, UserError):
+    # What is missing may be missing on this node alone.
+    missing = any(isinstance(e, ImportError | FileNotFoundError) for e in chain)
+    if isinstance(error, UserError) and not missing:
         return "input"
-    if isinstance(error, EngineError) and not engine_started:
+    if isinstance(error, EngineError | UserError) and not engine_started:
         return "engine start"
     return "other"
 

@@ -25,6 +25,7 @@ from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
+from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 
 _STATES = {
@@ -118,14 +119,15 @@ def describe(
         "jobs": [_job(run, t, arrays) for t in tasks or [] if t.state is not State.ENDED],
         "reasons": reasons,
         "next": "" if foreign else _next(phase, command),
-        "avoided": [] if foreign or phase.ended else _avoided(run.settings),
+        "avoided": [] if foreign or phase.ended else _avoided(run_dir, run),
         "note": note,
     }
 
 
-def _avoided(settings: Settings) -> list[str]:
-    """Return the nodes that the user's runs avoid now, with the reasons."""
-    found = read_avoided(settings, time.time())
+def _avoided(run_dir: RunDir, run: Run) -> list[str]:
+    """Return the nodes that this run or all of the user's avoid now, with the reasons."""
+    now = time.time()
+    found = suspected_nodes(run_dir, run, now) | read_avoided(run.settings, now)
     return [f"{name} is {avoiding.words(found[name])}" for name in sorted(found)]
 
 

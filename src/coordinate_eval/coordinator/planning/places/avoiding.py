@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
+from coordinate_eval.coordinator.planning.places.asked_nodes import asked, names_nodes
 from coordinate_eval.coordinator.run.troubles.avoided import Avoided
 
 
@@ -14,22 +15,33 @@ def without_avoided(
     busy: Sequence[Busy],
     settings: Settings,
     avoided: Mapping[str, Avoided],
+    suspected: Mapping[str, Avoided] = MappingProxyType({}),
+    gpu_type: str = "",
 ) -> tuple[list[Node], list[Busy]]:
     """Return free and busy nodes, of which those that are avoided count as busy.
 
-    A node that the user names is used all the same. Where no other node is there, free or busy,
-    none is avoided: waiting would not help.
+    A node that the user names is used all the same, unless jobs of this run failed there: those
+    nodes are `suspected`, and rather used than any other only where there is none. Where no other
+    node is there, free or busy, none is avoided: waiting would not help. Only nodes that the user
+    may have meant are others: with GPUs of `gpu_type`, if that is known.
     """
-    left = [node for node in nodes if node.name not in avoided]
-    later = [each for each in busy if each.name not in avoided and not each.excluded]
-    if len(left) == len(nodes) or not (left or later) or names_nodes(settings):
-        return list(nodes), list(busy)
-    out = [
-        Busy(name=node.name, why=words(avoided[node.name]))
-        for node in nodes
-        if node.name in avoided
+    usual = {} if names_nodes(settings) else avoided
+    free = [node for node in asked(nodes, settings.nodes) if gpu_type in ("", node.gpu_type)]
+    later = [
+        each
+        for each in asked(busy, settings.nodes)
+        if not each.excluded and (not each.gpu_type or gpu_type in ("", each.gpu_type))
     ]
-    return left, [*busy, *out]
+    others = {node.name for node in free} | {each.name for each in later}
+    for shunned in ({**usual, **suspected}, suspected):
+        if others - shunned.keys():
+            out = [
+                Busy(name=node.name, why=words(shunned[node.name]))
+                for node in nodes
+                if node.name in shunned
+            ]
+            return [node for node in nodes if node.name not in shunned], [*busy, *out]
+    return list(nodes), list(busy)
 
 
 def words(avoided: Avoided) -> str:

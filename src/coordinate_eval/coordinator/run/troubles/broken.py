@@ -1,15 +1,18 @@
-"""Nodes on which jobs of a run failed while others succeeded elsewhere."""
+"""Nodes on which jobs of a run failed: while others answered elsewhere, or before any did."""
 
+from collections import Counter
 from typing import NamedTuple
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import End
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.records import Run, StageProgress, TrialProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.run.troubles.avoided import LONGEST_SECONDS, Avoided
 from coordinate_eval.coordinator.run.troubles.causes import JobCause, keeper_id, read_causes
 from coordinate_eval.coordinator.run.troubles.trouble import read_troubles
+from coordinate_eval.diagnosis.reaction import Action
 
 _NODES_FAULT = {
     "engine start": "an engine did not start",
@@ -28,6 +31,26 @@ class Broken(NamedTuple):
     """The last job of this run that failed there."""
 
 
+class _Fault(NamedTuple):
+    """What was seen last on a node."""
+
+    why: str
+    job: str
+    time: float
+    passes: bool = False
+    """It may pass by itself, or with less load: no other node has to be looked for."""
+
+
+class _Faults(NamedTuple):
+    """What was seen of nodes since the run was last resumed, by node."""
+
+    down: dict[str, _Fault]
+    hung: dict[str, _Fault]
+    hardware: dict[str, _Fault]
+    failed: dict[str, _Fault]
+    answered: set[str]
+
+
 def broken_nodes(run_dir: RunDir) -> list[Broken]:
     """Return the nodes on which jobs failed since the run was last resumed, by their own fault.
 
@@ -35,52 +58,82 @@ def broken_nodes(run_dir: RunDir) -> list[Broken]:
     is not broken, unless it went down, or it is the only one on which a trial hung. The only one
     whose hardware failed, as a log says, is broken in any case.
     """
-    since = _files.modified(run_dir.resumed)
-    causes = read_causes(run_dir)
-    down: dict[str, tuple[str, str]] = {}
-    hung: dict[str, tuple[str, str]] = {}
-    hardware: dict[str, tuple[str, str]] = {}
-    failed: dict[str, tuple[str, str]] = {}
-    answered: set[str] = set()
-    for trouble in read_troubles(run_dir):
-        if trouble.how == "hung":
-            hung[trouble.node] = "a trial hung", trouble.trial
-        elif trouble.how is End.NODE_FAILED:
-            down[trouble.node] = "the node went down", trouble.trial
-        elif trouble.how is End.OUT_OF_MEMORY:
-            failed[trouble.node] = _NODES_FAULT["out of memory"], trouble.trial
-    for round_ in read_rounds(run_dir):
-        for node in round_.nodes:
-            path = run_dir.stage(round_.number, node.name)
-            stage = _files.read_record_if_there(path, StageProgress)
-            if stage is not None and stage.state == "failed" and _files.modified(path) >= since:
-                keeper = keeper_id(round_.number, node.name)
-                said = _words(causes.get(keeper)) or "the weights could not be copied"
-                failed[node.name] = said, keeper
-        for trial, _ in trials_of(round_):
-            path = run_dir.trial(trial)
-            progress = _files.read_record_if_there(path, TrialProgress)
-            if progress is None or _files.modified(path) < since:
-                continue
-            if progress.responses:
-                answered.add(progress.node)
-            cause = causes.get(trial)
-            if cause is not None and cause.of_hardware:
-                hardware[progress.node] = _words(cause), trial
-            elif said := _words(cause) or _NODES_FAULT.get(progress.cause or "", ""):
-                failed[progress.node] = said, trial
+    down, hung, hardware, failed, answered = _read(run_dir)
     # What is seen on several nodes may be an item, which went from one to the next.
     for seen in (hung, hardware):
         if len(seen) > 1:
             failed |= seen
         else:
             down = seen | down
-    broken = {node: said for node, said in failed.items() if node not in answered} | down
+    broken = {node: fault for node, fault in failed.items() if node not in answered} | down
     return [
-        Broken(node, *said)
-        for node, said in sorted(broken.items())
+        Broken(node, fault.why, fault.job)
+        for node, fault in sorted(broken.items())
         if answered - {node} or (node in hardware and node in down)
     ]
+
+
+def suspected_nodes(run_dir: RunDir, run: Run, now: float) -> dict[str, Avoided]:
+    """Return the nodes that this run alone avoids now, by name: they may be broken.
+
+    Jobs failed there, and none of the run has answered, so that nobody knows whether another node
+    does better. It is tried: for `[trial] avoid_minutes` the run looks for others. What is seen on
+    several nodes is no node's fault, and for what may pass by itself no other node is needed.
+    """
+    seconds = min(LONGEST_SECONDS, run.settings.trial.avoid_minutes * 60)
+    down, hung, hardware, failed, answered = _read(run_dir)
+    if answered:
+        return {}
+    seen = failed | hung | down | hardware
+    often = Counter(fault.why for fault in seen.values())
+    return {
+        node: Avoided(node=node, until=until, why=f"{fault.why} ({fault.job} of this run)")
+        for node, fault in sorted(seen.items())
+        if often[fault.why] == 1 and not fault.passes and (until := fault.time + seconds) > now
+    }
+
+
+def _read(run_dir: RunDir) -> _Faults:
+    since = _files.modified(run_dir.resumed)
+    causes = read_causes(run_dir)
+    down: dict[str, _Fault] = {}
+    hung: dict[str, _Fault] = {}
+    hardware: dict[str, _Fault] = {}
+    failed: dict[str, _Fault] = {}
+    answered: set[str] = set()
+    for trouble in read_troubles(run_dir):
+        trial, when = trouble.trial, _files.modified(run_dir.trouble(trouble.trial))
+        if trouble.how == "hung":
+            hung[trouble.node] = _Fault("a trial hung", trial, when)
+        elif trouble.how is End.NODE_FAILED:
+            down[trouble.node] = _Fault("the node went down", trial, when)
+        elif trouble.how is End.OUT_OF_MEMORY:
+            said = _NODES_FAULT["out of memory"]
+            failed[trouble.node] = _Fault(said, trial, when, passes=True)
+    for round_ in read_rounds(run_dir):
+        for node in round_.nodes:
+            path = run_dir.stage(round_.number, node.name)
+            stage = _files.read_record_if_there(path, StageProgress)
+            when = _files.modified(path)
+            if stage is not None and stage.state == "failed" and when >= since:
+                keeper = keeper_id(round_.number, node.name)
+                said = _words(causes.get(keeper)) or "the weights could not be copied"
+                failed[node.name] = _Fault(said, keeper, when, _passes(causes.get(keeper)))
+        for trial, _ in trials_of(round_):
+            path = run_dir.trial(trial)
+            progress = _files.read_record_if_there(path, TrialProgress)
+            when = _files.modified(path)
+            if progress is None or when < since:
+                continue
+            if progress.responses:
+                answered.add(progress.node)
+            cause = causes.get(trial)
+            if cause is not None and cause.of_hardware:
+                hardware[progress.node] = _Fault(_words(cause), trial, when)
+            elif said := _words(cause) or _NODES_FAULT.get(progress.cause or "", ""):
+                passes = _passes(cause) or progress.cause == "out of memory"
+                failed[progress.node] = _Fault(said, trial, when, passes)
+    return _Faults(down, hung, hardware, failed, answered)
 
 
 def _words(cause: JobCause | None) -> str:
@@ -90,3 +143,7 @@ def _words(cause: JobCause | None) -> str:
     """
     blamed = cause is not None and (cause.of_node or cause.ends_all)
     return f"a job died of {cause.reason}" if blamed and cause is not None else ""
+
+
+def _passes(cause: JobCause | None) -> bool:
+    return cause is not None and cause.action in (Action.WAIT, Action.LESS_LOAD)

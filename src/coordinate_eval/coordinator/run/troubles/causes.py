@@ -15,6 +15,9 @@ from coordinate_eval.records import Record
 _HARDWARE = frozenset({"ECC Error", "NVLink Error", "Node Failure"})
 """Reasons that no program and no item brings about."""
 
+_INPUT = frozenset({"Argument Error", "Model Loading Error", "Name Error", "Syntax Error"})
+"""Reasons that no node brings about."""
+
 
 class JobCause(Record):
     """Why a job died, by the rules of the supervisor that read its log, once."""
@@ -47,6 +50,11 @@ class JobCause(Record):
         What the scheduler did, and what came of work, others need not meet.
         """
         return self.action is Action.STOP and self.category != "slurm" and self.before_work
+
+    @property
+    def may_be_of_node(self) -> bool:
+        """Return whether it may lie in the node: in its files, its GPUs or its driver."""
+        return self.reason not in _INPUT
 
     @property
     def of_node(self) -> bool:

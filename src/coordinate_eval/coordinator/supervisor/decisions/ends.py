@@ -55,15 +55,16 @@ def before_plan(run: Run, facts: Facts) -> list[Action]:
 
 def next_round(run: Run, facts: Facts) -> list[Action]:
     """Start the next round after a pause, or give up where another one would not help."""
-    if why := recurring(facts):
-        return [Finish(why)]
+    found = recurring(facts)
+    if found and (not found.elsewhere or facts.idle_rounds >= MAX_IDLE_ROUNDS):
+        return [Finish(found.why)]
     if facts.idle_rounds >= MAX_IDLE_ROUNDS:
         return [Finish(f"{facts.idle_rounds} rounds in a row produced no response")]
     if not facts.claimable["outputs"] and not any(
         ledger == "outputs" for ledger, _ in facts.open_claims
     ):
         return waiting_for_scores(run, facts, "trials died on each shard that is left")
-    pause = ROUND_PAUSE_SECONDS * facts.idle_rounds
+    pause = 0.0 if found else ROUND_PAUSE_SECONDS * facts.idle_rounds
     if facts.waits:
         doubled = ROUND_PAUSE_SECONDS * 2 ** min(facts.waits, 16)
         pause = max(pause, min(LONGEST_PAUSE_SECONDS, doubled))
@@ -72,7 +73,7 @@ def next_round(run: Run, facts: Facts) -> list[Action]:
     # What lost trials held is claimable at the next poll.
     held = sum(ledger == "outputs" for ledger, _ in facts.open_claims)
     left = len(facts.claimable["outputs"]) + held
-    return [NewRound(min(facts.most_trials or left, left))]
+    return [NewRound(min(facts.most_trials or left, left), found.why if found else "")]
 
 
 def waiting_for_scores(

@@ -5,6 +5,7 @@ what this program, the libraries and the checkpoint say.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.run import jobs
@@ -16,33 +17,44 @@ OPINIONS = 2
 """Jobs, on as many nodes, that must have died of one cause, where the last round asked for more."""
 
 
-def recurring(facts: Facts) -> str:
-    """Return why another round would fail like the last one; empty if it may not.
+class Recurring(NamedTuple):
+    """Why another round would fail like the last one."""
+
+    why: str
+    elsewhere: bool = False
+    """Only one node has shown it, and it may be that node's fault: another one may do better."""
+
+
+def recurring(facts: Facts) -> Recurring | None:
+    """Return why another round would fail like the last one; None if it may not.
 
     All trials of the last round failed, and with one error. Bad input fails again for certain, and
-    so does what the rules say that every job would meet, if it was met on two nodes where there
-    are several. Engines that do not start on one node may be that node's fault; if none starts on
-    several nodes, another round is no help. A trial that has ever answered proves all of it to be
-    right.
+    so does what the rules say that every job would meet, if it was met on two nodes since the run
+    began. Where one node was asked for, it is one node's word. Engines that do not start on one
+    node may be that node's fault; if none starts on several nodes, another round is no help. A
+    trial that has ever answered proves all of it to be right.
     """
     if facts.answered or facts.last is None:
-        return ""
+        return None
     round_, trials = facts.last
     if any(trial.state != "failed" for trial in trials):
-        return ""
+        return None
     causes = _causes(facts, round_, trials)
     who = "trial" if trials else "keeper"
+    errors = {trial.message.replace(trial.node, "NODE") for trial in trials}
+    kinds = {trial.cause for trial in trials}
+    bad_input = len(errors) == 1 and kinds == {"input"}
     said = f"every {who} of a round failed with the same error; another round would fail too"
     if causes and all(cause is not None and cause.ends_all for cause in causes):
         known = [cause for cause in causes if cause is not None]
         if len({cause.reason for cause in known}) == 1 and _enough(round_, known, bool(trials)):
-            return f"{said}: {known[-1].words}"
-    errors = {trial.message.replace(trial.node, "NODE") for trial in trials}
-    kinds = {trial.cause for trial in trials}
+            last = known[-1]
+            elsewhere = not bad_input and last.may_be_of_node and not _met_on_two(facts, last)
+            return Recurring(f"{said}: {last.words}", elsewhere)
     nodes = {trial.node for trial in trials}
-    if len(errors) == 1 and (kinds == {"input"} or (kinds == {"engine start"} and len(nodes) > 1)):
-        return said
-    return ""
+    if bad_input or (len(errors) == 1 and kinds == {"engine start"} and len(nodes) > 1):
+        return Recurring(said)
+    return None
 
 
 def ends_early(run: Run, facts: Facts) -> bool:
@@ -72,6 +84,12 @@ def _causes(facts: Facts, round_: Round, trials: Sequence[TrialProgress]) -> lis
         and (cause := facts.causes.get(keeper_id(round_.number, node.name))) is not None
     ]
     return [*(facts.causes.get(trial.trial) for trial in trials), *keepers]
+
+
+def _met_on_two(facts: Facts, cause: JobCause) -> bool:
+    """Return whether jobs on two nodes died of a cause, in whichever rounds."""
+    alike = [each for each in facts.causes.values() if each.reason == cause.reason]
+    return len({each.node for each in alike if each.ends_all}) >= OPINIONS
 
 
 def _enough(round_: Round, causes: Sequence[JobCause], tried: bool) -> bool:

@@ -223,9 +223,13 @@ class MakePlan:
 
 @dataclass(frozen=True)
 class NewRound:
-    """Ask for nodes again, for so many trials at most: some have ended, and shards are left."""
+    """Ask for nodes again, for so many trials at most: some have ended, and shards are left.
+
+    `otherwise` is why the run ends where there is no node but the one on which all of them failed.
+    """
 
     trials: int
+    otherwise: str = ""
 
 
 @dataclass(frozen=True)

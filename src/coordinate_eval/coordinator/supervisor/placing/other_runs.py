@@ -23,6 +23,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import RoundNode, Run, Waiting
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
+from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
 from coordinate_eval.errors import ForeignError, RecordError
 
 FRESH_SECONDS = 120.0
@@ -65,7 +66,15 @@ class OtherRuns:
         if self._alone:
             return nodes, busy
         settings = run.settings
-        nodes, busy = without_avoided(nodes, busy, settings, read_avoided(settings, time.time()))
+        now = time.time()
+        nodes, busy = without_avoided(
+            nodes,
+            busy,
+            settings,
+            read_avoided(settings, now),
+            suspected_nodes(self._dir, run, now),
+            run.gpu_type if run.planned else "",
+        )
         self._seen = self._look()
         nodes, busy = room.beside(nodes, busy, self._seen)
         first = self._older_that_wait() * self._missed % max(1, len(nodes))

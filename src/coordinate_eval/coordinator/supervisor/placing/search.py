@@ -1,7 +1,7 @@
 """Looking for nodes: for the plan, for later rounds, and again later where none is free."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.troubles.avoided import avoid
-from coordinate_eval.coordinator.run.troubles.broken import broken_nodes
+from coordinate_eval.coordinator.run.troubles.broken import broken_nodes, suspected_nodes
 from coordinate_eval.coordinator.supervisor.decisions.replacements import count_trials, held_nodes
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Finish, NewRound
 from coordinate_eval.coordinator.supervisor.facts.idle_rounds import count_short_rounds
@@ -65,6 +65,7 @@ class Search:
         self._note = note
         self._round_after = self._replace_after = 0.0
         self._searches = self._vain = 0
+        self._suspected: Set[str] = frozenset()
 
     def make_plan(self, run: Run) -> Run | Finish | None:
         """Plan the run on the nodes that are free now; return None while none is."""
@@ -98,6 +99,9 @@ class Search:
         beside, held = sum(count_trials(run, facts)), held_nodes(run, facts)
         try:
             available, now = self._others.available(run), time.time()
+            suspected = suspected_nodes(self._dir, run, now)
+            if action.otherwise and any(node.name in suspected for node in available[0]):
+                return Finish(f"{action.otherwise}. No other node is there to try")
             limited = run.model_copy(update={"limits": self._cluster.limits()})
             short = count_short_rounds(self._dir, run, rounds, now)
             new = next_round(
@@ -135,6 +139,10 @@ class Search:
             new = avoid(run.settings, node, said, evidence, time.time())
             if new is not None:
                 self._tell(f"{node} is {avoiding.words(new)}")
+        suspected = suspected_nodes(self._dir, run, time.time())
+        for node in suspected.keys() - self._suspected:
+            self._tell(f"{node} is {avoiding.words(suspected[node])}")
+        self._suspected = suspected.keys()
 
     def _go_on_without(self, why: Exception) -> None:
         """Look for nodes in place of lost ones later, ever less often: the run does not wait."""
