@@ -1,4 +1,4 @@
-"""Errors of keepers and trials, and refused jobs. Equal ones are reported once."""
+"""Errors of jobs, and refused jobs. Equal ones are reported once."""
 
 import contextlib
 import os
@@ -10,6 +10,7 @@ from typing import BinaryIO, NamedTuple
 from coordinate_eval import _files, _owner
 from coordinate_eval._format import duration, plural
 from coordinate_eval.cluster import End
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.jobs import read_submitted, trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
@@ -22,7 +23,12 @@ from coordinate_eval.coordinator.run.records import (
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
 from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
-from coordinate_eval.coordinator.run.troubles.causes import JobCause, keeper_id, read_causes
+from coordinate_eval.coordinator.run.troubles.causes import (
+    JobCause,
+    keeper_id,
+    read_causes,
+    read_dead_pullers,
+)
 from coordinate_eval.coordinator.run.troubles.memory import lighter_load
 from coordinate_eval.coordinator.run.troubles.trouble import read_troubles
 from coordinate_eval.diagnosis.cause import UNKNOWN, Cause, Ending, Log, find_cause, read_log
@@ -40,7 +46,7 @@ MOST_LOG_BYTES = 1 << 20
 
 
 class Failure(NamedTuple):
-    """The error of one keeper or trial, or the scheduler's refusal of a job."""
+    """The error of one job, or the scheduler's refusal of it."""
 
     kind: str
     name: str
@@ -53,6 +59,8 @@ class Failure(NamedTuple):
     """The trial, or the keeper as `keeper_id` names it; empty for a job that was refused."""
     before_work: bool = False
     """It says itself that it failed, and had no work yet: see `JobCause`."""
+    pullers: Pullers | None = None
+    """What it was a job of, if it was neither a trial nor a keeper."""
 
     @property
     def error(self) -> str:
@@ -63,6 +71,8 @@ class Failure(NamedTuple):
 def report_failures(run_dir: RunDir) -> list[str]:
     """Return a line for each error since the run was last resumed: who met it, and a log."""
     known = read_causes(run_dir)
+    for dead in read_dead_pullers(run_dir).values():
+        known |= {cause.job: cause for cause in dead}
     alike: dict[tuple[str, str], list[Failure]] = {}
     for failure in read_failures(run_dir):
         alike.setdefault((failure.kind, failure.error), []).append(failure)
@@ -203,6 +213,12 @@ def read_failures(run_dir: RunDir) -> Iterator[Failure]:
         yield Failure(
             "trial", trouble.trial, trouble.node, trouble.message, trouble.log, how, trouble.trial
         )
+    for kind, dead in read_dead_pullers(run_dir).items():
+        for cause in dead:
+            yield Failure(
+                f"{kind} job", cause.job, cause.node, cause.root or "it died", cause.log,
+                job=cause.job, before_work=cause.before_work, pullers=kind,
+            )  # fmt: skip
     for submitted in read_submitted(run_dir):
         if submitted.refusal and _files.modified(run_dir.job(submitted.job.name)) >= since:
             # The lines that follow are the command, which differs from job to job.

@@ -46,7 +46,7 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     for kind in Pullers:
         actions += more_pullers(run, run_dir, facts, kind, held.held_by(run, kind))
     if not run.planned:
-        return actions + before_plan(run, facts)
+        return actions + (undiagnosed(facts) or before_plan(run, facts))
     nodes = [(round_, node) for round_ in facts.rounds for node in round_.nodes]
     unclear = [*silent_ends(facts), *undiagnosed(facts)]
     actions += [*hanging_trials(run, held), *needless_trials(run, held), *unclear]

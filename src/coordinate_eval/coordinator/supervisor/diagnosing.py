@@ -4,9 +4,11 @@ import functools
 from collections.abc import Callable, Iterable
 
 from coordinate_eval import _format, _owner
+from coordinate_eval.cluster import End
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.failures import Failure, cause_of
 from coordinate_eval.coordinator.report.site_rules import read_rules
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.troubles.causes import JobCause, write_cause
 from coordinate_eval.diagnosis.cause import UNKNOWN, UNKNOWN_CURE
@@ -37,19 +39,37 @@ class Diagnoser:
         """Write down why these jobs died."""
         for failure in failures:
             cause = cause_of(failure, self._rules, MOST_LOG_BYTES)
+            cure = cause.cure if cause else UNKNOWN_CURE
             found = JobCause(
                 job=failure.job,
+                pullers=failure.pullers,
                 node=failure.node,
                 reason=cause.reason if cause else UNKNOWN,
                 category=cause.category if cause else "unknown",
                 action=reaction(cause).action,
-                cure=cause.cure if cause else UNKNOWN_CURE,
+                cure=self._more_memory(failure) or cure,
                 root=_format.brief(cause.line.strip(), MOST_LINE) if cause else "",
+                log=failure.log,
                 before_work=failure.before_work,
             )
             write_cause(self._dir, found)
             if found.known:
                 self._tell(f"{failure.kind} {failure.name} died of {found.words}")
+
+    def _more_memory(self, failure: Failure) -> str:
+        """Return the setting with the memory of a job that used up what it had, if there is one."""
+        if failure.how != End.OUT_OF_MEMORY:
+            return ""
+        match failure.pullers:
+            case Pullers.BUILD:
+                section, gib = "build", self._settings.build.memory_gib
+            case Pullers.METRIC:
+                section, gib = "metrics", self._settings.metrics.memory_gib
+            case Pullers.SCORE:
+                section, gib = "scoring", self._settings.scoring.memory_gib
+            case _:
+                return ""
+        return f"give each of these jobs more memory: `[{section}] memory_gib` is {gib:g}"
 
     @functools.cached_property
     def _rules(self) -> Rules:

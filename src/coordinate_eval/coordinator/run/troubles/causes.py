@@ -1,10 +1,11 @@
-"""`causes/<job>.json`: why a trial or a keeper died, and what follows from that."""
+"""`causes/<job>.json`: why a job of a run died, and what follows from that."""
 
 import contextlib
 
 from pydantic import Field
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.diagnosis.cause import UNKNOWN
 from coordinate_eval.diagnosis.reaction import Action
@@ -22,13 +23,19 @@ _INPUT = frozenset({"Argument Error", "Model Loading Error", "Name Error", "Synt
 class JobCause(Record):
     """Why a job died, by the rules of the supervisor that read its log, once."""
 
-    job: str = Field(description="a trial, or a keeper as `keeper_id` names it")
+    job: str = Field(
+        description="a trial, a keeper as `keeper_id` names it, or an array's name and index"
+    )
+    pullers: Pullers | None = Field(
+        default=None, description="what it was a job of; null for a trial or a keeper"
+    )
     node: str
     reason: str
     category: Category
     action: Action = Field(description="what follows, as the rules say")
     cure: str = Field(description="what a person can do")
     root: str = Field(description="the root line of the log, or the scheduler's words")
+    log: str = Field(default="", description="absolute path of the job's log, if it has one")
     before_work: bool = Field(
         description="it failed before it had work: its log says nothing of items or answers"
     )
@@ -83,7 +90,21 @@ def write_cause(run_dir: RunDir, cause: JobCause) -> None:
 
 
 def read_causes(run_dir: RunDir) -> dict[str, JobCause]:
-    """Return why jobs died since the run was last resumed, by job, in the order of their names."""
+    """Return why trials and keepers died since the run was last resumed, by job."""
+    return {job: cause for job, cause in _read(run_dir).items() if cause.pullers is None}
+
+
+def read_dead_pullers(run_dir: RunDir) -> dict[Pullers, list[JobCause]]:
+    """Return why all other jobs died since the run was last resumed, the last ones last."""
+    found: dict[Pullers, list[JobCause]] = {}
+    for cause in _read(run_dir).values():
+        if cause.pullers is not None:
+            found.setdefault(cause.pullers, []).append(cause)
+    return found
+
+
+def _read(run_dir: RunDir) -> dict[str, JobCause]:
+    """Return all causes since the run was last resumed, by job, in the order of their names."""
     since = _files.modified(run_dir.resumed)
     found = {}
     for path in _files.records_in(run_dir.causes_folder):

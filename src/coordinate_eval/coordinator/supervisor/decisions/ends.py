@@ -6,6 +6,7 @@ from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.supervisor.decisions.deaths import all_die, last_cause
 from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS, is_hopeful
 from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
 from coordinate_eval.coordinator.supervisor.decisions.values import (
@@ -41,6 +42,8 @@ def before_plan(run: Run, facts: Facts) -> list[Action]:
                 "gets it"
             )
         ]
+    if why := all_die(run, facts, Pullers.BUILD):
+        return [Finish(why)]
     building = any(ledger == "requests" for ledger, _ in facts.open_claims) or any(
         is_pullers(run, task.name, Pullers.BUILD) and task.state is not State.ENDED
         for task in facts.tasks
@@ -49,8 +52,10 @@ def before_plan(run: Run, facts: Facts) -> list[Action]:
     if building or (facts.claimable["requests"] and idle < MAX_IDLE_ARRAYS):
         return []
     if facts.claimable["requests"]:
-        return [Finish(f"{idle} arrays of build jobs in a row built nothing")]
-    return [Finish(f"{MAX_DEATHS} build jobs died at each dataset that is left")]
+        said = f"{idle} arrays of build jobs in a row built nothing"
+        return [Finish(said + last_cause(facts, Pullers.BUILD))]
+    said = f"{MAX_DEATHS} build jobs died at each dataset that is left"
+    return [Finish(said + last_cause(facts, Pullers.BUILD))]
 
 
 def next_round(run: Run, facts: Facts) -> list[Action]:
@@ -95,5 +100,6 @@ def waiting_for_scores(
     if Pullers.JUDGE in stuck and facts.judge is not None and facts.judge.said:
         return [Finish(f"questions wait for their judge: {facts.judge.said}")]
     for kind in stuck:
-        return [Finish(f"{facts.idle_arrays[kind]} arrays of {kind} jobs in a row did nothing")]
-    return [Finish(otherwise)]
+        said = f"{facts.idle_arrays[kind]} arrays of {kind} jobs in a row did nothing"
+        return [Finish(all_die(run, facts, kind) or said + last_cause(facts, kind))]
+    return [Finish(otherwise + last_cause(facts, Pullers.SCORE))]

@@ -11,6 +11,7 @@ from coordinate_eval.coordinator.run.claiming.pullers import (
 )
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.supervisor.decisions.deaths import all_die
 from coordinate_eval.coordinator.supervisor.decisions.values import Action, Facts, Submit
 
 MAX_IDLE_ARRAYS = 3
@@ -25,7 +26,7 @@ def more_pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: i
 
     `busy` of those that are there have work.
     """
-    if not is_hopeful(run, facts, kind):
+    if not is_hopeful(run, facts, kind) or any(each.pullers is kind for each in facts.undiagnosed):
         return []
     arrays = [name for name in facts.submitted if is_pullers(run, name, kind)]
     alive = sum(len(facts.alive(name)) for name in arrays)
@@ -53,6 +54,8 @@ def is_hopeful(run: Run, facts: Facts, kind: Pullers) -> bool:
 
     A judge that was silent may answer again. It is waited for as long as other work goes on.
     """
+    if all_die(run, facts, kind):
+        return False
     if kind is not Pullers.JUDGE or facts.judge is None or facts.judge.state == "asking":
         return facts.idle_arrays[kind] < MAX_IDLE_ARRAYS
     if facts.judge.asked_no_more:

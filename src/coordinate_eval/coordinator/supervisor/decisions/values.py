@@ -60,7 +60,8 @@ class Facts:
         answered: a trial of this run has ever answered.
         last: the last round with its trials that have begun, if it began since the last resume.
         causes: why trials and keepers died since the last resume, by job.
-        undiagnosed: those of which that is not written yet.
+        dead: why pullers did, by kind.
+        undiagnosed: jobs of all kinds of which that is not written yet.
         cores: of this machine, if all jobs of the run share it.
         judge: how far the judge is, None before it is asked.
         trials: progress of the trials of these rounds that have begun.
@@ -89,6 +90,7 @@ class Facts:
     answered: bool = False
     last: tuple[Round, Sequence[TrialProgress]] | None = None
     causes: Mapping[str, JobCause] = field(default_factory=dict)
+    dead: Mapping[Pullers, Sequence[JobCause]] = field(default_factory=dict)
     undiagnosed: Sequence[Failure] = ()
     fruitless_rounds: int = 0
     most_trials: int = 0

@@ -20,8 +20,9 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.run.troubles.causes import read_causes
+from coordinate_eval.coordinator.run.troubles.causes import read_causes, read_dead_pullers
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, NodeKey
+from coordinate_eval.coordinator.supervisor.facts.dead_pullers import undiagnosed_pullers
 from coordinate_eval.coordinator.supervisor.facts.engine_pace import pace, ready_seconds
 from coordinate_eval.coordinator.supervisor.facts.idle_rounds import count_idle_rounds
 from coordinate_eval.records import Span
@@ -100,7 +101,8 @@ def gather_facts(
         answered=any(trial.responses for group in trials.values() for trial in group),
         last=_last(run_dir, rounds, trials),
         causes=read_causes(run_dir),
-        undiagnosed=_undiagnosed(run_dir),
+        dead=read_dead_pullers(run_dir),
+        undiagnosed=[*undiagnosed_pullers(run_dir, run, tasks), *_undiagnosed(run_dir)],
         judge=_files.read_record_if_there(run_dir.judge, JudgeProgress),
         trials={t.trial: t for round_ in going_on for t in trials[round_.number]},
         troubles=frozenset(
@@ -151,7 +153,7 @@ def _last(
 
 
 def _undiagnosed(run_dir: RunDir) -> list[Failure]:
-    """Return the jobs that died of what nobody has looked for, each once."""
+    """Return the trials and keepers that died of what nobody has looked for, each once."""
     known = _files.names(run_dir.causes_folder)
     found = {
         failure.job: failure
