@@ -96,6 +96,28 @@ def test_the_first_complete_attempt_stays(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "outputs" / "d").iterdir()] == ["0-10.jsonl"]
 
 
+def test_lines_of_an_owner_that_was_doubled_stay_while_it_lives(tmp_path: Path) -> None:
+    """A network file system takes a file away under a living process: its next write would fail."""
+    book = ledger(tmp_path)
+    lines = [book.run.unpublished("outputs", SPAN, attempt) for attempt in (1, 2)]
+    causes: list[Cause] = ["died", "doubled"]
+    for attempt, cause in enumerate(causes, 1):
+        assert book.claim(SPAN, "a", "1.0") == attempt
+        writer = AttemptWriter(book, SPAN, attempt)
+        writer.write("slow\n")
+        book.revoke(SPAN, attempt, cause)
+    assert book.claim(SPAN, "b", "2.0") == 3
+    quick = AttemptWriter(book, SPAN, 3)
+    quick.write("quick\n")
+    assert quick.publish()
+    assert [path.exists() for path in lines] == [False, True]
+    writer.write("still slow\n")
+    assert lines[1].read_text() == "slow\nstill slow\n"
+    assert not writer.publish()
+    assert not lines[1].exists(), "its owner removes it"
+    assert book.run.published("outputs", SPAN).read_text() == "quick\n"
+
+
 def test_nothing_is_published_before_it_is_complete(tmp_path: Path) -> None:
     book = ledger(tmp_path)
     attempt = book.claim(SPAN, "a", "1.0")

@@ -6,11 +6,17 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.unit.test_decide import make_run
 
+from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.on_node import engine_cache
 from coordinate_eval.coordinator.workers.on_node.engine_cache import EngineCache
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
+from coordinate_eval.coordinator.workers.trial import TrialRunner
+from coordinate_eval.errors import EngineError
+from coordinate_eval.evaluators.engines import base as engines
 
 
 @pytest.fixture
@@ -137,6 +143,36 @@ def test_files_with_which_no_engine_starts_are_forgotten(cache: EngineCache) -> 
     cache.forget()
     assert found(cache) == {}
     cache.forget()
+
+
+@pytest.mark.parametrize(
+    ("words", "stay"),
+    [
+        ("vLLM failed: CUDA out of memory. Tried to allocate 2 GiB", True),
+        ("Free memory on device (20/139 GiB) is less than desired GPU memory utilization", True),
+        ("vLLM failed: cannot load module graph_3.so", False),
+    ],
+    ids=["memory", "others fill the GPU", "a compiled file"],
+)
+def test_want_of_gpu_memory_says_nothing_of_what_was_compiled(
+    tmp_path: Path, node: Path, monkeypatch: pytest.MonkeyPatch, words: str, stay: bool
+) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    folders = {"cache_dir": str(tmp_path / "cache"), "stage": {"folder": str(node)}}
+    run = make_run(settings=folders)
+    _files.write_record(run_dir.run, run)
+    _files.write(run_dir.model / "config.json", "{}")
+    # Nothing is set here that another test would see.
+    monkeypatch.setenv("SOME_CACHE", "")
+    monkeypatch.setattr(engines, "cache_variables", lambda *_: {"SOME_CACHE": ""})
+    key = engine_cache.key_of(
+        run.settings, run.tensor_parallel, run.max_length, run_dir.model / "config.json"
+    )
+    archive = kept(EngineCache(str(node), tmp_path / "cache", key), one=b"1")
+    runner = TrialRunner(run_dir, "n1-0", "n1", 0, time.time() + 60)
+    with pytest.raises(EngineError), runner._compiled_files():
+        raise EngineError(words)
+    assert archive.exists() == stay
 
 
 def test_what_killed_trials_leave_is_removed_by_the_next_keeper(

@@ -1,0 +1,89 @@
+"""`doctor --nodes` that a signal ends: none of its jobs is left behind."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.test_doctor_nodes import Jobs
+from tests.unit.test_doctor_nodes import settings as _settings
+
+from coordinate_eval.cluster import TaskStatus
+from coordinate_eval.coordinator.cli.upkeep import nodes as command
+from coordinate_eval.coordinator.doctor import nodes as doctor
+from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.settings import Settings
+
+settings = _settings
+
+
+class Interrupting(Jobs):
+    """A scheduler whose jobs go on for ever; its first answer comes with a signal."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(dict.fromkeys(("n1", "n2", "n3", "n4"), "passes"))
+        self._number: signal.Signals | None = number
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        if self._number is not None and self.alive():
+            number, self._number = self._number, None
+            os.kill(os.getpid(), number)
+        return list(self.states.values())
+
+
+@pytest.fixture(autouse=True)
+def as_a_process_starts() -> Iterator[None]:
+    """Its parent has it ignore no signal."""
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("number", "raised", "status"),
+    [
+        (signal.SIGHUP, SystemExit, (1,)),
+        (signal.SIGINT, KeyboardInterrupt, ()),
+        (signal.SIGTERM, SystemExit, (1,)),
+    ],
+    ids=["hangup", "interrupt", "terminate"],
+)
+def test_a_signal_cancels_every_job(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    raised: type[BaseException],
+    status: tuple[int, ...],
+) -> None:
+    """An interrupt is 130, which the command line makes of a `KeyboardInterrupt`."""
+    cluster = Interrupting(number)
+    monkeypatch.setattr(clusters, "chosen", lambda _: cluster)
+    monkeypatch.setattr(doctor, "check_torch", lambda: None)
+    with pytest.raises(raised) as caught:
+        command.find_bad_nodes(settings, None, as_json=True)
+    assert caught.value.args == status
+    assert cluster.jobs.keys() == set(cluster.cancelled)
+    assert cluster.jobs
+    assert not cluster.alive()
+    assert list(Path(settings.runs_dir).iterdir()) == []
+
+
+def test_a_hangup_that_is_ignored_ends_nothing(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under `nohup`."""
+
+    class Passing(Interrupting):
+        def poll(self, prefix: str) -> list[TaskStatus]:
+            super().poll(prefix)
+            return Jobs.poll(self, prefix)
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    cluster = Passing(signal.SIGHUP)
+    monkeypatch.setattr(clusters, "chosen", lambda _: cluster)
+    monkeypatch.setattr(doctor, "check_torch", lambda: None)
+    assert command.find_bad_nodes(settings, None, as_json=True) == 0
