@@ -254,6 +254,9 @@ def test_whole_nodes(workspace: Workspace, expected: dict[str, Any]) -> None:
     )  # fmt: skip
     assert scores(run) == expected
     assert json.loads((run / "run.json").read_text())["exclusive"] is True
+    logs = [json.loads(path.read_text())["log"] for path in (run / "trials").glob("*.json")]
+    assert len(set(logs)) == len(logs) > 0, "each trial has a log of its own"
+    assert {Path(log).name for log in logs} <= {path.name for path in (run / "logs").iterdir()}
     all_gone(workspace)
 
 
