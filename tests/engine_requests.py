@@ -46,6 +46,14 @@ def run(engine: Engine, requests: list[Request]) -> dict[int, Response]:
     return {response.item: response for response in responses}
 
 
+def work_of(vllm: Engine, *runs: list[Request]) -> tuple[int, int]:
+    """The steps that vLLM takes for these runs, one after the other, and the tokens it computes."""
+    steps, tokens = vllm.steps, vllm.computed_tokens  # type: ignore[attr-defined]  # vLLM's own
+    for requests in runs:
+        run(vllm, requests)
+    return vllm.steps - steps, vllm.computed_tokens - tokens  # type: ignore[attr-defined]
+
+
 def mixed(count: int) -> list[Request]:
     """Requests of both kinds and many lengths."""
     words = [

@@ -19,6 +19,7 @@ from tests.engine_requests import (
     run,
     same,
     score,
+    work_of,
     write,
 )
 from tests.tiny import MAX_LENGTH, VOCABULARY, need, tiny_model
@@ -130,14 +131,10 @@ def test_prefix_cache_changes_no_score(vllm: Engine, transformers: Engine) -> No
 
 
 def test_a_shared_prefix_is_computed_once(vllm: Engine) -> None:
-    def steps(context: str, then: str) -> int:
-        before: int = vllm.steps  # type: ignore[attr-defined]  # vLLM's own
-        run(vllm, [score(0, context, then)])
-        return vllm.steps - before  # type: ignore[attr-defined, no-any-return]
-
     unseen = "seven eight nine ten eleven twelve\n" * 40
-    assert steps(unseen, " one") > 2
-    assert steps(unseen, " two") == 1
+    (several, _), (one, _) = (work_of(vllm, [score(0, unseen, n)]) for n in (" one", " two"))
+    assert several > 2
+    assert one == 1
 
 
 @pytest.mark.parametrize("by_ids", [True, False])
@@ -315,11 +312,6 @@ def test_a_sampled_conversation_is_the_same_in_any_company(transformers: Engine)
 
 
 def test_a_next_turn_goes_in_at_once_and_reads_the_cache(vllm: Engine) -> None:
-    def steps(requests: list[Request]) -> tuple[int, int]:
-        before = vllm.steps, vllm.computed_tokens  # type: ignore[attr-defined]  # vLLM's own
-        run(vllm, requests)
-        return vllm.steps - before[0], vllm.computed_tokens - before[1]  # type: ignore[attr-defined]
-
     def unseen(n: int) -> list[int]:
         return [5 + (n * 41 + 7 * m) % 371 for m in range(4 * BLOCK)]
 
@@ -330,7 +322,7 @@ def test_a_next_turn_goes_in_at_once_and_reads_the_cache(vllm: Engine) -> None:
         write(n, "", tokens=unseen(2 * count + n), follow_ups=[ids(THEN)], **fields)
         for n in range(count)
     ]
-    (apart, each), (held, both) = steps(single), steps(double)
+    (apart, each), (held, both) = work_of(vllm, single), work_of(vllm, double)
     assert held <= apart  # as many answers, and as full
     assert both < each / 2 + count * (len(ids(THEN)) + 8 + BLOCK)  # the first prompts once
 
@@ -358,14 +350,9 @@ def test_stays_full_over_dataset_borders(vllm: Engine) -> None:
         [write(100 * n + m, f"{m} the cat", max_tokens=60 if m == 0 else 4) for m in range(6)]
         for n in range(5)
     ]
-
-    def steps(*runs: list[Request]) -> int:
-        before: int = vllm.steps  # type: ignore[attr-defined]  # vLLM's own
-        for requests in runs:
-            run(vllm, requests)
-        return vllm.steps - before  # type: ignore[attr-defined, no-any-return]
-
-    assert steps([one for dataset in sets for one in dataset]) < steps(*sets) / 2
+    together, _ = work_of(vllm, [one for dataset in sets for one in dataset])
+    apart, _ = work_of(vllm, *sets)
+    assert together < apart / 2
 
 
 @pytest.mark.parametrize("shots", [0, 5])
@@ -377,9 +364,7 @@ def test_vllm_computes_as_many_tokens_as_are_counted_when_building(
     requests = list(scored_items(shape, shots, 24, VOCABULARY))
     tokens = sum(len(r.tokens) + len(r.continuation) for r in requests)
     saved = sum(map(prompt_tokens.computed_before, requests[1:], requests))
-    before: int = vllm.computed_tokens  # type: ignore[attr-defined]  # vLLM's own
-    assert len(list(vllm.run(iter(requests)))) == len(requests)
-    computed = vllm.computed_tokens - before  # type: ignore[attr-defined]
+    _, computed = work_of(vllm, requests)
     assert computed == pytest.approx(tokens - saved, rel=0.05)
 
 
