@@ -1,10 +1,12 @@
 """Run the benchmarks of this folder and write their output to docs/benchmarks.md.
 
     python -m benchmarks [NAME …]
+    python -m benchmarks NAME OPTION …
 
 A benchmark is a script. The first line of its docstring is the title of its section, and an
 indented line of the docstring is the command to run. Scripts whose names begin with an underscore
 are not benchmarks. With names, only these benchmarks run; the other sections stay as they are.
+With options, such as --help, one benchmark runs with these, and nothing is written.
 """
 
 import ast
@@ -31,6 +33,12 @@ def main() -> int:
     """Run the named benchmarks and write the page; return the exit status."""
     scripts = {p.stem: p for p in sorted(FOLDER.glob("*.py")) if not p.name.startswith("_")}
     names = sys.argv[1:] or list(scripts)
+    if names[0] in ("-h", "--help"):
+        sys.stdout.write(f"{__doc__}\n{', '.join(scripts)}\n")
+        return 0
+    if names[0] in scripts and names[1:2] and names[1].startswith("-"):
+        command = [sys.executable, str(scripts[names[0]]), *names[1:]]
+        return subprocess.run(command, check=False).returncode
     if unknown := set(names) - scripts.keys():
         sys.stderr.write(f"no such benchmark: {', '.join(sorted(unknown))}\n")
         return 2
