@@ -26,12 +26,13 @@ from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.environment import of_job
 from coordinate_eval.slurm.limits import Accounting, Longest, longest, read_accounting
 from coordinate_eval.slurm.nodes import Partition, Wanted, read_nodes, read_partitions
-from coordinate_eval.slurm.queue import read_job_id
+from coordinate_eval.slurm.queue import read_job_id, read_tasks
 from coordinate_eval.slurm.reader import Reader, reader_for
 from coordinate_eval.slurm.refusals import refusal
 from coordinate_eval.slurm.reservations import Reservation, clock, of_this_user, read_reservation
 from coordinate_eval.slurm.scripts import LEAST_MINUTES, submission
 from coordinate_eval.slurm.settings import SlurmSettings
+from coordinate_eval.slurm.shared_queue import SharedQueue
 
 _CONFIGURATIONS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
 _PROBE_SECONDS = 15.0
@@ -45,13 +46,18 @@ class SlurmCluster:
     """Slurm as a `Cluster`. Each method runs one Slurm command, at first a few more.
 
     Every method that runs a command raises `UserError` if SLURM_CONF names a missing file.
+
+    Args:
+        settings: of the site.
+        shared: folder in which processes of the user that `look` tell each other what they saw.
     """
 
     name = "slurm"
     local = False
 
-    def __init__(self, settings: SlurmSettings) -> None:
+    def __init__(self, settings: SlurmSettings, shared: Path | None = None) -> None:
         self._settings = settings
+        self._shared = shared
         self._partitions: dict[str, Partition] = {}
         self._accounting: Accounting | None = None
 
@@ -70,6 +76,12 @@ class SlurmCluster:
     @cached_property
     def _reader(self) -> Reader:
         return reader_for(self._settings.reader, self.client)
+
+    @cached_property
+    def _queue(self) -> SharedQueue:
+        # Slurm sets it in every job; a process outside of one has no other's answer.
+        cluster = os.environ.get("SLURM_CLUSTER_NAME", "") if self._shared is not None else ""
+        return SharedQueue((self._shared or Path()).expanduser(), cluster, self._reader.tasks)
 
     @cached_property
     def _excluded(self) -> frozenset[str]:
@@ -259,7 +271,12 @@ class SlurmCluster:
         except SubmitRefused as error:
             gpus = job.gpu_work or job.gpus > 0
             raise refusal(str(error), made.command(), gpus=gpus) from error
-        return read_job_id(answer)
+        except ClusterSilent:
+            self._queue.distrust()
+            raise
+        job_id = read_job_id(answer)
+        self._queue.expect(job_id, job.name)
+        return job_id
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         """Return this user's tasks whose job name has this prefix, for as long as Slurm lists them.
@@ -267,7 +284,17 @@ class SlurmCluster:
         Raises:
             ClusterSilent: no answer.
         """
-        return self._reader.tasks(prefix)
+        return read_tasks(self._reader.tasks(), prefix)
+
+    def look(self, prefix: str, *, patient: bool = False) -> list[TaskStatus] | None:
+        """Return what `poll` does, of an answer that another process may have asked for.
+
+        With `patient` return None where nothing new is known and another one is asking.
+
+        Raises:
+            ClusterSilent: no answer.
+        """
+        return self._queue.look(prefix, patient=patient)
 
     def cancel(self, job_ids: list[str]) -> None:
         """End jobs (`123`) and tasks (`123_4`). Ignores those that have ended or never existed.

@@ -5,10 +5,9 @@ import re
 from typing import Any
 
 from coordinate_eval._format import brief
-from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.errors import ClusterError, ClusterSilent
 from coordinate_eval.slurm.client import SlurmClient
-from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_tasks
+from coordinate_eval.slurm.queue import SQUEUE_FORMAT
 from coordinate_eval.slurm.text_answers import SHOW_NODES, read_nodes_text
 
 
@@ -45,18 +44,17 @@ class Commands:
             self._no_json = brief(error)
             return answer
 
-    def tasks(self, prefix: str) -> list[TaskStatus]:
-        """Return this user's tasks whose job name has this prefix, for as long as Slurm lists them.
+    def tasks(self) -> str:
+        """Return this user's tasks, for as long as Slurm lists them, in the form of `queue.py`.
 
         Raises:
             ClusterSilent: no answer.
         """
         # Of no other user, whose names of jobs might imitate other records.
         user = str(os.getuid())
-        answer = self._client.run(
+        return self._client.run(
             "squeue", "-h", "-a", "-r", "-t", "all", "-u", user, "-o", SQUEUE_FORMAT
         )
-        return read_tasks(answer, prefix)
 
     def _nodes_as_text(self) -> dict[str, Any]:
         return read_nodes_text(self._client.run(*SHOW_NODES))

@@ -1,7 +1,7 @@
 """Parse the output of squeue and sbatch. Nothing here runs a command."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from coordinate_eval.cluster import End, State, TaskStatus
 from coordinate_eval.errors import ClusterSilent
@@ -61,10 +61,15 @@ def read_tasks(text: str, prefix: str) -> list[TaskStatus]:
             f"squeue's output is incomplete or has an unknown form: it ends {text[-200:]!r}"
         )
     found = (record.removesuffix("\n").split("|", maxsplit=4) for record in records)
-    return [task for fields in found if (task := task_of(fields, prefix))]
+    return [task for fields in found if (task := _task_of(fields, prefix))]
 
 
-def task_of(fields: Sequence[str], prefix: str) -> TaskStatus | None:
+def as_printed(tasks: Iterable[Sequence[str]]) -> str:
+    """Return what squeue prints of tasks with these fields of `SQUEUE_FORMAT`."""
+    return "".join(f"{_RECORD}{'|'.join(fields)}\n" for fields in tasks)
+
+
+def _task_of(fields: Sequence[str], prefix: str) -> TaskStatus | None:
     """Return the task with these fields of `SQUEUE_FORMAT`; None if it is no such task of ours."""
     if len(fields) != 5 or not fields[4].startswith(prefix):
         return None

@@ -10,11 +10,10 @@ from importlib import metadata
 from typing import Any, Protocol
 
 from coordinate_eval._format import brief
-from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.errors import ClusterError
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.commands import Commands, release
-from coordinate_eval.slurm.queue import task_of
+from coordinate_eval.slurm.queue import as_printed
 
 _CHILD = (sys.executable, "-P", "-m", "coordinate_eval.slurm.pyslurm_child")
 
@@ -31,8 +30,8 @@ class Reader(Protocol):
         """Return all nodes in one of the forms that `nodes.read_nodes` knows."""
         ...
 
-    def tasks(self, prefix: str) -> list[TaskStatus]:
-        """Return this user's tasks whose job name has this prefix, as long as Slurm lists them."""
+    def tasks(self) -> str:
+        """Return this user's tasks, for as long as Slurm lists them, in the form of `queue.py`."""
         ...
 
 
@@ -58,12 +57,10 @@ class PyslurmReader:
         answer = self._ask("nodes")
         return self._commands.nodes() if answer is None else {"nodes": answer}
 
-    def tasks(self, prefix: str) -> list[TaskStatus]:
-        """Return this user's tasks by name. Raises what `Commands.tasks` raises."""
+    def tasks(self) -> str:
+        """Return this user's tasks. Raises what `Commands.tasks` raises."""
         answer = self._ask("tasks")
-        if answer is None:
-            return self._commands.tasks(prefix)
-        return [task for fields in answer if (task := task_of(fields, prefix))]
+        return self._commands.tasks() if answer is None else as_printed(answer)
 
     def _ask(self, what: str) -> list[Any] | None:
         """Return pyslurm's answer from a child process; None if Slurm's commands are to be used."""

@@ -4,6 +4,7 @@ To add one, write a class with the protocol of `cluster.py`, a function here tha
 the settings, and a line in `_MAKERS`.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -77,7 +78,7 @@ def patiently(ask: Callable[[], T]) -> T:
 def _slurm(settings: Settings) -> Cluster:
     from coordinate_eval.slurm.cluster import SlurmCluster
 
-    return SlurmCluster(settings.slurm)
+    return SlurmCluster(settings.slurm, Path(settings.runs_dir) / f".queue-{os.geteuid()}")
 
 
 def _ray(settings: Settings) -> Cluster:

@@ -44,10 +44,9 @@ from coordinate_eval.coordinator.supervisor.decisions.values import (
     Submit,
 )
 from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
-from coordinate_eval.coordinator.supervisor.facts.completing import Completing
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts, refresh_listings
 from coordinate_eval.coordinator.supervisor.facts.silence import Silence
-from coordinate_eval.coordinator.supervisor.pace import slow_down
+from coordinate_eval.coordinator.supervisor.pace import Pace
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.search import Search
 from coordinate_eval.coordinator.supervisor.refused import refuse
@@ -127,7 +126,6 @@ class Supervisor:
         self._cores = cores if cluster.local else None
         self._estimated: frozenset[str] = frozenset()
         self._silence = Silence(run_dir)
-        self._completing = Completing()
         self._diagnoser = Diagnoser(run_dir, self._run.settings, lambda event: tell(None, event))
         self._others = OtherRuns(run_dir, self._run, cluster)
         self._submitter = Submitter(
@@ -141,6 +139,7 @@ class Supervisor:
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
+        self._pace = Pace(cluster, jobs.prefix(self._run), self._poll_seconds)
         self._search = Search(
             run_dir,
             cluster,
@@ -181,32 +180,32 @@ class Supervisor:
 
     def _loop(self) -> dict[str, Any] | None:
         faults = silences = 0
-        slower = 1.0
         while True:
             try:
                 check_there(self._dir)
                 self._check_epoch()
-                everybody = self._cluster.poll(jobs.PREFIX)
-                slower = slow_down(everybody)
-                prefix = jobs.prefix(self._run)
-                tasks = [task for task in everybody if task.name.startswith(prefix)]
-                tasks = self._completing.without_gone(tasks)
-                if time.time() > self._handover:
-                    left = self._hand_over(tasks)
-                    if isinstance(left, Finish):
-                        return self._finish(left, self._facts(tasks))
-                    if left:
-                        return None
-                facts, actions = self._decide(tasks)
+                leaves = time.time() > self._handover
+                if leaves:
+                    self._pace.at_once()
+                tasks = self._pace.tasks()
                 goes_on = False
-                for action in actions:
-                    found = self._act(action, facts)
-                    if isinstance(found, Finish):
-                        return self._finish(found, facts)
-                    goes_on = goes_on or found
-                self._show_first_signal()
+                if tasks is not None:
+                    if leaves:
+                        left = self._hand_over(tasks)
+                        if isinstance(left, Finish):
+                            return self._finish(left, self._facts(tasks))
+                        if left:
+                            return None
+                    facts, actions = self._decide(tasks)
+                    for action in actions:
+                        found = self._act(action, facts)
+                        if isinstance(found, Finish):
+                            return self._finish(found, facts)
+                        goes_on = goes_on or found
+                    self._show_first_signal()
                 faults = silences = 0
                 if goes_on:
+                    self._pace.at_once()
                     continue
             except (ClusterError, OSError, RecordError, UserError) as error:
                 if is_removed(self._dir):
@@ -220,9 +219,14 @@ class Supervisor:
                 if faults > MAX_FAULTS:
                     raise
                 self._tell(None, _describe(error))
+                self._pace.at_once()
             failures = faults + silences
-            seconds = min(MAX_BACKOFF_SECONDS, self._poll_seconds * 2 ** min(failures, 16))
-            self._wait(seconds * slower, watch=not failures)
+            seconds = self._poll_seconds
+            if failures:
+                seconds = min(MAX_BACKOFF_SECONDS, seconds * 2 ** min(failures, 16))
+                seconds *= self._pace.slower
+            if self._wait(seconds, watch=not failures):
+                self._pace.at_once()
 
     def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
         """Gather facts and decide. Look again before an action that follows from missing files."""
@@ -338,14 +342,18 @@ class Supervisor:
     def _drain(self) -> None:
         ending.drain(self._run, self._cluster, self._poll_seconds, self._check_epoch)
 
-    def _wait(self, seconds: float, *, watch: bool) -> None:
-        """Sleep until it is time to hand over or, with `watch`, something is there to be done."""
+    def _wait(self, seconds: float, *, watch: bool) -> bool:
+        """Sleep; return early, and True, when it is time to hand over.
+
+        With `watch` also when something is there to be done.
+        """
         end = time.monotonic() + seconds
         building = not self._run.planned and not self._is_built()
         while time.monotonic() < end:
             if self._handover == 0.0 or (watch and self._is_due(building=building)):
-                return
+                return True
             time.sleep(min(1.0, max(0.2, self._poll_seconds / 10), self._poll_seconds))
+        return False
 
     def _is_due(self, *, building: bool) -> bool:
         """Return whether everything is scored or, after `building`, everything is built."""
