@@ -4,6 +4,7 @@ Each node has GPUs that are made up. Whoever talks to the cluster needs its toke
 """
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -13,13 +14,19 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.runs import PATIENCE_SECONDS, lasting_port, until
 
 GPUS = 1
 TYPE = "H100"
+CPUS = 5
+MEMORY = 400 << 30
+
+HEAD, NODE = "head", "node"
+"""Types of nodes for an autoscaler."""
 
 _SLOW = ",".join((
     "ActorTaskSubmitter::SubmitTask=300000:300000",
@@ -27,6 +34,19 @@ _SLOW = ",".join((
 ))  # fmt: skip
 """Delays in microseconds, as on a busy machine: an actor that is started again hears of that before
 its first call of itself is on its way, and its start ends only after that."""
+
+_LISTS = (
+    "cluster_synced_files", "initialization_commands", "setup_commands", "head_setup_commands",
+    "worker_setup_commands", "head_start_ray_commands", "worker_start_ray_commands",
+)  # fmt: skip
+"""What the configuration of an autoscaler must have, and these nodes have no use for."""
+
+_OF_AUTOSCALERS = {
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+    # A machine that has much to do is not in trouble.
+    "AUTOSCALER_HEARTBEAT_TIMEOUT_S": str(round(PATIENCE_SECONDS)),
+    "PYTHONPATH": str(Path(__file__).parents[1]),
+}
 
 
 class Servers:
@@ -44,20 +64,24 @@ class Servers:
         }
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start_head(self) -> None:
+    def start_head(self, *, most_nodes: int = 0) -> None:
+        """Start the head, and with it an autoscaler that adds up to so many nodes with GPUs."""
         port = self.address.rpartition(":")[2]
-        self._start(
+        command = _command(
             "--head", "--port", port, "--include-dashboard", "false",
             "--ray-client-server-port", str(lasting_port()), "--temp-dir", str(self.folder),
             "--num-cpus", "3",
         )  # fmt: skip
+        if not most_nodes:
+            self._start(command)
+            return
+        config = self.folder / "autoscaling.json"
+        config.write_text(json.dumps(_autoscaling(self.address, self.folder, most_nodes)))
+        self._start([*command, "--autoscaling-config", str(config)], **_OF_AUTOSCALERS)
 
     def start_node(self) -> None:
         """Start a node with GPUs. Two at once would take each other's ports."""
-        self._start(
-            "--address", self.address, "--num-cpus", "5", "--num-gpus", str(GPUS),
-            "--resources", f'{{"accelerator_type:{TYPE}": 1}}',
-        )  # fmt: skip
+        self._start(node_command(self.address))
 
     def names(self) -> list[str]:
         """The names of the nodes with GPUs: of the host, and the beginning of Ray's id."""
@@ -90,32 +114,76 @@ class Servers:
         until(lambda: not self._all(), "the end of Ray")
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self, *args: str) -> None:
+    def _start(self, command: list[str], **environ: str) -> None:
         log = self.folder / f"start-{len(self._started)}.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [
-                    str(Path(sys.executable).with_name("ray")), "start", "--block",
-                    "--disable-usage-stats", "--object-store-memory", str(80 << 20),
-                    "--memory", str(400 << 30), *args,
-                ],
-                env=os.environ | self.environ,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        self._started.append(process)
-        until(
-            lambda: b"runtime started" in log.read_bytes() or process.poll() is not None,
-            "a node of Ray",
-        )
-        assert process.poll() is None, log.read_text()
+        self._started.append(begun(command, log, self.environ | environ))
 
     def _processes(self, program: str) -> list[int]:
         return [pid for pid in self._all() if Path(_argv(pid).partition("\0")[0]).name == program]
 
     def _all(self) -> list[int]:
         return [pid for pid in _pids() if str(self.folder) in _argv(pid)]
+
+
+def begun(command: list[str], log: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a node with a command, and return its process once it is a part of its cluster."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | environ,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    until(
+        lambda: b"runtime started" in log.read_bytes() or process.poll() is not None,
+        "a node of Ray",
+    )
+    if process.poll() is not None:
+        raise AssertionError(log.read_text())
+    return process
+
+
+def node_command(address: str) -> list[str]:
+    """The command that runs a node with GPUs."""
+    return _command(
+        "--address", address, "--num-cpus", str(CPUS), "--num-gpus", str(GPUS),
+        "--resources", f'{{"accelerator_type:{TYPE}": 1}}',
+    )  # fmt: skip
+
+
+def _command(*args: str) -> list[str]:
+    return [
+        str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats",
+        "--object-store-memory", str(80 << 20), "--memory", str(MEMORY), *args,
+    ]  # fmt: skip
+
+
+def _autoscaling(address: str, folder: Path, most_nodes: int) -> dict[str, Any]:
+    """An autoscaler's configuration: no node with GPUs until one is needed."""
+    resources = {"CPU": CPUS, "GPU": GPUS, "memory": MEMORY, f"accelerator_type:{TYPE}": 1}
+    no_more = {"resources": {}, "node_config": {}, "max_workers": 0}
+    node = {"resources": resources, "node_config": {}, "max_workers": most_nodes}
+    return {
+        "cluster_name": "tests",
+        "max_workers": most_nodes,
+        "idle_timeout_minutes": 0.5,
+        "provider": {
+            "type": "external",
+            "module": "tests.ray_provider.Nodes",
+            "use_node_id_as_ip": True,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+            "address": address,
+            "folder": str(folder),
+        },
+        "head_node_type": HEAD,
+        "available_node_types": {HEAD: no_more, NODE: node},
+        **{key: {} for key in ("auth", "docker", "file_mounts")},
+        **{key: [] for key in _LISTS},
+        "file_mounts_sync_continuously": False,
+        "upscaling_speed": 1.0,
+    }
 
 
 def _pids() -> Iterator[int]:

@@ -17,7 +17,7 @@ from coordinate_eval.ray_cluster import RayCluster, RaySettings
 from coordinate_eval.shared_ray import driver
 from coordinate_eval.shared_ray.cluster import SharedRayCluster, of_job
 from coordinate_eval.shared_ray.link import Link
-from coordinate_eval.shared_ray.nodes import read_nodes
+from coordinate_eval.shared_ray.nodes import read_nodes, to_come
 from coordinate_eval.shared_ray.on_node import names_of, what_is_missing
 
 
@@ -67,6 +67,15 @@ def test_the_memory_of_a_gpu_is_of_its_type_or_of_the_settings() -> None:
     available: dict[str, Mapping[str, float]] = {"a": {"GPU": 1}, "b": {"GPU": 1}}
     free, _ = read_nodes(nodes, available, {}, 24)
     assert [(node.gpu_type, node.gpu_memory_gib) for node in free] == [("A100-40G", 40), ("", 24)]
+
+
+def test_nodes_that_may_come_have_the_type_that_is_asked_for() -> None:
+    known = ["H100", "A100-40G"]
+    for asked, kind, gib in (("h100", "H100", 0), ("a100-40g", "A100-40G", 40), ("x1", "x1", 0)):
+        waited_for = to_come(asked, known)
+        assert (waited_for.gpu_type, waited_for.gpu_memory_gib) == (kind, gib)
+        assert not waited_for.excluded
+    assert to_come("", known).excluded
 
 
 def test_nodes_of_one_host_have_different_names() -> None:

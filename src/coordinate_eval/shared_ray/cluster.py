@@ -42,15 +42,21 @@ class SharedRayCluster:
         address: `HOST:PORT` of its head, or `auto`: that of RAY_ADDRESS.
         folders: by setting, the folders that all nodes must share with this machine.
         gpu_memory_gib: memory of a GPU whose type does not tell it, 0 if unknown.
+        gpu_type: that of the GPUs to use, empty for any.
     """
 
     name = "ray"
     local = False
 
     def __init__(
-        self, address: str, folders: Mapping[str, Path], gpu_memory_gib: float = 0.0
+        self,
+        address: str,
+        folders: Mapping[str, Path],
+        gpu_memory_gib: float = 0.0,
+        gpu_type: str = "",
     ) -> None:
-        self._folders, self._gpu_memory_gib = folders, gpu_memory_gib
+        self._folders = folders
+        self._gpus = {"gpu_memory_gib": gpu_memory_gib, "gpu_type": gpu_type}
         self._calls: Counter[str] = Counter()
         self._link = Link({"address": address})
 
@@ -93,14 +99,15 @@ class SharedRayCluster:
         """Return the nodes with free GPUs, and all others that have GPUs with the reason.
 
         A node where jobs could not work is among the others: one that does not share the folders,
-        runs jobs as another user, or lacks this Python.
+        runs jobs as another user, or lacks this Python. Where no node has GPUs, an entry stands for
+        those that an autoscaler may add: they can be waited for if their type is known.
 
         Raises:
             UserError: see `about`.
             ClusterSilent: no answer.
         """
         with _laid_out(self._folders) as files:
-            free, busy = self._call("nodes", files=files, gpu_memory_gib=self._gpu_memory_gib)
+            free, busy = self._call("nodes", files=files, **self._gpus)
         return [Node.model_validate(each) for each in free], [
             Busy.model_validate(each) for each in busy
         ]

@@ -30,7 +30,7 @@ from coordinate_eval.cluster import (
 )
 from coordinate_eval.errors import ClusterSilent, CoordinateError, SubmitRefused, UserError
 from coordinate_eval.shared_ray import on_node
-from coordinate_eval.shared_ray.nodes import TYPE, read_nodes
+from coordinate_eval.shared_ray.nodes import TYPE, read_nodes, to_come
 
 LOOK_SECONDS = 120.0
 """Time in which a node answers whether jobs could work there. A new worker takes seconds."""
@@ -86,16 +86,24 @@ class Driver:
         open_to = "with a token" if token else "without a token: whoever reaches it can run code"
         return f"Ray {self._ray.__version__} at {address}, {open_to}"
 
-    def nodes(self, files: Files, gpu_memory_gib: float) -> list[list[dict[str, Any]]]:
+    def nodes(
+        self, files: Files, gpu_memory_gib: float, gpu_type: str
+    ) -> list[list[dict[str, Any]]]:
         """Return the nodes with free GPUs, and all others that have GPUs.
 
         `files` are such that each node must see, with their content, by setting. GPUs whose type
-        does not tell it have the memory given.
+        does not tell it have the memory given. Where none has GPUs, those that may come with GPUs
+        of the type are among the others.
         """
         nodes = self._ray.nodes()
         problems = self._look_at(nodes, files)
         available = self._state.available_resources_per_node()
         free, busy = read_nodes(nodes, available, problems, gpu_memory_gib)
+        if not free and not busy:
+            from ray.util import accelerators
+
+            types = (each for each in vars(accelerators).values() if isinstance(each, str))
+            busy = [to_come(gpu_type, types)]
         return [[each.model_dump() for each in some] for some in (free, busy)]
 
     def submit(

@@ -1,7 +1,7 @@
 """Ray's nodes as nodes of a cluster. Pure functions."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from coordinate_eval.cluster import Busy, Node
@@ -11,6 +11,9 @@ TYPE = "accelerator_type:"
 """The beginning of the resource that says which GPUs a node has: `accelerator_type:H100`."""
 
 GIB = 2**30
+
+NEW = "new nodes"
+"""Stands in the list of nodes for those that an autoscaler may add."""
 
 
 def read_nodes(
@@ -57,6 +60,25 @@ def read_nodes(
                 )
             )
     return free, busy
+
+
+def to_come(wanted: str, known: Iterable[str]) -> Busy:
+    """Return what stands for the nodes that an autoscaler may add to a cluster without GPUs.
+
+    Nobody but the user can know that there is an autoscaler, and which GPUs it has.
+
+    Args:
+        wanted: the GPU type that the user asks for, empty for any.
+        known: Ray's own names of types: in them case counts.
+    """
+    if not wanted:
+        why = (
+            "if Ray's autoscaler adds some with GPUs, name their --gpu-type, and wait with --queue"
+        )
+        return Busy(name=NEW, why=why, excluded=True)
+    kind = next((each for each in known if each.lower() == wanted.lower()), wanted)
+    why = f"not there yet; Ray's autoscaler may add some with {kind}"
+    return Busy(name=NEW, why=why, gpu_type=kind, gpu_memory_gib=gpu_memory_gib(kind))
 
 
 def gpu_type(resources: Mapping[str, float]) -> str:

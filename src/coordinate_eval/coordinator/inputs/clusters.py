@@ -87,7 +87,8 @@ def _ray(settings: Settings) -> Cluster:
 
         folders = {name: getattr(settings, name) for name in FOLDERS}
         paths = {name: Path(folder).expanduser() for name, folder in folders.items()}
-        return SharedRayCluster(settings.ray.address, paths, settings.ray.gpu_memory_gib or 0.0)
+        memory = settings.ray.gpu_memory_gib or 0.0
+        return SharedRayCluster(settings.ray.address, paths, memory, settings.gpu_type)
     from coordinate_eval.ray_cluster import RayCluster
 
     return RayCluster(settings.ray, settings.trial.memory_gib)
