@@ -71,8 +71,8 @@ def lose_supervisor(run: Path, epoch: int) -> None:
 
 def memory_is_empty(caller: Workspace, servers: Servers) -> None:
     """No weights are left in the memory of nodes that were not lost."""
-    for name in servers.names():
-        assert not list(caller.memory.rglob(name))
+    names = servers.names()
+    until(lambda: not [path for name in names for path in caller.memory.rglob(name)], "no weights")
 
 
 def test_the_doctor_sees_the_cluster(caller: Workspace, servers: Servers) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.judges import Judge, Reply, fails, question, says, text_of
-from tests.runs import PATIENCE_SECONDS, command, until
+from tests.runs import PATIENCE_SECONDS, command, lasting_port, until
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
@@ -96,6 +96,11 @@ class Asking:
         return len(self.ledger.open_claims(all_portions(self.run)))
 
 
+def kept(folder: Path) -> int:
+    """Return how many answers are kept for later runs: they are a moment after they came."""
+    return len(list((folder / "cache").rglob("*.json")))
+
+
 def echo(body: dict[str, Any], number: int) -> Reply:
     return says(f"[[{text_of(body)}]]")
 
@@ -172,7 +177,10 @@ def test_a_killed_job_loses_only_what_was_in_flight(tmp_path: Path, how: signal.
         job = subprocess.Popen(
             command("_judge", asking.dir.root), env=os.environ | {TASK_VARIABLE: "1.0"}
         )
-        until(lambda: len(server.asked) == 14 or job.poll() is not None, "four questions")
+        until(
+            lambda: (len(server.asked) == 14 and kept(tmp_path) == 10) or job.poll() is not None,
+            "ten answers, and four questions",
+        )
         job.send_signal(how)
         job.wait(PATIENCE_SECONDS)
         left = asking.ledger.open_claims(all_portions(asking.run))
@@ -212,7 +220,7 @@ def test_a_budget_is_kept_to_and_the_run_goes_on_when_it_is_raised(
 
 
 def test_a_judge_that_is_away_is_left_with_its_last_words(tmp_path: Path) -> None:
-    with Judge(echo) as server:
+    with Judge(echo, port=lasting_port()) as server:
         asking = Asking(tmp_path, server, patience_seconds=0.5)
     progress = asking.ask()
     assert progress.state == "silent"

@@ -10,7 +10,16 @@ import yaml
 
 from tests.dev_cluster import DevCluster
 from tests.judges import Judge, Reply, says, text_of
-from tests.runs import Workspace, kill, processes, published, results, scores, until
+from tests.runs import (
+    Workspace,
+    kill,
+    lasting_port,
+    processes,
+    published,
+    results,
+    scores,
+    until,
+)
 from tests.slurm.test_runs import TASKS as OTHERS
 
 RUBRIC = """\
@@ -72,6 +81,12 @@ def files_with(run: Path, text: str) -> list[Path]:
     return [path for path in files if text.encode() in path.read_bytes()]
 
 
+def kept(user: Workspace) -> list[Path]:
+    """Return the answers that are kept for later runs."""
+    folders = (user.folder / "cache").glob("judged-*")
+    return [path for folder in folders for path in folder.rglob("*.json")]
+
+
 @pytest.fixture(scope="module")
 def undisturbed(user: Workspace, suite: Path) -> tuple[dict[str, Any], int]:
     """Scores with a judge that is always there, and the number of its questions."""
@@ -90,10 +105,10 @@ def test_a_judge_that_is_killed_and_comes_back_changes_no_score(
     user: Workspace, suite: Path, undisturbed: tuple[dict[str, Any], int]
 ) -> None:
     expected, questions = undisturbed
-    with Judge(rate_three, models=["judge"], key=KEY) as first:
+    with Judge(rate_three, models=["judge"], key=KEY, port=lasting_port()) as first:
         run = submit(user, suite, first.url, "killed")
-        # Two at once: when the last one is asked, three answers are kept.
-        until(lambda: len(first.asked) == 5, "some questions")
+        # Two at once: when the last one is asked, three answers have come. They are kept then.
+        until(lambda: len(first.asked) == 5 and len(kept(user)) == 3, "some questions and answers")
     kill(processes("_judge", str(run)))
     answered = len(published(run, "answers"))
     with Judge(rate, models=["judge"], key=KEY, port=first.port) as second:
@@ -106,10 +121,9 @@ def test_a_run_whose_judge_is_away_goes_on_with_one_that_has_moved(
     user: Workspace, suite: Path, undisturbed: tuple[dict[str, Any], int]
 ) -> None:
     expected, _ = undisturbed
-    with Judge() as gone:
-        pass
     patience = {"COORDINATE_EVAL_SUPERVISOR_PATIENCE_SECONDS": "30"}
-    run = submit(user, suite, gone.url, "moved", **patience)
+    gone = f"http://127.0.0.1:{lasting_port()}/v1"
+    run = submit(user, suite, gone, "moved", **patience)
     ended = results(run)
     assert list(ended["missing"]) == ["tiny_talk"]
     why = ended["missing"]["tiny_talk"]

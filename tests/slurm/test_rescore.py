@@ -26,8 +26,8 @@ def test_a_killed_rescoring_ends_with_the_same_scores_and_no_gpu(
     user: Workspace, finished: Path
 ) -> None:
     root = Path(user.call("rescore", finished).stdout.rstrip("\n"))
-    until(lambda: processes("_score", str(root)), "a scoring job")
-    kill(processes("_score", str(root)) + processes("_supervise", str(root)))
+    scoring = until(lambda: processes("_score", str(root)), "a scoring job")
+    kill(scoring + processes("_supervise", str(root)))
     assert scores(root) == scores(finished)
     found = json.loads((root / "results.json").read_text())
     assert found["rescored"]["changed"] == {}

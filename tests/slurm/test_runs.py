@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.dev_cluster import DevCluster
+from tests.runs import TASKS as FOLDER
 from tests.runs import (
     Pause,
     Workspace,
@@ -149,13 +151,37 @@ def test_whatever_is_killed_the_scores_are_the_same(
     all_gone(workspace)
 
 
+HELD = """
+import time
+from pathlib import Path
+
+
+def documents(dataset):
+    while Path({file!r}).exists():
+        time.sleep(0.05)
+    return dataset
+"""
+
+
 def test_a_killed_build_job_is_replaced(workspace: Workspace, expected: dict[str, Any]) -> None:
+    # The first task, whose prompts are not made while a file is there.
+    own, hold = workspace.folder / "held tasks", workspace.folder / "hold"
+    own.mkdir()
+    hold.touch()
+    text = (FOLDER / f"{TASKS[0]}.yaml").read_text()
+    (own / f"{TASKS[0]}.yaml").write_text(f"{text}process_docs: !function held.documents\n")
+    (own / "held.py").write_text(HELD.format(file=str(hold)))
+    suite = yaml.safe_load(workspace.suite(*TASKS).read_text())
+    suite["include_path"].append(str(own))
+    file = workspace.folder / "held.yaml"
+    file.write_text(yaml.safe_dump(suite))
     run = workspace.submit(
-        workspace.suite(*TASKS), "--max-gpus", 2, "--run-dir", workspace.folder / "rebuilt",
+        file, "--max-gpus", 2, "--run-dir", workspace.folder / "rebuilt",
         COORDINATE_EVAL_CACHE_DIR=str(workspace.folder / "another cache"),
     )  # fmt: skip
-    claim = until(lambda: list(run.glob("claims/requests/*/*.json")), "a claim")[0]
+    (claim,) = until(lambda: list(run.glob(f"claims/requests/{TASKS[0]}/*.json")), "a claim")
     kill([json.loads(claim.read_text())["pid"]])
+    hold.unlink()
     assert scores(run) == expected
     assert claim.with_suffix(".revoked").exists()
     all_gone(workspace)

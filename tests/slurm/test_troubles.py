@@ -15,12 +15,14 @@ from tests.dev_cluster import DevCluster
 from tests.runs import (
     Workspace,
     claimant,
+    processes,
     results,
     scores,
     times_answered,
     trials,
     until,
 )
+from tests.slurm.test_preemption import times
 from tests.slurm.test_runs import TASKS, all_gone
 from tests.tiny import need, tiny_model
 
@@ -57,7 +59,7 @@ def test_a_trial_that_hangs_is_ended_and_others_take_its_shards(
     hung = [json.loads(path.read_text())["how"] for path in (run / "troubles").glob("*.json")]
     assert "hung" in hung
     all_gone(user)
-    assert not Path(f"/proc/{stopped}").exists()
+    assert stopped not in processes("_trial", str(run))
 
 
 def test_a_checkpoint_that_no_engine_loads_ends_its_run_at_once(user: Workspace) -> None:
@@ -99,8 +101,10 @@ def test_an_item_that_ends_engines_costs_only_its_own_dataset(
 def test_a_trial_that_is_lost_is_replaced_while_another_goes_on(
     user: Workspace, expected: dict[str, Any]
 ) -> None:
+    slow = {"times": str(user.folder / "times.json"), "concurrency": 1}
+    times(user, seconds=2)
     run = user.submit(
-        long_suite(user), "--engine-args", '{"seconds_per_request": 0.4, "concurrency": 1}',
+        long_suite(user), "--engine-args", json.dumps(slow),
         "--max-gpus", 2, "--run-dir", user.folder / "replaced",
         COORDINATE_EVAL_TRIAL_LEAST_GAIN_SECONDS="86400",
     )  # fmt: skip
@@ -110,6 +114,7 @@ def test_a_trial_that_is_lost_is_replaced_while_another_goes_on(
     os.kill(pid, signal.SIGSTOP)
     job, index = stays.task.split(".")[0].split("_")
     subprocess.run(["scancel", f"{job}_{1 - int(index)}"], check=True)
+    times(user, seconds=0)  # of an engine that starts from now on
     new = until(lambda: [t for t in trials(run) if t.trial.endswith("-r1") and t.responses], "more")
     assert len(new) == 1
     os.kill(pid, signal.SIGCONT)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, scores, until
+from tests.slurm.test_runs import queue
 
 
 def nodes_of(run: Path) -> set[str]:
@@ -41,6 +42,7 @@ def test_a_run_waits_for_the_limit_of_its_user_and_says_so(
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     try:
+        until(lambda: any(held in line and "RUNNING" in line for line in queue()), "that trial")
         run = user.submit(user.suite("tiny_choice"), COORDINATE_EVAL_LIMITS_GPUS="1")
         until((run / "waiting.json").exists, "it to wait")
         assert "limits.gpus = 1" in user.call("status", run, status=None).stdout
