@@ -12,9 +12,9 @@ random times, each for two hours on average. Of two jobs that wait, the first th
 The seconds of each dataset are the predicted ones times a lognormal factor (σ = 0.25).
 
 All first trials began 4 s after the call: no run waited for its first GPU. Nine of ten took 433 s
-at most, and the second longest 653 s. The worst is the last checkpoint: it found two free GPUs and
-answered everything on these two, because a run has no more trials at a time than its plan, while up
-to eight became free.
+at most, and the second longest 653 s. The worst is the last checkpoint: it found two free GPUs, and
+up to eight became free while it ran. It took 3,163 s on the first two, before a run that begins on
+a few free GPUs grew.
 
 *Median* and *worst* are from the call of the command to the last score. *Idle* is the part of the
 GPU time that runs held in which no engine answered: the copy of the weights, engine starts, the end

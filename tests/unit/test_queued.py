@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, 
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import Cancel, Release, Submit
+from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.placing.make_plan import (
     NothingFree,
     make_plan,
@@ -52,6 +53,40 @@ def test_a_queued_run_is_planned_for_the_gpus_of_which_there_are_most(reviewer: 
     (node,) = round_.nodes
     assert (node.name, node.gpu_type, node.trials) == (ANY_NODE, "h200", 3)
     assert made.gpu_type == "h200"
+
+
+def free_gpus(count: int) -> Node:
+    return Node(
+        name="n1", gpus=8, free_gpus=count, gpu_type="h200", gpu_memory_gib=141, cpus=128,
+        memory_gib=900,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "free", "most"),
+    [
+        ({"max_gpus": 4}, 1, 4),
+        ({"max_gpus": 4}, 4, 0),  # it has what it would queue for
+        ({"max_gpus": 1}, 1, 0),
+        ({"max_gpus": 4, "queue": False}, 1, 0),  # it asked for what is free
+        ({"max_gpus": 4, "nodes": "n1"}, 1, 0),
+    ],
+)
+def test_a_run_that_begins_on_a_few_free_gpus_may_grow_to_what_it_would_queue_for(
+    reviewer: Reviewer, changes: dict[str, object], free: int, most: int
+) -> None:
+    settings = {"queue": True, "restraint": 0.0, **changes}
+    reviewer.settings = reviewer.settings.model_copy(update=settings)
+    run_dir = submit(reviewer)
+    run, cluster = read_run(run_dir), reviewer.cluster
+    link_found(run, run_dir)
+    cluster.free, cluster.busy = [free_gpus(free)], FULL
+    made = make_plan(run_dir, run, cluster)
+    (round_,) = read_rounds(run_dir)
+    trials = sum(node.trials for node in round_.nodes)
+    assert trials == free
+    assert made.most_trials == most
+    assert gather_facts(run_dir, made, [], 0.0, {}).most_trials == max(trials, most)
 
 
 @pytest.mark.parametrize("changes", [{"nodes": "n1"}, {"queue": False}])

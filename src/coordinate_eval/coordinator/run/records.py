@@ -49,6 +49,9 @@ class Planned(Record):
     score_seconds: dict[str, float] = Field(
         default={}, description="expected of scoring, on one core, by dataset"
     )
+    most_trials: int = Field(
+        default=0, description="trials at a time, if more than the plan has: few GPUs were free"
+    )
 
 
 class Run(Planned):

@@ -53,7 +53,8 @@ class Facts:
         waits: last rounds in a row without a response that do not count: no trial of them began, or
             storage or a server was away.
         fruitless_rounds: last rounds in a row of which no trial has answered, though others may.
-        most_trials: those of the first round, which the plan is for.
+        most_trials: those of the first round, which the plan is for, or that it would be for had
+            more GPUs been free.
         ready_seconds: from the submission of a trial until its engine answers, as seen in this run,
             else as predicted.
         pace: GPU seconds for a predicted one, as seen in this run; None before the first response.

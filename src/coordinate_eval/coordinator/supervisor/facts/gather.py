@@ -94,7 +94,9 @@ def gather_facts(
         idle_arrays=idle_arrays,
         cores=cores,
         fruitless_rounds=_count_fruitless(trials),
-        most_trials=sum(node.trials for round_ in rounds[:1] for node in round_.nodes),
+        most_trials=max(
+            sum(node.trials for round_ in rounds[:1] for node in round_.nodes), run.most_trials
+        ),
         ready_seconds=ready_seconds(run, trials, stages),
         pace=pace(run, trials, unpublished, in_work),
         waits=idle.waits,

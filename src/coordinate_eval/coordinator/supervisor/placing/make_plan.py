@@ -4,7 +4,9 @@
 supervisor that is killed here, or two at the same time, leave one plan. `planned.json` comes last.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster
@@ -50,13 +52,14 @@ def make_plan(run_dir: RunDir, run: Run, cluster: Cluster, others: OtherRuns | N
     }
     run = run.model_copy(update={"limits": cluster.limits()})  # they may have changed
     nodes: Sequence[NodeCapacity] = ()
+    most_trials = 0
     if not run_dir.plan.exists():
         others = others or OtherRuns(run_dir, run, cluster)
         made = _new_plan(run_dir, run, cluster, others, built)
-        nodes = made.capacity.nodes
+        nodes, most_trials = made.capacity.nodes, made.run.most_trials
         _files.create(run_dir.plan, made.plan.model_dump_json(by_alias=True, indent=1) + "\n")
     plan = _files.read_record(run_dir.plan, PlanFile)
-    planned = with_plan(run, plan, built)
+    planned = with_plan(run, plan, built).model_copy(update={"most_trials": most_trials})
     round_ = first_round(planned, plan, nodes)
     _files.create(run_dir.round(0), round_.model_dump_json(by_alias=True, indent=1) + "\n")
     write_planned(run_dir, planned)
@@ -93,8 +96,30 @@ def _new_plan(
     if reviewed is not None and kept != nodes:
         raise NoRoom("your other runs leave too little of your limits for the reviewed plan")
     made = prepare(run, offer, (kept, gpus), built, reviewed)
+    if reviewed is None and may_queue(run, cluster):
+        most = _most_trials(run, offer, made, built)
+        made = replace(made, run=made.run.model_copy(update={"most_trials": most}))
     others.take(made.run, 0, made.round.nodes)
     return made
+
+
+def _most_trials(
+    run: Run, offer: Offer, made: Prepared, built: Mapping[str, DatasetRequests]
+) -> int:
+    """Return the trials of a run that may wait for more GPUs than are free; 0 if it needs no more.
+
+    A run that takes whatever is free, and less than one that finds nothing and stands in the
+    queue, may have as many trials as that one later.
+    """
+    free = sum(node.trials for node in made.capacity.nodes)
+    if len(made.plan.trials) < free:
+        return 0
+    with contextlib.suppress(UserError):  # what there is most of suits this model less
+        nodes, gpus = queued_nodes(run, offer)
+        alike = (nodes[0].gpu_type, gpus) == (made.run.gpu_type, made.run.tensor_parallel)
+        if alike and nodes[0].trials > free:
+            return len(prepare(run, offer, (nodes, gpus), built).plan.trials)
+    return 0
 
 
 def may_queue(run: Run, cluster: Cluster) -> bool:
