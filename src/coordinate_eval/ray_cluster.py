@@ -106,8 +106,9 @@ class RayCluster:
             ClusterError: Ray does not start, or not as privately as it should.
         """
         self._gpus, self._gpu_type, self._gpu_memory_gib = _gpus(self._settings)
-        # One more for a scoring job, which mostly waits: metric jobs must not wait for its core.
-        cores = 1 + (self._settings.cpus or os.cpu_count() or 1)
+        # Two more for a scoring job and the judge's job, which mostly wait: no job that computes
+        # must wait for their cores.
+        cores = 2 + (self._settings.cpus or os.cpu_count() or 1)
         self._ray: Any = start(cores, self._gpus)
         self._start: Any = self._ray.remote(max_retries=0)(_run)
         return self
@@ -197,16 +198,7 @@ class RayCluster:
             self._ray.wait(handles, num_returns=len(handles), timeout=0) if handles else ([], [])
         )
         gone = set(ended)
-        return [
-            TaskStatus(
-                name=t.job.name,
-                job_id=t.job_id,
-                index=t.index,
-                state=_state(t, t.handle in gone),
-                node=NODE,
-            )
-            for t in mine
-        ]
+        return [_status(task, ended=task.handle in gone) for task in mine]
 
     def cancel(self, job_ids: list[str]) -> None:
         """End the processes of these tasks."""
@@ -256,11 +248,18 @@ def _available_gib() -> float:
     return 0.0
 
 
-def _state(task: _Task, ended: bool) -> State:
-    if ended:
-        return State.ENDED
+def _status(task: _Task, *, ended: bool) -> TaskStatus:
     # A task first opens its log, so the log shows that it has started.
-    return State.RUNNING if task.log.exists() else State.PENDING
+    state = State.RUNNING if task.log.exists() else State.PENDING
+    return TaskStatus(
+        name=task.job.name,
+        job_id=task.job_id,
+        index=task.index,
+        state=State.ENDED if ended else state,
+        # Ray starts it when a task before it gives its GPUs or cores back.
+        in_turn=state is State.PENDING,
+        node=NODE,
+    )
 
 
 def _gpus(settings: RaySettings) -> tuple[int, str, float]:

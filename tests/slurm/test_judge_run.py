@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -14,13 +13,9 @@ from coordinate_eval.coordinator.workers.judging.judge_run import JudgeRun
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Answer, Question, QuestionKind
 from tests.dev_cluster import DevCluster
-from tests.runs import TASKS, Pause, Workspace, begun, kill, processes, results, scores, until
+from tests.own_judge import TEMPLATE, judged_suite, own_judge
+from tests.runs import Pause, Workspace, begun, kill, processes, results, scores, until
 from tests.tiny import tiny_model
-
-TEMPLATE = (
-    "{% for message in messages %}<|turn|>{{ message.role }}: {{ message.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<|turn|>assistant:{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +25,7 @@ def workspace(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def judge(workspace: Workspace) -> Path:
-    """A checkpoint with a chat template."""
-    folder = workspace.folder / "a judge"
-    shutil.copytree(tiny_model(), folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return own_judge(workspace)
 
 
 @pytest.fixture(scope="module")
@@ -114,31 +105,6 @@ def test_a_judge_that_has_changed_is_refused(
     (changed / "chat_template.jinja").write_text(TEMPLATE + " ")
     with pytest.raises(UserError, match="has changed since this run began"):
         asked.start()
-
-
-RUBRIC = """\
-prompts:
-  rating:
-  - {role: system, content: Rate the answer.}
-  - {role: user, content: "{{ question }} {{ answer }}"}
-patterns: '(\\d+)'
-scale: [0, 100]
-"""
-
-
-def judged_suite(workspace: Workspace) -> Path:
-    """A dataset that a judge rates, and one that it does not."""
-    (workspace.folder / "rating.yaml").write_text(RUBRIC)
-    suite = {
-        "include_path": [str(TASKS)],
-        "datasets": [
-            {"name": "judged", "task": "tiny_sums", "rubric": "rating.yaml"},
-            {"name": "tiny_cloze", "task": "tiny_cloze"},
-        ],
-    }
-    path = workspace.folder / "judged.yaml"
-    path.write_text(yaml.safe_dump(suite))
-    return path
 
 
 def submit(workspace: Workspace, name: str, judge: Path, pause: Pause) -> Path:

@@ -64,17 +64,6 @@ def rated(folder: Path) -> Path:
     return suite
 
 
-def test_it_needs_a_cluster_with_jobs(tmp_path: Path, chat: Path) -> None:
-    done = Workspace(tmp_path).call(
-        "run", tiny_model(), "--suite", rated(tmp_path), "--cluster", "ray", status=2,
-        COORDINATE_EVAL_JUDGE_CHECKPOINT=str(chat),
-    )  # fmt: skip
-    assert "give a server of it, with --judge-url and --judge-model" in " ".join(
-        done.stderr.split()
-    )
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_dry_run_shows_what_its_run_comes_to(tmp_path: Path, chat: Path) -> None:
     done = Workspace(tmp_path).call(
         "run", tiny_model(), "--suite", rated(tmp_path), "--cluster", CLUSTER, "--dry-run",

@@ -1,5 +1,6 @@
 """Runs whose trials stand in the scheduler's queue, and start where GPUs become free."""
 
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -154,6 +155,15 @@ def test_its_trials_are_pinned_nowhere_and_have_room_for_the_weights() -> None:
     assert submits(decide(RUN, DIR, known)) == [TRIALS]
     assert (trials.node, trials.count, trials.gpu_type) == (None, 2, "h200")
     assert trials.memory_mib >= pinned.memory_mib + jobs.keeper_gib(RUN) * 1024 - 1
+
+
+def test_on_this_machine_pinned_trials_wait_for_their_turn_too() -> None:
+    pinned = jobs.trials_name(RUN, 0, "n1")
+    waits = [t.model_copy(update={"in_turn": True}) for t in tasks(pinned, State.PENDING)]
+    elsewhere = facts(submitted=submitted(pinned, when=-1e6), tasks=waits)
+    assert [a for a in decide(RUN, DIR, elsewhere) if isinstance(a, Cancel)]
+    here = replace(elsewhere, cores=2)
+    assert not [a for a in decide(RUN, DIR, here) if isinstance(a, Cancel)]
 
 
 def test_it_stands_in_the_queue_for_as_long_as_it_waits_for_its_turn() -> None:

@@ -8,24 +8,22 @@ with the lower epoch leaves.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Cluster, End, State, TaskStatus
+from coordinate_eval.cluster import Busy, Cluster, Node, State, TaskStatus
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claiming.claims import OF_DATASETS, Ledger, LedgerName
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.work import all_spans
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.own import check_there, is_removed, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted, read_run
-from coordinate_eval.coordinator.run.troubles.ends import cause_of
-from coordinate_eval.coordinator.run.troubles.memory import lighter_load
 from coordinate_eval.coordinator.run.troubles.trouble import write_trouble
 from coordinate_eval.coordinator.supervisor import ending
 from coordinate_eval.coordinator.supervisor.decide import decide
@@ -50,6 +48,7 @@ from coordinate_eval.coordinator.supervisor.pace import Pace
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.search import Search
 from coordinate_eval.coordinator.supervisor.refused import refuse
+from coordinate_eval.coordinator.supervisor.revoking import revoke
 from coordinate_eval.coordinator.supervisor.submitting import FIRST_PAUSE_SECONDS, Submitter
 from coordinate_eval.errors import (
     ClusterError,
@@ -64,6 +63,9 @@ from coordinate_eval.errors import (
 MAX_BACKOFF_SECONDS = 60.0
 """Longest wait between polls of a scheduler that does not answer."""
 
+MAX_FAULTS = 20
+"""Errors in a row, of files or in the scheduler's answers, after which the supervisor gives up."""
+
 HANDOVER_SECONDS = 1800.0
 """Time before its own time limit at which a supervisor submits its successor, at most.
 
@@ -72,20 +74,6 @@ It is a quarter of a short limit. If the controller is silent for as long, the r
 
 LOCAL_POLL_SECONDS = 0.2
 """Longest time between polls of a cluster on this machine, where a poll costs nothing."""
-
-MAX_FAULTS = 20
-"""Errors in a row, of files or in the scheduler's answers, after which the supervisor gives up."""
-
-
-_LEFT: Mapping[LedgerName, str] = {
-    "outputs": "responses of",
-    "answers": "answers to questions of",
-    "questions": "questions of",
-    "requests": "the prompts of",
-    "results": "the scores of",
-    "estimates": "the first signal of",
-}
-"""What a job that dies leaves undone, by ledger."""
 
 
 class Superseded(Exception):
@@ -103,6 +91,9 @@ class Supervisor:
         tell: called with the facts after each poll and an empty string, or with None and an event
             for the user. When only keepers are left, it is called with the facts and "drain".
         note: called with each step that is taken, in words for a log.
+        beside: called after each step, to look after something else.
+        nodes: what the run is planned on, though it may have to wait for the GPUs; if None, what is
+            free.
     """
 
     def __init__(
@@ -114,6 +105,8 @@ class Supervisor:
         strict: bool = False,
         tell: Callable[[Facts | None, str], None] = lambda facts, event: None,
         note: Callable[[str], None] = lambda step: None,
+        beside: Callable[[], object] = lambda: None,
+        nodes: tuple[list[Node], list[Busy]] | None = None,
     ) -> None:
         self._dir = run_dir
         self._run = read_run(run_dir)
@@ -127,7 +120,8 @@ class Supervisor:
         self._estimated: frozenset[str] = frozenset()
         self._silence = Silence(run_dir)
         self._diagnoser = Diagnoser(run_dir, self._run.settings, lambda event: tell(None, event))
-        self._others = OtherRuns(run_dir, self._run, cluster)
+        self._beside = beside
+        self._others = OtherRuns(run_dir, self._run, cluster, nodes)
         self._submitter = Submitter(
             run_dir,
             cluster,
@@ -136,10 +130,12 @@ class Supervisor:
             tell=lambda event: tell(None, event),
             note=note,
         )
+        self.results: dict[str, Any] | None = None
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
         self._pace = Pace(cluster, jobs.prefix(self._run), self._poll_seconds)
+        self._faults = self._silences = 0
         self._search = Search(
             run_dir,
             cluster,
@@ -159,6 +155,21 @@ class Supervisor:
         Raises:
             CoordinateError, OSError: it cannot go on, or the run was removed.
         """
+        try:
+            self.begin()
+            while not self.step():
+                self._beside()
+                watch = not (self._faults or self._silences)
+                if self._wait(self.pause_seconds, watch=watch):
+                    self._pace.at_once()
+            if self.results is not None:
+                self._drain()
+        except Superseded:
+            return None
+        return self.results
+
+    def begin(self) -> None:
+        """Make ready for the first step."""
         for dataset in self._run.suite.datasets:
             # The cause of an earlier error may be gone: a full disk, a missing package.
             self._dir.requests_error(dataset.name).unlink(missing_ok=True)
@@ -169,64 +180,85 @@ class Supervisor:
             self._refuse()
         else:
             self._link_found()
-        try:
-            return self._loop()
-        except Superseded:
-            return None
 
     def leave_soon(self) -> None:
         """Hand over to a successor as soon as possible. A signal handler may call this."""
         self._handover = 0.0
 
-    def _loop(self) -> dict[str, Any] | None:
-        faults = silences = 0
-        while True:
-            try:
-                check_there(self._dir)
-                self._check_epoch()
-                leaves = time.time() > self._handover
-                if leaves:
-                    self._pace.at_once()
-                tasks = self._pace.tasks()
-                goes_on = False
-                if tasks is not None:
-                    if leaves:
-                        left = self._hand_over(tasks)
-                        if isinstance(left, Finish):
-                            return self._finish(left, self._facts(tasks))
-                        if left:
-                            return None
-                    facts, actions = self._decide(tasks)
-                    for action in actions:
-                        found = self._act(action, facts)
-                        if isinstance(found, Finish):
-                            return self._finish(found, facts)
-                        goes_on = goes_on or found
-                    self._show_first_signal()
-                faults = silences = 0
-                if goes_on:
-                    self._pace.at_once()
-                    continue
-            except (ClusterError, OSError, RecordError, UserError) as error:
-                if is_removed(self._dir):
-                    self._drain()
-                    check_there(self._dir)
-                if isinstance(error, SubmitRefused | UserError) and self._strict:
-                    raise
-                # Wait for a silent scheduler for ever, but not for errors that may not pass.
-                silent = isinstance(error, ClusterSilent)
-                faults, silences = faults + (not silent), silences + silent
-                if faults > MAX_FAULTS:
-                    raise
-                self._tell(None, _describe(error))
-                self._pace.at_once()
-            failures = faults + silences
-            seconds = self._poll_seconds
-            if failures:
-                seconds = min(MAX_BACKOFF_SECONDS, seconds * 2 ** min(failures, 16))
-                seconds *= self._pace.slower
-            if self._wait(seconds, watch=not failures):
-                self._pace.at_once()
+    def step(self) -> bool:
+        """Poll, decide and act until the next poll can wait: for `pause_seconds`.
+
+        Return whether this supervision is over. `results` has the results then, if the run is.
+
+        Raises:
+            Superseded: a later supervisor has taken over.
+            CoordinateError, OSError: it cannot go on, or the run was removed.
+        """
+        try:
+            while True:
+                ended = self._look()
+                if ended is not None:
+                    return ended
+        except (ClusterError, OSError, RecordError, UserError) as error:
+            self._bear(error)
+        return False
+
+    def _look(self) -> bool | None:
+        """Poll once. Return whether supervision is over; None if the next poll is due at once."""
+        check_there(self._dir)
+        self._check_epoch()
+        leaves = time.time() > self._handover
+        if leaves:
+            self._pace.at_once()
+        tasks = self._pace.tasks()
+        goes_on = False
+        if tasks is not None:
+            if leaves:
+                left = self._hand_over(tasks)
+                if isinstance(left, Finish):
+                    return self._finish(left, self._facts(tasks))
+                if left:
+                    return True
+            facts, actions = self._decide(tasks)
+            for action in actions:
+                found = self._act(action, facts)
+                if isinstance(found, Finish):
+                    return self._finish(found, facts)
+                goes_on = goes_on or found
+            self._show_first_signal()
+        self._faults = self._silences = 0
+        if goes_on:
+            self._pace.at_once()
+            return None
+        return False
+
+    def _bear(self, error: Exception) -> None:
+        """Say what went wrong, and try again later.
+
+        Raises:
+            CoordinateError, OSError: the run was removed, or another try would not help.
+        """
+        if is_removed(self._dir):
+            self._drain()
+            check_there(self._dir)
+        if isinstance(error, SubmitRefused | UserError) and self._strict:
+            raise error
+        # Wait for a silent scheduler for ever, but not for errors that may not pass.
+        silent = isinstance(error, ClusterSilent)
+        self._faults, self._silences = self._faults + (not silent), self._silences + silent
+        if self._faults > MAX_FAULTS:
+            raise error
+        self._tell(None, _describe(error))
+        self._pace.at_once()
+
+    @property
+    def pause_seconds(self) -> float:
+        """Return the seconds until the next step: ever more after errors."""
+        failures = self._faults + self._silences
+        if not failures:
+            return self._poll_seconds
+        doubled = self._poll_seconds * 2.0 ** min(failures, 16)
+        return self._pace.slower * min(MAX_BACKOFF_SECONDS, doubled)
 
     def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
         """Gather facts and decide. Look again before an action that follows from missing files."""
@@ -271,17 +303,7 @@ class Supervisor:
             self._diagnoser.diagnose(action.failures)
             return True
         elif isinstance(action, Revoke):
-            span, attempt, claim = action.claim
-            what = f"{_LEFT[action.ledger]} {span.dataset}"
-            if action.ledger not in OF_DATASETS:
-                what += f" (items {span.stem})"
-            known = action.end not in (End.UNKNOWN, End.FAILED, End.COMPLETED)
-            ended = f"ended ({action.end})" if known else "ended"
-            self._tell(None, f"{claim.owner} {ended} without finishing {what}; another one will")
-            cause = cause_of(action.end)
-            if action.ledger == "outputs" and action.end is End.OUT_OF_MEMORY:
-                cause = "lost" if lighter_load(self._dir, self._run).can_shrink else "died"
-            Ledger(self._dir, action.ledger).revoke(span, attempt, cause, action.end)
+            self._tell(None, revoke(self._dir, self._run, action))
         elif isinstance(action, Release):
             _files.write(self._dir.released(action.round, action.node), "")
         return False
@@ -324,11 +346,11 @@ class Supervisor:
         self._refuse()
         return True
 
-    def _finish(self, action: Finish, facts: Facts) -> dict[str, Any]:
-        """Release all nodes, write the results, and wait until every job has ended."""
+    def _finish(self, action: Finish, facts: Facts) -> bool:
+        """Release all nodes and write the results. Return True: supervision is over."""
         self._show_first_signal()
         ending.release_nodes(self._dir)
-        results = ending.write_results(
+        self.results = ending.write_results(
             self._dir, self._run, self._cluster, action.why, partial(self._tell, None)
         )
         self._note(action.why or "every dataset is scored")
@@ -336,8 +358,7 @@ class Supervisor:
         ending.learn(self._dir, self._run, partial(self._tell, None))
         self._others.leave()
         self._tell(facts, "drain")
-        self._drain()
-        return results
+        return True
 
     def _drain(self) -> None:
         ending.drain(self._run, self._cluster, self._poll_seconds, self._check_epoch)

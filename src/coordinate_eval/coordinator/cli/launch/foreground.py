@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.status import Status
@@ -139,14 +139,11 @@ def supervise(
     run_dir: RunDir, run: Run, cluster: Cluster, *, as_json: bool, strict: bool = False
 ) -> int:
     """Supervise in the foreground; return the exit status."""
-    # A command that only submits does without it, and returns sooner.
-    from coordinate_eval.coordinator.supervisor.loop import Supervisor
-
     console = output.console(stderr=True)
     console.print(f"run {run.id}: {run_dir.root}", markup=False, highlight=False, soft_wrap=True)
     try:
         with Display(run_dir, run, console) as display:
-            results = Supervisor(run_dir, cluster, strict=strict, tell=display.tell).run()
+            results = _supervise(run_dir, run, cluster, display, strict=strict)
     except KeyboardInterrupt:
         say("\ninterrupted: the run has no supervisor now")
         say(_what_goes_on(run_dir, run, cluster).removesuffix("\n"))
@@ -160,6 +157,25 @@ def supervise(
     if problem := write_report(run_dir, results):
         say(problem)
     return show_results(run_dir, as_json=as_json)
+
+
+def _supervise(
+    run_dir: RunDir, run: Run, cluster: Cluster, display: Display, *, strict: bool
+) -> dict[str, Any] | None:
+    """Supervise a run and, where nobody else can, that of its judge. Return the run's results."""
+    # A command that only submits does without them, and returns sooner.
+    from coordinate_eval.coordinator.supervisor.judge_runs import JudgeRuns
+    from coordinate_eval.coordinator.supervisor.loop import Supervisor
+
+    if not (cluster.local and run.settings.judge.checkpoint):
+        return Supervisor(run_dir, cluster, strict=strict, tell=display.tell).run()
+    judge_runs = JudgeRuns(run_dir, cluster, lambda event: display.tell(None, event))
+    results = Supervisor(
+        run_dir, cluster, strict=strict, tell=display.tell, beside=judge_runs.step
+    ).run()
+    while results and results["complete"] and judge_runs.step():
+        time.sleep(0.2)  # its answers are there, and its own results soon
+    return results
 
 
 def show_results(run_dir: RunDir, *, as_json: bool) -> int:

@@ -81,11 +81,6 @@ def start_run(
             _say_what_is_kept(found_run, settings, root)
         return resume_run(RunDir(root), settings, wait=wait, as_json=as_json, asked_again=True)
     judge.check(settings.judge, inputs.suite, os.environ)
-    if chosen.local and judge.is_checkpoint(settings.judge, inputs.suite):
-        raise UserError(
-            f"a judge that is a checkpoint is run by jobs of its own, which cluster {chosen.name} "
-            "has not: give a server of it, with --judge-url and --judge-model"
-        )
     _check_folders(settings, root)
     _say_where_tasks_look(inputs)
     with working_in(""), chosen as cluster:

@@ -78,7 +78,9 @@ def _trials(run: Run, facts: Facts, key: NodeKey, trials: str) -> list[Action]:
     if facts.now - facts.submitted[trials].time > facts.ready_seconds and pays_no_more(run, facts):
         pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
         return _cancel(facts, pending, "those that run will have begun all shards before it starts")
-    return _cancel_late(run, facts, trials, patient=key[1] == ANY_NODE)
+    # No other node is free sooner than this machine.
+    here = facts.cores is not None
+    return _cancel_late(run, facts, trials, patient=here or key[1] == ANY_NODE)
 
 
 def _nearly_staged(run: Run, facts: Facts, key: NodeKey) -> bool:

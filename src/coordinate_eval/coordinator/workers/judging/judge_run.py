@@ -75,21 +75,26 @@ class JudgeRun:
         return self._dir.root
 
     def start(self) -> None:
-        """Create the run, and submit its supervisor unless it has one. Go on with a stopped one.
+        """Create the run, and see to its supervisor unless it has one. Go on with a stopped one.
+
+        Where jobs belong to the process that supervises the run that asks, this is its supervisor.
 
         Raises:
             UserError: the judge's checkpoint has changed, or cannot be used.
             ClusterError: the scheduler refuses the supervisor, or is silent.
         """
         settings = settings_of_judge(self._asking.settings)
-        with clusters.by_name(self._asking.cluster, settings) as cluster:
-            run = read_run_if_there(self._dir)
-            if run is None:
-                run = self._create(settings)
-            if is_complete(self._dir):
-                return
+        run = read_run_if_there(self._dir) or self._create(settings)
+        if is_complete(self._dir):
+            return
+        over = has_ended_incomplete(self._dir)
+        cluster = clusters.by_name(self._asking.cluster, settings)
+        if cluster.local:
+            if over:
+                resumes.note(self._dir, by_hand=True)
+            return
+        with cluster:
             tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
-            over = has_ended_incomplete(self._dir)
             if over or not is_supervised(self._dir, run, tasks):
                 if over:
                     resumes.note(self._dir, by_hand=True)

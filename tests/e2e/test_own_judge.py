@@ -1,0 +1,107 @@
+"""A checkpoint that judges, on one machine: in the same Ray, with the same protections."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.own_judge import judged_suite, own_judge
+from tests.runs import (
+    PATIENCE_SECONDS,
+    TASKS,
+    Workspace,
+    command,
+    processes,
+    published,
+    results,
+    scores,
+    times_answered,
+    until,
+)
+from tests.tiny import tiny_model
+
+JOBS = ("_keep", "_trial", "_judge", "_build", "_score")
+
+
+@pytest.fixture(scope="module")
+def expected(user: Workspace) -> dict[str, Any]:
+    """The scores of an undisturbed run."""
+    run = user.folder / "judged undisturbed"
+    user.call(*asked(user, run), status=0, **judged_by(user))
+    inner = judge_run(run)
+    assert scores(inner)
+    assert results(run)["judge"]["judged"]["model"] == "a judge"
+    assert results(run)["ledger"]["judge"]["gpu_seconds"] > 0
+    nothing_is_left(user, run)
+    return scores(run)
+
+
+def asked(user: Workspace, run: Path) -> tuple[object, ...]:
+    return "run", tiny_model(), "--suite", judged_suite(user), "--run-dir", run
+
+
+def judged_by(user: Workspace, **engine_args: object) -> dict[str, str]:
+    return {
+        "COORDINATE_EVAL_JUDGE_CHECKPOINT": str(own_judge(user)),
+        "COORDINATE_EVAL_JUDGE_ENGINE_ARGS": json.dumps(engine_args),
+    }
+
+
+def judge_run(run: Path) -> Path:
+    (inner,) = run.glob("judge/*/run")
+    return inner
+
+
+def nothing_is_left(user: Workspace, run: Path) -> None:
+    """No process of the run or of its judge's, and nothing in the memory of the node."""
+
+    def jobs() -> list[int]:
+        runs = (run, judge_run(run))
+        return [pid for each in runs for job in JOBS for pid in processes(job, str(each))]
+
+    until(lambda: not jobs(), "an end of its jobs")
+    until(lambda: not list(user.memory.iterdir()), "an empty memory")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_judge_is_interrupted_with_the_run_that_asks_and_goes_on_with_it(
+    user: Workspace, expected: dict[str, Any], how: signal.Signals
+) -> None:
+    for folder in (user.folder / "cache").glob("judged-*"):
+        shutil.rmtree(folder)  # it has answered nothing yet
+    run, pause = user.folder / f"judged {how.name}", user.pause(f"judged {how.name}")
+    judged = judged_by(user, **pause.engine_args)
+    # In a group of its own, all of which hears of Ctrl-C, as at a terminal.
+    driver = subprocess.Popen(
+        command(*asked(user, run)),
+        env=user.environ | judged,
+        cwd=TASKS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell that runs the tests in the background lets them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    until(lambda: list(run.glob("judge/*/run/outputs/*/*.part")), "answers of the judge")
+    before = published(run)
+    if how is signal.SIGINT:
+        os.killpg(driver.pid, how)
+    else:
+        driver.kill()
+    _, err = driver.communicate(timeout=PATIENCE_SECONDS)
+    assert "Traceback" not in err
+    if how is signal.SIGINT:
+        assert driver.returncode == 130, err
+        nothing_is_left(user, run)
+    pause.end()
+    user.call("resume", run)
+    assert scores(run) == expected
+    assert set(before) <= set(published(run))
+    assert scores(judge_run(run))
+    assert set(times_answered(judge_run(run)).values()) == {1}
+    nothing_is_left(user, run)
