@@ -70,7 +70,33 @@ def test_a_dry_run_shows_what_its_run_comes_to(tmp_path: Path, chat: Path) -> No
         COORDINATE_EVAL_JUDGE_CHECKPOINT=str(chat), COLUMNS="200",
     )  # fmt: skip
     assert "up to 1,319 questions to chat-7b@" in done.stdout
-    assert re.search(r"run of its own .*\n *about .* on \d+ GPU", done.stdout)
+    assert re.search(r"in a run of its own on \d+ GPUs?: it answers from about", done.stdout)
+    assert re.search(r"last score +after about", done.stdout)
+
+
+def test_a_dry_run_counts_the_judge_s_time_beside_the_plan(tmp_path: Path, chat: Path) -> None:
+    def shown(**environ: str) -> dict[str, Any]:
+        done = Workspace(tmp_path).call(
+            "run", tiny_model(), "--suite", rated(tmp_path), "--cluster", CLUSTER, "--dry-run",
+            "--json", status=0, **environ,
+        )  # fmt: skip
+        plan: dict[str, Any] = json.loads(done.stdout)
+        return plan
+
+    alone = shown()
+    own = shown(COORDINATE_EVAL_JUDGE_CHECKPOINT=str(chat))
+    server = shown(
+        COORDINATE_EVAL_JUDGE_BASE_URL="http://host/v1",
+        COORDINATE_EVAL_JUDGE_MODEL="m",
+        COORDINATE_EVAL_JUDGE_REQUESTS_PER_MINUTE="60",
+    )
+    assert "judge" not in alone
+    assert own["estimate"] == server["estimate"] == alone["estimate"]
+    assert own["judge"]["questions"] == server["judge"]["questions"] == 1319
+    assert own["judge"]["gpus"] > 0
+    assert own["judge"]["end_seconds"] > own["estimate"]["makespan_seconds"]
+    assert server["judge"]["gpus"] == 0
+    assert server["judge"]["end_seconds"] - server["judge"]["begin_seconds"] >= 1319
 
 
 def test_one_that_fits_on_no_gpu_is_refused_before_a_run_is_made(

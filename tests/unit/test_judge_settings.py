@@ -17,8 +17,8 @@ from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.layers import load
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.inputs.suites.suite import runnable
+from coordinate_eval.coordinator.planning.judge_plan import questions_to_judge
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
-from coordinate_eval.coordinator.planning.prepare import questions_to_judge
 from coordinate_eval.coordinator.report.history import read_ledger
 from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run import jobs

@@ -14,20 +14,25 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.results import collect_results, reasons
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs, resumes
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
+from coordinate_eval.coordinator.run.claiming.portions import all_portions
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     Round,
+    Run,
     StageProgress,
     Submitted,
     TrialProgress,
     read_run,
+    write_planned,
+    write_run,
 )
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.records import DatasetRequests, DatasetResults
@@ -186,6 +191,33 @@ def test_the_time_left_counts_down_while_a_dataset_is_scored(
     score(run_dir, "b")
     assert left_after(95) == pytest.approx(10)
     assert left_after(300) is None
+
+
+def test_the_time_left_has_the_judge_s_part(run_dir: RunDir) -> None:
+    judged = {"asks": ["a"], "judged": ["a"], "judge_seconds": 1000.0}
+    own = RUN.settings.model_copy(update={"judge": JudgeSettings(checkpoint="/judge")})
+    server, alone = make_run(**judged), make_run(**judged, settings=own)
+    publish(run_dir, len(SPANS))
+
+    def left(run: Run) -> float | None:
+        known = state.progress(run_dir, run, [SUPERVISOR], silent=False, requests=REQUESTS)
+        return known.left_seconds
+
+    assert left(server) == left(alone) == 1000
+    first, *others = all_portions(server)
+    _files.write(run_dir.published("answers", first), "")
+    assert left(server) == pytest.approx(1000 * len(others) / (1 + len(others)))
+    assert left(alone) == 1000  # a run gives all answers together
+    inner = RunDir(run_dir.judge_folder / "0123456789" / "run")
+    answering = make_run(score_seconds={"a": 40.0, "b": 10.0})
+    for span in SPANS:
+        _files.write(inner.published("outputs", span), "")
+    write_run(inner, answering)
+    write_planned(inner, answering)
+    assert left(alone) == 40
+    for portion in others:
+        _files.write(run_dir.published("answers", portion), "")
+    assert left(server) is left(alone) is None
 
 
 def test_a_lost_trial_does_not_run(run_dir: RunDir) -> None:

@@ -12,7 +12,6 @@ from coordinate_eval._format import plural, visible_json
 from coordinate_eval.cluster import Cluster, Job, ShownJob
 from coordinate_eval.coordinator.dry_run import page, terminal
 from coordinate_eval.coordinator.dry_run.summary import Review, review
-from coordinate_eval.coordinator.planning.judge_plan import plan_judge
 from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming import pullers
@@ -40,10 +39,10 @@ def show(
     submission is printed too, word by word.
 
     Raises:
-        UserError: The page or the scripts cannot be written, or the judge cannot be run.
+        UserError: The page or the scripts cannot be written.
     """
     shown = [cluster.shown(job) for job in planned_jobs(prepared, cluster, run_dir)]
-    found = review(prepared, offer, shown, plan_judge(prepared.run, prepared.plan, offer))
+    found = review(prepared, offer, shown)
     if scripts is not None:
         write_scripts(scripts, shown)
     if html is not None:

@@ -12,9 +12,9 @@ from coordinate_eval.coordinator.dry_run.one_job_each import (
     longest_first,
     one_job_each,
 )
-from coordinate_eval.coordinator.planning.judge_plan import tokens_of_judge
+from coordinate_eval.coordinator.planning.judge_plan import questions_to_judge, tokens_of_judge
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
-from coordinate_eval.coordinator.planning.prepare import Offer, Prepared, questions_to_judge
+from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
 from coordinate_eval.coordinator.run.records import Run
 
@@ -39,8 +39,6 @@ class Review:
     """Built datasets whose scoring may run what the model wrote."""
     unbuilt: Sequence[str]
     """Datasets whose prompts are not in the cache."""
-    judge: Plan | None
-    """About the plan of the judge's run, where a checkpoint judges."""
 
 
 class Table(NamedTuple):
@@ -51,10 +49,8 @@ class Table(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-def review(
-    prepared: Prepared, offer: Offer, shown: Sequence[ShownJob], judge: Plan | None = None
-) -> Review:
-    """Compute what a dry run shows of a plan, and of that of a judge's run."""
+def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Review:
+    """Compute what a dry run shows of a plan."""
     plan = prepared.plan
     used = {node.name for node in plan.nodes}
     staged = plan.stages[0].seconds
@@ -78,7 +74,6 @@ def review(
         jobs=shown,
         runs_text=prepared.runs_text,
         unbuilt=prepared.unbuilt,
-        judge=judge,
     )
 
 
@@ -149,14 +144,13 @@ def _judge(found: Review) -> list[tuple[str, str]]:
     asked = plain(settings.name) or "a judge"
     words = f"up to {plural(sum(counts.values()), 'question')} to {asked}{budget}, "
     words += f"about {tokens_of_judge(found.run, found.plan):,} tokens"
-    if found.judge is None:
-        return [("judge", f"{words} ({each})")]
-    gpus = sum(trial.gpus for trial in found.judge.trials)
-    took = duration(found.judge.estimate.makespan_seconds)
-    return [
-        ("judge", f"{words} ({each}), by a run of its own after the last answer:"),
-        ("", f"about {took} on {plural(gpus, 'GPU')}"),
-    ]
+    rows = [("judge", f"{words} ({each})")]
+    if (judge := found.plan.judge) is not None:
+        begin, end = duration(judge.begin_seconds), duration(judge.end_seconds)
+        where = f"in a run of its own on {plural(judge.gpus, 'GPU')}" if judge.gpus else "a server"
+        rows.append(("", f"{where}: it answers from about {begin} to {end} after the submission"))
+        rows.append(("last score", f"after about {duration(found.plan.last_score_seconds)}"))
+    return rows
 
 
 def _after_responses(found: Review) -> str:

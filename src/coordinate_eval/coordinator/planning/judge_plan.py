@@ -1,9 +1,10 @@
-"""The plan of a judge that is a checkpoint.
+"""What a judge takes, before there are questions.
 
-Its run begins when the questions are there. It gets a plan of its own then; this one tells before
-what that will be about.
+The run of a judge that is a checkpoint gets a plan of its own when they are there; this one tells
+before what that will be about.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
@@ -13,13 +14,18 @@ from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
     longest_answer,
     settings_of_judge,
 )
+from coordinate_eval.coordinator.inputs.judge import most_questions, why_not_judged
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings
+from coordinate_eval.coordinator.planning.costs import known_work
 from coordinate_eval.coordinator.planning.inputs import Inputs, new_run
-from coordinate_eval.coordinator.planning.plan import Plan
+from coordinate_eval.coordinator.planning.judging import Judging
+from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
+from coordinate_eval.coordinator.planning.plan import JudgeWork, Plan
 from coordinate_eval.coordinator.planning.prepare import (
     Offer,
     choose_nodes,
     prepare,
-    questions_to_judge,
+    queued_nodes,
 )
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import Dataset, DatasetRequests, Suite
@@ -30,27 +36,62 @@ QUESTION_TOKENS = 1000
 ANSWER_TOKENS = 400
 """Taken for a judge's answer: some sentences, and its verdict."""
 
+SERVER_TOKENS_PER_SECOND = 40.0
+"""Taken for what a server writes in answer to one question, whatever else it is asked."""
+
+
+def questions_to_judge(run: Run, plan: Plan) -> dict[str, int]:
+    """Return how many questions the judge of a planned run gets at most, by dataset."""
+    datasets = {dataset.name: dataset for dataset in run.suite.datasets}
+    items = {cost.name: cost.items for cost in plan.datasets}
+    return {name: most_questions(datasets[name], items[name]) for name in run.judged}
+
 
 def tokens_of_judge(run: Run, plan: Plan) -> int:
     """Return about how many tokens the judge of a planned run reads and writes."""
     return sum(questions_to_judge(run, plan).values()) * (QUESTION_TOKENS + ANSWER_TOKENS)
 
 
-def plan_judge(run: Run, plan: Plan, offer: Offer) -> Plan | None:
-    """Return what the run of a judge comes to on what a cluster has now; None if there is none.
+def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> Judging | None:
+    """Return what the judge of a run will take; None if there is none.
 
     Args:
-        run: the run that asks, with its plan.
-        plan: this plan.
-        offer: what the cluster has. The GPUs of the plan are free again when the judge begins.
+        run: the run that asks, without a plan.
+        offer: what the cluster has, on which a checkpoint judges too.
+        built: the indexes of the built requests.
 
     Raises:
-        NoFreeGpu: No GPU is free now.
         UserError: The judge fits on no GPU of the cluster, or its checkpoint cannot be used.
     """
-    questions = sum(questions_to_judge(run, plan).values())
-    if run.settings.judge.checkpoint is None or not questions:
+    settings = run.settings.judge
+    questions = {
+        dataset.name: most_questions(dataset, work.items)
+        for dataset in run.suite.datasets
+        if dataset.rubric is not None and not why_not_judged(dataset, settings)
+        if (work := known_work(dataset, built.get(dataset.name))) is not None
+    }
+    total = sum(questions.values())
+    if not total:
         return None
+    if settings.checkpoint is None:
+        seconds = {name: count * _server_seconds(settings) for name, count in questions.items()}
+        return Judging(JudgeWork(questions=total, gpus=0), seconds)
+    plan = _plan_of_its_run(run, offer, total)
+    gpus = sum(trial.gpus for trial in plan.trials)
+    return Judging(
+        JudgeWork(questions=total, gpus=gpus),
+        dict.fromkeys(questions, plan.estimate.makespan_seconds),
+    )
+
+
+def _server_seconds(settings: JudgeSettings) -> float:
+    """Return a server's seconds for a question, of many that it is asked."""
+    each = ANSWER_TOKENS / SERVER_TOKENS_PER_SECOND / settings.concurrency
+    return max(each, 60 / (settings.requests_per_minute or 1e9))
+
+
+def _plan_of_its_run(run: Run, offer: Offer, questions: int) -> Plan:
+    """Return the plan of a run in which a checkpoint answers so many questions."""
     inner = judge_run(run, questions)
     rubrics = [dataset.rubric for dataset in run.suite.datasets if dataset.rubric is not None]
     longest = min(longest_answer(inner.max_length), max(rubric.max_tokens for rubric in rubrics))
@@ -67,7 +108,11 @@ def plan_judge(run: Run, plan: Plan, offer: Offer) -> Plan | None:
         runs_text="",
         offsets=[],
     )
-    return prepare(inner, offer, choose_nodes(inner, offer), {DATASET: index}).plan
+    try:
+        chosen = choose_nodes(inner, offer)
+    except NoFreeGpu:
+        chosen = queued_nodes(inner, offer)
+    return prepare(inner, offer, chosen, {DATASET: index}).plan
 
 
 def judge_run(run: Run, questions: int) -> Run:

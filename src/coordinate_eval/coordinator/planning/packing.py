@@ -9,7 +9,7 @@ and Loss Functions", 1959). A cut costs its overhead, so the overhead limits the
 There are several layers because a trial that runs dry takes over whole shards of other trials, and
 because metrics need their first responses early.
 
-Datasets with a long item, a long metric or a long scoring behind them come first.
+Datasets with a long item, a long metric, a judge or a long scoring behind them come first.
 """
 
 import heapq
@@ -102,9 +102,9 @@ class _Flow:
     """Seconds by which tails differ that count as equal."""
 
     def tail(self, cost: Cost) -> float:
-        """Return the seconds after a dataset's GPU work: longest item, metric, then scoring."""
+        """Return the seconds after a dataset's GPU work: longest item, metric, judge, scoring."""
         metric = cost.metric_cpu_seconds / self.metric_cpus
-        return cost.floor_seconds + metric + cost.score_seconds
+        return cost.floor_seconds + metric + cost.score_seconds + cost.judge_seconds
 
     def rank(self, cost: Cost) -> tuple[float, float, float, float]:
         """Return a sort key that puts first what should begin first.
@@ -128,7 +128,7 @@ class _Flow:
         own = seconds(cost, piece.start, piece.stop)
         metric = cost.metric_cpu_seconds * (piece.stop - piece.start) / cost.items
         follows = max(0.0, cost.floor_seconds - own) + metric / self.metric_cpus
-        follows += cost.score_seconds
+        follows += cost.score_seconds + cost.judge_seconds
         return (-self.density(metric, own), -(follows // self.alike), -cost.spread * own)
 
     def density(self, metric: float, own: float) -> float:

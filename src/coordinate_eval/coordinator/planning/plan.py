@@ -24,6 +24,13 @@ class Cost(Record):
         description="of scoring, after all responses and metrics; splitting does not shorten it",
         exclude_if=lambda seconds: seconds == 0,
     )
+    judge_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        le=1e9,
+        description="of a judge, after the responses that it rates; no makespan counts them",
+        exclude_if=lambda seconds: seconds == 0,
+    )
     splittable: bool = True
     spread: float = Field(
         default=0.0,
@@ -139,6 +146,22 @@ class Estimate(Record):
     gpu_hours: float
 
 
+class JudgeWork(Record):
+    """What a judge is asked about a plan's responses, and with what it answers."""
+
+    questions: int = Field(ge=0, description="at most")
+    gpus: int = Field(ge=0, description="of its own run; 0 for a server")
+
+
+class PlanJudge(JudgeWork):
+    """When a judge answers; see `judging`. It is no part of the plan, and of no makespan."""
+
+    begin_seconds: float = Field(ge=0, description="from the submission")
+    end_seconds: float = Field(
+        ge=0, description="when its last answer is there, and scored; 0 is the submission"
+    )
+
+
 class Size(Record):
     """The estimate of a plan on another number of GPUs."""
 
@@ -170,6 +193,11 @@ class Plan(Record):
         exclude_if=lambda jobs: not jobs,
     )
     estimate: Estimate
+    judge: PlanJudge | None = Field(
+        default=None,
+        description="what a judge adds; absent where none is asked",
+        exclude_if=lambda judge: judge is None,
+    )
     estimated: bool = Field(
         default=False,
         description="items and tokens of some datasets are the catalogue's: --estimate",
@@ -186,6 +214,12 @@ class Plan(Record):
     def ready_seconds(self) -> float:
         """Return the seconds from the submission until the last engine answers."""
         return max((t.start_seconds + t.setup_seconds for t in self.trials), default=0.0)
+
+    @property
+    def last_score_seconds(self) -> float:
+        """Seconds from the submission to the last score, the judge's included."""
+        judged = self.judge.end_seconds if self.judge else 0.0
+        return max(self.estimate.makespan_seconds, judged)
 
     @property
     def floor_seconds(self) -> dict[str, float]:

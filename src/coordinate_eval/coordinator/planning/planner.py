@@ -10,17 +10,20 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from coordinate_eval.coordinator.planning import packing, signal_slices
+from coordinate_eval.coordinator.planning.judging import judged
 from coordinate_eval.coordinator.planning.lower_bound import lower_bound
 from coordinate_eval.coordinator.planning.packing import LONG, LONG_SCORING, Piece, Way
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
     Estimate,
+    JudgeWork,
     MetricJob,
     NodeCapacity,
     Plan,
     PlanCheckpoint,
     PlanEngine,
+    PlanJudge,
     PlanNode,
     PlanSuite,
     PlanTrial,
@@ -61,6 +64,13 @@ class _Dealt(NamedTuple):
     metric_jobs: list[MetricJob]
     score_jobs: list[ScoreJob]
     outcome: Estimate
+    judge: PlanJudge | None
+
+    @property
+    def last_score(self) -> float:
+        """The second of the last score, the judge's included."""
+        judged = self.judge.end_seconds if self.judge else 0.0
+        return max(self.outcome.makespan_seconds, judged)
 
 
 def make(
@@ -71,11 +81,14 @@ def make(
     capacity: Capacity,
     *,
     first_signal: bool = False,
+    judge: JudgeWork | None = None,
+    spare_gpus: int = 0,
 ) -> Plan:
     """Plan the evaluation of one checkpoint on this capacity.
 
     With `first_signal`, trials begin with a slice of every dataset (see `signal_slices`), where
-    that keeps the makespan within `SIGNAL_PRICE`.
+    that keeps the makespan within `SIGNAL_PRICE`. What a `judge` is asked about comes as early as
+    the last score wants it; a judge's own run may use `spare_gpus` beside this capacity.
 
     Raises:
         UserError: There is nothing to run, or no node to run it on.
@@ -88,9 +101,9 @@ def make(
     slots = _slots(capacity)
     ready = staged + capacity.engine_start_seconds
     bound = lower_bound(costs, ready, len(slots), capacity.metric_cpus)
-    best = _best(costs, capacity, slots, staged, bound, [[] for _ in slots])
+    best = _best(costs, capacity, slots, staged, bound, [[] for _ in slots], judge, spare_gpus)
     if first_signal:
-        best = _with_signal(costs, capacity, slots, staged, bound, best)
+        best = _with_signal(costs, capacity, slots, staged, bound, best, judge, spare_gpus)
     outcome = best.outcome
     # A plan may reach the bound exactly, and sums of floats differ with their order.
     least = min(bound, outcome.makespan_seconds)
@@ -108,6 +121,7 @@ def make(
         trials=best.trials,
         metric_jobs=best.metric_jobs,
         score_jobs=best.score_jobs,
+        judge=best.judge,
         estimate=outcome,
     )
 
@@ -203,10 +217,12 @@ def _best(
     staged: float,
     bound: float,
     first: list[list[Piece]],
+    judge: JudgeWork | None,
+    spare_gpus: int,
 ) -> _Dealt:
-    """Deal in several ways and return the one with the shortest makespan.
+    """Deal in several ways and return the one whose last score comes first.
 
-    Trials run the slices in `first` first. Among equal makespans the way tried first wins.
+    Trials run the slices in `first` first. Among equal ones the way tried first wins.
     """
     ready = [
         staged
@@ -224,21 +240,27 @@ def _best(
         least = math.inf
         for kept in kept_for_scores:
             jobs = metric_jobs(costs, trials, capacity.metric_cpus - kept, bound)
-            outcome = simulate(costs, trials, jobs, scores, capacity.metric_cpus).estimate(bound)
-            found.append(_Dealt(trials, jobs, scores, outcome))
+            timeline = simulate(costs, trials, jobs, scores, capacity.metric_cpus)
+            outcome, spare = timeline.estimate(bound), len(slots) - len(trials)
+            free = spare_gpus + spare * capacity.gpus_per_trial
+            rated = judged(judge, costs, timeline, free) if judge else None
+            found.append(_Dealt(trials, jobs, scores, outcome, rated))
             least = min(least, outcome.makespan_seconds)
             if least <= GOOD_ENOUGH * bound:
                 break
         return least
 
-    for way in _ways(costs, len(slots), capacity.metric_cpus):
-        queues = packing.deal(costs, pieces, ready, capacity.metric_cpus, way)
-        if consider(queues) <= GOOD_ENOUGH * bound:
-            break
-    # Always try whole datasets too, in the best order and in the plain one: no plan is worse.
-    consider(packing.deal(costs, pieces, ready, capacity.metric_cpus, Way.WHOLE))
+    # A judge may need GPUs that are free late, whatever comes first: it may have no say in that.
+    unjudged = [cost.model_copy(update={"judge_seconds": 0.0}) for cost in costs]
+    for each in (costs, unjudged) if judge else (costs,):
+        for way in _ways(each, len(slots), capacity.metric_cpus):
+            queues = packing.deal(each, pieces, ready, capacity.metric_cpus, way)
+            if consider(queues) <= GOOD_ENOUGH * bound:
+                break
+        # Always try whole datasets too, in the best order and in the plain one: no plan is worse.
+        consider(packing.deal(each, pieces, ready, capacity.metric_cpus, Way.WHOLE))
     consider(packing.deal_round_robin(costs, pieces, len(slots)))
-    return min(found, key=lambda f: f.outcome.makespan_seconds)
+    return min(found, key=lambda f: (f.last_score, f.outcome.makespan_seconds))
 
 
 def _with_signal(
@@ -248,6 +270,8 @@ def _with_signal(
     staged: float,
     bound: float,
     without: _Dealt,
+    judge: JudgeWork | None,
+    spare_gpus: int,
 ) -> _Dealt:
     """Return the plan with the largest slices that cost no more than `SIGNAL_PRICE`.
 
@@ -262,7 +286,7 @@ def _with_signal(
             trials = len(slots) - free
             slices = signal_slices.pick(costs, trials, window, scale)
             first = [*signal_slices.deal(costs, slices, trials), *([] for _ in range(free))]
-            dealt = _best(costs, capacity, slots, staged, bound, first)
+            dealt = _best(costs, capacity, slots, staged, bound, first, judge, spare_gpus)
             if dealt.outcome.makespan_seconds <= SIGNAL_PRICE * makespan:
                 return dealt
     return without

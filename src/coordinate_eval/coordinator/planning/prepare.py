@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from coordinate_eval._format import duration
 from coordinate_eval.cluster import Busy, JobLimits, Node
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
-from coordinate_eval.coordinator.inputs.judge import most_questions
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner, reviewed_plan
 from coordinate_eval.coordinator.planning.building import wall_seconds
@@ -28,6 +27,7 @@ from coordinate_eval.coordinator.planning.costs import (
     storage_link,
     suite_costs,
 )
+from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.lower_bound import if_wrong
 from coordinate_eval.coordinator.planning.places import node_count
 from coordinate_eval.coordinator.planning.places import nodes as select
@@ -36,6 +36,7 @@ from coordinate_eval.coordinator.planning.places.nodes import Demand
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
+    JudgeWork,
     NodeCapacity,
     Plan,
     PlanEngine,
@@ -161,6 +162,7 @@ def prepare(
     built: Mapping[str, DatasetRequests],
     reviewed: PlanFile | None = None,
     *,
+    judging: Judging | None = None,
     what_if: bool = False,
 ) -> Prepared:
     """Plan a run on the chosen nodes, or check that the reviewed plan is of its datasets.
@@ -173,6 +175,7 @@ def prepare(
         chosen: nodes of it and the GPUs of one trial; see `choose_nodes`.
         built: the indexes of the built requests. On a cluster file nothing is built.
         reviewed: the plan of `--plan`.
+        judging: what the judge will take.
         what_if: see above.
 
     Raises:
@@ -183,6 +186,9 @@ def prepare(
     nodes, gpus_per_trial = chosen
     on = conditions(checkpoint, settings.engine, nodes[0].gpu_type, gpus_per_trial)
     costs = suite_costs(run.suite, on, built, offer.priors)
+    if judging is not None:
+        seconds = judging.seconds
+        costs = [c.model_copy(update={"judge_seconds": seconds.get(c.name, 0.0)}) for c in costs]
     if offer.described is not None:
         start = offer.described.engine_start_seconds
         link = Link(offer.described.storage_gigabits_per_node)
@@ -208,7 +214,8 @@ def prepare(
         reviewed_plan.check_items(plan, costs)
         _check_reviewed_time(plan, left, ends)
     else:
-        new = _plan(run, costs, capacity, left, ends, what_if=what_if)
+        work = judging.work if judging else None
+        new = _plan(run, costs, capacity, left, ends, work, what_if=what_if)
         new = new.model_copy(update={"build_seconds": building})
         plan = PlanFile.of(new, metric_cpus=offer.metric_cpus, max_length=run.max_length)
     run = with_plan(run, plan, built)
@@ -243,16 +250,10 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
             "judged": judged,
             "shards": shards,
             "portion_seconds": portion_seconds(metric_seconds),
+            "judge_seconds": plan.judge.end_seconds - plan.judge.begin_seconds if plan.judge else 0,
             "score_seconds": {cost.name: cost.score_seconds for cost in plan.datasets},
         }
     )
-
-
-def questions_to_judge(run: Run, plan: Plan) -> dict[str, int]:
-    """Return how many questions the judge of a planned run gets at most, by dataset."""
-    datasets = {dataset.name: dataset for dataset in run.suite.datasets}
-    items = {cost.name: cost.items for cost in plan.datasets}
-    return {name: most_questions(datasets[name], items[name]) for name in run.judged}
 
 
 def first_round(run: Run, plan: Plan, nodes: Sequence[NodeCapacity] = ()) -> Round:
@@ -330,6 +331,7 @@ def _plan(
     capacity: Capacity,
     left: float,
     ends: str,
+    judge: JudgeWork | None,
     *,
     what_if: bool,
 ) -> Plan:
@@ -344,6 +346,9 @@ def _plan(
     deadline = settings.deadline_seconds
     hurried = left < (deadline or math.inf)
 
+    def trials(part: Capacity) -> int:
+        return sum(node.trials for node in part.nodes)
+
     def draft(part: Capacity) -> Plan:
         return planner.make(
             checkpoint,
@@ -352,6 +357,8 @@ def _plan(
             costs,
             part,
             first_signal=settings.first_signal,
+            judge=judge,
+            spare_gpus=(trials(capacity) - trials(part)) * capacity.gpus_per_trial,
         )
 
     thinkable = [costs, *if_wrong(costs)]

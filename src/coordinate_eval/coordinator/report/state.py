@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.report.failures import refused_now
 from coordinate_eval.coordinator.report.results import read_results, unbuildable, unscored_datasets
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
-from coordinate_eval.coordinator.run.claiming.portions import portions_with_questions
+from coordinate_eval.coordinator.run.claiming.portions import all_portions, portions_with_questions
 from coordinate_eval.coordinator.run.claiming.work import all_spans
 from coordinate_eval.coordinator.run.epochs import Epoch, latest_epoch
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -29,6 +29,7 @@ from coordinate_eval.coordinator.run.records import (
     StageProgress,
     TrialProgress,
     Waiting,
+    read_run,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.records import DatasetRequests, Record, Span
@@ -183,6 +184,9 @@ def progress(
         scoring = _scoring_left(run_dir, run)
         programs = [span for span in unanswered if span.dataset not in run.judged]
         left = _seconds_left(run, now, undone, programs, scoring, share, len(planned), spent)
+        if asked := [span for span in all_portions(run) if span.dataset in run.judged]:
+            lacking = len(Ledger(run_dir, "answers").unpublished(asked)) / len(asked)
+            left = _with_judge(run_dir, run, left or 0.0, lacking)
     return Progress(
         phase=phase,
         detail=detail,
@@ -392,6 +396,31 @@ def _seconds_left(
     seconds = max(seconds, asking / max(1, run.settings.metrics.cpus))
     seconds = max(seconds, sum(scoring) / run.settings.scoring.jobs, *scoring)
     return seconds if seconds >= 1 else None
+
+
+def _with_judge(run_dir: RunDir, run: Run, left: float, lacking: float) -> float | None:
+    """Return an estimate of the seconds until all scores are there, the judge's included.
+
+    A server's are over with its last answer. A checkpoint begins after the run's own work, unless
+    its run has begun: then that says how long it takes.
+
+    Args:
+        left: seconds without the judge.
+        lacking: share of the judge's answers that are not there.
+    """
+    if run.settings.judge.checkpoint is None:
+        left = max(left, lacking * run.judge_seconds)
+    elif lacking:
+        planned = list(run_dir.judge_folder.glob("*/run/planned.json"))
+        if planned:
+            inner = RunDir(max(planned, key=_files.modified).parent)
+            judge = read_run(inner)
+            requests = count_requests(inner, judge)
+            found = progress(inner, judge, None, silent=False, requests=requests, supervised=True)
+            left = max(left, found.left_seconds or 0.0)
+        else:
+            left += run.judge_seconds
+    return left if left >= 1 else None
 
 
 def _scoring_left(run_dir: RunDir, run: Run) -> list[float]:

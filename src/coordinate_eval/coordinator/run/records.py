@@ -46,6 +46,9 @@ class Planned(Record):
     portion_seconds: float = Field(
         default=PORTION_SECONDS, description="of a metric, in one portion of its questions"
     )
+    judge_seconds: float = Field(
+        default=0.0, description="expected of the judge, from the first question to the last score"
+    )
     score_seconds: dict[str, float] = Field(
         default={}, description="expected of scoring, on one core, by dataset"
     )

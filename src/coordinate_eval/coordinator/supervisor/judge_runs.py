@@ -5,6 +5,7 @@ submitted them, so the process that supervises the run that asks supervises the 
 of the one, a step of the other. Both are killed together, and go on together.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -44,7 +45,10 @@ class JudgeRuns:
 
     def step(self) -> bool:
         """Look after all that is due. Return whether one of the runs goes on."""
-        for path in sorted(self._dir.judge_folder.glob("*/run/run.json")):
+        found: list[Path] = []
+        with contextlib.suppress(OSError):  # storage fails, which may pass
+            found = sorted(self._dir.judge_folder.glob("*/run/run.json"))
+        for path in found:
             if time.monotonic() >= self._due.get(path.parent, 0.0):
                 pause = self._look_after(path.parent)
                 self._due[path.parent] = time.monotonic() + pause

@@ -28,7 +28,11 @@ from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.inputs.suites.known_tasks import check_known
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.inputs import Inputs, new_run
-from coordinate_eval.coordinator.planning.judge_plan import judge_run
+from coordinate_eval.coordinator.planning.judge_plan import (
+    judge_run,
+    plan_judge,
+    questions_to_judge,
+)
 from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.prepare import (
@@ -39,7 +43,6 @@ from coordinate_eval.coordinator.planning.prepare import (
     offer_of_cluster,
     offer_of_file,
     prepare,
-    questions_to_judge,
     queued_nodes,
 )
 from coordinate_eval.coordinator.report.state import is_complete
@@ -147,7 +150,14 @@ def show_plan(
         offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)))
         run = new_run(inputs, cluster.name, exclusive=offer.exclusive)
         with quiet_libraries(verbose=verbose):
-            prepared = prepare(run, offer, choose_nodes(run, offer), {}, what_if=what_if)
+            prepared = prepare(
+                run,
+                offer,
+                choose_nodes(run, offer),
+                {},
+                judging=plan_judge(run, offer, {}),
+                what_if=what_if,
+            )
         if not as_json:
             left_out = suite.without_task(inputs.suite)
             left_out |= suite.without_judge(inputs.suite, settings.judge)
@@ -262,7 +272,15 @@ def _plan_now(
                 tell=lambda progress: status.update(escape(f"building requests: {progress}")),
             )
         indexes = {name: each.index for name, each in built.items()}
-        prepared = prepare(run, offer, chosen, indexes, inputs.reviewed, what_if=what_if)
+        prepared = prepare(
+            run,
+            offer,
+            chosen,
+            indexes,
+            inputs.reviewed,
+            judging=plan_judge(run, offer, indexes),
+            what_if=what_if,
+        )
     counts = questions_to_judge(prepared.run, prepared.plan)
     judge.check_budget(settings.judge, counts)
     if len(built) < len(wanted):

@@ -57,6 +57,8 @@ def settings_of_judge(settings: Settings) -> Settings:
     return settings.model_copy(
         update={
             "first_signal": False,
+            # Its trials stand in the queue while the first run has the GPUs, and start one by one.
+            "queue": True,
             "deadline_seconds": None,
             # Its jobs get no key either.
             "judge": JudgeSettings(api_key_env=settings.judge.api_key_env),

@@ -10,6 +10,8 @@ from dataclasses import replace
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster
+from coordinate_eval.coordinator.planning.judge_plan import plan_judge
+from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.places.room import NoRoom
@@ -95,7 +97,8 @@ def _new_plan(
     kept = others.within(nodes, gpus)
     if reviewed is not None and kept != nodes:
         raise NoRoom("your other runs leave too little of your limits for the reviewed plan")
-    made = prepare(run, offer, (kept, gpus), built, reviewed)
+    judging = _judging(run, offer, built)
+    made = prepare(run, offer, (kept, gpus), built, reviewed, judging=judging)
     if reviewed is None and may_queue(run, cluster):
         most = _most_trials(run, offer, made, built)
         made = replace(made, run=made.run.model_copy(update={"most_trials": most}))
@@ -122,6 +125,13 @@ def _most_trials(
     return 0
 
 
+def _judging(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> Judging | None:
+    """Return what the judge will take. One that cannot be used now stops no answers to it."""
+    with contextlib.suppress(UserError):
+        return plan_judge(run, offer, built)
+    return None
+
+
 def may_queue(run: Run, cluster: Cluster) -> bool:
     """Return whether a run's trials may stand in the queue, and start on any node."""
     alike = not run.exclusive and not names_nodes(run.settings)
@@ -133,6 +143,7 @@ def _queue(
 ) -> Prepared:
     """Plan a run whose trials stand in the queue, and start where GPUs become free."""
     nodes, gpus = queued_nodes(run, offer)
-    made = prepare(run, offer, (others.within(nodes, gpus), gpus), built)
+    chosen = others.within(nodes, gpus), gpus
+    made = prepare(run, offer, chosen, built, judging=_judging(run, offer, built))
     others.take(made.run, 0, made.round.nodes)
     return made
