@@ -51,6 +51,11 @@ def judged_by(user: Workspace, **engine_args: object) -> dict[str, str]:
     }
 
 
+def forget_answers(user: Workspace) -> None:
+    for folder in (user.folder / "cache").glob("judged-*"):
+        shutil.rmtree(folder)
+
+
 def judge_run(run: Path) -> Path:
     (inner,) = run.glob("judge/*/run")
     return inner
@@ -71,8 +76,7 @@ def nothing_is_left(user: Workspace, run: Path) -> None:
 def test_a_judge_is_interrupted_with_the_run_that_asks_and_goes_on_with_it(
     user: Workspace, expected: dict[str, Any], how: signal.Signals
 ) -> None:
-    for folder in (user.folder / "cache").glob("judged-*"):
-        shutil.rmtree(folder)  # it has answered nothing yet
+    forget_answers(user)
     run, pause = user.folder / f"judged {how.name}", user.pause(f"judged {how.name}")
     judged = judged_by(user, **pause.engine_args)
     # In a group of its own, all of which hears of Ctrl-C, as at a terminal.
@@ -105,3 +109,15 @@ def test_a_judge_is_interrupted_with_the_run_that_asks_and_goes_on_with_it(
     assert scores(judge_run(run))
     assert set(times_answered(judge_run(run)).values()) == {1}
     nothing_is_left(user, run)
+
+
+def test_a_checkpoint_rates_the_responses_of_a_run_again(
+    user: Workspace, expected: dict[str, Any]
+) -> None:
+    forget_answers(user)
+    run = user.folder / "judged undisturbed"
+    user.call("rescore", run, "--only", "judged", status=0, **judged_by(user))
+    (again,) = user.folder.glob("*-rescored-1")
+    assert scores(again) == {"judged": expected["judged"]}
+    assert scores(judge_run(again))
+    nothing_is_left(user, again)

@@ -27,7 +27,7 @@ from coordinate_eval.coordinator.run.create import submit_supervisor
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.run.rescoring import create_rescoring, rescoring
-from coordinate_eval.errors import SubmitRefused, UserError
+from coordinate_eval.errors import SubmitRefused
 from coordinate_eval.evaluators.engines import base as engines
 
 
@@ -99,17 +99,12 @@ def _with_place(made: Run) -> Run:
     GPUs that are busy now may be free when the questions are written.
 
     Raises:
-        UserError: the checkpoint cannot be used, the engine has no such arguments, no GPU of the
-            cluster holds it, or the cluster has no jobs.
+        UserError: the checkpoint cannot be used, the engine has no such arguments, or no GPU of
+            the cluster holds it.
     """
     settings = made.settings
     engines.check_args(settings.engine.name, settings.judge.engine_args)
     cluster = clusters.by_name(made.cluster, settings)
-    if cluster.local:
-        raise UserError(
-            f"a judge that is a checkpoint is run by jobs of its own, which cluster {cluster.name} "
-            "has not: give a server of it, with --judge-url and --judge-model"
-        )
     with cluster:
         offer = ask(cluster, settings)
     made = made.model_copy(update={"exclusive": offer.exclusive, "limits": offer.limits})
