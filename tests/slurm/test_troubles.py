@@ -81,6 +81,8 @@ def test_a_checkpoint_that_no_engine_loads_ends_its_run_at_once(user: Workspace)
     shown = user.call("diagnose", run, COLUMNS="200").stdout
     assert "do: the checkpoint and the model's configuration differ" in shown
     assert "done: the run was ended" in shown
+    assert "somebody cancelled it" not in shown
+    assert "is avoided" not in shown
     all_gone(user)
 
 

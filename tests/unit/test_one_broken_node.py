@@ -24,8 +24,10 @@ from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, read_
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
 from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
+from coordinate_eval.coordinator.run.troubles.causes import JobCause, write_cause
 from coordinate_eval.coordinator.supervisor.decisions import ends
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
+from coordinate_eval.diagnosis.reaction import Action
 
 MISSING = "ModuleNotFoundError: No module named 'vllm'"
 ELSEWHERE = "No other node is there to try"
@@ -170,6 +172,20 @@ def test_what_less_load_mends_is_no_nodes_fault(seen: RunDir) -> None:
     assert suspected(seen) == []
     ended(seen, "n3-0", "hung")
     assert suspected(seen) == ["n3"]
+
+
+def test_a_checkpoint_that_does_not_load_is_no_nodes_fault(seen: RunDir) -> None:
+    tell(seen, "n1-0", 0, state="failed", cause="engine start")
+    cause = JobCause(
+        job="n1-0", node="n1", reason="Model Loading Error", category="framework",
+        action=Action.STOP, cure="", root="", before_work=True,
+    )  # fmt: skip
+    write_cause(seen, cause)
+    assert suspected(seen) == []
+    tell(seen, "n2-0", 0, state="failed", cause="engine start")
+    missing = {"job": "n2-0", "node": "n2", "reason": "Import Error"}
+    write_cause(seen, cause.model_copy(update=missing))
+    assert suspected(seen) == ["n2"]
 
 
 def test_a_suspected_node_is_used_last_of_all() -> None:

@@ -33,6 +33,9 @@ def diagnose_run(run_dir: RunDir, rules: Rules) -> list[FailedJob]:
         if failure.log in seen:
             continue
         cause = cause_of(failure, rules)
+        by_itself = cause is not None and failure.kind == "job" and cause.reason == "Cancelled"
+        if by_itself and not failure.message and run_dir.results.exists():
+            continue  # a run ends such jobs at its end
         if cause is not None:
             found.append(FailedJob(failure, cause, done_about(run_dir, known.get(failure.job))))
         if failure.log:

@@ -112,13 +112,13 @@ def done_about(run_dir: RunDir, cause: JobCause | None) -> str:
     prefix = f"{run.id}.{run.nonce}:"
     if avoided is not None and any(each.startswith(prefix) for each in avoided.evidence):
         return f"{cause.node} was avoided"
-    if cause.node in suspected_nodes(run_dir, run, 0.0):
-        return f"{cause.node} is avoided by this run until another node has shown more"
     if cause.ends_all:
         with contextlib.suppress(RecordError):
             ended = _files.read_json(run_dir.results)
             if isinstance(ended, dict) and cause.words in str(ended.get("reason")):
                 return "the run was ended"
+    if cause.node in suspected_nodes(run_dir, run, 0.0):
+        return f"{cause.node} is avoided by this run until another node has shown more"
     return ""
 
 

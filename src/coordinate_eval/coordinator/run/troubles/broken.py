@@ -37,8 +37,8 @@ class _Fault(NamedTuple):
     why: str
     job: str
     time: float
-    passes: bool = False
-    """It may pass by itself, or with less load: no other node has to be looked for."""
+    anywhere: bool = False
+    """Another node does no better: it is the input's fault, or passes, alone or with less load."""
 
 
 class _Faults(NamedTuple):
@@ -78,7 +78,7 @@ def suspected_nodes(run_dir: RunDir, run: Run, now: float) -> dict[str, Avoided]
 
     Jobs failed there, and none of the run has answered, so that nobody knows whether another node
     does better. It is tried: for `[trial] avoid_minutes` the run looks for others. What is seen on
-    several nodes is no node's fault, and for what may pass by itself no other node is needed.
+    several nodes is no node's fault, and some causes would be met on any.
     """
     seconds = min(LONGEST_SECONDS, run.settings.trial.avoid_minutes * 60)
     down, hung, hardware, failed, answered = _read(run_dir)
@@ -89,7 +89,7 @@ def suspected_nodes(run_dir: RunDir, run: Run, now: float) -> dict[str, Avoided]
     return {
         node: Avoided(node=node, until=until, why=f"{fault.why} ({fault.job} of this run)")
         for node, fault in sorted(seen.items())
-        if often[fault.why] == 1 and not fault.passes and (until := fault.time + seconds) > now
+        if often[fault.why] == 1 and not fault.anywhere and (until := fault.time + seconds) > now
     }
 
 
@@ -109,7 +109,7 @@ def _read(run_dir: RunDir) -> _Faults:
             down[trouble.node] = _Fault("the node went down", trial, when)
         elif trouble.how is End.OUT_OF_MEMORY:
             said = _NODES_FAULT["out of memory"]
-            failed[trouble.node] = _Fault(said, trial, when, passes=True)
+            failed[trouble.node] = _Fault(said, trial, when, anywhere=True)
     for round_ in read_rounds(run_dir):
         for node in round_.nodes:
             path = run_dir.stage(round_.number, node.name)
@@ -118,7 +118,7 @@ def _read(run_dir: RunDir) -> _Faults:
             if stage is not None and stage.state == "failed" and when >= since:
                 keeper = keeper_id(round_.number, node.name)
                 said = _words(causes.get(keeper)) or "the weights could not be copied"
-                failed[node.name] = _Fault(said, keeper, when, _passes(causes.get(keeper)))
+                failed[node.name] = _Fault(said, keeper, when, _anywhere(causes.get(keeper)))
         for trial, _ in trials_of(round_):
             path = run_dir.trial(trial)
             progress = _files.read_record_if_there(path, TrialProgress)
@@ -131,8 +131,8 @@ def _read(run_dir: RunDir) -> _Faults:
             if cause is not None and cause.of_hardware:
                 hardware[progress.node] = _Fault(_words(cause), trial, when)
             elif said := _words(cause) or _NODES_FAULT.get(progress.cause or "", ""):
-                passes = _passes(cause) or progress.cause == "out of memory"
-                failed[progress.node] = _Fault(said, trial, when, passes)
+                anywhere = _anywhere(cause) or progress.cause == "out of memory"
+                failed[progress.node] = _Fault(said, trial, when, anywhere)
     return _Faults(down, hung, hardware, failed, answered)
 
 
@@ -145,5 +145,7 @@ def _words(cause: JobCause | None) -> str:
     return f"a job died of {cause.reason}" if blamed and cause is not None else ""
 
 
-def _passes(cause: JobCause | None) -> bool:
-    return cause is not None and cause.action in (Action.WAIT, Action.LESS_LOAD)
+def _anywhere(cause: JobCause | None) -> bool:
+    if cause is None:
+        return False
+    return cause.action in (Action.WAIT, Action.LESS_LOAD) or not cause.may_be_of_node
