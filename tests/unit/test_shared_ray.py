@@ -71,11 +71,11 @@ def test_the_memory_of_a_gpu_is_of_its_type_or_of_the_settings() -> None:
 
 def test_nodes_that_may_come_have_the_type_that_is_asked_for() -> None:
     known = ["H100", "A100-40G"]
-    for asked, kind, gib in (("h100", "H100", 0), ("a100-40g", "A100-40G", 40), ("x1", "x1", 0)):
-        waited_for = to_come(asked, known)
+    for asked, kind, gib in (("h100", "H100", 24), ("a100-40g", "A100-40G", 40), ("x1", "x1", 24)):
+        waited_for = to_come(asked, known, 24)
         assert (waited_for.gpu_type, waited_for.gpu_memory_gib) == (kind, gib)
         assert not waited_for.excluded
-    assert to_come("", known).excluded
+    assert to_come("", known, 24).excluded
 
 
 def test_nodes_of_one_host_have_different_names() -> None:

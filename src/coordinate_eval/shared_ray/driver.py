@@ -103,7 +103,7 @@ class Driver:
             from ray.util import accelerators
 
             types = (each for each in vars(accelerators).values() if isinstance(each, str))
-            busy = [to_come(gpu_type, types)]
+            busy = [to_come(gpu_type, types, gpu_memory_gib)]
         return [[each.model_dump() for each in some] for some in (free, busy)]
 
     def submit(

@@ -62,7 +62,7 @@ def read_nodes(
     return free, busy
 
 
-def to_come(wanted: str, known: Iterable[str]) -> Busy:
+def to_come(wanted: str, known: Iterable[str], memory_gib: float) -> Busy:
     """Return what stands for the nodes that an autoscaler may add to a cluster without GPUs.
 
     Nobody but the user can know that there is an autoscaler, and which GPUs it has.
@@ -70,6 +70,7 @@ def to_come(wanted: str, known: Iterable[str]) -> Busy:
     Args:
         wanted: the GPU type that the user asks for, empty for any.
         known: Ray's own names of types: in them case counts.
+        memory_gib: of a GPU whose type does not tell it; 0 if that is not known.
     """
     if not wanted:
         why = (
@@ -78,7 +79,8 @@ def to_come(wanted: str, known: Iterable[str]) -> Busy:
         return Busy(name=NEW, why=why, excluded=True)
     kind = next((each for each in known if each.lower() == wanted.lower()), wanted)
     why = f"not there yet; Ray's autoscaler may add some with {kind}"
-    return Busy(name=NEW, why=why, gpu_type=kind, gpu_memory_gib=gpu_memory_gib(kind))
+    memory = gpu_memory_gib(kind) or memory_gib
+    return Busy(name=NEW, why=why, gpu_type=kind, gpu_memory_gib=memory)
 
 
 def gpu_type(resources: Mapping[str, float]) -> str:
