@@ -52,8 +52,7 @@ def rescore_run(
         settings = judge_checkpoint.named(settings)
     made = rescoring(run_dir, run, suite, settings)
     questions = _check_judge(made)
-    if judge.is_checkpoint(settings.judge, made.suite):
-        made = _with_place(made)
+    made = _with_place(made)
     cluster = clusters.by_name(made.cluster, made.settings)
     found = create_rescoring(run_dir, run, made)
     remember(settings, made.id, found.root)
@@ -94,17 +93,24 @@ def _check_judge(made: Run) -> int:
 
 
 def _with_place(made: Run) -> Run:
-    """Return a rescoring whose judge is a checkpoint, with what its cluster says now.
+    """Return a rescoring with what its cluster says now, which may be another place than before.
 
-    GPUs that are busy now may be free when the questions are written.
+    GPUs that are busy now may be free when a judge that is a checkpoint needs them.
 
     Raises:
-        UserError: the checkpoint cannot be used, the engine has no such arguments, or no GPU of
+        UserError: that checkpoint cannot be used, the engine has no such arguments, or no GPU of
             the cluster holds it.
     """
     settings = made.settings
-    engines.check_args(settings.engine.name, settings.judge.engine_args)
     cluster = clusters.by_name(made.cluster, settings)
+    if not judge.is_checkpoint(settings.judge, made.suite):
+        if cluster.local:
+            return made
+        with cluster:
+            exclusive = clusters.patiently(cluster.whole_nodes)
+            limits = clusters.patiently(cluster.limits)
+        return made.model_copy(update={"exclusive": exclusive, "limits": limits})
+    engines.check_args(settings.engine.name, settings.judge.engine_args)
     with cluster:
         offer = ask(cluster, settings)
     made = made.model_copy(update={"exclusive": offer.exclusive, "limits": offer.limits})
