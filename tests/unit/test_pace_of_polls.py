@@ -93,6 +93,15 @@ def test_what_happens_to_its_jobs_is_looked_at_at_once(cluster: Asked) -> None:
     assert looked(pace, now, 1) == [False]
 
 
+def test_changes_at_every_poll_do_not_put_off_its_turn(cluster: Asked) -> None:
+    now = [0.0]
+    pace = pace_of(cluster, now)
+    for number in range(21):
+        cluster.tasks.append(task(f"{MINE}trial{number}-n1"))
+        assert looked(pace, now, 1) == [True]
+    assert [prefix for prefix, _ in cluster.looks].count("ce-") == 3
+
+
 def test_it_asks_for_itself_when_it_is_its_turn_even_if_another_does(cluster: Asked) -> None:
     now = [0.0]
     pace = pace_of(cluster, now)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.errors import ClusterSilent
-from coordinate_eval.slurm.shared_queue import MOST_BYTES, SharedQueue
+from coordinate_eval.slurm import shared_queue
+from coordinate_eval.slurm.shared_queue import LONGEST_PAUSE_SECONDS, MOST_BYTES, SharedQueue
 
 RUN, OTHER = "ce-a.1-", "ce-b.2-"
 MINE, THEIRS = f"{RUN}super1", f"{OTHER}super1"
@@ -210,6 +212,9 @@ def test_without_locks_the_file_still_serves_and_the_impatient_ask(
     assert slurm.calls == calls
 
 
+FAILED = f"\x1e1|FAILED|None|n1|{MINE}\n"
+
+
 def _garbage(file: Path) -> None:
     file.write_bytes(os.urandom(1000))
 
@@ -219,22 +224,27 @@ def _other_cluster(file: Path) -> None:
 
 
 def _torn(file: Path) -> None:
-    file.write_text(f"coordinate-eval-queue@1 c 1\n\x1e1|RUNNING|None|n1|{MINE}")
+    file.write_text(f"coordinate-eval-queue@1 c 1 17\n\x1e1|RUNNING|None|n1|{MINE}")
+
+
+def _cut(file: Path) -> None:
+    """Where a record ends, so that what is left looks whole."""
+    file.write_text(f"coordinate-eval-queue@1 c 1 900\n\x1e1|FAILED|None|n1|{MINE}\n")
 
 
 def _huge(file: Path) -> None:
-    file.write_text(f"coordinate-eval-queue@1 c 1\n\x1e1|FAILED|None|n1|{MINE}\n")
+    file.write_text(f"coordinate-eval-queue@1 c 1 {len(FAILED)}\n{FAILED}")
     os.truncate(file, MOST_BYTES + 1000)
 
 
 def _writable(file: Path) -> None:
-    file.write_text(f"coordinate-eval-queue@1 c 1\n\x1e1|FAILED|None|n1|{MINE}\n")
+    file.write_text(f"coordinate-eval-queue@1 c 1 {len(FAILED)}\n{FAILED}")
     file.chmod(0o666)
 
 
 def _link(file: Path) -> None:
     real = file.with_name("real")
-    real.write_text(f"coordinate-eval-queue@1 c 1\n\x1e1|FAILED|None|n1|{MINE}\n")
+    real.write_text(f"coordinate-eval-queue@1 c 1 {len(FAILED)}\n{FAILED}")
     file.unlink()
     file.symlink_to(real)
 
@@ -249,7 +259,7 @@ def _nothing(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "plant", [_garbage, _other_cluster, _torn, _huge, _writable, _link, _pipe, _nothing]
+    "plant", [_garbage, _other_cluster, _torn, _cut, _huge, _writable, _link, _pipe, _nothing]
 )
 def test_what_is_no_answer_of_ones_own_decides_nothing(
     tmp_path: Path,
@@ -263,6 +273,49 @@ def test_what_is_no_answer_of_ones_own_decides_nothing(
     assert found is not None
     assert [task.state for task in found] == [State.RUNNING]
     assert slurm.calls == 2
+
+
+def test_what_is_planted_would_decide_if_it_were_ones_own(
+    tmp_path: Path, slurm: Slurm, process: Callable[[], SharedQueue]
+) -> None:
+    queue = process()
+    text = f"coordinate-eval-queue@1 c 1 {len(FAILED)}\n{FAILED}"
+    (tmp_path / "queue" / "c.txt").write_text(text)
+    found = queue.look(RUN, patient=False)
+    assert found is not None
+    assert [task.state for task in found] == [State.ENDED]
+    assert slurm.calls == 1
+
+
+def test_after_a_standstill_a_process_asks_for_itself(tmp_path: Path, slurm: Slurm) -> None:
+    now = 0.0
+    one, other = (SharedQueue(tmp_path / "queue", "c", slurm.ask, lambda: now) for _ in range(2))
+    one.look("ce-", patient=False)
+    slurm.tasks["1", MINE] = "PENDING"
+    other.look("ce-", patient=False)
+    slurm.tasks["1", MINE] = "RUNNING"
+    now = LONGEST_PAUSE_SECONDS + 1
+    found = one.look(RUN, patient=True)
+    assert found is not None
+    assert [task.state for task in found] == [State.RUNNING]
+
+
+def test_a_file_system_that_does_not_answer_for_its_locks_holds_nobody_up(
+    slurm: Slurm, process: Callable[[], SharedQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, server, asked = process(), threading.Event(), []
+
+    def wait(*_: object) -> None:
+        asked.append(threading.current_thread())
+        server.wait()
+
+    monkeypatch.setattr(shared_queue, "LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(fcntl, "flock", wait)
+    for _ in range(3):
+        assert names(queue.look(RUN, patient=False)) == {MINE}
+    assert len(asked) == 1
+    server.set()
+    asked[0].join()
 
 
 def test_another_users_file_is_not_read(

@@ -81,7 +81,8 @@ class SlurmCluster:
     def _queue(self) -> SharedQueue:
         # Slurm sets it in every job; a process outside of one has no other's answer.
         cluster = os.environ.get("SLURM_CLUSTER_NAME", "") if self._shared is not None else ""
-        return SharedQueue((self._shared or Path()).expanduser(), cluster, self._reader.tasks)
+        folder = (self._shared or Path()).expanduser()
+        return SharedQueue(folder, cluster, lambda: self._reader.tasks())
 
     @cached_property
     def _excluded(self) -> frozenset[str]:
@@ -268,13 +269,13 @@ class SlurmCluster:
             answer = self.client.run(
                 "sbatch", *made.args, script=made.script, environment=environment
             )
+            job_id = read_job_id(answer)
         except SubmitRefused as error:
             gpus = job.gpu_work or job.gpus > 0
             raise refusal(str(error), made.command(), gpus=gpus) from error
         except ClusterSilent:
             self._queue.distrust()
             raise
-        job_id = read_job_id(answer)
         self._queue.expect(job_id, job.name)
         return job_id
 

@@ -5,8 +5,9 @@ asks Slurm, under a lock, and writes what it was told to a file; the others read
 wrong with such a file, so nothing rests on it:
 
 - It belongs to the user alone, names its cluster, and appears whole. Else it is not there.
-- No clock is compared. An answer is new to a process if it is another one than at its last look,
-  and so not much older than that.
+- No clocks are compared. An answer is new to a process if it is another one than at its last look,
+  and so not much older than that, unless that look was long ago, or whoever wrote the answer stood
+  still meanwhile. So supervisors ask for themselves before they do what cannot be undone.
 - It may be older than what a process has done or seen meanwhile. So it is believed only if it has
   every job that this process submitted, or saw living, last. Slurm lists a job for a while after
   its end; one that it no longer lists is looked for in an answer of one's own.
@@ -17,8 +18,11 @@ wrong with such a file, so nothing rests on it:
 
 import contextlib
 import fcntl
+import math
 import os
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +33,12 @@ from coordinate_eval.slurm.queue import read_tasks
 
 MOST_BYTES = 2**26
 """Longest answer that is read: a million tasks."""
+
+LONGEST_PAUSE_SECONDS = 120.0
+"""Time since its last look after which a process believes no other's answer."""
+
+LOCK_SECONDS = 2.0
+"""Time that the lock may take: network file systems may wait for a server, whatever is asked."""
 
 _FORMAT = "coordinate-eval-queue@1"
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
@@ -42,10 +52,17 @@ class SharedQueue:
         folder: of the user's own, on storage that all of his processes share. It is made.
         cluster: Slurm's name of the cluster. Without one nothing is shared.
         ask: returns what squeue prints of this user's tasks.
+        clock: seconds from any moment on.
     """
 
-    def __init__(self, folder: Path, cluster: str, ask: Callable[[], str]) -> None:
-        self._ask = ask
+    def __init__(
+        self,
+        folder: Path,
+        cluster: str,
+        ask: Callable[[], str],
+        clock: Callable[[], float] = lambda: time.monotonic(),
+    ) -> None:
+        self._ask, self._clock = ask, clock
         self._cluster = cluster if _CLUSTER.fullmatch(cluster) else ""
         self._file = folder / f"{cluster}.txt"
         self._lock = folder / f"{cluster}.lock"
@@ -54,6 +71,10 @@ class SharedQueue:
         self._shares = False
         """Whether the last answer of this process is in the file."""
         self._trusts = False
+        self._looked = -math.inf
+        """When this process looked last, by its own clock."""
+        self._locks = True
+        """Whether the file system has answered whenever it was asked for the lock."""
         self._living: set[tuple[str, str]] = set()
         """Id and name of each job that the next answer must have."""
 
@@ -75,15 +96,19 @@ class SharedQueue:
             ClusterSilent: no answer.
         """
         with self._turn() as mine:
+            if self._clock() - self._looked > LONGEST_PAUSE_SECONDS:
+                self._trusts = False
             news = self._news()
             tasks = self._believed(news, prefix) if self._trusts and news else None
             if tasks is None:
                 if patient and self._trusts and (news or not mine):
+                    self._looked = self._clock()
                     return None
                 answer = self._ask()
                 tasks = read_tasks(answer, prefix)
                 self._tell(answer)
                 self._trusts = True
+        self._looked = self._clock()
         self._living = {(t.job_id, t.name) for t in tasks if t.state is not State.ENDED}
         return tasks
 
@@ -102,10 +127,11 @@ class SharedQueue:
             return ""
         with contextlib.suppress(OSError, ForeignError), _files.open_to_read(self._file) as file:
             head = file.readline(1000).decode(errors="replace").split()
-            if head[:2] == [_FORMAT, self._cluster] and head[2:] != [self._mark]:
-                self._mark = "".join(head[2:])
+            if head[:2] == [_FORMAT, self._cluster] and head[2:] != self._mark.split():
+                self._mark = " ".join(head[2:])
                 answer = file.read(MOST_BYTES + 1)
-                return answer.decode(errors="replace") if len(answer) <= MOST_BYTES else ""
+                whole = len(answer) <= MOST_BYTES and head[3:] == [str(len(answer))]
+                return answer.decode(errors="replace") if whole else ""
         return ""
 
     def _tell(self, answer: str) -> None:
@@ -119,7 +145,7 @@ class SharedQueue:
                 _owner.check_folder(folder)
             _files.make_closed(folder)
             _owner.check_folder(folder)
-            mark = _files.token()
+            mark = f"{_files.token()} {len(answer.encode())}"
             _files.write(self._file, f"{_FORMAT} {self._cluster} {mark}\n{answer}")
             self._mark, self._shares = mark, True
 
@@ -128,10 +154,29 @@ class SharedQueue:
         """Hold the lock in the block if it is free, and yield whether it is held."""
         mine = False
         with contextlib.ExitStack() as held:
-            if self._shares:
+            if self._shares and self._locks:
                 with contextlib.suppress(OSError):
                     lock = os.open(self._lock, _LOCK, 0o600)
-                    held.callback(os.close, lock)
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    mine = True
+                    taking = _Taking(lock)
+                    taking.start()
+                    taking.join(LOCK_SECONDS)
+                    self._locks = not taking.is_alive()
+                    if self._locks:
+                        held.callback(os.close, lock)
+                        mine = taking.taken
             yield mine
+
+
+class _Taking(threading.Thread):
+    """Takes a lock if it is free. One that takes too long is left behind, with the open file."""
+
+    def __init__(self, lock: int) -> None:
+        super().__init__(daemon=True)
+        self._lock = lock
+        self.taken = False
+
+    def run(self) -> None:
+        """Take the lock."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.taken = True

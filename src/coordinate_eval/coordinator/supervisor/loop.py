@@ -261,17 +261,20 @@ class Supervisor:
         return self._pace.slower * min(MAX_BACKOFF_SECONDS, doubled)
 
     def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
-        """Gather facts and decide. Look again before an action that follows from missing files."""
+        """Gather facts and decide. Look again before what cannot be undone.
+
+        Listings of files may be old, and so may what another run was told about the tasks.
+        """
         facts = self._facts(tasks)
         actions = decide(self._run, self._dir, facts)
         if any(
-            isinstance(a, Revoke | EndTrial)
+            isinstance(a, Cancel | EndTrial | Note | Revoke)
             or (isinstance(a, NewRound) and self._search.may_search(self._run, facts))
             or (isinstance(a, Finish) and a.why)
             for a in actions
         ):
             refresh_listings(self._dir, [dataset.name for dataset in self._run.suite.datasets])
-            facts = self._facts(tasks)
+            facts = self._facts(self._pace.asked())
             actions = decide(self._run, self._dir, facts)
         self._tell(facts, "")
         return facts, actions

@@ -57,12 +57,25 @@ class Pace:
             return None
         if due:
             self.slower = slow_down(found)
-        mine = [task for task in found if task.name.startswith(self._prefix)]
-        mine = self._completing.without_gone(mine)
+            self._due = now + self._poll_seconds * self.slower
+        mine = self._mine(found)
         if mine == self._known and not due:
             return None
-        self._known, self._due = mine, now + self._poll_seconds * self.slower
+        self._known = mine
         return mine
+
+    def asked(self) -> list[TaskStatus]:
+        """Return the run's tasks as the scheduler itself says, now.
+
+        Raises:
+            ClusterSilent: the scheduler does not answer.
+        """
+        self._known = self._mine(self._cluster.poll(self._prefix))
+        return self._known
+
+    def _mine(self, found: Iterable[TaskStatus]) -> list[TaskStatus]:
+        mine = [task for task in found if task.name.startswith(self._prefix)]
+        return self._completing.without_gone(mine)
 
 
 def slow_down(tasks: Iterable[TaskStatus]) -> float:
