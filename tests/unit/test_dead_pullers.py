@@ -22,9 +22,11 @@ from coordinate_eval.coordinator.run.records import Run, read_run, write_run
 from coordinate_eval.coordinator.run.troubles.causes import JobCause, read_causes, read_dead_pullers
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions import values as d
+from coordinate_eval.coordinator.supervisor.decisions.deaths import all_die, last_cause
 from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS
 from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
 from coordinate_eval.coordinator.supervisor.facts.dead_pullers import undiagnosed_pullers
+from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.diagnosis.reaction import Action
 from coordinate_eval.diagnosis.rules import shipped
@@ -124,6 +126,30 @@ def test_words_of_a_log_count_until_such_jobs_have_worked(run_dir: RunDir, kind:
         _files.write(run_dir.requests_index("b"), "{}")
         (after,) = undiagnosed_pullers(run_dir, run, [task(name)])
         assert not after.before_work
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_whose_jobs_died_at_first_and_worked_since(
+    run_dir: RunDir, kind: Pullers
+) -> None:
+    name = pullers_name(RUN, kind, 0)
+    for index in range(2):
+        _files.write(run_dir.logs / f"{name}.7_{index}.log", LOGS["Import Error"])
+    both = [task(name, 0), task(name, 1, "n2")]
+    assert all(cause.before_work for cause in look(run_dir, *both))
+    run = read_run(run_dir)
+
+    def known() -> d.Facts:
+        return gather_facts(run_dir, run, both, 0.0, Counter())
+
+    assert all_die(run, known(), kind)
+    span = SPANS[2] if kind is Pullers.METRIC else whole("b")
+    assert Ledger(run_dir, LEDGERS_OF[kind][-1]).claim(span, "x", "7_2.0") is not None
+    if kind is Pullers.BUILD:
+        assert all_die(run, known(), kind), "nothing is built yet"
+        _files.write(run_dir.requests_index("b"), "{}")
+    assert all_die(run, known(), kind) == ""
+    assert "Import Error" in last_cause(known(), kind), "an end for another reason still says it"
 
 
 def dead(kind: Pullers, job: str, node: str = "n1", **fields: Any) -> JobCause:

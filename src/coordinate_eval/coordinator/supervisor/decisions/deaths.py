@@ -17,9 +17,10 @@ def all_die(run: Run, facts: Facts, kind: Pullers) -> str:
     every other would meet, on two nodes or in two arrays.
     """
     dead = facts.dead.get(kind, ())
-    if not dead or any(
+    alive = any(
         task.state is not State.ENDED and is_pullers(run, task.name, kind) for task in facts.tasks
-    ):
+    )
+    if not dead or alive or kind in facts.worked:
         return ""
     nodes = {cause.node for cause in dead}
     arrays = {cause.job.rpartition("_")[0] for cause in dead}

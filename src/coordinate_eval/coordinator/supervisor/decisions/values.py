@@ -62,6 +62,7 @@ class Facts:
         last: the last round with its trials that have begun, if it began since the last resume.
         causes: why trials and keepers died since the last resume, by job.
         dead: why pullers did, by kind.
+        worked: those of these kinds of which a job has done something by now.
         undiagnosed: jobs of all kinds of which that is not written yet.
         cores: of this machine, if all jobs of the run share it.
         judge: how far the judge is, None before it is asked.
@@ -92,6 +93,7 @@ class Facts:
     last: tuple[Round, Sequence[TrialProgress]] | None = None
     causes: Mapping[str, JobCause] = field(default_factory=dict)
     dead: Mapping[Pullers, Sequence[JobCause]] = field(default_factory=dict)
+    worked: frozenset[Pullers] = frozenset()
     undiagnosed: Sequence[Failure] = ()
     fruitless_rounds: int = 0
     most_trials: int = 0

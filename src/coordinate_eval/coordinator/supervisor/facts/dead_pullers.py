@@ -1,7 +1,7 @@
 """Build, metric and scoring jobs and judges that died, as the scheduler says."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import End, State, TaskStatus
@@ -33,6 +33,11 @@ def undiagnosed_pullers(run_dir: RunDir, run: Run, tasks: Sequence[TaskStatus]) 
                 before_work=none_has_worked(kind), pullers=kind,
             )  # fmt: skip
     return list(found.values())
+
+
+def kinds_that_worked(run_dir: RunDir, run: Run, kinds: Iterable[Pullers]) -> frozenset[Pullers]:
+    """Return the kinds of pullers of which one has worked by now."""
+    return frozenset(kind for kind in kinds if not _none_has_worked(run_dir, run, kind))
 
 
 def _log(run_dir: RunDir, task: TaskStatus) -> str:

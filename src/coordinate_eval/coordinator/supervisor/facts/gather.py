@@ -22,7 +22,10 @@ from coordinate_eval.coordinator.run.records import (
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.troubles.causes import read_causes, read_dead_pullers
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, NodeKey
-from coordinate_eval.coordinator.supervisor.facts.dead_pullers import undiagnosed_pullers
+from coordinate_eval.coordinator.supervisor.facts.dead_pullers import (
+    kinds_that_worked,
+    undiagnosed_pullers,
+)
 from coordinate_eval.coordinator.supervisor.facts.engine_pace import pace, ready_seconds
 from coordinate_eval.coordinator.supervisor.facts.idle_rounds import count_idle_rounds
 from coordinate_eval.records import Span
@@ -69,6 +72,7 @@ def gather_facts(
             span for span in all_spans(run, name) if span.dataset in left
         )
     ]
+    dead = read_dead_pullers(run_dir)
     idle = count_idle_rounds(run_dir, run, rounds, now)
     in_work = [claim.span for name, claim in open_claims if name == "outputs"]
     return Facts(
@@ -103,7 +107,8 @@ def gather_facts(
         answered=any(trial.responses for group in trials.values() for trial in group),
         last=_last(run_dir, rounds, trials),
         causes=read_causes(run_dir),
-        dead=read_dead_pullers(run_dir),
+        dead=dead,
+        worked=kinds_that_worked(run_dir, run, dead),
         undiagnosed=[*undiagnosed_pullers(run_dir, run, tasks), *_undiagnosed(run_dir)],
         judge=_files.read_record_if_there(run_dir.judge, JudgeProgress),
         trials={t.trial: t for round_ in going_on for t in trials[round_.number]},
