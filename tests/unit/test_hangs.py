@@ -103,12 +103,15 @@ def test_one_that_was_helped_has_the_time_of_all_that_it_may_work_at() -> None:
     assert ended(replace(helped, silent={"n1-1": 3 * LEAST}, unpublished=[])) == []
 
 
-def test_one_that_holds_nothing_is_not_waited_for_as_if_it_did() -> None:
-    idle = running(open_claims=[], silent={"n1-1": LEAST}, due={"a": 9 * LEAST})
-    assert len(ended(idle)) == 1
+def test_one_whose_helper_published_all_that_it_held_has_the_time_of_any_dataset() -> None:
+    """Nothing says any more what it answers, until that answer is there."""
+    due = {"a": 9 * LEAST, "b": LEAST}
+    helped = running(open_claims=[], silent={"n1-1": LEAST}, due=due)
+    assert ended(helped) == []
     theirs = running().open_claims[0][1]
     theirs = theirs._replace(claim=theirs.claim.model_copy(update={"owner": "n1-0"}))
-    assert len(ended(replace(idle, helped_claims=[theirs]))) == 1
+    assert ended(replace(helped, helped_claims=[theirs])) == [], "another one's say nothing of it"
+    assert len(ended(replace(helped, silent={"n1-1": 9 * LEAST}))) == 1
 
 
 def cancelled(found: Facts, run: Any = RUN) -> list[str]:

@@ -40,7 +40,9 @@ def hanging_trials(run: Run, facts: Facts) -> list[Action]:
         ]
         # It may work at shards that others have claimed since, to help.
         helped = [claim for claim in facts.helped_claims if claim.claim.owner == trial]
-        datasets = {claim.span.dataset for claim in (*(claim for _, claim in held), *helped)}
+        claims = [*(claim for _, claim in held), *helped]
+        # Its helper may have published all that it held while it goes on: at any dataset.
+        datasets = {claim.span.dataset for claim in claims} or facts.due.keys()
         allowed = silence_seconds(run, progress, datasets, facts.due)
         silent = facts.silent.get(trial, 0.0)
         if silent < allowed:
