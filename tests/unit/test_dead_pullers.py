@@ -1,5 +1,6 @@
 """Build, metric and scoring jobs that die: why comes to people, and ends what is in vain."""
 
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,12 @@ from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.pullers import LEDGERS_OF, Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, write_run
-from coordinate_eval.coordinator.run.troubles.causes import JobCause, read_causes, read_dead_pullers
+from coordinate_eval.coordinator.run.troubles.causes import (
+    JobCause,
+    read_causes,
+    read_dead_pullers,
+    write_cause,
+)
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions import values as d
 from coordinate_eval.coordinator.supervisor.decisions.deaths import all_die, last_cause
@@ -100,6 +106,14 @@ def test_what_is_killed_for_memory_names_the_setting(
     assert setting in found.cure
     (line,) = report_failures(run_dir)
     assert setting in line
+
+
+def test_the_last_to_die_comes_last_whatever_the_names(run_dir: RunDir) -> None:
+    names = ["metric0_2", "metric0_10", "metric0_1"]
+    for when, name in enumerate(names):
+        write_cause(run_dir, dead(Pullers.METRIC, name))
+        os.utime(run_dir.cause(name), (1000 + when, 1000 + when))
+    assert [each.job for each in read_dead_pullers(run_dir)[Pullers.METRIC]] == names
 
 
 def test_only_deaths_count(run_dir: RunDir) -> None:

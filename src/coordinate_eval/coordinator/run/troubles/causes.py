@@ -104,11 +104,13 @@ def read_dead_pullers(run_dir: RunDir) -> dict[Pullers, list[JobCause]]:
 
 
 def _read(run_dir: RunDir) -> dict[str, JobCause]:
-    """Return all causes since the run was last resumed, by job, in the order of their names."""
+    """Return all causes since the run was last resumed, by job, the last ones last."""
     since = _files.modified(run_dir.resumed)
     found = {}
-    for path in _files.records_in(run_dir.causes_folder):
+    for when, path in sorted(
+        (_files.modified(p), p) for p in _files.records_in(run_dir.causes_folder)
+    ):
         with contextlib.suppress(RecordError):
-            if _files.modified(path) >= since:
+            if when >= since:
                 found[path.stem] = _files.read_record(path, JobCause)
     return found
