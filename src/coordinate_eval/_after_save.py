@@ -100,7 +100,7 @@ def _submit(
     command = [sys.executable, "-P", "-m", "coordinate_eval", "run", path, "--queue", *given]
     output = Path(f"{path}.evaluation.log")
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(output, flags, 0o666), "ab") as file:
+    with os.fdopen(os.open(output, flags, 0o644), "ab") as file:
         began = file.seek(0, os.SEEK_END)
         child = subprocess.Popen(
             [*limited, *command],

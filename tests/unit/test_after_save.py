@@ -71,6 +71,18 @@ def test_what_is_asked_for(
     assert (tmp_path / "step-100.evaluation.log").read_text() == f"{said}\n"
 
 
+def test_nobody_else_can_write_to_the_log_of_a_training_job_without_umask(
+    command: Command, tmp_path: Path
+) -> None:
+    before = os.umask(0)
+    try:
+        coordinate_eval.after_save(tmp_path / "step-100")
+    finally:
+        os.umask(before)
+    ended()
+    assert (tmp_path / "step-100.evaluation.log").stat().st_mode & 0o777 == 0o644
+
+
 @pytest.mark.parametrize("options", [["--cluster", "ray"], ["--cluster=ray"]])
 def test_another_cluster(command: Command, tmp_path: Path, options: list[str]) -> None:
     coordinate_eval.after_save(tmp_path / "x", options=options)
