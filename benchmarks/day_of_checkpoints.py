@@ -13,8 +13,8 @@ The seconds of each dataset are the predicted ones times a lognormal factor (σ 
 
 All first trials began 4 s after the call: no run waited for its first GPU. Nine of ten took 433 s
 at most, and the second longest 653 s. The worst is the last checkpoint: it found two free GPUs, and
-up to eight became free while it ran. It took 3,163 s on the first two, before a run that begins on
-a few free GPUs grew.
+up to eight became free later. It takes 2,072 s; before runs could grow it took 3,163 s, all on the
+first two.
 
 *Median* and *worst* are from the call of the command to the last score. *Idle* is the part of the
 GPU time that runs held in which no engine answered: the copy of the weights, engine starts, the end

@@ -1,4 +1,4 @@
-"""Engines that run out of memory: the next ones run fewer sequences."""
+"""Engines that run out of memory: the next ones compute less at once."""
 
 import os
 import time

@@ -175,7 +175,7 @@ time.sleep(1e6)
 """
 
 
-def test_a_lock_is_waited_for_and_free_when_its_holder_is_killed(
+def test_a_held_lock_saves_the_patient_a_call_and_is_free_when_its_holder_is_killed(
     tmp_path: Path, slurm: Slurm, process: Callable[[], SharedQueue]
 ) -> None:
     queue = process()
@@ -336,7 +336,7 @@ def test_another_users_file_is_not_read(
 
 
 @pytest.mark.parametrize("cluster", ["", "../c", "c/d", "-c", "c" * 200])
-def test_a_process_outside_of_a_job_asks_for_itself(
+def test_without_a_usable_name_of_the_cluster_nothing_is_shared(
     tmp_path: Path, slurm: Slurm, cluster: str
 ) -> None:
     queue = SharedQueue(tmp_path / "queue", cluster, slurm.ask)

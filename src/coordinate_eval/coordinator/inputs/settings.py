@@ -391,7 +391,11 @@ class Settings(Record):
         allow_inf_nan=False,
         description="refuse a plan whose makespan is longer",
     )
-    queue: bool = Field(default=False, description="wait for a GPU when none is free")
+    queue: bool = Field(
+        default=False,
+        description="if no GPU is free, wait for one; if few are, begin on them and take more as "
+        "they become free",
+    )
     first_signal: bool = Field(
         default=False, description="run a slice of every dataset first, for rough scores early"
     )

@@ -1,6 +1,6 @@
 """The supervisor's loop: poll the scheduler, gather facts, decide, act.
 
-Nobody else of a run talks to the scheduler. A supervisor can be killed at any instruction: the
+Nobody else of a run submits or watches its jobs. A supervisor can be killed at any instruction: the
 next one goes on from the files of the run directory. Of two that run at the same time, the one
 with the lower epoch leaves.
 """

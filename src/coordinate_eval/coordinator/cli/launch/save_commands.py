@@ -49,7 +49,7 @@ _Most = Annotated[
     int | None,
     typer.Option(
         min=1, metavar="N", help="Have at most N runs at once.",
-        show_default="4; 1 without a cluster", rich_help_panel=_WATCH,
+        show_default="4; 1 on one machine", rich_help_panel=_WATCH,
     ),
 ]  # fmt: skip
 _Cron = Annotated[

@@ -106,7 +106,12 @@ GpusOfType = Annotated[
 ]
 Queue = Annotated[
     bool | None,
-    typer.Option("--queue", help="If no GPU is free, wait for one.", rich_help_panel=WHERE),
+    typer.Option(
+        "--queue",
+        help="If no GPU is free, wait for one; if few are, begin on them and take more as they "
+        "become free. `watch` always does.",
+        rich_help_panel=WHERE,
+    ),
 ]
 Constraint = Annotated[
     str | None,

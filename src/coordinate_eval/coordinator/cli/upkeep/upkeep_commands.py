@@ -59,8 +59,9 @@ def prune(
 ) -> None:
     """Remove or compact runs of yours in `runs_dir` that are complete, incomplete or cancelled.
 
-    A run that goes on is left alone, and so is one with files that are not of this program. A
-    checkpoint whose run was removed is evaluated again if it is asked for again, also by `watch`.
+    A run that goes on is left alone, and so is one without all results for a day after its last
+    change, and one with files that are not of this program. A checkpoint whose run was removed is
+    evaluated again if it is asked for again, also by `watch`.
 
     Exit status: 0 all was done or listed; 1 some run could not be removed or compacted; 3 the
     scheduler did not answer.
