@@ -71,6 +71,9 @@ class Busy(Record):
     excluded: bool = Field(
         default=False, description="the settings exclude it, so that waiting does not help"
     )
+    away: bool = Field(
+        default=False, description="down or drained: it comes back when somebody has mended it"
+    )
     gpus: int = Field(default=0, description="installed, as far as it is known")
     gpu_type: str = ""
     gpu_memory_gib: float = 0.0

@@ -188,6 +188,8 @@ def test_where_there_is_no_other_node_none_is_avoided() -> None:
     assert without_avoided(NODES, [], Settings(), every) == (NODES, [])
     excluded = [Busy(name="n4", why="drained", excluded=True)]
     assert without_avoided(NODES, excluded, Settings(), every) == (NODES, excluded)
+    drained = [Busy(name="n4", why="drained: fan", away=True)]
+    assert without_avoided(NODES, drained, Settings(), every) == (NODES, drained)
     in_use = [Busy(name="n4", why="8 of 8 GPUs in use")]
     assert without_avoided(NODES, in_use, Settings(), every)[0] == []
 

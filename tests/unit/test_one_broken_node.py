@@ -89,14 +89,16 @@ def test_where_there_is_one_node_the_run_ends_soon_with_words(run_dir: RunDir) -
     assert why.endswith(ELSEWHERE)
 
 
-@pytest.mark.parametrize("what", ["another type", "drained", "not named"])
+@pytest.mark.parametrize("what", ["another type", "excluded", "drained", "not named"])
 def test_a_node_that_the_run_can_never_have_is_no_other_node(run_dir: RunDir, what: str) -> None:
     cluster = Failing(run_dir, "engine start", MISSING)
     if what == "another type":
         cluster.free = [NODES[0], NODES[1].model_copy(update={"gpu_type": "v100"})]
         cluster.busy = [Busy(name="n3", why="8 of 8 GPUs in use", gpu_type="v100")]
+    elif what == "excluded":
+        cluster.free, cluster.busy = NODES[:1], [Busy(name="n2", why="", excluded=True)]
     elif what == "drained":
-        cluster.free, cluster.busy = NODES[:1], [Busy(name="n2", why="DRAIN", excluded=True)]
+        cluster.free, cluster.busy = NODES[:1], [Busy(name="n2", why="drained", away=True)]
     else:
         change(run_dir, nodes="n1")
     why, _ = supervise(run_dir, cluster)

@@ -72,6 +72,8 @@ _WORDS = {
     "COMPLETING": "a job on it is ending",
     "PLANNED": "promised to a waiting job",
 }
+# Those of them that pass only when somebody has mended the node.
+_AWAY = {"DOWN", "FAIL", "DRAIN", "DRAINED", "DRAINING"}
 _REASONLESS = {"RESERVED", "COMPLETING", "PLANNED"}
 
 
@@ -132,7 +134,8 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
                 most = max(all_types, key=lambda node: (node.free_gpus, node.gpus))
                 why = hindrance or _exhausted(most)
                 known = most.model_dump(include={"name", "gpus", "gpu_type", "gpu_memory_gib"})
-                busy.append(Busy(why=why, excluded=bool(excluded), **known))
+                away = bool(_AWAY.intersection(_states(entry)))
+                busy.append(Busy(why=why, excluded=bool(excluded), away=away, **known))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ClusterError(
             f"Slurm's list of nodes has an unknown form ({brief(repr(error))}); "

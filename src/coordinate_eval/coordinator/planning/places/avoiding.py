@@ -22,15 +22,17 @@ def without_avoided(
 
     A node that the user names is used all the same, unless jobs of this run failed there: those
     nodes are `suspected`, and rather used than any other only where there is none. Where no other
-    node is there, free or busy, none is avoided: waiting would not help. Only nodes that the user
-    may have meant are others: with GPUs of `gpu_type`, if that is known.
+    node is there, free or in use, none is avoided: waiting would not help, nor does it for a node
+    that is down or drained. Only nodes that the user may have meant are others: with GPUs of
+    `gpu_type`, if that is known.
     """
     usual = {} if names_nodes(settings) else avoided
     free = [node for node in asked(nodes, settings.nodes) if gpu_type in ("", node.gpu_type)]
     later = [
         each
         for each in asked(busy, settings.nodes)
-        if not each.excluded and (not each.gpu_type or gpu_type in ("", each.gpu_type))
+        if not (each.excluded or each.away)
+        and (not each.gpu_type or gpu_type in ("", each.gpu_type))
     ]
     others = {node.name for node in free} | {each.name for each in later}
     for shunned in ({**usual, **suspected}, suspected):
