@@ -13,7 +13,7 @@ from tests.unit.test_job_causes import cause, trial
 
 from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.report.failures import Failure
-from coordinate_eval.coordinator.run.jobs import trial_id
+from coordinate_eval.coordinator.run.jobs import trial_id, trials_name
 from coordinate_eval.coordinator.run.records import Round, RoundNode, TrialProgress
 from coordinate_eval.coordinator.run.troubles.causes import JobCause, keeper_id
 from coordinate_eval.coordinator.supervisor.decide import decide
@@ -108,6 +108,25 @@ def test_where_one_node_is_asked_for_another_is_tried_before_the_end(trials: int
     before = cause("n2-0-r0", "n2")
     assert finished(replace(found, causes={**found.causes, before.job: before}))
     assert finished(replace(found, idle_rounds=MAX_IDLE_ROUNDS)), "no other node was to be had"
+
+
+def test_a_node_that_says_the_same_twice_is_believed() -> None:
+    """No other one was to be had in between: it was suspected, and others were looked for."""
+    node = RoundNode(name="n1", gpu_type="h200", trials=2)
+    second = ROUND.model_copy(update={"nodes": [node], "number": 1})
+    now = [cause("n1-0-r1"), cause("n1-1-r1")]
+    tried = second, [trial(each.job, "n1") for each in now]
+    gone = submitted(trials_name(RUN, 1, "n1"))
+    found = seen({}, now, rounds=[second], last=tried, submitted=gone)
+    assert tried_elsewhere(found), "two trials of one round are one opinion"
+
+    def after(earlier: JobCause) -> d.Facts:
+        return replace(found, causes={**found.causes, earlier.job: earlier})
+
+    assert finished(after(cause("n1-0"))).endswith("Import Error (script): install it")
+    assert tried_elsewhere(after(cause(keeper_id(1, "n1")))), "its keeper is of that round"
+    for other in ({"reason": "Permission Error"}, {"before_work": False}):
+        assert tried_elsewhere(after(cause("n1-0", **other))), "it died of something else before"
 
 
 @pytest.mark.parametrize("reason", ["Argument Error", "Model Loading Error"])

@@ -30,9 +30,10 @@ def recurring(facts: Facts) -> Recurring | None:
 
     All trials of the last round failed, and with one error. Bad input fails again for certain, and
     so does what the rules say that every job would meet, if it was met on two nodes since the run
-    began. Where one node was asked for, it is one node's word. Engines that do not start on one
-    node may be that node's fault; if none starts on several nodes, another round is no help. A
-    trial that has ever answered proves all of it to be right.
+    began, or on one of them again, after others were looked for. Where one node was asked for, it
+    is one node's word. Engines that do not start on one node may be that node's fault; if none
+    starts on several nodes, another round is no help. A trial that has ever answered proves all of
+    it to be right.
     """
     if facts.answered or facts.last is None:
         return None
@@ -49,7 +50,9 @@ def recurring(facts: Facts) -> Recurring | None:
         known = [cause for cause in causes if cause is not None]
         if len({cause.reason for cause in known}) == 1 and _enough(round_, known, bool(trials)):
             last = known[-1]
-            elsewhere = not bad_input and last.may_be_of_node and not _met_on_two(facts, last)
+            elsewhere = (
+                not bad_input and last.may_be_of_node and not _met_again(facts, round_, known)
+            )
             return Recurring(f"{said}: {last.words}", elsewhere)
     nodes = {trial.node for trial in trials}
     if bad_input or (len(errors) == 1 and kinds == {"engine start"} and len(nodes) > 1):
@@ -86,10 +89,13 @@ def _causes(facts: Facts, round_: Round, trials: Sequence[TrialProgress]) -> lis
     return [*(facts.causes.get(trial.trial) for trial in trials), *keepers]
 
 
-def _met_on_two(facts: Facts, cause: JobCause) -> bool:
-    """Return whether jobs on two nodes died of a cause, in whichever rounds."""
-    alike = [each for each in facts.causes.values() if each.reason == cause.reason]
-    return len({each.node for each in alike if each.ends_all}) >= OPINIONS
+def _met_again(facts: Facts, round_: Round, causes: Sequence[JobCause]) -> bool:
+    """Return whether jobs died of a round's cause on two nodes, or on one in an earlier round."""
+    reason = causes[-1].reason
+    alike = [each for each in facts.causes.values() if each.ends_all and each.reason == reason]
+    mine = {each.job for each in causes} | {keeper_id(round_.number, n.name) for n in round_.nodes}
+    nodes = {each.node for each in alike}
+    return len(nodes) >= OPINIONS or any(each.job not in mine for each in alike)
 
 
 def _enough(round_: Round, causes: Sequence[JobCause], tried: bool) -> bool:
