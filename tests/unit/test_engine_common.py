@@ -3,7 +3,9 @@
 import math
 import subprocess
 import sys
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -162,3 +164,44 @@ def test_steps_become_smaller_where_an_engine_ran_out_of_memory(
 ) -> None:
     found = vllm_defaults.lighter_steps({"max_model_len": 3000, **args}, lighter)
     assert (found.get("max_num_batched_tokens"), found.get("max_num_seqs")) == fewer
+
+
+@pytest.mark.parametrize(
+    ("traits", "lighter", "tokens"),
+    [
+        ({}, 1, 8192),
+        ({}, 4, 2048),
+        ({"is_attention_free": True}, 4, 8192),
+        ({"is_encoder_decoder": True}, 4, 8192),
+        ({"is_hybrid": True}, 4, 8192),
+        ({"is_multimodal_model": True}, 4, 8192),
+        (None, 4, 8192),
+    ],
+)
+def test_steps_stay_where_smaller_ones_may_not_start(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    traits: dict[str, bool] | None,
+    lighter: int,
+    tokens: int,
+) -> None:
+    usual = dict.fromkeys(
+        ("is_attention_free", "is_encoder_decoder", "is_hybrid", "is_multimodal_model"), False
+    )
+
+    class EngineArgs:
+        def __init__(self, *, model: str, **_: object) -> None:
+            assert model == str(tmp_path)
+
+        def create_model_config(self) -> SimpleNamespace:
+            if traits is None:
+                raise ValueError("unknown model")
+            return SimpleNamespace(**usual | traits)
+
+    monkeypatch.setitem(sys.modules, "vllm", cast("Any", SimpleNamespace(EngineArgs=EngineArgs)))
+    monkeypatch.setattr(vllm_defaults, "on_cpu", lambda: False)
+    monkeypatch.setattr(vllm_defaults, "check_args", lambda _: None)
+    steps = {"max_num_batched_tokens": 8192}
+    monkeypatch.setattr(vllm_defaults, "_gpu_arguments", lambda *_: steps)
+    found = vllm_defaults.engine_arguments(tmp_path, 1, 3000, {"max_num_seqs": 64}, lighter)
+    assert (found["max_num_batched_tokens"], found["max_num_seqs"]) == (tokens, 64)

@@ -23,7 +23,11 @@ _STEP_TOKENS = (1024, 8192)
 """Fewest and most tokens of a step that are chosen here."""
 
 _LEAST_STEP = 512
-"""Fewest tokens of a step after engines ran out of memory: a block of some models has as many."""
+"""Fewest tokens of a step after engines ran out of memory."""
+
+_BOUND = ("is_attention_free", "is_encoder_decoder", "is_hybrid", "is_multimodal_model")
+"""Properties of vLLM's `ModelConfig`. Where one holds, smaller steps may not start: a block of a
+state-space model has to fit into one, an image, or a whole prompt: thousands of tokens."""
 
 
 def engine_arguments(
@@ -31,7 +35,8 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of `EngineArgs`: those of the user, and defaults for the others.
 
-    Steps have so many times fewer tokens as `lighter` says, whoever has chosen them.
+    Steps have so many times fewer tokens as `lighter` says, whoever has chosen them, where the
+    model starts with any.
 
     Raises:
         UserError: an argument is unknown, or not the user's to give.
@@ -47,7 +52,7 @@ def engine_arguments(
         **(_cpu_arguments(model) if on_cpu() else _gpu_arguments(model, args)),
         **args,
     }
-    if lighter > 1:
+    if lighter > 1 and not _bounds_steps(model, chosen):
         chosen |= lighter_steps(chosen, lighter)
     return chosen | {
         "model": f"./{model.name}",
@@ -109,6 +114,19 @@ def lighter_steps(args: Mapping[str, Any], lighter: int) -> dict[str, int]:
     fewer = {"max_num_batched_tokens": max(min(tokens, least), tokens // lighter)}
     # Of its own accord vLLM runs no more sequences than a step has tokens.
     return fewer | ({"max_num_seqs": min(sequences, *fewer.values())} if sequences else {})
+
+
+def _bounds_steps(model: Path, args: Mapping[str, Any]) -> bool:
+    """Return whether vLLM may not start the model with smaller steps.
+
+    It would say so late, after weights are loaded, and not in this process if there are others.
+    """
+    try:
+        arguments = importlib.import_module("vllm").EngineArgs(**args, model=str(model))
+        config = arguments.create_model_config()
+        return any(getattr(config, name) for name in _BOUND)
+    except Exception:  # the start itself will say what is wrong
+        return True
 
 
 def _cpu_arguments(model: Path) -> dict[str, Any]:
