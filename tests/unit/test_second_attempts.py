@@ -1,5 +1,6 @@
 """Shards of slow trials: an idle one answers them too, where that ends sooner, and once."""
 
+import errno
 import time
 from collections import Counter
 from pathlib import Path
@@ -177,6 +178,25 @@ def test_whoever_is_overtaken_drops_what_is_left(tmp_path: Path, first: str) -> 
     assert sorted(run.published(), key=lambda r: r.item) == list(map(answer, run.requests))
     assert not list(tmp_path.rglob("*.part"))
     assert run.ledger.suspects([SHARD.span]) == set()
+
+
+def test_what_storage_cannot_say_is_seen_by_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Trials(tmp_path)
+    assert run.claim() == (SHARD, 2)
+    left = [request.identity() for request in run.idle.open(SHARD, 2)]
+    for request in run.requests[2:]:
+        run.slow.store(answer(request), 1.0)
+
+    def stale(path: Path, **_: object) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", stale)
+        assert run.idle.drop_published() == {}
+        assert run.idle.holds(SHARD.span)
+    assert run.idle.drop_published() == {SHARD.span: left}
 
 
 def test_a_trial_that_is_overtaken_answers_what_nobody_else_has(

@@ -128,17 +128,24 @@ class OpenShards:
     def drop_published(self) -> dict[Span, list[Identity]]:
         """Drop the shards that others have published meanwhile. Return what of them is unanswered.
 
-        That has to be given to the engine no more, and need not be answered.
+        That has to be given to the engine no more, and need not be answered. What storage cannot
+        say now, the next look may see.
         """
         gone: dict[Span, list[Identity]] = {}
         for works in self._open.values():
-            for span in [span for span in works if self._ledger.is_published(span)]:
+            for span in list(filter(self._seems_published, works)):
                 work = works.pop(span)
                 self._pace.drop(work.predicted_seconds)
                 work.writer.drop()
                 gone[span] = list(work.unanswered)
         self._dropped |= gone.keys()
         return gone
+
+    def _seems_published(self, span: Span) -> bool:
+        try:
+            return self._ledger.is_published(span)
+        except OSError:
+            return False
 
     def holds(self, span: Span) -> bool:
         """Return whether a shard is open here, perhaps because another trial helped and left."""
