@@ -87,6 +87,13 @@ class Home:
     def inspect(self) -> Checkpoint:
         return checkpoints.inspect(self.model)
 
+    def own(self, code: str) -> None:
+        """Have the task make its texts with `text` of this code."""
+        path = self.tasks / "cloze.yaml"
+        text = path.read_text().replace("""doc_to_text: "{{text.rsplit(' ', 1)[0]}}\"""", "")
+        path.write_text(f"{text}doc_to_text: !function own.text\n")
+        (self.tasks / "own.py").write_text(code)
+
     def suite_file(self) -> Path:
         path = self.folder / "suite.yaml"
         content = {"include_path": ["tasks"], "datasets": [{"name": "cloze", "task": "tiny_cloze"}]}
@@ -348,17 +355,49 @@ def text(doc):
     return str(len(list(transformers.BertModel(config).parameters())) > 0)
 """
 
+WANTS_EARLY = f"""from transformers.models.bert.modeling_bert import BertModel
 
-@pytest.mark.parametrize(("code", "said"), [(LOOKS, "False"), (WANTS, "True")])
+{WANTS}"""
+IMPORTS = """import torch
+
+
+def text(doc):
+    return str(int(torch.zeros(2).sum()) == 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(LOOKS, "False"), (WANTS, "True"), (WANTS_EARLY, "True"), (IMPORTS, "True")],
+)
 def test_models_are_loaded_for_tasks_that_want_one_alone(home: Home, code: str, said: str) -> None:
-    path = home.tasks / "cloze.yaml"
-    text = path.read_text().replace("""doc_to_text: "{{text.rsplit(' ', 1)[0]}}\"""", "")
-    path.write_text(f"{text}doc_to_text: !function own.text\n")
-    (home.tasks / "own.py").write_text(code)
+    home.own(code)
     made = requests(home.get())
     tokenizer = load_tokenizer(home.model)
     texts = {tokenizer.decode(request.tokens).removeprefix("<s>") for request in made}
     assert texts == {said}
+
+
+FAILS = """import os
+from pathlib import Path
+
+
+def text(doc):
+    with (Path(__file__).parent / "pids").open("a") as file:
+        print(os.getpid(), file=file)
+    raise {error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "processes"),
+    [('KeyError("answer")', 1), ('ImportError("X requires the PyTorch library")', 2)],
+)
+def test_only_what_may_want_models_is_built_again(home: Home, error: str, processes: int) -> None:
+    home.own(FAILS.format(error=error))
+    with pytest.raises(UserError, match=error.split("(")[0]):
+        home.get()
+    assert len(set((home.tasks / "pids").read_text().split())) == processes
 
 
 def test_a_chat_template_without_an_end_ends_the_building(

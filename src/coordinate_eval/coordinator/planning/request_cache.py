@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -40,6 +41,12 @@ FORMAT = 6
 LOCK_SECONDS = 900.0
 """Longest wait for another process that builds the same requests: its machine may have died, and
 storage on a network may never free its lock."""
+
+_WANTS_MODELS = re.compile(
+    r"torch|transformers|backend|import ?error|cannot import|no module named|is not defined",
+    re.IGNORECASE,
+)
+"""Words of errors that code meets which wants models where none are loaded."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,8 @@ class Builder:
     def _built(self, dataset: Dataset, part: Path) -> DatasetRequests:
         """Let the process write the requests to a file, and return their index."""
         reply = self._asked(dataset, part)
-        if reply.built is None and not reply.offline and not self._models:
+        wants = not reply.offline and _WANTS_MODELS.search(reply.error)
+        if reply.built is None and wants and not self._models:
             # The task's own code may want a model. Few tasks do, and their import takes seconds.
             self._process.close()
             del self._process
