@@ -23,6 +23,7 @@ from coordinate_eval.coordinator.supervisor.decisions.ends import (
     MAX_IDLE_ROUNDS,
 )
 from coordinate_eval.coordinator.supervisor.decisions.troubles import MOST_LOGS
+from coordinate_eval.diagnosis.cause import UNKNOWN
 from coordinate_eval.diagnosis.reaction import Action
 
 
@@ -127,6 +128,21 @@ def test_a_node_that_says_the_same_twice_is_believed() -> None:
     assert tried_elsewhere(after(cause(keeper_id(1, "n1")))), "its keeper is of that round"
     for other in ({"reason": "Permission Error"}, {"before_work": False}):
         assert tried_elsewhere(after(cause("n1-0", **other))), "it died of something else before"
+
+
+def test_rounds_without_a_response_end_with_the_last_known_cause() -> None:
+    said = f"{MAX_IDLE_ROUNDS} rounds in a row produced no response"
+    idle = replace(seen({}, []), idle_rounds=MAX_IDLE_ROUNDS)
+    assert finished(idle) == said
+    before = {"action": Action.LESS_LOAD, "reason": "Out of Memory Error", "cure": "use less"}
+    earlier = cause("n9-0", "n9", **before)
+    known = replace(idle, causes={earlier.job: earlier})
+    assert finished(known).startswith(f"{said}; the last job of which the cause is known died of ")
+    assert finished(known).endswith("Out of Memory Error (script): use less")
+    last = [cause("n1-0", before_work=False), cause("n2-0", "n2", reason=UNKNOWN)]
+    found = seen({}, last, idle_rounds=MAX_IDLE_ROUNDS)
+    found = replace(found, causes={**found.causes, earlier.job: earlier})
+    assert finished(found).endswith("Import Error (script): install it"), "of the last round"
 
 
 @pytest.mark.parametrize("reason", ["Argument Error", "Model Loading Error"])

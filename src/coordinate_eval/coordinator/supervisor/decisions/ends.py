@@ -8,7 +8,7 @@ from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.decisions.deaths import all_die, last_cause
 from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS, is_hopeful
-from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
+from coordinate_eval.coordinator.supervisor.decisions.recurring import last_known, recurring
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
     Facts,
@@ -64,7 +64,8 @@ def next_round(run: Run, facts: Facts) -> list[Action]:
     if found and (not found.elsewhere or facts.idle_rounds >= MAX_IDLE_ROUNDS):
         return [Finish(found.why)]
     if facts.idle_rounds >= MAX_IDLE_ROUNDS:
-        return [Finish(f"{facts.idle_rounds} rounds in a row produced no response")]
+        said = f"{facts.idle_rounds} rounds in a row produced no response"
+        return [Finish(said + last_known(facts))]
     if not facts.claimable["outputs"] and not any(
         ledger == "outputs" for ledger, _ in facts.open_claims
     ):

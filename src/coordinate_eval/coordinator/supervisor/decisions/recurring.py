@@ -77,6 +77,16 @@ def ends_early(run: Run, facts: Facts) -> bool:
     return len(nodes) >= OPINIONS and not copying and not facts.running_trials(run)
 
 
+def last_known(facts: Facts) -> str:
+    """Return of what a trial or keeper died, to be added to a sentence; empty if nobody knows.
+
+    Those of the last round come first.
+    """
+    last = _causes(facts, *facts.last) if facts.last else []
+    known = [c for c in (*facts.causes.values(), *last) if c is not None and c.known]
+    return f"; the last job of which the cause is known died of {known[-1].words}" if known else ""
+
+
 def _causes(facts: Facts, round_: Round, trials: Sequence[TrialProgress]) -> list[JobCause | None]:
     """Return the causes of the trials, and of the keepers that failed where no trial began."""
     tried = {trial.node for trial in trials}
