@@ -11,10 +11,14 @@ from tests.unit.test_decide import make_run
 from coordinate_eval import _files
 from coordinate_eval.cluster import End
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, TrialProgress
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
+from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.troubles.memory import Load, lighter_load
 from coordinate_eval.coordinator.run.troubles.trouble import Trouble, write_trouble
+from coordinate_eval.coordinator.supervisor.decisions.ends import MAX_IDLE_ROUNDS
+from coordinate_eval.coordinator.supervisor.facts.idle_rounds import IdleRounds, count_idle_rounds
 
 
 def run_of(engine: str, **args: Any) -> Run:
@@ -47,6 +51,41 @@ def test_each_engine_that_runs_out_of_memory_halves_the_load(tmp_path: Path) -> 
     _files.write(run_dir.resumed, "")
     os.utime(run_dir.resumed, (time.time() + 1,) * 2)
     assert lighter_load(run_dir, run) == Load(1024, 1024)
+
+
+def rounds_of(run_dir: RunDir, run: Run, count: int, **fields: Any) -> list[IdleRounds]:
+    """What is counted after each of these rounds, whose four trials all run out of memory."""
+    rounds, counted = [], []
+    for number in range(count):
+        node = RoundNode(name="n", gpu_type="h200", trials=4)
+        made = Round(number=number, created=0, nodes=[node], minutes=9)
+        _files.write_record(run_dir.round(number), made)
+        load = lighter_load(run_dir, run).sequences
+        for trial, _ in trials_of(made):
+            tell(run_dir, trial, **{"sequences": load, "cause": "out of memory", **fields})
+        rounds.append(made)
+        counted.append(count_idle_rounds(run_dir, run, rounds, 0.0))
+    return counted
+
+
+def test_the_least_load_is_tried_before_a_run_is_given_up(tmp_path: Path) -> None:
+    counted = rounds_of(RunDir(tmp_path), run_of("vllm"), 4)
+    assert counted == [(0, 0), (0, 0), (0, 0), (4, 0)]
+    assert counted[-1].rounds >= MAX_IDLE_ROUNDS
+
+
+def test_rounds_that_try_no_lighter_load_are_not_passed_over_for_ever(tmp_path: Path) -> None:
+    counted = rounds_of(RunDir(tmp_path), run_of("vllm"), 6, sequences=1024)
+    assert [each.rounds for each in counted] == [0, 0, 0, 1, 2, 3]
+
+
+def test_a_round_in_which_one_trial_failed_otherwise_counts(tmp_path: Path) -> None:
+    run_dir, run = RunDir(tmp_path), run_of("vllm")
+    rounds_of(run_dir, run, 1)
+    (round_,) = read_rounds(run_dir)
+    (first, _), *_ = trials_of(round_)
+    tell(run_dir, first, 1024, cause="other")
+    assert count_idle_rounds(run_dir, run, [round_], 0.0) == (1, 0)
 
 
 def test_other_failures_change_no_load(tmp_path: Path) -> None:

@@ -8,6 +8,11 @@ from coordinate_eval.coordinator.report.failures import read_trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, Run, TrialProgress
 from coordinate_eval.coordinator.run.troubles.causes import JobCause, keeper_id, read_causes
+from coordinate_eval.coordinator.run.troubles.memory import (
+    MAX_HALVINGS,
+    is_lighter_left,
+    out_of_memory,
+)
 from coordinate_eval.diagnosis.reaction import Action
 
 MAX_SEARCHING_ROUNDS = 6
@@ -33,9 +38,10 @@ def count_idle_rounds(run_dir: RunDir, run: Run, rounds: Sequence[Round], now: f
     """Return how many of the last rounds in a row, since the last resume, brought no response.
 
     A round that began while an earlier one's trials still answered does not count, nor do those
-    before it. Nor do a few in which items that end engines were looked for. For a day a round does
-    not count of which no trial began and which lasted `patience_seconds`: it waited in the queue.
-    For an hour one does not whose jobs all died of what passes by itself.
+    before it. Nor do a few in which items that end engines were looked for, or in which all trials
+    ran out of memory, as long as the next engine runs fewer sequences than any before. For a day a
+    round does not count of which no trial began and which lasted `patience_seconds`: it waited in
+    the queue. For an hour one does not whose jobs all died of what passes by itself.
     """
     answering = [
         _files.modified(run_dir.trial(trial.trial))
@@ -45,7 +51,9 @@ def count_idle_rounds(run_dir: RunDir, run: Run, rounds: Sequence[Round], now: f
     ]
     since = max(_files.modified(run_dir.resumed), *answering, 0.0)
     causes = read_causes(run_dir)
-    idle, waits, searching, end = 0, 0, 0, now
+    short = out_of_memory(run_dir, run)
+    lighter = is_lighter_left(run, short)
+    idle, waits, searching, shrinking, end = 0, 0, 0, 0, now
     for round_ in reversed(rounds):
         created = _files.modified(run_dir.round(round_.number))
         if created < since:
@@ -55,7 +63,10 @@ def count_idle_rounds(run_dir: RunDir, run: Run, rounds: Sequence[Round], now: f
             break
         searched = bool(answering) and any(trial.suspects for trial in trials)
         searching += searched
-        if not searched or searching > MAX_SEARCHING_ROUNDS:
+        shrunk = lighter and bool(trials) and all(trial.trial in short for trial in trials)
+        shrinking += shrunk
+        searches = searched and searching <= MAX_SEARCHING_ROUNDS
+        if not (searches or (shrunk and shrinking <= MAX_HALVINGS)):
             queued = not trials and end - round_.created >= run.settings.supervisor.patience_seconds
             excused = LONGEST_QUEUE_SECONDS if queued else 0.0
             if not queued and _met_an_outage(causes, round_, trials):
