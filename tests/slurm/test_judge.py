@@ -68,7 +68,8 @@ def suite(user: Workspace) -> Path:
 
 def submit(user: Workspace, suite: Path, url: str, name: str, **environ: str) -> Path:
     return user.submit(
-        suite, "--run-dir", user.folder / name, "--judge-url", url, "--judge-model", "judge",
+        suite, "--max-gpus", 1, "--run-dir", user.folder / name,
+        "--judge-url", url, "--judge-model", "judge",
         COORDINATE_EVAL_JUDGE_CONCURRENCY="2",
         COORDINATE_EVAL_JUDGE_API_KEY_ENV="JUDGE_KEY",
         JUDGE_KEY=KEY,
