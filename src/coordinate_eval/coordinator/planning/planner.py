@@ -220,8 +220,9 @@ def _best(
     judge: JudgeWork | None,
     spare_gpus: int,
 ) -> _Dealt:
-    """Deal in several ways and return the one whose last score comes first.
+    """Deal in several ways and return the one with the shortest makespan.
 
+    With a judge, the makespan may be longer by no more seconds than the last score comes earlier.
     Trials run the slices in `first` first. Among equal ones the way tried first wins.
     """
     ready = [
@@ -260,7 +261,7 @@ def _best(
         # Always try whole datasets too, in the best order and in the plain one: no plan is worse.
         consider(packing.deal(each, pieces, ready, capacity.metric_cpus, Way.WHOLE))
     consider(packing.deal_round_robin(costs, pieces, len(slots)))
-    return min(found, key=lambda f: (f.last_score, f.outcome.makespan_seconds))
+    return min(found, key=lambda f: f.outcome.makespan_seconds + f.last_score)
 
 
 def _with_signal(
