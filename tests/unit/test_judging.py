@@ -1,5 +1,6 @@
 """When a judge has answered: what it adds to a plan, and what comes first because of it."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -30,8 +31,13 @@ def rated(costs: Sequence[Cost], seconds: Sequence[float]) -> list[Cost]:
     return [c.model_copy(update={"judge_seconds": s}) for c, s in zip(costs, seconds, strict=True)]
 
 
-def make(costs: Sequence[Cost], capacity: Capacity, judge: JudgeWork | None) -> Plan:
-    return planner.make(CHECKPOINT, SUITE, ENGINE, costs, capacity, judge=judge)
+def make(
+    costs: Sequence[Cost],
+    capacity: Capacity,
+    judge: JudgeWork | None,
+    latest: float = math.inf,
+) -> Plan:
+    return planner.make(CHECKPOINT, SUITE, ENGINE, costs, capacity, judge=judge, latest=latest)
 
 
 def timeline(costs: list[Cost], *queues: str) -> Timeline:
@@ -107,6 +113,8 @@ def test_it_changes_no_meaning_of_a_plan_and_what_it_costs_comes_back_in_the_las
     longer = made.estimate.makespan_seconds - makespan
     sooner = max(makespan, without) - made.last_score_seconds
     assert longer <= sooner + 1e-6 * makespan
+    hurried = make(costs, capacity, work, latest=makespan)
+    assert hurried.estimate.makespan_seconds <= makespan
 
 
 def test_what_a_judge_rates_comes_first() -> None:

@@ -210,10 +210,14 @@ def test_the_time_left_has_the_judge_s_part(run_dir: RunDir) -> None:
     assert left(alone) == 1000  # a run gives all answers together
     inner = RunDir(run_dir.judge_folder / "0123456789" / "run")
     answering = make_run(score_seconds={"a": 40.0, "b": 10.0})
-    for span in SPANS:
-        _files.write(inner.published("outputs", span), "")
+    _files.write(inner.planned, "{}")
+    assert left(alone) == 1000  # what cannot be read
+    inner.planned.unlink()
     write_run(inner, answering)
     write_planned(inner, answering)
+    assert left(alone) == 1000  # it waits for GPUs
+    for span in SPANS:
+        _files.write(inner.published("outputs", span), "")
     assert left(alone) == 40
     for portion in others:
         _files.write(run_dir.published("answers", portion), "")

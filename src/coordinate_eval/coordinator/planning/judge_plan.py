@@ -36,6 +36,9 @@ QUESTION_TOKENS = 1000
 ANSWER_TOKENS = 400
 """Taken for a judge's answer: some sentences, and its verdict."""
 
+MOST_SECONDS = 1e9
+"""Longest time of a judge that is planned with: thirty years."""
+
 SERVER_TOKENS_PER_SECOND = 40.0
 """Taken for what a server writes in answer to one question, whatever else it is asked."""
 
@@ -74,7 +77,8 @@ def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> 
     if not total:
         return None
     if settings.checkpoint is None:
-        seconds = {name: count * _server_seconds(settings) for name, count in questions.items()}
+        each = _server_seconds(settings)
+        seconds = {name: min(MOST_SECONDS, count * each) for name, count in questions.items()}
         return Judging(JudgeWork(questions=total, gpus=0), seconds)
     plan = _plan_of_its_run(run, offer, total)
     gpus = sum(trial.gpus for trial in plan.trials)

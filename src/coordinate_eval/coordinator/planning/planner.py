@@ -73,6 +73,16 @@ class _Dealt(NamedTuple):
         return max(self.outcome.makespan_seconds, judged)
 
 
+class _Wish(NamedTuple):
+    """What a plan is to take into account besides its makespan."""
+
+    judge: JudgeWork | None
+    spare_gpus: int
+    """GPUs beside the capacity that a judge's own run may use."""
+    latest: float
+    """Longest makespan wanted, in seconds."""
+
+
 def make(
     checkpoint: Checkpoint,
     suite: PlanSuite,
@@ -83,12 +93,14 @@ def make(
     first_signal: bool = False,
     judge: JudgeWork | None = None,
     spare_gpus: int = 0,
+    latest: float = math.inf,
 ) -> Plan:
     """Plan the evaluation of one checkpoint on this capacity.
 
     With `first_signal`, trials begin with a slice of every dataset (see `signal_slices`), where
     that keeps the makespan within `SIGNAL_PRICE`. What a `judge` is asked about comes as early as
-    the last score wants it; a judge's own run may use `spare_gpus` beside this capacity.
+    the last score wants it; a judge's own run may use `spare_gpus` beside this capacity. Neither
+    makes the makespan longer than `latest`, in seconds, if it could be shorter.
 
     Raises:
         UserError: There is nothing to run, or no node to run it on.
@@ -101,9 +113,10 @@ def make(
     slots = _slots(capacity)
     ready = staged + capacity.engine_start_seconds
     bound = lower_bound(costs, ready, len(slots), capacity.metric_cpus)
-    best = _best(costs, capacity, slots, staged, bound, [[] for _ in slots], judge, spare_gpus)
+    wish = _Wish(judge, spare_gpus, latest)
+    best = _best(costs, capacity, slots, staged, bound, [[] for _ in slots], wish)
     if first_signal:
-        best = _with_signal(costs, capacity, slots, staged, bound, best, judge, spare_gpus)
+        best = _with_signal(costs, capacity, slots, staged, bound, best, wish)
     outcome = best.outcome
     # A plan may reach the bound exactly, and sums of floats differ with their order.
     least = min(bound, outcome.makespan_seconds)
@@ -217,13 +230,13 @@ def _best(
     staged: float,
     bound: float,
     first: list[list[Piece]],
-    judge: JudgeWork | None,
-    spare_gpus: int,
+    wish: _Wish,
 ) -> _Dealt:
     """Deal in several ways and return the one with the shortest makespan.
 
-    With a judge, the makespan may be longer by no more seconds than the last score comes earlier.
-    Trials run the slices in `first` first. Among equal ones the way tried first wins.
+    With a judge, the makespan may be longer by no more seconds than the last score comes earlier,
+    but not too late where it need not be. Trials run the slices in `first` first. Among equal ones
+    the way tried first wins.
     """
     ready = [
         staged
@@ -243,8 +256,8 @@ def _best(
             jobs = metric_jobs(costs, trials, capacity.metric_cpus - kept, bound)
             timeline = simulate(costs, trials, jobs, scores, capacity.metric_cpus)
             outcome, spare = timeline.estimate(bound), len(slots) - len(trials)
-            free = spare_gpus + spare * capacity.gpus_per_trial
-            rated = judged(judge, costs, timeline, free) if judge else None
+            free = wish.spare_gpus + spare * capacity.gpus_per_trial
+            rated = judged(wish.judge, costs, timeline, free) if wish.judge else None
             found.append(_Dealt(trials, jobs, scores, outcome, rated))
             least = min(least, outcome.makespan_seconds)
             if least <= GOOD_ENOUGH * bound:
@@ -253,7 +266,7 @@ def _best(
 
     # A judge may need GPUs that are free late, whatever comes first: it may have no say in that.
     unjudged = [cost.model_copy(update={"judge_seconds": 0.0}) for cost in costs]
-    for each in (costs, unjudged) if judge else (costs,):
+    for each in (costs, unjudged) if wish.judge else (costs,):
         for way in _ways(each, len(slots), capacity.metric_cpus):
             queues = packing.deal(each, pieces, ready, capacity.metric_cpus, way)
             if consider(queues) <= GOOD_ENOUGH * bound:
@@ -261,7 +274,12 @@ def _best(
         # Always try whole datasets too, in the best order and in the plain one: no plan is worse.
         consider(packing.deal(each, pieces, ready, capacity.metric_cpus, Way.WHOLE))
     consider(packing.deal_round_robin(costs, pieces, len(slots)))
-    return min(found, key=lambda f: f.outcome.makespan_seconds + f.last_score)
+
+    def rank(dealt: _Dealt) -> tuple[float, float]:
+        makespan = dealt.outcome.makespan_seconds
+        return max(0.0, makespan - wish.latest), makespan + dealt.last_score
+
+    return min(found, key=rank)
 
 
 def _with_signal(
@@ -271,8 +289,7 @@ def _with_signal(
     staged: float,
     bound: float,
     without: _Dealt,
-    judge: JudgeWork | None,
-    spare_gpus: int,
+    wish: _Wish,
 ) -> _Dealt:
     """Return the plan with the largest slices that cost no more than `SIGNAL_PRICE`.
 
@@ -280,6 +297,7 @@ def _with_signal(
     they cannot wait for slices, so the trials that begin with such items get none.
     """
     makespan = without.outcome.makespan_seconds
+    most = min(SIGNAL_PRICE * makespan, max(makespan, wish.latest))
     window = makespan - staged - capacity.engine_start_seconds
     long = packing.trials_apart(costs, len(slots))
     for scale in SIGNAL_SCALES:
@@ -287,8 +305,8 @@ def _with_signal(
             trials = len(slots) - free
             slices = signal_slices.pick(costs, trials, window, scale)
             first = [*signal_slices.deal(costs, slices, trials), *([] for _ in range(free))]
-            dealt = _best(costs, capacity, slots, staged, bound, first, judge, spare_gpus)
-            if dealt.outcome.makespan_seconds <= SIGNAL_PRICE * makespan:
+            dealt = _best(costs, capacity, slots, staged, bound, first, wish)
+            if dealt.outcome.makespan_seconds <= most:
                 return dealt
     return without
 

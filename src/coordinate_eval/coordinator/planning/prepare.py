@@ -345,6 +345,7 @@ def _plan(
     checkpoint, suite, settings = run.checkpoint, run.suite, run.settings
     deadline = settings.deadline_seconds
     hurried = left < (deadline or math.inf)
+    latest = left if hurried else deadline
 
     def trials(part: Capacity) -> int:
         return sum(node.trials for node in part.nodes)
@@ -359,6 +360,7 @@ def _plan(
             first_signal=settings.first_signal,
             judge=judge,
             spare_gpus=(trials(capacity) - trials(part)) * capacity.gpus_per_trial,
+            latest=latest or math.inf,
         )
 
     thinkable = [costs, *if_wrong(costs)]
@@ -372,7 +374,7 @@ def _plan(
             bounds,
             capacity,
             settings.objective,
-            left if hurried else deadline,
+            latest,
             restraint=settings.restraint,
             named=names_nodes(settings),
         )

@@ -3,6 +3,7 @@
 Everything is read, nothing is written: whoever looks at a run does not change it.
 """
 
+import contextlib
 import os
 import time
 from collections import Counter
@@ -32,6 +33,7 @@ from coordinate_eval.coordinator.run.records import (
     read_run,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.errors import CoordinateError
 from coordinate_eval.records import DatasetRequests, Record, Span
 
 LEAST_SHARE = 0.03
@@ -411,16 +413,26 @@ def _with_judge(run_dir: RunDir, run: Run, left: float, lacking: float) -> float
     if run.settings.judge.checkpoint is None:
         left = max(left, lacking * run.judge_seconds)
     elif lacking:
+        judge = _left_of_judge(run_dir)
+        left = max(left, judge) if judge is not None else left + run.judge_seconds
+    return left if left >= 1 else None
+
+
+def _left_of_judge(run_dir: RunDir) -> float | None:
+    """Return the seconds that a judge's run has left; None if they are unknown, as without GPUs.
+
+    Whatever lies in its folder, the run that asks goes on.
+    """
+    with contextlib.suppress(OSError, CoordinateError):
         planned = list(run_dir.judge_folder.glob("*/run/planned.json"))
         if planned:
             inner = RunDir(max(planned, key=_files.modified).parent)
             judge = read_run(inner)
             requests = count_requests(inner, judge)
             found = progress(inner, judge, None, silent=False, requests=requests, supervised=True)
-            left = max(left, found.left_seconds or 0.0)
-        else:
-            left += run.judge_seconds
-    return left if left >= 1 else None
+            ends = found.phase in (Phase.SCORING, Phase.COMPLETE)
+            return found.left_seconds or (0.0 if ends else None)
+    return None
 
 
 def _scoring_left(run_dir: RunDir, run: Run) -> list[float]:

@@ -95,6 +95,7 @@ def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Ru
             "shards": shards,
             "portion_seconds": portion_seconds(asked),  # a compacted run has larger ones
             "score_seconds": {n: s for n, s in run.score_seconds.items() if n in names},
+            "judge_seconds": 0.0,  # another judge takes other times
         }
     )
 
