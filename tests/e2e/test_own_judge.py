@@ -127,7 +127,7 @@ def test_a_checkpoint_rates_the_responses_of_a_run_again(
     forget_answers(user)
     run = user.folder / "judged undisturbed"
     user.call("rescore", run, "--only", "judged", status=0, **judged_by(user))
-    (again,) = user.folder.glob("*-rescored-1")
+    again = user.folder / "judged undisturbed-rescored-1"
     assert scores(again) == {"judged": expected["judged"]}
     assert scores(judge_run(again))
     nothing_is_left(user, again)
