@@ -199,6 +199,28 @@ def test_what_storage_cannot_say_is_seen_by_the_next_look(
     assert run.idle.drop_published() == {SHARD.span: left}
 
 
+@pytest.mark.parametrize("first", ["idle", "slow"])
+def test_whoever_is_overtaken_goes_on_though_storage_cannot_remove_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    run = Trials(tmp_path)
+    assert run.claim() == (SHARD, 2)
+    left = [request.identity() for request in run.idle.open(SHARD, 2)]
+    winner, other = (run.idle, run.slow) if first == "idle" else (run.slow, run.idle)
+    for request in run.requests[2:]:
+        winner.store(answer(request), 1.0)
+
+    def stale(path: Path, **_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    monkeypatch.setattr(Path, "unlink", stale)
+    assert other.drop_published() == {SHARD.span: left}
+    assert not other.holds(SHARD.span)
+    other.store(answer(run.requests[2]), 1.0)
+    other.check_none_left()
+    assert sorted(run.published(), key=lambda r: r.item) == list(map(answer, run.requests))
+
+
 def test_a_trial_that_is_overtaken_answers_what_nobody_else_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -363,9 +363,13 @@ class AttemptWriter:
         return won
 
     def drop(self) -> None:
-        """Remove the lines: another attempt was published. This one need not be complete."""
-        self._close()
-        self._path.unlink(missing_ok=True)
+        """Remove the lines: another attempt was published. This one need not be complete.
+
+        Where storage fails for a moment they stay, which does no harm.
+        """
+        with contextlib.suppress(OSError):
+            self._close()
+            self._path.unlink(missing_ok=True)
 
     def give_back(self, cause: Cause, items: Iterable[int] = ()) -> None:
         """End the attempt. Its lines stay, for whoever claims the span next.
