@@ -8,6 +8,7 @@ another user planted raises `ForeignError`.
 import contextlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Callable, Hashable, Iterator
 from contextvars import ContextVar
@@ -34,6 +35,19 @@ def write(path: Path, text: str) -> None:
     temporary = _beside(path, text)
     temporary.replace(path)
     sync_folder(path.parent)
+
+
+def remove_left(path: Path, seconds: float) -> None:
+    """Remove what killed writers of a file left beside it, if that is so much older than the file.
+
+    Both times are of the file system's clock. Which of them were killed, nothing else tells.
+    """
+    name = re.compile(rf"\.{re.escape(path.name[:100])}\.[0-9a-f]{{16}}\.tmp")
+    oldest = modified(path) - seconds
+    for left in filter(name.fullmatch, names(path.parent)):
+        with contextlib.suppress(FileNotFoundError):
+            if (path.parent / left).lstat().st_mtime < oldest:
+                (path.parent / left).unlink()
 
 
 def replace(complete: Path, path: Path) -> None:

@@ -14,7 +14,12 @@ import pytest
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.slurm import shared_queue
-from coordinate_eval.slurm.shared_queue import LONGEST_PAUSE_SECONDS, MOST_BYTES, SharedQueue
+from coordinate_eval.slurm.shared_queue import (
+    LEFT_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    MOST_BYTES,
+    SharedQueue,
+)
 
 RUN, OTHER = "ce-a.1-", "ce-b.2-"
 MINE, THEIRS = f"{RUN}super1", f"{OTHER}super1"
@@ -210,6 +215,23 @@ def test_without_locks_the_file_still_serves_and_the_impatient_ask(
     calls = slurm.calls
     assert names(one.look(RUN, patient=True)) == {MINE}
     assert slurm.calls == calls
+
+
+def test_what_killed_writers_left_is_removed_by_the_next_process_that_asks(
+    tmp_path: Path, slurm: Slurm, process: Callable[[], SharedQueue]
+) -> None:
+    process()
+    folder = tmp_path / "queue"
+    names_of_others = {"c.txt", "c.lock", ".c.txt.tmp", ".d.txt.0123456789abcdef.tmp", "notes"}
+    young, old = ".c.txt.0123456789abcdef.tmp", ".c.txt.fedcba9876543210.tmp"
+    for name in {*names_of_others, young, old} - {"c.txt"}:
+        (folder / name).write_text("half an answer")
+    written = (folder / "c.txt").stat().st_mtime
+    for name in {*names_of_others, old} - {"c.txt"}:
+        os.utime(folder / name, (0, written - LEFT_SECONDS - 60))
+    os.utime(folder / young, (0, written - LEFT_SECONDS + 600))
+    process()
+    assert {path.name for path in folder.iterdir()} == {*names_of_others, young}
 
 
 FAILED = f"\x1e1|FAILED|None|n1|{MINE}\n"

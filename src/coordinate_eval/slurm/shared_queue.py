@@ -40,6 +40,9 @@ LONGEST_PAUSE_SECONDS = 120.0
 LOCK_SECONDS = 2.0
 """Time that the lock may take: network file systems may wait for a server, whatever is asked."""
 
+LEFT_SECONDS = 3600.0
+"""Age at which a file that was never renamed is one of a process that was killed."""
+
 _FORMAT = "coordinate-eval-queue@1"
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -70,6 +73,7 @@ class SharedQueue:
         """Of the last answer, as far as there is one in the file."""
         self._shares = False
         """Whether the last answer of this process is in the file."""
+        self._has_swept = False
         self._trusts = False
         self._looked = -math.inf
         """When this process looked last, by its own clock."""
@@ -148,6 +152,9 @@ class SharedQueue:
             mark = f"{_files.token()} {len(answer.encode())}"
             _files.write(self._file, f"{_FORMAT} {self._cluster} {mark}\n{answer}")
             self._mark, self._shares = mark, True
+            if not self._has_swept:
+                self._has_swept = True
+                _files.remove_left(self._file, LEFT_SECONDS)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[bool]:
