@@ -166,7 +166,7 @@ def read(path: Path) -> bytes:
     """Return the content of a file of the user's own.
 
     Raises:
-        ForeignError: it is not.
+        ForeignError: the file is another user's, or others can write to it.
         OSError: it cannot be read.
     """
     with open_to_read(path) as file:
@@ -214,7 +214,7 @@ def open_to_read(path: Path) -> BinaryIO:
     """Open a file of the user's own.
 
     Raises:
-        ForeignError: it is not.
+        ForeignError: the file is another user's, or others can write to it.
         OSError: it cannot be read.
     """
     return os.fdopen(_owner.open_file(path), "rb")

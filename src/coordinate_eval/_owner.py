@@ -173,7 +173,7 @@ def check_above(folder: Path) -> None:
     """Check that not everybody can put another folder in the place of this one.
 
     Raises:
-        ForeignError: they can.
+        ForeignError: everybody can.
         OSError: it is not there.
     """
     for above in folder.resolve().parents:

@@ -41,7 +41,7 @@ def check_own(path: Path, what: str, descriptor: int | None = None) -> None:
     """Check that what decides about programs is the user's own, root's or of `trusted_users`.
 
     Raises:
-        ForeignError: It is not.
+        ForeignError: The file is anybody else's, or others can write to it.
         OSError: It is not there.
     """
     status = path.stat() if descriptor is None else os.fstat(descriptor)

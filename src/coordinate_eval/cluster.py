@@ -226,7 +226,7 @@ class Cluster(Protocol):
         """Return whether each job with GPUs gets a whole node to itself.
 
         Raises:
-            UserError: it does, and the settings leave no place for jobs that need only cores.
+            UserError: each does, and the settings leave no place for jobs that need only cores.
         """
         ...
 

@@ -319,7 +319,8 @@ class SlurmCluster:
         """Return whether a job gets whole nodes in the partition of the settings.
 
         Raises:
-            UserError: it does and `cpu_partition` is not set, or there is no such partition.
+            UserError: jobs get whole nodes and `cpu_partition` is not set, or the partition does
+                not exist.
             ClusterSilent: no answer.
         """
         if not self._takes_whole():

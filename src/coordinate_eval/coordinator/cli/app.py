@@ -103,7 +103,7 @@ def refuse_misspelled(args: list[str]) -> None:
     """Refuse a first word that is no command and no file, but nearly the name of a command.
 
     Raises:
-        UserError: it is; says which command it resembles.
+        UserError: the word nearly is a command; says which.
     """
     word = args[0] if args else ""
     if not word or word in _commands() or not re.fullmatch(r"[a-z]+", word) or Path(word).exists():

@@ -41,7 +41,7 @@ def whole_output() -> Iterator[None]:
     """Write what a block prints to the end; characters that the encoding lacks become "?".
 
     Raises:
-        CoordinateError: it cannot be written.
+        CoordinateError: the output cannot be written.
         SystemExit: with 1, the reader has closed the pipe.
     """
     if sys.__stdout__ is None:  # closed by whoever started it

@@ -117,7 +117,7 @@ def gather(folder: Path, name: str, node: str) -> None:
     """Take part in a world as one of its nodes: what such a job does.
 
     Raises:
-        SystemExit: it failed; with the reason.
+        SystemExit: the gathering failed; has the reason.
     """
     world = _files.read_record(world_file(folder, name), World)
     note = stopped_file(folder, name, node)
@@ -207,7 +207,7 @@ def _await(go: Path, seconds: float) -> Address:
     """Return the address with which a world begins, once it is there.
 
     Raises:
-        TimeoutError: it is not there in time.
+        TimeoutError: the address is not there in time.
     """
     end = time.monotonic() + seconds
     while (found := _files.read_record_if_there(go, Address)) is None:

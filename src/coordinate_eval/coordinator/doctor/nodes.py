@@ -52,7 +52,7 @@ def check_torch() -> None:
     """Check that torch is installed for this Python, which jobs use too.
 
     Raises:
-        UserError: it is not.
+        UserError: torch is not installed.
     """
     if find_spec("torch") is None:
         raise UserError(

@@ -35,7 +35,7 @@ def check_writable(settings: Settings, name: Name) -> None:
     It is not created if it is missing.
 
     Raises:
-        UserError: it cannot; names the setting, the folder and the reason.
+        UserError: runs cannot use the folder; names the setting, the folder and the reason.
     """
     folder = Path(getattr(settings, name)).expanduser()
     try:
@@ -53,7 +53,7 @@ def check_new(root: Path) -> None:
     """Check that a run directory can be made where none is yet, and used. It is not made.
 
     Raises:
-        UserError: it cannot; names the directory and the reason.
+        UserError: no run can be made there; names the directory and the reason.
     """
     try:
         why = "" if root.exists() else _unusable(root.parent)

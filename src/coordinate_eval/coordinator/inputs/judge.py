@@ -80,7 +80,7 @@ def check_budget(judge: JudgeSettings, questions: Mapping[str, int]) -> None:
     """Check that the questions of datasets are not more than the budget has.
 
     Raises:
-        UserError: they are; has the numbers.
+        UserError: there are too many questions; has both numbers.
     """
     total, most = sum(questions.values()), judge.max_requests
     if most is not None and total > most:
@@ -100,7 +100,7 @@ def most_questions(dataset: Dataset, items: int) -> int:
 
 
 def identity(judge: JudgeSettings, suite: Suite) -> list[str]:
-    """Return what of the judge makes a run another one: nothing for a suite that needs none.
+    """Return the part of a run's identity that its judge makes; empty if the suite needs none.
 
     Raises:
         UserError: the baseline cannot be read.

@@ -146,7 +146,7 @@ def open_log(name: str) -> BinaryIO:
     """Open a regular file; a pipe would block, and a device may have no end.
 
     Raises:
-        ForeignError: it is none.
+        ForeignError: it is not a regular file.
         OSError: it cannot be read.
     """
     path = Path(os.path.realpath(name))

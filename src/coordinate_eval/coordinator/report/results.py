@@ -172,7 +172,7 @@ def read_results(run_dir: RunDir) -> dict[str, Any] | None:
     """Return the content of `results.json`, or None before the run has ended.
 
     Raises:
-        RecordError: it is torn, or has something else.
+        RecordError: the file is torn, or is no `results.json`.
     """
     if not run_dir.results.exists():
         return None

@@ -105,7 +105,7 @@ def create(root: Path, run: Run, reviewed: Record | None = None) -> RunDir:
     Raises:
         ForeignError: Others could change what is in it.
         RunExists: Another process has made it.
-        UserError: It cannot be written.
+        UserError: The directory cannot be written.
     """
 
     def fill(made: RunDir) -> None:

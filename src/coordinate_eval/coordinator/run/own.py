@@ -29,7 +29,7 @@ def check_link(path: Path) -> None:
     """Check that a link is the user's own, if it is a link.
 
     Raises:
-        ForeignError: it is another user's.
+        ForeignError: the link is another user's.
         OSError: nothing is there.
     """
     status = path.lstat()
@@ -78,7 +78,7 @@ def check_there(run_dir: RunDir) -> None:
     """Check that nobody has removed the run.
 
     Raises:
-        RecordError: somebody has.
+        RecordError: the run was removed.
     """
     if is_removed(run_dir):
         raise RecordError(

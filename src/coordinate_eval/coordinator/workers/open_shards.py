@@ -117,7 +117,7 @@ class OpenShards:
         """Check that the engine answered every request.
 
         Raises:
-            RecordError: it did not.
+            RecordError: a request has no answer.
         """
         left = [span for works in self._open.values() for span in works]
         if left:

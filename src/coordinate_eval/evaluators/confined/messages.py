@@ -244,7 +244,7 @@ def check_names(results: DatasetResults, names: set[str], command: Command) -> N
     """Check that scores concern nothing but the tasks and groups of the dataset.
 
     Raises:
-        RecordError: they do.
+        RecordError: scores name something else.
     """
     tables = (
         results.results,
@@ -269,7 +269,7 @@ def check_questions(questions: list[Question], command: Command, judge: str) -> 
     Each must have its own id. Programs have a time that can be waited for.
 
     Raises:
-        RecordError: they are not.
+        RecordError: a question is something else.
     """
     if command.dataset.rubric is not None:
         for question in questions:
@@ -325,7 +325,7 @@ def check_verdicts(verdicts: list[LoggedVerdict], names: set[str], command: Comm
     """Check that verdicts concern nothing but the tasks of the dataset.
 
     Raises:
-        RecordError: they do.
+        RecordError: verdicts name something else.
     """
     foreign = {verdict.task for verdict in verdicts} - names
     if foreign:
@@ -338,7 +338,7 @@ def check_samples(
     """Check that samples are those that were asked for, and have what the harness's own have.
 
     Raises:
-        RecordError: they are not, or have not.
+        RecordError: they are others, or lack something.
     """
     asked = [(verdicts[n].item, verdicts[n].task) for n in command.positions]
     if [(sample.item, sample.task) for sample in samples] != asked:

@@ -217,8 +217,8 @@ class Endpoint:
         their context; vLLM does. None if it is unknown.
 
         Raises:
-            JudgeRefuses: it does not.
-            JudgeSilent: nobody knows.
+            JudgeRefuses: the judge does not know them.
+            JudgeSilent: the judge gave no usable answer.
         """
         try:
             async with asyncio.timeout(CHECK_SECONDS):
@@ -311,7 +311,7 @@ class Endpoint:
         """Send one request and return the reply, as far as it is not longer than allowed.
 
         Raises:
-            TryAgain: there is none.
+            TryAgain: no reply came.
         """
         import httpx
 

@@ -97,7 +97,7 @@ def check_status(reply: Reply, access: Access) -> None:
     """Check the status of a reply.
 
     Raises:
-        TryAgain: it may be better next time.
+        TryAgain: the same question may be answered next time.
         Declined: the judge will never answer this question.
         JudgeRefuses: it would answer no question.
     """
@@ -142,7 +142,7 @@ def read_completion(text: str, where: str) -> tuple[str, int | None]:
     """Return the words of a completion, and its tokens if the server says how many.
 
     Raises:
-        TryAgain: it is none.
+        TryAgain: the reply is no completion.
         Declined: a filter of the server, or the judge, has declined to answer.
     """
     value = json_value(text)

@@ -37,7 +37,7 @@ def call(function: str, *arguments: int | bytes | None) -> None:
     """Call a function of the C library.
 
     Raises:
-        OSError: it failed.
+        OSError: the call failed.
     """
     given = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     if getattr(_LIBC, function)(*given) < 0:

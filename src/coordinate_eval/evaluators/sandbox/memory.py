@@ -76,7 +76,7 @@ class Watch:
         """Read the memory in use, if a look is due.
 
         Raises:
-            OverMemory: it is more than the limit.
+            OverMemory: the processes use more than the limit.
         """
         began = time.monotonic()
         if began < self._next_look:

@@ -95,7 +95,7 @@ class Toolchains:
         """Run a command of a toolchain, and return what it prints.
 
         Raises:
-            UserError: it fails.
+            UserError: the command fails.
         """
         enter = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', str(folder or "/")]
         try:

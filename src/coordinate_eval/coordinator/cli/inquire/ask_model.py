@@ -28,7 +28,7 @@ def propose(
 
     Raises:
         UserError: the settings name no model.
-        CoordinateError: it does not answer.
+        CoordinateError: the model does not answer.
     """
     if not settings.base_url or not settings.model:
         raise UserError("--ask needs a model: set [diagnosis] base_url and model")
@@ -62,7 +62,7 @@ def confirm(logs: Sequence[Log], learned: Path) -> Rule:
     """Make a rule of what was proposed for a line of these logs, and return it.
 
     Raises:
-        UserError: nothing was.
+        UserError: nothing was proposed for them.
     """
     site = read_site(learned)
     lines = [without_prefix(kept.text) for log in logs for kept in log.left.kept]

@@ -80,7 +80,7 @@ def _check_judge(made: Run) -> int:
     """Return how many questions the judge of a rescoring gets at most, if it can be asked.
 
     Raises:
-        UserError: it cannot, as far as the settings tell, or its budget is too small.
+        UserError: by the settings, the judge cannot be asked, or its budget is too small.
     """
     judge.check(made.settings.judge, made.suite, os.environ)
     items = Counter[str]()

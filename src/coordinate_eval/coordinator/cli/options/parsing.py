@@ -41,7 +41,7 @@ def json_object(text: str) -> dict[str, Any]:
     """Return the JSON object that an option's text holds.
 
     Raises:
-        typer.BadParameter: it is not one.
+        typer.BadParameter: the text is no JSON object.
     """
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -56,7 +56,7 @@ def seconds(text: str) -> float:
     """Return the seconds that an option's text names, such as 900, 15m or 2h.
 
     Raises:
-        typer.BadParameter: it is not a time.
+        typer.BadParameter: the text is not a time.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     if match is None:

@@ -55,7 +55,7 @@ def prune(
 
     Raises:
         UserError: nothing says which runs are to be removed.
-        ClusterSilent: the scheduler does not tell which runs go on.
+        ClusterSilent: the scheduler did not answer, so that nobody knows which runs go on.
     """
     if not compacting and older_than is None and keep is None:
         raise UserError("say which runs are to be removed: --older-than DAYS, --keep N, or both")

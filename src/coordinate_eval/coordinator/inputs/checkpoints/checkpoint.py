@@ -325,7 +325,7 @@ def _integer(config: dict[str, Any], names: Sequence[str], most: int, file: Path
     """Return the first of these that is a positive number; the largest if layers differ.
 
     Raises:
-        UserError: It is more than `most`.
+        UserError: The number is more than `most`.
     """
     for name in names:
         value = config.get(name)

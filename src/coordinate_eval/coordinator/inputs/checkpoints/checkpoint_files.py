@@ -132,7 +132,7 @@ def check_size(path: Path, size: int, most: int) -> None:
     """Check that a file has at most `most` bytes.
 
     Raises:
-        UserError: It has more.
+        UserError: The file has more bytes.
     """
     if size > most:
         raise UserError(

@@ -46,7 +46,7 @@ class Pattern:
         """Read a pattern. None stands for every folder whose name tells a step.
 
         Raises:
-            UserError: it is not one.
+            UserError: the text is no such pattern.
         """
         self.depth = 1
         self._names: re.Pattern[str] | None = None
@@ -132,7 +132,7 @@ def _saved(path: Path, step: int | None) -> Saved:
     """Look at a checkpoint.
 
     Raises:
-        OSError: it has gone.
+        OSError: the checkpoint is gone.
     """
     status = path.stat()
     # The time of a change of the inode: a copy can set its files' own times into the past.

@@ -70,7 +70,7 @@ def check_total(sizes: Iterable[int], path: Path) -> None:
     file is enough for embeddings that are also the output layer.
 
     Raises:
-        UserError: They are larger than that.
+        UserError: The tensors are larger than that.
     """
     total, stored = sum(sizes), path.stat().st_size
     if total > 2 * stored + _SLACK_BYTES:

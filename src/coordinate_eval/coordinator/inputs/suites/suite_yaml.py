@@ -167,7 +167,7 @@ def check_json(value: object, place: Place, what: str) -> None:
     """Check that a value survives JSON, through which jobs get it.
 
     Raises:
-        UserError: It does not; names file and line.
+        UserError: JSON would change the value; names file and line.
     """
     why = "JSON has no such value"
     try:

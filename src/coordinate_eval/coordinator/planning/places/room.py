@@ -170,8 +170,8 @@ def within(
     """Return as many of the chosen nodes and of their trials as the limits leave room for.
 
     Raises:
-        NoRoom: they leave none now.
-        UserError: they never leave any, even to a run that is alone.
+        NoRoom: the limits leave no room now.
+        UserError: the limits leave no room even to a run that is alone.
     """
     if limits.gpus is not None and limits.gpus < gpus_per_trial:
         raise UserError(

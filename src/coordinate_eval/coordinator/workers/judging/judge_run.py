@@ -131,7 +131,7 @@ class JudgeRun:
         """Check that the run has not ended without all answers.
 
         Raises:
-            JudgeRunEnded: it has.
+            JudgeRunEnded: the run has ended without all answers.
         """
         if has_ended_incomplete(self._dir):
             why = "; ".join(reasons(read_results(self._dir))) or "it says no reason"
