@@ -13,7 +13,14 @@ from typer.testing import CliRunner
 
 from coordinate_eval.coordinator.cli.app import app, with_default_command
 from coordinate_eval.errors import CoordinateError
-from coordinate_eval.priors.observations import BuildSeen, StageSeen, TrialSeen, dump, subject
+from coordinate_eval.priors.observations import (
+    BuildSeen,
+    JudgeSeen,
+    StageSeen,
+    TrialSeen,
+    dump,
+    subject,
+)
 from coordinate_eval.priors.shapes import llama_like, parameter_count
 from coordinate_eval.priors.store import Store
 from coordinate_eval.records import Dataset
@@ -49,7 +56,11 @@ def learn(user: Workspace) -> Store:
         run="start", time=1, conditions=on(), dataset=name,
         subject=subject(Dataset(name=name, task=name)), items=DATASETS[name][0], cpu_seconds=77.0,
     )  # fmt: skip
-    store.put([start, *copies, build])
+    judge = JudgeSeen(
+        run="start", time=time.time(), conditions=on(), judge="[bold]gpt@2026", dataset=name,
+        subject=build.subject, questions=1234, tokens=1234 * 700, seconds=1234 * 20.0,
+    )  # fmt: skip
+    store.put([start, *copies, build, judge])
     return store
 
 
@@ -90,6 +101,22 @@ def test_show_says_what_a_suite_would_take(user: Workspace) -> None:
     table = user.call(*args, "--model", "70b", "--gpu", "h200").stdout
     assert "70b parameters on h200 with vllm" in table
     assert "not known" in table
+
+
+def test_show_says_what_judges_would_take(user: Workspace) -> None:
+    learn(user)
+    (user.folder / "r.yaml").write_text("prompts: {rating: '{{ answer }}'}\npatterns: (.)")
+    (user.folder / "rated.yaml").write_text(
+        "datasets: [{name: mine, task: mine, items: 9, rubric: r.yaml}, {name: new, task: unheard}]"
+    )
+    args = ("priors", "show", "--suite", user.folder / "rated.yaml")
+    (row,) = json.loads(user.call(*args, "--json").stdout)["judges"]
+    assert (row["judge"], row["dataset"], row["questions"]) == ("[bold]gpt@2026", "mine", 0)
+    assert row["seconds_per_question"] == pytest.approx(20, rel=0.01)
+    assert row["tokens_per_question"] == pytest.approx(700, rel=0.01)
+    assert "[bold]gpt@2026" in user.call(*args).stdout
+    others = user.call("priors", "show", "--suite", user.folder / "suite.yaml").stdout
+    assert "gpt" not in others
 
 
 def test_nothing_learned_is_shown_too(user: Workspace) -> None:

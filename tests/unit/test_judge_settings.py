@@ -19,6 +19,7 @@ from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.inputs.suites.suite import runnable
 from coordinate_eval.coordinator.planning.judge_plan import questions_to_judge
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
+from coordinate_eval.coordinator.planning.prepare import Offer
 from coordinate_eval.coordinator.report.history import read_ledger
 from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run import jobs
@@ -29,6 +30,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Answer, Dataset, DatasetRequests, Message, Rubric, Suite
 from coordinate_eval.slurm.environment import of_job
 
@@ -262,8 +264,9 @@ def test_a_plan_tells_how_many_questions_the_judge_gets() -> None:
 def test_a_plan_tells_of_a_budget_of_tokens_that_may_not_last() -> None:
     costs = [Cost(name=n, items=7, gpu_seconds=1, metric_cpu_seconds=0) for n in "abc"]
     plan = Plan.model_construct(datasets=costs)
+    offer = Offer("slurm", [], [], metric_cpus=1, link_gigabits=25, priors=Priors())
     for most, told in ((None, False), (10**6, False), (10**4, True)):
         run = make_run(suite=ALL, judged=["b", "c"], settings=settings(max_tokens=most))
         review = Review.__new__(Review)
-        review.__dict__.update(plan=plan, run=run)
+        review.__dict__.update(plan=plan, run=run, offer=offer)
         assert bool(list(_judge_budget(review))) == told

@@ -128,7 +128,22 @@ class BuildSeen(_Seen):
     cpu_seconds: float = Field(ge=0, lt=_MANY, description="see `DatasetRequests`")
 
 
-Seen = DatasetSeen | TrialSeen | MetricSeen | ScoreSeen | StageSeen | BuildSeen
+class JudgeSeen(_Seen):
+    """What a judge took for the questions about a dataset that it was asked and has answered."""
+
+    kind: Literal["judge"] = "judge"
+    judge: str = Field(min_length=1, description="its model and revision")
+    dataset: str
+    subject: Subject
+    questions: int = Field(gt=0, lt=_MANY, description="without those of earlier runs")
+    # A server tells how many, and may tell anything.
+    tokens: int = Field(ge=0, lt=10**18, description="read and written")
+    seconds: float = Field(
+        ge=0, lt=_MANY, description="sum over its answers, many at once; 0 of a checkpoint"
+    )
+
+
+Seen = DatasetSeen | TrialSeen | MetricSeen | ScoreSeen | StageSeen | BuildSeen | JudgeSeen
 
 _ANY: TypeAdapter[Seen] = TypeAdapter(Annotated[Seen, Field(discriminator="kind")])
 

@@ -19,11 +19,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from coordinate_eval.priors import fit as fits
-from coordinate_eval.priors import gpus, roofline, staging
+from coordinate_eval.priors import gpus, judges, roofline, staging
 from coordinate_eval.priors.fit import Fit
+from coordinate_eval.priors.judges import PerQuestion
 from coordinate_eval.priors.observations import (
     BuildSeen,
     DatasetSeen,
+    JudgeSeen,
     MetricSeen,
     ScoreSeen,
     Seen,
@@ -114,6 +116,7 @@ class Priors:
         self._starts: list[TrialSeen] = []
         self._copies: list[StageSeen] = []
         self._builds: dict[tuple[Subject, float], BuildSeen] = {}
+        self._judged: list[JudgeSeen] = []
         for one in seen:
             if isinstance(one, DatasetSeen):
                 datasets.append(one)
@@ -126,6 +129,8 @@ class Priors:
             elif isinstance(one, BuildSeen):
                 # Every run that finds these requests in the cache reports the same build.
                 self._builds[one.subject, one.time] = one
+            elif isinstance(one, JudgeSeen):
+                self._judged.append(one)
             else:
                 self._starts.append(one)
         self.fits = self._fit(datasets)
@@ -212,6 +217,26 @@ class Priors:
                 counts = self._age(seen) * _settings_alike(seen.subject, subject)
                 weight, total = weight + counts, total + counts * seen.cpu_seconds / seen.items
         return items * total / weight if weight else None
+
+    def judged(self, engine: str) -> list[JudgeSeen]:
+        """Return what judges took to rate responses such as this engine's."""
+        return [one for one in self._judged if _same_kind(one.conditions.engine, engine)]
+
+    def per_question(
+        self, judge: str, subject: Subject, engine: str, guess: PerQuestion
+    ) -> PerQuestion:
+        """Return what a judge takes for a question about a dataset.
+
+        It is learned from questions about this dataset, else from the judge's others; without any
+        it is `guess`.
+        """
+        seen = [one for one in self.judged(engine) if one.judge == judge]
+        ages = [self._age(one) for one in seen]
+        alike = [
+            age * _settings_alike(one.subject, subject) if one.subject.task == subject.task else 0.0
+            for age, one in zip(ages, seen, strict=True)
+        ]
+        return judges.learned(seen, alike, judges.learned(seen, ages, guess))
 
     def _fit(self, datasets: Sequence[DatasetSeen]) -> dict[tuple[str, str], Fit]:
         groups: defaultdict[tuple[str, str], list[DatasetSeen]] = defaultdict(list)
@@ -388,10 +413,13 @@ def _size_alike(seen: float, size: float) -> float:
 
 
 def _answers_alike(seen: Conditions, on: Conditions) -> float:
-    """Return the weight of an observation's answers: a model's, or made up by `simulated`."""
-    if seen.engine != on.engine and "simulated" in (seen.engine, on.engine):
-        return 0.0
-    return _alike(seen.model, on.model)
+    """Return the weight of an observation's answers, which may be of another model."""
+    return _alike(seen.model, on.model) if _same_kind(seen.engine, on.engine) else 0.0
+
+
+def _same_kind(seen: str, engine: str) -> bool:
+    """Return whether both engines' answers are a model's, or both made up by `simulated`."""
+    return (seen == "simulated") == (engine == "simulated")
 
 
 def _settings_alike(seen: Subject, subject: Subject) -> float:

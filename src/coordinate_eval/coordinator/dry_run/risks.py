@@ -82,7 +82,8 @@ def _few_gpus(found: Review) -> Iterator[str]:
 
 
 def _judge_budget(found: Review) -> Iterator[str]:
-    most, tokens = found.run.settings.judge.max_tokens, tokens_of_judge(found.run, found.plan)
+    most = found.run.settings.judge.max_tokens
+    tokens = tokens_of_judge(found.run, found.plan, found.offer.priors)
     if most is not None and tokens > most:
         yield (
             f"budget: the judge may take about {tokens:,} tokens, and [judge] max_tokens is "

@@ -143,7 +143,7 @@ def _judge(found: Review) -> list[tuple[str, str]]:
     budget = f", of {settings.max_requests:,} at most" if settings.max_requests else ""
     asked = plain(settings.name) or "a judge"
     words = f"up to {plural(sum(counts.values()), 'question')} to {asked}{budget}, "
-    words += f"about {tokens_of_judge(found.run, found.plan):,} tokens"
+    words += f"about {tokens_of_judge(found.run, found.plan, found.offer.priors):,} tokens"
     rows = [("judge", f"{words} ({each})")]
     if (judge := found.plan.judge) is not None:
         begin, end = duration(judge.begin_seconds), duration(judge.end_seconds)

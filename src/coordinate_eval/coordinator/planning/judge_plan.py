@@ -28,6 +28,9 @@ from coordinate_eval.coordinator.planning.prepare import (
     queued_nodes,
 )
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.priors.judges import PerQuestion
+from coordinate_eval.priors.observations import subject
+from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Dataset, DatasetRequests, Suite
 
 QUESTION_TOKENS = 1000
@@ -42,6 +45,9 @@ MOST_SECONDS = 1e9
 SERVER_TOKENS_PER_SECOND = 40.0
 """Taken for what a server writes in answer to one question, whatever else it is asked."""
 
+GUESS = PerQuestion(ANSWER_TOKENS / SERVER_TOKENS_PER_SECOND, QUESTION_TOKENS + ANSWER_TOKENS)
+"""Taken of a judge that no run has asked yet."""
+
 
 def questions_to_judge(run: Run, plan: Plan) -> dict[str, int]:
     """Return how many questions the judge of a planned run gets at most, by dataset."""
@@ -50,9 +56,23 @@ def questions_to_judge(run: Run, plan: Plan) -> dict[str, int]:
     return {name: most_questions(datasets[name], items[name]) for name in run.judged}
 
 
-def tokens_of_judge(run: Run, plan: Plan) -> int:
+def tokens_of_judge(run: Run, plan: Plan, priors: Priors) -> int:
     """Return about how many tokens the judge of a planned run reads and writes."""
-    return sum(questions_to_judge(run, plan).values()) * (QUESTION_TOKENS + ANSWER_TOKENS)
+    return round(_tokens(questions_to_judge(run, plan), _per_question(run, priors)))
+
+
+def _per_question(run: Run, priors: Priors) -> dict[str, PerQuestion]:
+    """Return what the run's judge takes for a question, by dataset."""
+    judge, engine = run.settings.judge.name, run.settings.engine.name
+    return {
+        dataset.name: priors.per_question(judge, subject(dataset), engine, GUESS)
+        for dataset in run.suite.datasets
+    }
+
+
+def _tokens(questions: Mapping[str, int], each: Mapping[str, PerQuestion]) -> float:
+    """Return the tokens of so many questions by dataset, and of the answers to them."""
+    return sum(count * each[name].tokens for name, count in questions.items())
 
 
 def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> Judging | None:
@@ -76,11 +96,14 @@ def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> 
     total = sum(questions.values())
     if not total:
         return None
+    each = _per_question(run, offer.priors)
     if settings.checkpoint is None:
-        each = _server_seconds(settings)
-        seconds = {name: min(MOST_SECONDS, count * each) for name, count in questions.items()}
+        seconds = {
+            name: min(MOST_SECONDS, count * _server_seconds(settings, each[name].seconds))
+            for name, count in questions.items()
+        }
         return Judging(JudgeWork(questions=total, gpus=0), seconds)
-    plan = _plan_of_its_run(run, offer, total)
+    plan = _plan_of_its_run(run, offer, total, _tokens(questions, each))
     gpus = sum(trial.gpus for trial in plan.trials)
     return Judging(
         JudgeWork(questions=total, gpus=gpus),
@@ -88,14 +111,16 @@ def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> 
     )
 
 
-def _server_seconds(settings: JudgeSettings) -> float:
-    """Return a server's seconds for a question, of many that it is asked."""
-    each = ANSWER_TOKENS / SERVER_TOKENS_PER_SECOND / settings.concurrency
-    return max(each, 60 / (settings.requests_per_minute or 1e9))
+def _server_seconds(settings: JudgeSettings, answer_seconds: float) -> float:
+    """Return a server's seconds for a question, of many that it is asked at once."""
+    return max(answer_seconds / settings.concurrency, 60 / (settings.requests_per_minute or 1e9))
 
 
-def _plan_of_its_run(run: Run, offer: Offer, questions: int) -> Plan:
-    """Return the plan of a run in which a checkpoint answers so many questions."""
+def _plan_of_its_run(run: Run, offer: Offer, questions: int, tokens: float) -> Plan:
+    """Return the plan of a run in which a checkpoint answers so many questions.
+
+    How many of the tokens it writes, the priors tell as of every run.
+    """
     inner = judge_run(run, questions)
     rubrics = [dataset.rubric for dataset in run.suite.datasets if dataset.rubric is not None]
     longest = min(longest_answer(inner.max_length), max(rubric.max_tokens for rubric in rubrics))
@@ -104,7 +129,7 @@ def _plan_of_its_run(run: Run, offer: Offer, questions: int) -> Plan:
         key="",
         items=questions,
         requests=questions,
-        prompt_tokens=questions * QUESTION_TOKENS,
+        prompt_tokens=round(tokens * QUESTION_TOKENS / GUESS.tokens),
         generate_requests=questions,
         max_output_tokens=questions * longest,
         longest_output_tokens=longest,
@@ -126,7 +151,7 @@ def judge_run(run: Run, questions: int) -> Run:
         UserError: The checkpoint cannot be used.
     """
     checkpoint = checkpoints.inspect(Path(run.settings.judge.checkpoint or ""))
-    dataset = Dataset(name=DATASET, task=TASK, items=questions)
+    dataset = Dataset(name=DATASET, task=TASK, items=questions, chat_template=True)
     suite = Suite(name="judge", digest="", datasets=[dataset])
     inputs = Inputs(checkpoint, suite, settings_of_judge(run.settings))
     return new_run(inputs, run.cluster, exclusive=run.exclusive, limits=run.limits)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.portions import recorded_answers_about
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.measurements import (
     EngineStarted,
@@ -26,6 +27,7 @@ from coordinate_eval.priors.conditions import conditions, model_of, on_processor
 from coordinate_eval.priors.observations import (
     BuildSeen,
     DatasetSeen,
+    JudgeSeen,
     MetricSeen,
     ScoreSeen,
     Seen,
@@ -69,6 +71,7 @@ def collect_observations(run_dir: RunDir, run: Run) -> list[Seen]:
         *_scores(run_dir, run, name, model),
         *_stages(run_dir, run, name, model),
         *_builds(run_dir, run, name, model),
+        *_judged(run_dir, run, name, model),
     ]
 
 
@@ -228,3 +231,24 @@ def _builds(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iter
             items=found.items,
             cpu_seconds=found.build_cpu_seconds,
         )
+
+
+def _judged(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iterator[JudgeSeen]:
+    """Yield what the judge took for the questions that this run has really asked."""
+    for dataset in run.suite.datasets:
+        if dataset.name not in run.judged:
+            continue
+        recorded = recorded_answers_about(run_dir, dataset.name).values()
+        answers = [answer for answer in recorded if answer.passed and not answer.kept]
+        if answers:
+            yield JudgeSeen(
+                run=name,
+                time=_files.modified(run_dir.published_folder("answers", dataset.name)),
+                conditions=conditions(run.settings.engine, "", run.gpu_type, model),
+                judge=run.settings.judge.name,
+                dataset=dataset.name,
+                subject=subject(dataset),
+                questions=len(answers),
+                tokens=sum(answer.tokens for answer in answers),
+                seconds=sum(answer.seconds for answer in answers),
+            )

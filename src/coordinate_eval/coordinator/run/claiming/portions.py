@@ -40,11 +40,18 @@ def recorded_answers(run_dir: RunDir, run: Run) -> dict[str, Answer]:
     """Return the answers of the run's judge so far by question, those of all attempts."""
     found: dict[str, Answer] = {}
     for dataset in {span.dataset for span in all_portions(run) if span.dataset in run.judged}:
-        folder = run_dir.published_folder("answers", dataset)
-        for name in sorted(_files.names(folder)):
-            if name.endswith((".jsonl", ".part")) and not name.startswith("."):
-                for line in _files.whole_lines(folder / name):
-                    with contextlib.suppress(ValueError):
-                        answer = Answer.model_validate_json(line)
-                        found.setdefault(answer.id, answer)
+        found = recorded_answers_about(run_dir, dataset) | found
+    return found
+
+
+def recorded_answers_about(run_dir: RunDir, dataset: str) -> dict[str, Answer]:
+    """Return the answers about a dataset so far by question, those of all attempts."""
+    found: dict[str, Answer] = {}
+    folder = run_dir.published_folder("answers", dataset)
+    for name in sorted(_files.names(folder)):
+        if name.endswith((".jsonl", ".part")) and not name.startswith("."):
+            for line in _files.whole_lines(folder / name):
+                with contextlib.suppress(ValueError):
+                    answer = Answer.model_validate_json(line)
+                    found.setdefault(answer.id, answer)
     return found
