@@ -60,6 +60,7 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
     from coordinate_eval.coordinator.dry_run.run_page import write_report
     from coordinate_eval.coordinator.inputs import clusters
     from coordinate_eval.coordinator.run.records import read_run
+    from coordinate_eval.coordinator.supervisor.after_run import call_after_run
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
     end_with_parent_if_asked()
@@ -74,8 +75,10 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
         # Slurm warns of preemption as well as of the time limit.
         signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
         results = supervisor.run()
-    if results is not None and (problem := write_report(entered, results)):
-        log.note(problem)
+    if results is not None:
+        for problem in (write_report(entered, results), call_after_run(entered, run)):
+            if problem:
+                log.note(problem)
     raise typer.Exit(0 if results is None or results["complete"] else 1)
 
 
@@ -157,13 +160,13 @@ def gather(folder: Path, world: str, node: str) -> None:
 
 
 class _Log:
-    """The log of a supervisor: what happened when, each line once in a row."""
+    """The log of a supervisor: events with their times, equal ones in a row only once."""
 
     def __init__(self) -> None:
         self._last = ""
 
     def tell(self, _: object, event: str) -> None:
-        """Write an event. Facts alone are none."""
+        """Write an event. New facts without one write nothing."""
         if event:
             drain = "waiting for jobs to end and free their nodes"
             self.note(drain if event == "drain" else event)

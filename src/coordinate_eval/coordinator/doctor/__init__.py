@@ -1,1 +1,1 @@
-"""Is all well here? Checks of a machine, of the cluster, and of what jobs find on its nodes."""
+"""Checks of what runs need: on a machine, of the cluster, and by jobs on its nodes."""

@@ -17,13 +17,13 @@ from coordinate_eval.coordinator.workers.on_node.node_memory import is_private, 
 from coordinate_eval.errors import ForeignError
 
 MOST_AHEAD_SECONDS = 30.0
-"""Difference of two clocks from which on times in logs and status mislead people."""
+"""Seconds by which the file server's clock may be ahead before times in `status` mislead people."""
 
 LEAST_FREE_BYTES = 1 << 30
-"""Room that the responses of a large suite need, with some to spare."""
+"""Bytes that the responses of a large suite need, with some to spare."""
 
 LEAST_STAGED_BYTES = 16 << 30
-"""Weights of a 7B model, about, in two bytes a parameter."""
+"""About the weights of a 7B model, at two bytes a parameter."""
 
 
 def of_settings(settings: Settings) -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def of_settings(settings: Settings) -> Iterator[Finding]:
 
 
 def folder_found(name: Name, folder: Path, use: str) -> Finding:
-    """Return what was found when a folder of the settings was tried out."""
+    """Try out a folder of the settings, and return the finding."""
     try:
         tried = try_out(folder)
         if folder.exists():
@@ -51,7 +51,7 @@ def folder_found(name: Name, folder: Path, use: str) -> Finding:
 
 
 def judged(name: str, folder: Path, tried: Tried) -> Finding:
-    """Return what the trial of a folder means."""
+    """Return the finding about a folder that was tried out."""
     if tried.broken:
         lacks = "; ".join(f"cannot {what} ({why})" for what, why in tried.broken.items())
         return failure(name, f"{folder}: its file system {lacks}", WHERE_IT_WORKS)

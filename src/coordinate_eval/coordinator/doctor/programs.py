@@ -44,7 +44,7 @@ class Imported:
 
 
 def imported(code: str, seconds: float = IMPORT_SECONDS) -> Imported:
-    """Run code that leaves what it says as `said`, in a child process of this Python."""
+    """Run code in a child process of this Python; return the dict that it has left as `said`."""
     program = f"{code}\nimport json\nprint('\\n' + json.dumps(said))\n"
     try:
         done = subprocess.run(
@@ -102,7 +102,7 @@ def engine(settings: Settings, role: Role) -> Iterator[Finding]:
 
 
 def judged(check: str, found: Imported, role: Role) -> Finding:
-    """Return what the outcome of an import means where a role is played."""
+    """Return the finding that follows from an import at a place with this role."""
     if found.said:
         return ok(check, f"{found.said['version']} can be imported")
     if found.missing:

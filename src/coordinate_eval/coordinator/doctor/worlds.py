@@ -41,16 +41,16 @@ GIB_PER_PROCESS = 4.0
 """Host memory for each GPU: torch, CUDA and NCCL take most of it."""
 
 LATE_SECONDS = 30.0
-"""Time for which a job that should have ended may not be seen to."""
+"""Seconds by which the end of a job may be seen late."""
 
 WORDS_SECONDS = 10.0
-"""Time from the first failure in a world for its other jobs to end, and say why as well."""
+"""Seconds after the first failure in a world in which its other jobs may end and say why."""
 
 GONE_SECONDS = 30.0
-"""Time for cancelled jobs to end, before their folder is removed."""
+"""Seconds for cancelled jobs to end, before their folder is removed."""
 
 MARGIN_MINUTES = 2
-"""Time of a job's limit beyond what it may take."""
+"""Minutes of a job's time limit beyond what it may take."""
 
 _LINES = 2
 """Lines of a job's log that are shown if it fails: the last one says why."""
@@ -62,7 +62,7 @@ _AT_ONCE = {
     End.NODE_FAILED: "it went down",
     End.TIME_LIMIT: "its job ran into its time limit",
 }
-"""Ends after which no answer is waited for."""
+"""Ends after which no answer is awaited, and what to say of them."""
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from coordinate_eval.evaluators.judged.endpoint import Endpoint
 from coordinate_eval.evaluators.judged.prompts import question_of
 
 TIMEOUT_SECONDS = 120.0
-"""For one answer; likewise the patience with a server that gives none."""
+"""Seconds to wait for one answer, and in all for a server that gives none."""
 
 
 def propose(
     logs: Sequence[Log], end: str, rules: Rules, settings: DiagnosisSettings, learned: Path
 ) -> None:
-    """Ask the model what no rule knows of these logs, say what it says, and keep it as a proposal.
+    """Ask the model about what no rule knows in these logs; print and keep what it proposes.
 
     Raises:
         UserError: the settings name no model.

@@ -152,8 +152,9 @@ def dataset_score(run_dir: RunDir, dataset: str, metric: str | None = None) -> S
 def poll(
     found: Sequence[Found], settings: Settings
 ) -> tuple[dict[str, list[TaskStatus] | None], str]:
-    """Return the jobs of each run, and why they are not known. Asks once for each scheduler, and
-    only if some run has not ended.
+    """Return the jobs of each run by its nonce, and why some are not known; empty if all are.
+
+    Asks each scheduler once, and only if some run has not ended.
     """
     tasks: dict[str, list[TaskStatus] | None] = {}
     note = ""

@@ -152,7 +152,7 @@ def _most(wanted: Wanted) -> int | None:
 
 @contextlib.contextmanager
 def _reading(run_dir: RunDir, wanted: Wanted) -> Iterator[_Read]:
-    """Have a dataset of a run scored again, for its samples in the block."""
+    """Score a dataset of a run again, and give its samples in the block."""
     run = read_run(run_dir)
     _owner.trust(run.settings.trusted_users)
     check_tasks(run.suite)

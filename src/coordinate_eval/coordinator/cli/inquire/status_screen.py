@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.cli.output import differences_table, first_sign
 from coordinate_eval.coordinator.report.state import Phase
 
 QUIET_SECONDS = 30.0
-"""Off a terminal, a line that says nothing new is printed again after this time only."""
+"""Off a terminal, an unchanged line is printed again only after this many seconds."""
 
 _HEADLINES = {
     Phase.UNSUPERVISED: "has no supervisor",

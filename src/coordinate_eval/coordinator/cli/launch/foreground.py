@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from coordinate_eval.coordinator.supervisor.decisions.values import Facts
 
 QUIET_SECONDS = 30.0
-"""Off a terminal, a line that says nothing new is printed again after this time only."""
+"""Off a terminal, an unchanged line is printed again only after this many seconds."""
 
 
 class Display:
@@ -154,8 +154,11 @@ def supervise(
     if not (results["complete"] or read_run(run_dir).planned or run_dir.cancelled.exists()):
         # Nothing was started on a GPU: what the user gave cannot work.
         raise UserError("\n".join(report.build_errors(run_dir) or [results["reason"]]))
-    if problem := write_report(run_dir, results):
-        say(problem)
+    from coordinate_eval.coordinator.supervisor.after_run import call_after_run
+
+    for problem in (write_report(run_dir, results), call_after_run(run_dir, run)):
+        if problem:
+            say(problem)
     return show_results(run_dir, as_json=as_json)
 
 

@@ -203,7 +203,7 @@ def _create(inputs: Inputs, run_dir: Path | None, made: Run) -> RunDir:
 
 
 def _say_who_has_one(settings: Settings, identity: str, root: Path) -> None:
-    """Say on stderr that a colleague has a run of the same, if this one had to be beside it."""
+    """Say on stderr that a colleague has a run of this id, if this one had to be beside it."""
     there = Path(settings.runs_dir).expanduser() / identity
     if root.parent != there.parent.absolute() or root.name == identity:
         return
@@ -298,7 +298,9 @@ def _say_where_tasks_look(inputs: Inputs) -> None:
 
 
 def runnable(inputs: Inputs, *, scored: bool = True) -> Inputs:
-    """Leave out the datasets that cannot be run, or `scored`, and say so on stderr with the reason.
+    """Leave out the datasets that cannot be run, and say on stderr which and why.
+
+    With `scored`, datasets that no judge would rate are left out, too.
 
     Raises:
         UserError: No dataset can be run, or there is no task of some name.

@@ -1,6 +1,6 @@
 """`coordinate-eval watch`: evaluate the checkpoints that appear in a folder, each once.
 
-Whether a checkpoint was asked for is told by its run. Only what was refused, of which there is no
+Its run tells whether a checkpoint was asked for. Only a checkpoint that was refused, which has no
 run, leaves a note in `runs_dir`, so that it is not refused for ever. Two that watch the same folder
 make the same runs: a run directory appears in one rename, which one of them wins.
 """
@@ -173,7 +173,7 @@ class Watch:
         )
 
     def _of_none(self, saved: Saved) -> _Seen:
-        """Judge a checkpoint that has no run as it is now."""
+        """Decide what is to be done about a checkpoint that has no run as it is now."""
         if not saved.quiet(self.quiet_seconds):
             return _Seen(saved, "being written")
         refused = _files.read_record_if_there(self._note(saved), Refused)
@@ -201,7 +201,7 @@ class Watch:
         except CoordinateError as error:
             if each.saved.path.exists():  # it may have been removed meanwhile
                 each.state, each.error = "refused", str(error)
-                if not self.dry:  # a look is no try
+                if not self.dry:  # only tries to start it count
                     self._refuse(each.saved, str(error))
                 named = str(each.saved.path) in str(error)
                 say(str(error) if named else f"{each.saved.path}: {error}")
@@ -266,7 +266,7 @@ def cron_line(folder: Path, argv: Sequence[str], every_seconds: float, settings:
 
 
 def _of_run(saved: Saved, run_dir: RunDir, run: Run, tasks: list[TaskStatus] | None) -> _Seen:
-    """Judge a checkpoint that has a run."""
+    """Decide what is to be done about a checkpoint that has a run."""
     phase = state.phase_of(run_dir, run, tasks, silent=False)
     seen = _Seen(saved, phase.value, run_dir)
     young = time.time() - run.created < _BEGINNING_SECONDS

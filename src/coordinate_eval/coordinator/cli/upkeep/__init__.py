@@ -1,1 +1,1 @@
-"""Commands that look after an installation: is all well, and what has been measured."""
+"""Commands that look after an installation, its runs and its measurements."""

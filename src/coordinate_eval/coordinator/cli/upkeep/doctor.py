@@ -1,4 +1,4 @@
-"""`coordinate-eval doctor`: is all well here, and in the jobs of a run?"""
+"""`coordinate-eval doctor`: does this machine have what runs need, and do their jobs?"""
 
 import os
 from collections.abc import Iterable

@@ -132,7 +132,7 @@ def _last_change(run_dir: RunDir) -> float:
 
 
 def _compact(run_dir: RunDir, run: Run) -> str:
-    """Compact a complete run and those of its judge; return what it came to in words."""
+    """Compact a complete run and those of its judge; return the outcome in words."""
     done = compact(run_dir, run)
     for inner in sorted(run_dir.judge_folder.glob("*/run/run.json")):
         found = RunDir(inner.parent)
