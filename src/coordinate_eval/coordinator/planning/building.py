@@ -1,4 +1,4 @@
-"""Building the requests of many datasets: in which order, by how many processes, and by these."""
+"""Build the requests of many datasets: their order, the number of processes, and the progress."""
 
 import contextlib
 import math
@@ -22,13 +22,13 @@ TOKENS_PER_SECOND = 100_000.0
 MMLU takes about this on the cores of docs/benchmarks.md."""
 
 UNKNOWN_SECONDS = 10.0
-"""Expected of a dataset of which nothing is known: mostly loading its data."""
+"""CPU seconds expected of a dataset of which nothing is known: mostly loading its data."""
 
 _TRUSTED_SECONDS = 120.0
-"""Seconds of work by which what is expected counts against the pace so far."""
+"""Weight of the prediction beside the pace measured so far, in seconds of work."""
 
 WORTH_SECONDS = 30.0
-"""Work for which another process is started: it first loads the harness, for about ten seconds."""
+"""Least seconds of work for another process, which first loads the harness for about ten."""
 
 
 def expected_seconds(dataset: Dataset, priors: Priors) -> float:
@@ -41,7 +41,7 @@ def expected_seconds(dataset: Dataset, priors: Priors) -> float:
 
 
 def wall_seconds(datasets: Sequence[Dataset], priors: Priors, processes: int) -> float:
-    """Return about how long so many processes take to build these datasets."""
+    """Return roughly how many seconds this many processes take to build these datasets."""
     seconds = [expected_seconds(dataset, priors) for dataset in datasets]
     return max([sum(seconds) / processes, *seconds])
 
@@ -68,7 +68,7 @@ class Progress:
     done: int
     of: int
     left_seconds: float
-    """Expected until all are built, by the pace so far."""
+    """Seconds expected until all are built, by the pace so far."""
 
     def __str__(self) -> str:
         left = f"about {duration(self.left_seconds)} left"
@@ -179,7 +179,7 @@ class _Pace:
     def progress(self, dataset: Dataset, *, ended: bool = False, error: str = "") -> Progress:
         """Return how far the building is."""
         left = max(0.0, self._left) / self._processes
-        # What has ended tells of the machine, the more of it the better.
+        # The more has ended, the more it tells of this machine's speed.
         took = self._processes * (time.monotonic() - self._began) if self._done else 0.0
         left *= (took + _TRUSTED_SECONDS) / (self._ended_seconds + _TRUSTED_SECONDS)
         return Progress(dataset.name, ended, error, self._done, self._of, left)

@@ -25,10 +25,10 @@ from coordinate_eval.records import (
 )
 
 ENGINE_START_SECONDS = 40.0
-"""Expected of an engine's start before any was measured."""
+"""Seconds expected of an engine's start before any was measured."""
 
 LINK_GIGABITS = 25.0
-"""Expected of a node's storage link, in Gbit/s, before any copy was measured."""
+"""Gbit/s expected of a node's storage link before any copy was measured."""
 
 GUESSED_ITEMS = 1000
 """Items assumed of a dataset of which nothing is known, to choose a tensor-parallel degree."""

@@ -239,8 +239,8 @@ def _own(cost: Cost, piece: Piece) -> float:
 def _is_fine(cost: Cost, piece: Piece, window: float) -> bool:
     """Return whether a piece can be cut anywhere.
 
-    It can if an item is short beside the window or beside the overhead of a cut, and if the piece
-    is long beside that overhead.
+    It can if an item is short compared with the window or the overhead of a cut, and if the piece
+    is long compared with that overhead.
     """
     overhead = cost.chunk_overhead_seconds
     each = cost.gpu_seconds / cost.items

@@ -78,7 +78,7 @@ class _Wish(NamedTuple):
 
     judge: JudgeWork | None
     spare_gpus: int
-    """GPUs beside the capacity that a judge's own run may use."""
+    """GPUs in addition to the capacity that a judge's own run may use."""
     latest: float
     """Longest makespan wanted, in seconds."""
 
@@ -99,7 +99,7 @@ def make(
 
     With `first_signal`, trials begin with a slice of every dataset (see `signal_slices`), where
     that keeps the makespan within `SIGNAL_PRICE`. What a `judge` is asked about comes as early as
-    the last score wants it; a judge's own run may use `spare_gpus` beside this capacity. Neither
+    the last score wants it; a judge's own run may use `spare_gpus` in addition to it. Neither
     makes the makespan longer than `latest`, in seconds, if it could be shorter.
 
     Raises:
@@ -312,7 +312,7 @@ def _with_signal(
 
 
 def _cores_for_scores(costs: Sequence[Cost], cpus: int, bound: float) -> list[int]:
-    """Return numbers of cores to try that no metric job takes, so that scores run beside them.
+    """Return how many cores to keep for scoring beside metric jobs: the numbers to try.
 
     Metric jobs go first. Where they occupy all cores until the end, long scorings would follow.
     """

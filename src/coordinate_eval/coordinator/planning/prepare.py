@@ -284,7 +284,7 @@ def first_round(run: Run, plan: Plan, nodes: Sequence[NodeCapacity] = ()) -> Rou
 
 
 def _longest_shard(run: Run, engine_start_seconds: float) -> float:
-    """Return the longest seconds of a shard that a trial can complete within its time limit.
+    """Return the most seconds of a shard that a trial can complete within its time limit.
 
     The other half of the limit is for what precedes it, and for predictions that are too low.
     """

@@ -46,7 +46,7 @@ _WANTS_MODELS = re.compile(
     r"torch|transformers|backend|import ?error|cannot import|no module named|is not defined",
     re.IGNORECASE,
 )
-"""Words of errors that code meets which wants models where none are loaded."""
+"""Words in the errors of code that needs models where transformers has none."""
 
 
 @dataclass(frozen=True)

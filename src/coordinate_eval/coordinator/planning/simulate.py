@@ -115,7 +115,7 @@ class Timeline(NamedTuple):
         return steps
 
     def estimate(self, lower_bound_seconds: float) -> Estimate:
-        """Return the makespan and GPU use of the plan, beside its lower bound."""
+        """Return the makespan and GPU use of the plan, with its lower bound."""
         held = sum((bar.end - bar.trial.start_seconds) * bar.trial.gpus for bar in self.trials)
         busy = sum((bar.idle_from - bar.ready) * bar.trial.gpus for bar in self.trials)
         return Estimate(

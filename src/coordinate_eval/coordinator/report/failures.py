@@ -99,7 +99,7 @@ def _why(run_dir: RunDir, failure: Failure, found: JobCause | None) -> str:
 
 
 def done_about(run_dir: RunDir, cause: JobCause | None) -> str:
-    """Return what the run did because a job died of this; empty if nothing but try again."""
+    """Return what the run did because a job died of this; empty if it only tried again."""
     run = read_run_if_there(run_dir) if cause is not None else None
     if cause is None or run is None:
         return ""

@@ -11,7 +11,7 @@ from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import Dataset, DatasetResults, judge_name
 
 _SEED = 1234
-"""The harness's seeds but for Python's own, which is 0."""
+"""The seed of the harness's random generators, except Python's, which has 0."""
 
 
 def lm_eval_results(

@@ -49,7 +49,7 @@ _TABLES = (
 """Fields of a dataset's results that have a task or group as key."""
 
 MOST_NAMES = 5
-"""Datasets that are named where more have the same reason."""
+"""Most datasets that a line names; more with the same reason are counted."""
 
 
 class Rescored(Record):

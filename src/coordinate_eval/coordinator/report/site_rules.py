@@ -19,7 +19,7 @@ def rules_file(settings: Settings) -> Path:
 def learned_file(settings: Settings) -> Path:
     """Return the path of the rules that a model proposed and the user confirmed.
 
-    They lie beside the user's rules if that folder is his own: a site's rules may be root's.
+    They lie beside the user's rules if that folder is the user's own: a site's may be root's.
     """
     folder = rules_file(settings).parent
     if not is_own(folder.resolve()):

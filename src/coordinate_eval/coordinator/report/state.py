@@ -37,7 +37,7 @@ from coordinate_eval.errors import CoordinateError
 from coordinate_eval.records import DatasetRequests, Record, Span
 
 LEAST_SHARE = 0.03
-"""Share of the work that must be done before its pace tells more than the prediction."""
+"""Share of the work that must be done before its pace counts in place of the prediction."""
 
 
 class Phase(StrEnum):

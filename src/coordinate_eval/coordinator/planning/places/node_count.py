@@ -140,7 +140,7 @@ def choose(
 
 
 def curve(draft: Draft, capacity: Capacity, chosen: Plan) -> list[Size]:
-    """Plan each size and return what it takes, with the chosen one among them."""
+    """Plan each size; return what the plans take, the chosen one among them."""
     mine = size_of(chosen)
     others = [size_of(draft(smaller)) for smaller in sizes(capacity)]
     beside = [size for size in others if (size.nodes, size.gpus) != (mine.nodes, mine.gpus)]
@@ -148,7 +148,7 @@ def curve(draft: Draft, capacity: Capacity, chosen: Plan) -> list[Size]:
 
 
 def size_of(plan: Plan) -> Size:
-    """Return the nodes and GPUs of a plan beside its estimate."""
+    """Return the estimate of a plan with its numbers of nodes and GPUs."""
     return Size(
         nodes=len(plan.nodes), gpus=sum(t.gpus for t in plan.trials), estimate=plan.estimate
     )

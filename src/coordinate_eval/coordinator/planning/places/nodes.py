@@ -20,7 +20,7 @@ from coordinate_eval.priors.roofline import Work, gpu_seconds
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
 LEAST_KEEPER_CPUS = 1
-"""Cores that the keeper takes on each node at least, also in place of a trial."""
+"""Fewest cores of a node's keeper. It gets them even if a trial then has no room."""
 
 QUEUED_NODE = ANY_NODE
 """Name in a plan that stands for nodes that are not known yet."""
@@ -214,7 +214,7 @@ def choose(
 
 
 def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: float) -> int:
-    """Return the trials that a node has GPUs, cores and memory for, beside its keeper."""
+    """Return how many trials a node has GPUs, cores and memory for, besides its keeper."""
     by_gpus = node.free_gpus // gpus_per_trial
     by_cpus = (node.cpus - LEAST_KEEPER_CPUS) // (settings.trial.cpus * gpus_per_trial)
     each_gib = settings.trial.memory_gib * gpus_per_trial

@@ -63,8 +63,8 @@ class Promise(Record):
 class Others:
     """The user's runs that have not ended, as one of them sees them, and all of their living jobs.
 
-    Of the run that looks, the rounds count that it has begun. `submitted` has the names of the jobs
-    that each of these runs has submitted so far, by prefix.
+    The rounds that the looking run has begun count as well. `submitted` has, by the prefix of each
+    run, the names of the jobs that it has submitted so far.
     """
 
     promises: Sequence[Promise] = ()
@@ -121,7 +121,7 @@ def make_promise(
 def beside(
     nodes: Sequence[Node], busy: Sequence[Busy], others: Others
 ) -> tuple[list[Node], list[Busy]]:
-    """Return the nodes with what is not promised to other runs, and those where all of it is."""
+    """Return the nodes with what other runs leave of them, and those with nothing left as busy."""
     on: dict[str, list[_Held]] = {}
     for each in _held(others):
         on.setdefault(each.node, []).append(each)
@@ -143,7 +143,7 @@ def beside(
 
 
 def left(limits: LimitSettings, others: Others) -> Left:
-    """Return what the limits leave beside all runs that are there."""
+    """Return what the limits leave when all runs that are there have what they hold."""
     held = _held(others)
     of_trial = {
         jobs.node_names(promise.prefix, node.round, node.name)[1]: promise.gpus
