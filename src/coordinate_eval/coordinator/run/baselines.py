@@ -39,7 +39,7 @@ def write(run_dir: RunDir, run: Run) -> None:
 
 
 def name_by_item(run_dir: RunDir, dataset: str, question_ids: list[str]) -> None:
-    """Give the answers of a run that knew no ids those of the questions at their positions.
+    """Give answers of a run without ids the ids of the questions at the same positions.
 
     Answers of a dataset with another number of items, which may be others, stay without.
     """

@@ -30,7 +30,7 @@ _SPAN_FILE = re.compile(r"(\d+-\d+)(\.jsonl|\.\d+\.(part|json|revoked|running))"
 
 
 class Compacted(NamedTuple):
-    """What compacting came to."""
+    """The outcome of compacting a run."""
 
     before: int
     """Files with responses, questions, answers and their claims."""

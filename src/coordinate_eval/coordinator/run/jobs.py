@@ -17,13 +17,13 @@ PREFIX = "ce-"
 _SUPERVISOR = re.compile(rf"({re.escape(PREFIX)}.+-)super\d+", re.DOTALL)
 
 KEEPER_ROOM_GIB = 1.0
-"""Memory of a keeper's own process."""
+"""Memory of a keeper's own process, in GiB."""
 
 CONVERTING_ROOM = 1.3
-"""Memory of a keeper that converts, over the weights: it holds some tensors twice."""
+"""Memory of a keeper that converts, as a multiple of the weights: it holds some tensors twice."""
 
 COPYING_ROOM = 1.02
-"""Memory of a keeper that copies, beside the weights: small files and partly filled pages."""
+"""Memory of a keeper that copies, as a multiple of the weights: small files, part-filled pages."""
 
 
 def prefix(run: Run) -> str:

@@ -35,7 +35,7 @@ _LEFT = re.compile(rf"{re.escape(REMOVED)}[0-9a-f]{{16}}")
 
 
 def remove(run_dir: RunDir) -> None:
-    """Remove a run directory with all that is in it. It goes in one step, as people see it.
+    """Remove a run directory with all that is in it. People see it disappear in one step.
 
     Raises:
         CoordinateError: something is in it that this program did not make, and nothing is removed.

@@ -24,13 +24,13 @@ MOST_LOG_BYTES = 1 << 18
 """From the end of a trial's log, within which the cause of an engine's error is looked for."""
 
 _NO_MEMORY = "out of memory"
-"""What engines say whose own processes met the error."""
+"""Words of an engine whose error was raised in a process of its own."""
 
 _MEMORY = frozenset({"Out of Memory Error", "Out of Memory"})
-"""Reasons of which an engine that computes less at once may not die."""
+"""Reasons that an engine that computes less at once may survive."""
 
 _OF_ITEMS = frozenset({"CUDA Error"})
-"""Reasons that count as the node's elsewhere, and that an item brings about as well."""
+"""Reasons that otherwise count as the node's fault, but that an item may also bring about."""
 
 
 class Failure(NamedTuple):
@@ -38,7 +38,7 @@ class Failure(NamedTuple):
 
     cause: TrialCause
     in_doubt: bool = False
-    """Only words of libraries say that the node is at fault. An item may have led to them."""
+    """Only what libraries say blames the node. An item may have led them to say it."""
 
 
 class TrialErrors:

@@ -111,7 +111,7 @@ def _answer(run_dir: RunDir, ledger: Ledger, portion: Span, attempt: int, sandbo
 
 
 def _judge(sandbox: Sandbox, question: Question, suspect: bool) -> Answer:
-    """Run a program. A verdict that may be for want of resources counts when it comes again, alone.
+    """Run a program. A verdict that may be for lack of resources counts if it comes again, alone.
 
     A suspect has ended a metric job. It runs alone from the start.
 

@@ -23,8 +23,8 @@ from coordinate_eval.records import (
 )
 
 MOST_LOST = 3
-"""Owners of a shard that may give it back because of their nodes, as only libraries say. What ends
-the next one so counts against the shard."""
+"""Most owners of a shard that may give it back because libraries blame their nodes. The same end of
+the next owner counts against the shard."""
 
 Identity = tuple[str, int, int, int, int]
 """What distinguishes a request from all others of its dataset, as `Key.identity` returns it."""
@@ -128,7 +128,7 @@ class OpenShards:
     def drop_published(self) -> dict[Span, list[Identity]]:
         """Drop the shards that others have published meanwhile. Return what of them is unanswered.
 
-        That has to be given to the engine no more, and need not be answered. What storage cannot
+        The engine need not be given those requests any more, nor answer them. What storage cannot
         say now, the next look may see.
         """
         gone: dict[Span, list[Identity]] = {}

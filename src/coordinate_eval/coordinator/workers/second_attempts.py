@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.run.records import Run, TrialProgress
 from coordinate_eval.records import DatasetRequests, Shard, Span
 
 MOST_OF_OWNERS_TIME = 0.5
-"""Part of the time that an owner needs which a second attempt may take. Predictions are rough."""
+"""Most time of a second attempt, as a part of what the owner still needs: predictions are rough."""
 
 
 MOST_SEEN = 64

@@ -1,4 +1,4 @@
-"""Notice that nobody supervises the run any more that a job works for.
+"""Notice, in a job, that nobody supervises its run any more.
 
 A supervisor may be lost for good: cancelled by an administrator, or out of memory. Jobs that wait
 for others would then hold memory until their time limits.

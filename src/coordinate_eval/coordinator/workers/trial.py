@@ -157,7 +157,7 @@ class TrialRunner:
                 engine.close()
 
     def _end_attempts(self, failure: Failure) -> None:
-        """Give back all shards. They are suspects only if nothing else is to blame."""
+        """Give back all shards. They are blamed for the end only if nothing else is."""
         if failure.in_doubt:
             self._open.lose()
         elif failure.cause == "node" or (
@@ -228,7 +228,7 @@ class TrialRunner:
             try:
                 yield
             except EngineError as error:
-                # A GPU that others fill says nothing of what was compiled.
+                # A GPU that is full of others' work says nothing about what was compiled.
                 if not self._engine_started and "memory" not in str(error).lower():
                     cache.forget()
                 raise
@@ -259,7 +259,7 @@ class TrialRunner:
     def _answer(self, engine: engines.Engine) -> None:
         """Feed the engine until no shard can be claimed.
 
-        Those that end engines run alone, last but for those that slower trials hold.
+        Then come the shards at which engines died, alone, and last those that slower trials hold.
         """
         while True:
             self._store(engine, self._requests())

@@ -52,9 +52,10 @@ OF_DATASETS: frozenset[LedgerName] = frozenset({"requests", "results", "estimate
 LEDGERS: tuple[LedgerName, ...] = get_args(LedgerName)
 
 Cause = Literal["released", "lost", "died", "given up", "doubled"]
-"""Why an attempt is over: its owner gave the span back; was ended by what is no work's fault, such
-as a preemption; ended by itself; found that what is left of the span ends every owner; or is so
-slow that another one makes the next attempt meanwhile. Only deaths count against the span."""
+"""Why an attempt is over, in this order: its owner gave the span back; was ended by something that
+is no work's fault, such as a preemption; died; found that what is left of the span ends every
+owner; or is so slow that another one makes the next attempt meanwhile. Only deaths count against
+the span."""
 
 
 class Claim(Record):
@@ -202,7 +203,7 @@ class Ledger:
     def count_deaths(self, span: Span, attempts: int | None = None) -> int:
         """Return how many owners of the span died since the run was last resumed.
 
-        Those that died while something was running are not counted: see `deaths_while_running`.
+        Deaths that are blamed on what was running do not count: see `deaths_while_running`.
         """
         if attempts is None:
             folder = self.run.claims_folder(self.name, span.dataset)
@@ -210,9 +211,9 @@ class Ledger:
         return sum(not running for running in self.deaths(span, attempts))
 
     def deaths(self, span: Span, attempts: int) -> list[str]:
-        """Return what was running when each owner of the span died, or an empty text for unknown.
+        """Return what was running when each owner of the span died; an empty text if unknown.
 
-        It begins when the run was last resumed.
+        Only deaths since the run was last resumed count.
         """
         found = []
         for attempt, end in self._ends(span, attempts):
@@ -224,9 +225,9 @@ class Ledger:
         return found
 
     def count_lost(self, span: Span) -> int:
-        """Return how many owners gave the span back because of what is no work's fault.
+        """Return how many owners gave the span back for a reason that is no work's fault.
 
-        It begins when the run was last resumed. Those that somebody ended do not count.
+        Only those since the run was last resumed count, and none that somebody else ended.
         """
         folder = self.run.claims_folder(self.name, span.dataset)
         last = _last_attempt(_files.names(folder), span)
@@ -253,7 +254,7 @@ class Ledger:
     def deaths_while_running(self, spans: Iterable[Span]) -> Counter[str]:
         """Return how many owners of the spans died while each of these was running.
 
-        Like `count_deaths`, it begins when the run was last resumed.
+        Like for `count_deaths`, only deaths since the run was last resumed count.
         """
         listings: dict[str, frozenset[str]] = {}
         deaths: Counter[str] = Counter()

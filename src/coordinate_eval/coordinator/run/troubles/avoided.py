@@ -16,7 +16,7 @@ from coordinate_eval.errors import ForeignError, RecordError
 from coordinate_eval.records import Record
 
 LONGEST_SECONDS = 86_400.0
-"""A node is avoided for a day at most, and what is a day past counts no more."""
+"""Longest time for which a node is avoided. Failures that are as long past no longer count."""
 
 MOST_EVIDENCE = 50
 """Failures on a node that are remembered, so that each counts once."""
@@ -43,7 +43,9 @@ def read_avoided(settings: Settings, now: float) -> dict[str, Avoided]:
 
 
 def avoid(settings: Settings, node: str, why: str, evidence: str, now: float) -> Avoided | None:
-    """Have all runs avoid a node. Return for how long, or None if that is known or never done.
+    """Have all of the user's runs avoid a node, unless this evidence of it is known already.
+
+    Return until when and why, or None if nothing has changed: also where settings avoid no node.
 
     The time is the setting `[trial] avoid_minutes`, doubled each time within a day.
     """

@@ -38,7 +38,8 @@ class _Fault(NamedTuple):
     job: str
     time: float
     anywhere: bool = False
-    """Another node does no better: it is the input's fault, or passes, alone or with less load."""
+    """Another node would do no better: the input is at fault, or the trouble passes, by itself or
+    with less load."""
 
 
 class _Faults(NamedTuple):

@@ -75,7 +75,7 @@ class JobCause(Record):
 
     @property
     def of_gpu_memory(self) -> bool:
-        """Return whether an engine that runs fewer sequences at once may not die of it."""
+        """Return whether an engine that runs fewer sequences at once may survive it."""
         return self.action is Action.LESS_LOAD and self.reason == "Out of Memory Error"
 
 

@@ -10,7 +10,7 @@ NOT_BY_ITSELF = frozenset({End.NODE_FAILED, End.PREEMPTED, End.TIME_LIMIT, End.C
 def cause_of(end: End) -> Cause:
     """Return why the claims of a job are over that ended in this way without giving them back.
 
-    What the scheduler does not say may have been the work's fault, so that no work that ends its
-    jobs is tried for ever.
+    An end that the scheduler does not explain counts as the work's fault, so that no work that ends
+    its jobs is tried for ever.
     """
     return "lost" if end in NOT_BY_ITSELF else "died"

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from coordinate_eval.coordinator.run.records import Run, TrialProgress
 
 STARTING_TIMES = 2
-"""Times as long as other silence an engine's start may take: the first one compiles."""
+"""Factor by which an engine may be silent longer while it starts: the first one compiles."""
 
 TOKEN_SECONDS = 0.1
-"""Seconds for each token of an answer in a full batch: few engines are slower."""
+"""Seconds per token of an answer in a full batch: few engines are slower."""
 
 
 def answer_seconds(

@@ -8,8 +8,8 @@ from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.records import Answer, Question
 
 _BYTES_PER_TOKEN = 3
-"""Taken for the size of a question's tokens before the judge has counted them: few, so that a
-budget is kept to."""
+"""Assumed of a question before the judge has counted its tokens: few bytes, so many tokens, so that
+the budget holds."""
 
 
 class Spent(Exception):
