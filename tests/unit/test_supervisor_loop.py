@@ -1,5 +1,6 @@
 """A supervisor whose scheduler does not answer, or whose trials all fail."""
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from coordinate_eval.coordinator.supervisor import loop
 from coordinate_eval.coordinator.supervisor.decisions import ends
 from coordinate_eval.coordinator.supervisor.decisions.values import Action, Cancel, Facts
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
+from coordinate_eval.coordinator.workers.on_node import node_memory
+from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
@@ -246,6 +249,26 @@ def test_one_that_has_ended_the_run_leaves_the_jobs_of_the_next_alone(tmp_path: 
     cluster = Resumed(run_dir)
     assert Supervisor(run_dir, cluster).run() is None
     assert not cluster.cancelled
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_who_ends_a_run_on_one_machine_clears_its_memory_of_what_the_dead_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: bool
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    run_dir, run = unplanned(tmp_path, stage={"root": str(memory)})
+    cluster = FakeCluster()
+    monkeypatch.setattr(cluster, "local", local)
+    _files.write(run_dir.cancelled, "")
+    dead, living = (StagedWeights(str(memory), each, "local") for each in (run.id, "another"))
+    os.close(node_memory.open_lock(dead.folder.with_name("local.lock")))  # as the kernel does
+    dead.folder.mkdir()
+    with living.hold():
+        living.folder.mkdir()
+        assert Supervisor(run_dir, cluster).run() is not None
+        assert dead.folder.exists() is not local
+        assert living.folder.exists()
 
 
 def test_no_supervisor_hands_over_to_one_that_has_ended(

@@ -14,6 +14,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
+from coordinate_eval.coordinator.workers.on_node import node_memory
 from coordinate_eval.errors import ClusterError
 
 DRAIN_SECONDS = 60.0
@@ -87,3 +88,13 @@ def drain(run: Run, cluster: Cluster, poll_seconds: float, check: Callable[[], N
                 cancelled |= leaving
         time.sleep(pause)
         pause = min(2 * pause, poll_seconds)
+
+
+def clear_memory(run: Run) -> None:
+    """Remove what dead jobs of this user have left in the memory of this machine.
+
+    Where jobs end with the process that submitted them, they die with it: nobody may come after
+    them who removes what they held.
+    """
+    with contextlib.suppress(OSError):
+        node_memory.remove_abandoned(node_memory.user_folder(run.settings.stage.folder))

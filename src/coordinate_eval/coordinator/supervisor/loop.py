@@ -164,6 +164,8 @@ class Supervisor:
                     self._pace.at_once()
             if self.results is not None:
                 self._drain()
+                if self._cluster.local:
+                    ending.clear_memory(self._run)
         except Superseded:
             return None
         return self.results

@@ -101,6 +101,29 @@ def remove_if_last(folder: Path, lock_path: Path, lock: int) -> bool:
         os.close(lock)
 
 
+def remove_abandoned(user_folder: Path, but: Path | None = None) -> list[Path]:
+    """Remove the folders of a user that no process holds. Return them.
+
+    That with the lock `but` stays.
+    """
+    removed: list[Path] = []
+    with contextlib.suppress(FileNotFoundError):
+        # In a folder that another user can write to, names may lead anywhere.
+        if not is_private(user_folder.lstat()):
+            return removed
+    for lock_path in user_folder.glob("*/*.lock"):
+        if lock_path == but:
+            continue
+        if lock_path.is_symlink() or lock_path.parent.is_symlink():
+            continue
+        folder = lock_path.with_suffix("")
+        with contextlib.suppress(OSError):
+            lock = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if remove_if_last(folder, lock_path, lock):
+                removed.append(folder)
+    return removed
+
+
 @contextlib.contextmanager
 def copy_lock(folder: Path, *, wait: bool = False) -> Iterator[bool]:
     """Try to become the only process that copies, while the block runs. Yield whether it is.

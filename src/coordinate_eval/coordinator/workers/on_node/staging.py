@@ -4,7 +4,7 @@ They lie in `<root>/coordinate-eval-<uid>/<run>/<node>/`, with a manifest writte
 process that copies or uses them holds that folder (see `node_memory`).
 
 So a killed keeper leaves its weights to the trials, the last of which removes them. What a killed
-node leaves is removed by the user's next keeper there.
+node leaves is removed by the user's next keeper there; on one machine, also by whoever ends a run.
 """
 
 import contextlib
@@ -140,23 +140,8 @@ class StagedWeights:
         return self.folder.exists()
 
     def remove_abandoned(self) -> list[Path]:
-        """Remove weights of this user that no process holds. Return their folders."""
-        removed: list[Path] = []
-        with contextlib.suppress(FileNotFoundError):
-            # In a folder that another user can write to, names may lead anywhere.
-            if not node_memory.is_private(self.user_folder.lstat()):
-                return removed
-        for lock_path in self.user_folder.glob("*/*.lock"):
-            if lock_path == self._lock_path:
-                continue
-            if lock_path.is_symlink() or lock_path.parent.is_symlink():
-                continue
-            folder = lock_path.with_suffix("")
-            with contextlib.suppress(OSError):
-                lock = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-                if node_memory.remove_if_last(folder, lock_path, lock):
-                    removed.append(folder)
-        return removed
+        """Remove what no process holds of this user's, but these weights. Return the folders."""
+        return node_memory.remove_abandoned(self.user_folder, self._lock_path)
 
 
 def _copy_all(
