@@ -1,5 +1,6 @@
 """Every file of `examples/` does what it says, without a cluster."""
 
+import json
 import os
 import re
 import shlex
@@ -11,11 +12,15 @@ from pathlib import Path
 import pytest
 from tests.runs import PATIENCE_SECONDS, Workspace
 from tests.tiny import tiny_model
+from tests.unit.test_decide import make_run
 
+from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import cluster_file, layers
+from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
+from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.evaluators.base import harness_evaluator
-from coordinate_eval.records import Request
+from coordinate_eval.records import DatasetResults, Request
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLANNED = ("--dry-run", "--cluster", "cluster.yaml")
@@ -66,6 +71,18 @@ def test_training_loop(user: Workspace, tmp_path: Path) -> None:
     assert [log.name for log in logs] == ["step-100.evaluation.log", "step-200.evaluation.log"]
     for log in logs:
         assert "makespan" in log.read_text()
+
+
+def test_scores_are_logged_after_a_run(user: Workspace, tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "a run")
+    run = make_run(step=100, settings=Settings(after_run=["python3", "log_scores.py"]))
+    _files.write_record(run_dir.run, run)
+    scored = DatasetResults(dataset="a", items=1, results={"a": {"acc,none": 0.5}})
+    _files.write_record(run_dir.dataset_results("a"), scored)
+    _files.write(run_dir.results, json.dumps({"complete": True}))
+    done = call(user, *run.settings.after_run, run_dir.root)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"step": 100, "complete": True, "eval/a": 0.5}
 
 
 def test_crontab(user: Workspace, tmp_path: Path) -> None:

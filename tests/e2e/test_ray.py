@@ -32,7 +32,7 @@ JOBS = ("_keep", "_trial", "_metric", "_score")
 def finished(user: Workspace) -> Path:
     """The directory of an undisturbed run."""
     run = user.folder / "undisturbed"
-    user.call(*asked(user, run), "--json")
+    user.call(*asked(user, run), "--json", COORDINATE_EVAL_AFTER_RUN='["printf", "%s ended"]')
     nothing_is_left(user, run)
     return run
 
@@ -75,6 +75,10 @@ def test_asking_again_runs_nothing(
     resumed = user.call("resume", finished, "--json")
     assert resumed.stdout == done.stdout
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_the_users_command_is_called_when_the_run_has_ended(finished: Path) -> None:
+    assert (finished / "logs" / "after_run.log").read_text() == f"{finished} ended"
 
 
 def test_every_request_is_answered_once(finished: Path) -> None:

@@ -64,6 +64,7 @@ def test_four_nodes_share_a_suite(workspace: Workspace, expected: dict[str, Any]
         workspace.suite(*TASKS), *pause.args, "--max-gpus", 8, "--nodes", "node[1-4]", "--run-dir",
         workspace.folder / "four \"nodes\"\nand a line",
         COORDINATE_EVAL_TRIAL_MEMORY_GIB="400",
+        COORDINATE_EVAL_AFTER_RUN='["sh", "-c", "cat \\"$0\\"/results.json"]',
     )  # fmt: skip
     until(lambda: len(nodes_of_trials(run)) == 4, "a trial on each node")
     pause.end()
@@ -83,6 +84,7 @@ def test_four_nodes_share_a_suite(workspace: Workspace, expected: dict[str, Any]
     assert found["scheduler_calls"]["sbatch"] < len(submitted)
     all_gone(workspace)
     assert "What happened" in (run / "report.html").read_text()
+    assert json.loads((run / "logs" / "after_run.log").read_text()) == found
 
 
 def nodes_of_trials(run: Path) -> set[str]:

@@ -399,6 +399,11 @@ class Settings(Record):
     first_signal: bool = Field(
         default=False, description="run a slice of every dataset first, for rough scores early"
     )
+    after_run: list[str] = Field(
+        default=[],
+        description="command to call when a run has ended, such as a script that logs its scores: "
+        "a list of words, to which the run directory is added",
+    )
     engine: EngineSettings = EngineSettings()
     stage: StageSettings = StageSettings()
     trial: TrialSettings = TrialSettings()

@@ -60,6 +60,7 @@ def settings_of_judge(settings: Settings) -> Settings:
             # Its trials stand in the queue while the first run has the GPUs, and start one by one.
             "queue": True,
             "deadline_seconds": None,
+            "after_run": [],
             # Its jobs get no key either.
             "judge": JudgeSettings(api_key_env=settings.judge.api_key_env),
             "engine": settings.engine.model_copy(update={"args": settings.judge.engine_args}),
