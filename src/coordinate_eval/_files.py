@@ -25,7 +25,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 T = TypeVar("T")
 
 _seen: ContextVar[dict[Hashable, object] | None] = ContextVar("_seen", default=None)
-"""What was read in the present look, by what it was read from; None outside of one."""
+"""What was read within the current `one_look`, by how and where; None outside of one."""
 
 _never_made: set[Path] = set()
 
@@ -38,9 +38,9 @@ def write(path: Path, text: str) -> None:
 
 
 def remove_left(path: Path, seconds: float) -> None:
-    """Remove what killed writers of a file left beside it, if that is so much older than the file.
+    """Remove what killed writers left beside a file, if it is older than the file by `seconds`.
 
-    Both times are of the file system's clock. Which of them were killed, nothing else tells.
+    Both times are of the file system's clock. Nothing else tells which writers were killed.
     """
     name = re.compile(rf"\.{re.escape(path.name[:100])}\.[0-9a-f]{{16}}\.tmp")
     oldest = modified(path) - seconds
@@ -131,7 +131,7 @@ def one_look() -> Iterator[None]:
 
 
 def _once(key: Hashable, read: Callable[[], T]) -> T:
-    """Return what `read` returned for this key in the present look, or returns now."""
+    """Return what `read` returned for this key within the current look, or returns now."""
     seen = _seen.get()
     if seen is None:
         return read()

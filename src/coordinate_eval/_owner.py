@@ -43,7 +43,7 @@ def for_show() -> Iterator[None]:
 
 
 def trust(names: Iterable[str]) -> None:
-    """Take what these users own for as good as root's from now on.
+    """Trust what these users own like what root owns, from now on.
 
     Args:
         names: of users, or their numbers: a node or a container may know no names.
@@ -99,7 +99,7 @@ def check_folder(folder: Path) -> None:
     try:
         descriptor = os.open(folder, _READ | os.O_DIRECTORY)
     except OSError:
-        # Its owner is said also where it cannot be opened.
+        # Names its owner even if it cannot be opened.
         _check(folder, folder.lstat())
         raise
     try:

@@ -8,7 +8,7 @@ from coordinate_eval.diagnosis.compress import Compressed, Kept, compress
 from coordinate_eval.diagnosis.rules import Category, Rule, Rules, Then
 
 UNKNOWN = "Unknown"
-"""The reason of a job that failed, and no rule knows why."""
+"""The reason of a job that failed for a cause that no rule knows."""
 
 LASTING = 5
 """Lines of progress after which an error did not end the job."""
@@ -24,7 +24,7 @@ _UNKNOWN_EXCEPTION = 3
 
 
 class Ending(NamedTuple):
-    """How a job ended, in Slurm's words. Empty where nobody knows."""
+    """How a job ended, in Slurm's words; empty if that is unknown."""
 
     state: str = ""
     reason: str = ""

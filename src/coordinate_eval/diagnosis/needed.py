@@ -56,7 +56,7 @@ def _rareness(letter: str) -> int:
 def needed_words(pattern: str) -> frozenset[str] | None:
     """Return words in small letters, of which a line that the pattern is found in has one.
 
-    None if there are no such words, or nobody knows.
+    None if there are no such words, or if they cannot be found out.
     """
     try:
         found = _words(list(_parser.parse(pattern)))

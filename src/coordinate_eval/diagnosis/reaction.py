@@ -33,7 +33,7 @@ _ACTIONS = {
 def reaction(cause: Cause | None) -> Reaction:
     """Return what follows from a cause.
 
-    What nobody knows is tried again on another node. Of the shipped reasons only those end a run
+    After an unknown cause, another node is tried. Of the shipped reasons only those end a run
     that every job would meet; a site's own say themselves what follows.
     """
     if cause is None or cause.category == "unknown":

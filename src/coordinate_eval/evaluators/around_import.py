@@ -1,4 +1,4 @@
-"""What has to happen around the import of a library, which may take seconds or never come."""
+"""Changes to a library that wait for its import, which takes seconds and may never come."""
 
 import importlib.util
 import sys

@@ -51,7 +51,7 @@ def named(folder: Path) -> dict[str, str]:
 
 
 def note(folder: Path, error: Exception) -> str:
-    """Return the end of a message about a folder that cannot be loaded, maybe for want of code."""
+    """Return the end of a message about a folder that cannot be loaded, if it names code."""
     listed = "" if isinstance(error, CheckpointCode) else _listed(folder)
     return f"; it names code of its own ({listed}), which is never run" if listed else ""
 

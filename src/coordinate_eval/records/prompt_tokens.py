@@ -26,7 +26,7 @@ def computed_before(request: Request, before: Request | None) -> int:
     """Return how many tokens of a request an engine need not compute after the one before it.
 
     Those are the whole blocks with which both begin. The last token of a text is computed in any
-    case, but for an item's choices of one token, which take one computation of their context.
+    case, except for an item's choices of one token: these take one computation of their context.
     """
     if before is None:
         return 0

@@ -1,9 +1,8 @@
 """The only module that runs Slurm's commands.
 
 No command inherits a setting from the environment, such as SBATCH_PARTITION (see `environment.py`).
-Each command has a time limit. An
-error is either "no answer" or a refusal, which mean opposite things for a job: after "no answer"
-it may exist.
+Each command has a time limit. An error is either "no answer" or a refusal, which mean opposite
+things for a job: after "no answer" it may exist.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
-"""The environment of Slurm's commands, and of jobs: a short list of what the caller has.
+"""The environment of Slurm's commands, and of jobs: a short list of the caller's variables.
 
-What a caller has set for himself is no part of a run. A folder of his own for temporary files or
-compiled code may not exist on a node, an option of a SPANK plugin would change each job, and runs
-of two shells would differ. A job gets what is listed here and in `[slurm] environment`; whatever
-else it needs, the lines of `[slurm] setup` set.
+A caller's personal settings are no part of a run. A private folder for temporary files or compiled
+code may not exist on a node, an option of a SPANK plugin would change each job, and runs of two
+shells would differ. A job gets what is listed here and in `[slurm] environment`; the lines of
+`[slurm] setup` set whatever else it needs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ _OF_JOBS = frozenset(
     {
         *_KEPT_FOR_COMMANDS,
         *NO_TELEMETRY,
-        # The user, and how he writes.
+        # The user, and the user's language.
         "HOME",
         "USER",
         "LOGNAME",
@@ -96,7 +96,7 @@ _PLACES_OF_ENGINES = ("VLLM_CACHE_ROOT",)
 
 
 def of_command(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what a command of Slurm gets that starts no job: all that would not change it."""
+    """Return the variables for a command that starts no job: all that do not change its work."""
     kept = {
         name: value
         for name, value in environ.items()
@@ -111,10 +111,10 @@ def of_job(
     needs: Iterable[str] = (),
     without: Iterable[str] = (),
 ) -> dict[str, str]:
-    """Return what sbatch, and so a job, gets.
+    """Return the variables that sbatch, and so a job, gets.
 
     Args:
-        environ: of whoever submits it.
+        environ: the variables of whoever submits it.
         more: further variables that all jobs get: names, or beginnings with `*` at the end.
         needs: further variables of this job.
         without: variables that this job does not get, whatever else says that it does.

@@ -39,7 +39,7 @@ from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.records import Dataset, DatasetRequests, ItemRequests, Request
 
 STACKS_BYTES = 4 << 30
-"""Address space for the stacks of threads, which mostly stay untouched, beside the memory."""
+"""Bytes of address space besides the memory: stacks of threads, which mostly stay untouched."""
 
 MOST_THREADS = 4096
 """Most threads of all processes: libraries start some for each core of a large node."""

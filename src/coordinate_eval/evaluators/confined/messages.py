@@ -173,7 +173,7 @@ class Reply(Asked, Seen):
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Say `Unread` of an error in the block, which reads a file of the run."""
+    """Raise `Unread` for an error in the block, which reads a file of the run."""
     try:
         yield
     except OSError as error:
@@ -351,7 +351,7 @@ def check_samples(
 
 
 class _HarnessSample(Record):
-    """The fields of a line in the harness's own files of samples; those of metrics are beside."""
+    """The fields of a line in the harness's own files of samples, without those of metrics."""
 
     doc_id: int
     doc: JsonValue

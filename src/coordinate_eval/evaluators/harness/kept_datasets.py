@@ -115,7 +115,7 @@ class KeptDatasets:
         )
 
     def options(self, dataset: Dataset) -> str:
-        """Return what the prompts of a dataset depend on beside its tasks."""
+        """Return what the prompts of a dataset depend on besides its tasks."""
         given = dataset.model_dump_json(exclude={"group", "prior", "items", "splittable"})
         options = [given, self._max_length, self._backend, self._seed, self._tokenizer_digest]
         return json.dumps([*options, metadata.version("lm_eval")])
@@ -136,5 +136,5 @@ class KeptDatasets:
 
 
 def key_of(dataset: Dataset) -> str:
-    """Return a text that is another one for each dataset with other settings."""
+    """Return a text that differs between datasets, and between settings of the same dataset."""
     return dataset.model_dump_json()

@@ -44,7 +44,7 @@ class UnbuiltDataset(AnsweredDataset):
             dataset: the dataset.
             loaded: its tasks.
             model: what cuts texts.
-            options: what prompts depend on beside the tasks.
+            options: what prompts depend on besides the tasks.
             index: of the requests that were built.
 
         Raises:

@@ -4,7 +4,7 @@ What a server may do to a client is told apart here, in one place:
 
 - It answers, or says that it will never answer this question: `Answer`.
 - It is slow, busy, broken or away, or says something that is no answer: the question is asked
-  again, ever later, for a bounded time. Then `JudgeSilent`.
+  again, less and less often, for a bounded time. Then `JudgeSilent`.
 - It would answer no question, because of the key, the model's name or the address: `JudgeRefuses`.
 
 Nothing that the server sends is trusted: not its size, its shape, its headers, or where it wants
@@ -56,7 +56,7 @@ FIRST_PAUSE_SECONDS: Final = 0.5
 """Wait before a question is asked again. It doubles each time."""
 
 MOST_PAUSE_SECONDS: Final = 30.0
-"""Longest wait before a question is asked again, but for one that the server asks for."""
+"""Longest wait before a question is asked again, unless the server asks for a longer one."""
 
 MOST_RETRY_AFTER_SECONDS: Final = 120.0
 """Longest wait that a server is granted with `Retry-After`."""
@@ -80,7 +80,7 @@ _ENVELOPE_BYTES, _BYTES_PER_TOKEN = 1 << 16, 64
 in JSON a character may take 12."""
 
 _CHARACTERS_PER_TOKEN = 4
-"""Taken for the size of a token where a server does not count them."""
+"""Assumed size of a token where a server does not count them."""
 
 _LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
 """Names of the limit of an answer. Newer servers refuse the first, older ones the second."""

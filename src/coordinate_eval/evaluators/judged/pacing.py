@@ -1,4 +1,4 @@
-"""How many questions a judge is asked at once, and in a minute."""
+"""Limits on the questions to a judge: at once, and in a minute."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ class Gate:
 
 
 class Pace:
-    """Begins so many questions in a minute: a bucket that fills steadily and holds one token."""
+    """Limits the questions that begin in a minute: a bucket that fills steadily, to one token."""
 
     def __init__(self, per_minute: float | None) -> None:
         self._seconds = 60 / per_minute if per_minute else 0.0

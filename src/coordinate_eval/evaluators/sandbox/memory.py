@@ -134,7 +134,7 @@ def used_bytes(processes: Sequence[int], enough: int = 0) -> int:
     """Return the memory of these processes together, in bytes.
 
     Up to `enough` the answer may be too large: their address space, which is cheap to read. More
-    than `enough` is exact but for the parts that are estimated (see the module's text).
+    than `enough` is exact, except the parts that are estimated (see the module's text).
     """
     states = [_read(process, "status") for process in processes]
     held = sum(_sum(_PAGE_TABLES, state) for state in states) + _shared_bytes(processes)

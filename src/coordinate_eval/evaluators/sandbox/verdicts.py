@@ -16,7 +16,7 @@ _NAMES = re.compile(
     r"|RuntimeError: can't (start new thread|allocate lock)"
     # Time limits of the program's own.
     r"|(TimeoutError|TimeoutExpired)\b"
-    # Its processes were killed: by the kernel for want of memory, or by themselves.
+    # Its processes were killed: by the kernel when memory ran out, or by themselves.
     r"|BrokenProcessPool|its process ended before the program did"
     r")"
 )
@@ -30,7 +30,7 @@ _PRINTED = re.compile(
 
 
 def may_be_scarcity(question: Question, answer: Answer) -> bool:
-    """Return whether a program may have failed for want of time, memory, processes or space.
+    """Return whether a program may have failed for lack of time, memory, processes or space.
 
     Others use these too, so the verdict may be another one when the program runs alone. It is not
     where the program used up what was its own: the time of a whole core, or the memory that all of

@@ -23,7 +23,7 @@ def _compiled(source: str) -> Template:
 
 @contextmanager
 def compiled_once() -> Iterator[None]:
-    """Have the harness take its compiled templates from here inside the block."""
+    """Compile each template of the harness once inside the block."""
     outer = vars(utils.env).get("from_string")
     utils.env.from_string = _compiled
     try:

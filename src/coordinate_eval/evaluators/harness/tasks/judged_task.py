@@ -62,7 +62,7 @@ NOBODY = Panel()
 
 @dataclass
 class Count:
-    """What became of the questions of a scoring."""
+    """How many questions a scoring asked, and how many have no verdict or were refused."""
 
     questions: set[str] = field(default_factory=set)
     without_verdict: int = 0
@@ -184,7 +184,7 @@ class JudgedTask:
         return found
 
     def digest(self, documents: Sequence[Mapping[str, Any]]) -> str:
-        """Return 16 hex digits for all that the judge is told but for the answers to be judged."""
+        """Return 16 hex digits for all that the judge is told except the answers to be judged."""
         told = hashlib.sha256()
         for document in documents:
             made_up = [PLACEHOLDER] * self._answers_of(document)

@@ -56,7 +56,7 @@ def item_digests(documents: Iterable[Any]) -> list[ItemDigest]:
 
 
 def made_from(tasks: Mapping[str, Task], options: str, random_states: RandomStates) -> str:
-    """Return a digest of what prompts are made from but for their documents.
+    """Return a digest of what prompts are made from, except their documents.
 
     Args:
         tasks: the leaf tasks by name.

@@ -14,7 +14,7 @@ _FOLDER = Path(lm_eval.tasks.__file__).parent
 def own_tasks(kept_file: Path | None) -> dict[str, Entry]:
     """Return the tasks, groups and tags that the harness comes with, by name.
 
-    They are as `TaskIndex.build` returns them but for their configuration, which the harness reads
+    They are as `TaskIndex.build` returns them, without their configuration: the harness reads that
     again for each task that it loads.
 
     Args:

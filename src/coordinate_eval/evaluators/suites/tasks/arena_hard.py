@@ -42,7 +42,7 @@ _SETTINGS = "JUDGE_SETTINGS"
 def arena_hard(
     data_files: Mapping[str, str] | None = None, **_: object
 ) -> dict[str, datasets.Dataset]:
-    """Return the documents of v0.1, from the published files but for those that are given."""
+    """Return the documents of v0.1, from the files that are given, else the published."""
     return {"test": datasets.Dataset.from_list(documents(chosen(_FILES["v0.1"], data_files)))}
 
 

@@ -51,7 +51,7 @@ _JUDGE_PROMPTS = (
 def mt_bench(
     data_files: Mapping[str, str] | None = None, **_: object
 ) -> dict[str, datasets.Dataset]:
-    """Return the documents of MT-Bench, from the published files but for those that are given."""
+    """Return the documents of MT-Bench, from the files that are given, else the published."""
     return {"test": datasets.Dataset.from_list(documents(chosen(_MT_BENCH, data_files)))}
 
 
