@@ -3,16 +3,26 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.reviewer import NODES
 from tests.runs import Workspace
 from tests.tiny import tiny_model
+from tests.unit.test_learn_from_judges import offer, own
 
+from coordinate_eval.cluster import Busy
 from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import named, settings_of_judge
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.judge_plan import plan_judge
+from coordinate_eval.coordinator.planning.judging import Judging
+from coordinate_eval.coordinator.planning.plan import JudgeWork
+from coordinate_eval.coordinator.planning.prepare import choose_nodes, prepare
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors.predict import Priors
+from coordinate_eval.records import Dataset
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster.yaml"
 
@@ -97,6 +107,29 @@ def test_a_dry_run_counts_the_judge_s_time_beside_the_plan(tmp_path: Path, chat:
     assert own["judge"]["end_seconds"] > own["estimate"]["makespan_seconds"]
     assert server["judge"]["gpus"] == 0
     assert server["judge"]["end_seconds"] - server["judge"]["begin_seconds"] >= 1319
+
+
+def test_one_on_free_gpus_of_another_type_waits_for_no_trial_to_end(tmp_path: Path) -> None:
+    run, there = own(tmp_path), offer(Priors())
+    long = Dataset(name="long", task="long", items=100_000)
+    suite = run.suite.model_copy(update={"datasets": [*run.suite.datasets, long]})
+    run = run.model_copy(update={"suite": suite})
+    found = plan_judge(run, there, {})
+    assert found is not None
+    assert found.gpu_type == NODES[0].gpu_type
+    none_free = [Busy(name=n.name, why="", gpus=n.gpus, gpu_type=n.gpu_type) for n in NODES]
+    queued = plan_judge(run, replace(there, nodes=[], busy=none_free), {})
+    assert queued is not None
+    assert queued.gpu_type == ""
+
+    def begins(gpu_type: str) -> float:
+        every, seconds = JudgeWork(questions=1, gpus=1000), dict.fromkeys(found.seconds, 1e5)
+        asked = Judging(every, seconds, gpu_type)
+        plan = prepare(run, there, choose_nodes(run, there), {}, judging=asked).plan
+        assert plan.judge is not None
+        return plan.judge.begin_seconds
+
+    assert begins("another") < begins(found.gpu_type) == begins("")
 
 
 def test_one_that_fits_on_no_gpu_is_refused_before_a_run_is_made(

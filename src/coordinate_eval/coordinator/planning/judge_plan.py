@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.planning.costs import known_work
 from coordinate_eval.coordinator.planning.inputs import Inputs, new_run
 from coordinate_eval.coordinator.planning.judging import Judging
-from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
+from coordinate_eval.coordinator.planning.places.nodes import QUEUED_NODE, NoFreeGpu
 from coordinate_eval.coordinator.planning.plan import JudgeWork, Plan
 from coordinate_eval.coordinator.planning.prepare import (
     Offer,
@@ -108,6 +108,7 @@ def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> 
     return Judging(
         JudgeWork(questions=total, gpus=gpus),
         dict.fromkeys(questions, plan.estimate.makespan_seconds),
+        next((node.gpu_type for node in plan.nodes if node.name != QUEUED_NODE), ""),
     )
 
 

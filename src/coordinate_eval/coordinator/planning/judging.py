@@ -3,7 +3,7 @@
 A server answers while trials go on: a shard's questions are asked when its responses are complete,
 in the order in which that happens. A checkpoint answers in a run of its own. This begins when the
 responses of all judged datasets are there, and as many GPUs as it needs: those that the plan does
-not use, and those of trials that have ended.
+not use, all that are of another type, and those of trials that have ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,12 @@ class Judging:
     work: JudgeWork
     seconds: Mapping[str, float]
     """`judge_seconds` of the costs of judged datasets."""
+    gpu_type: str = ""
+    """Of the free GPUs for its own run; empty if it needs none, or none is free."""
+
+    def beside(self, gpu_type: str) -> int:
+        """Return how many GPUs it may have that no run on GPUs of this type uses."""
+        return 0 if self.gpu_type in ("", gpu_type) else self.work.gpus
 
 
 def judged(

@@ -36,7 +36,6 @@ from coordinate_eval.coordinator.planning.places.nodes import Demand
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
-    JudgeWork,
     NodeCapacity,
     Plan,
     PlanEngine,
@@ -214,8 +213,7 @@ def prepare(
         reviewed_plan.check_items(plan, costs)
         _check_reviewed_time(plan, left, ends)
     else:
-        work = judging.work if judging else None
-        new = _plan(run, costs, capacity, left, ends, work, what_if=what_if)
+        new = _plan(run, costs, capacity, left, ends, judging, what_if=what_if)
         new = new.model_copy(update={"build_seconds": building})
         plan = PlanFile.of(new, metric_cpus=offer.metric_cpus, max_length=run.max_length)
     run = with_plan(run, plan, built)
@@ -331,7 +329,7 @@ def _plan(
     capacity: Capacity,
     left: float,
     ends: str,
-    judge: JudgeWork | None,
+    judging: Judging | None,
     *,
     what_if: bool,
 ) -> Plan:
@@ -346,6 +344,8 @@ def _plan(
     deadline = settings.deadline_seconds
     hurried = left < (deadline or math.inf)
     latest = left if hurried else deadline
+    judge = judging.work if judging is not None else None
+    beside = judging.beside(capacity.nodes[0].gpu_type) if judging is not None else 0
 
     def trials(part: Capacity) -> int:
         return sum(node.trials for node in part.nodes)
@@ -359,7 +359,7 @@ def _plan(
             part,
             first_signal=settings.first_signal,
             judge=judge,
-            spare_gpus=(trials(capacity) - trials(part)) * capacity.gpus_per_trial,
+            spare_gpus=beside + (trials(capacity) - trials(part)) * capacity.gpus_per_trial,
             latest=latest or math.inf,
         )
 
