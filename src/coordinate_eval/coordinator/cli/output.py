@@ -136,7 +136,7 @@ class _Printable:
 
 @contextlib.contextmanager
 def printable_output() -> Iterator[None]:
-    """Replace in a block what is unprintable in the output and the errors of libraries."""
+    """Replace unprintable characters that libraries write in the block, to output and errors."""
     out, errors = _Printable(sys.stdout), _Printable(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         yield
@@ -179,7 +179,7 @@ def quiet_libraries(*, verbose: bool) -> Iterator[None]:
 
 
 def _dropped() -> bool:
-    """Return whether standard output cannot be written; if so, send it nowhere from now on.
+    """Return whether standard output cannot be written; if so, discard it from now on.
 
     Python writes it once more when it ends, which would fail again. After a failure a stream may
     have dropped the text that it could not write, so the test writes something new.

@@ -1,4 +1,4 @@
-"""Which nodes are bad: rounds of worlds until that is known, and what follows for each node."""
+"""Find the bad nodes: rounds of worlds until they are known, and what follows for each node."""
 
 import shlex
 import sys

@@ -1,4 +1,4 @@
-"""Which nodes to run together, so that the bad ones are named. Values in, values out.
+"""Choose which nodes run together so that the bad ones are found. Values in, values out.
 
 A world is a few nodes that do something together, and it fails if one of them is bad. First all
 nodes are tried in pairs. Then each node of a world that failed is tried with one of a world that

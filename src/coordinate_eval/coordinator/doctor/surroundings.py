@@ -1,4 +1,4 @@
-"""What confines and compiles programs here, and which servers can be reached."""
+"""Check what confines and compiles programs here, and which servers can be reached."""
 
 import os
 import re

@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.dry_run.gantt import ChartRow, Lane, Phase, Str
 
 MOST_ROWS = 128
 COLUMNS = 480
-"""Columns of a row of several trials, and of the metrics' cores."""
+"""Columns in which a row of several trials, and one of the metrics' cores, is drawn."""
 
 COLORS = 12
 """Datasets with a color of their own; the template has the colors."""

@@ -17,7 +17,7 @@ class JobConditions:
     """The common conditions of these jobs. Seconds are those of a job alone on its node."""
 
     slots: Sequence[int]
-    """Jobs that run at once, for each node."""
+    """How many of these jobs run at once, on each node."""
     load_seconds: float
     engine_start_seconds: float
     cores: int

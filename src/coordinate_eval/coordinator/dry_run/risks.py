@@ -12,13 +12,13 @@ from coordinate_eval.coordinator.planning.simulate import ScoreBar
 from coordinate_eval.coordinator.run.jobs import keeper_gib, most_minutes
 
 HEADROOM = 0.1
-"""Free memory below this part of what a node is asked for is reported."""
+"""Free memory is reported if it is less than this part of what a node is asked for."""
 
 WIDE_SPREAD = 0.4
-"""A predicted time whose logarithm has at least this standard deviation is a guess."""
+"""Standard deviation of the logarithm of a predicted time from which on it counts as a guess."""
 
 MUCH = 0.05
-"""A dataset with at least this part of the GPU time decides much of the makespan."""
+"""Part of the GPU time from which on a dataset decides much of the makespan."""
 
 TAIL = 0.02
 """Delays below this part of the makespan are not reported."""

@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, si
 from coordinate_eval.coordinator.run.records import Run
 
 WORTH_TELLING = 0.01
-"""Part of the makespan after the last response from which on it is told."""
+"""Least part of the makespan after the last response that is worth a line."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def summary(found: Review) -> list[tuple[str, str]]:
 
 
 def _prompts(found: Review) -> list[tuple[str, str]]:
-    """Tell how long the prompts take that are not built yet."""
+    """Return how long the prompts take that are not built yet."""
     if not found.unbuilt:
         return []
     count = len(found.plan.datasets)
@@ -154,7 +154,7 @@ def _judge(found: Review) -> list[tuple[str, str]]:
 
 
 def _after_responses(found: Review) -> str:
-    """Tell where metrics and scoring make a part of the makespan that counts."""
+    """Return when the last response comes, if metrics and scoring go on long after it."""
     answered, end = found.timeline.gpus_end, found.timeline.end
     if end - answered < WORTH_TELLING * end:
         return ""
@@ -162,7 +162,7 @@ def _after_responses(found: Review) -> str:
 
 
 def _first_signal(found: Review) -> list[tuple[str, str]]:
-    """Tell when the slices of datasets are answered: by a tenth of the trials' time, and all."""
+    """Return when the slices of datasets are answered: by a tenth of the trials' time, and all."""
     done: dict[str, float] = {}
     for bar in (bar for trial in found.timeline.trials for bar in trial.shards):
         if bar.shard.signal:

@@ -18,7 +18,7 @@ class Tried:
     folder: Path
     """Where it was tried: the folder itself, or the nearest above it that is there."""
     broken: dict[str, str] = field(default_factory=dict)
-    """What runs cannot do without and does not work, with the reason."""
+    """What runs need and does not work there, with the reason."""
     locks: str = ""
     """Why files cannot be locked; empty if they can."""
     ahead_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""The folders in which a command works: can they hold a run, and may tasks run there?"""
+"""Check the folders in which a command works: can they hold a run, and may tasks run there?"""
 
 import contextlib
 import os

@@ -55,7 +55,7 @@ def is_checkpoint(judge: JudgeSettings, suite: Suite) -> bool:
 
 
 def moved(judge: JudgeSettings, given: JudgeSettings) -> JudgeSettings:
-    """Return a run's judge with what is given now: where it is, its key, its limits, its budget.
+    """Return a run's judge with what the settings now say of its address, key, limits and budget.
 
     Its name stays, and with another name all stays: that is another judge.
     """

@@ -1,4 +1,4 @@
-"""Why jobs of a run failed: their messages, their logs and how they ended, by the rules."""
+"""Diagnose the failed jobs of a run by their messages, their logs and how they ended."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Whether scores of several runs are of the same judge, so that they can be compared."""
+"""Compare the judges of several runs: only scores of the same judge can be compared."""
 
 from collections.abc import Iterable
 from typing import Any

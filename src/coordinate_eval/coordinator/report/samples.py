@@ -1,5 +1,6 @@
-"""Which samples of a dataset people want to see: some items, wrong ones, or those of two runs that
-differ; and a sample in few words.
+"""Choose the samples of a dataset that people see, and show one in few words.
+
+These are some items, wrong ones, or those that differ between two runs.
 
 An item is right if the main metric of its task is 1 for it, and wrong if it is less: see
 `main_metric.py`. Where the metric has other values, such as a perplexity or a judge's rating, the

@@ -176,7 +176,7 @@ def submit_supervisor(run_dir: RunDir, run: Run, cluster: Cluster) -> Submitted:
 
 
 def _check_own(draft: Path, root: Path) -> None:
-    """Check that a folder just made is the user's own. Storage may give root's to another user."""
+    """Check that a folder just made is the user's own: storage may give root's to another user."""
     try:
         own(draft)
     except ForeignError as error:

@@ -1,4 +1,4 @@
-"""`coordinate-eval doctor --nodes`: which nodes are bad?"""
+"""`coordinate-eval doctor --nodes`: find the bad nodes."""
 
 import signal
 import sys

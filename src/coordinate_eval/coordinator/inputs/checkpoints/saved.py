@@ -30,7 +30,7 @@ class Saved:
     """Names, sizes and times of what is in it, as text."""
 
     def quiet(self, seconds: float) -> bool:
-        """Return whether nothing has changed for so long, by this machine's clock.
+        """Return whether nothing has changed for this many seconds, by this machine's clock.
 
         A time in the future is that of a storage's clock which is ahead, if it is by less than a
         day.

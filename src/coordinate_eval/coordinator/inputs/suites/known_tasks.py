@@ -1,4 +1,4 @@
-"""Are there tasks of the names that a suite uses? Told at once, without loading the harness."""
+"""Check the names of a suite's tasks at once, without loading the harness."""
 
 import contextlib
 import itertools

@@ -322,7 +322,7 @@ def located(source: Source) -> Located:
 
 
 def _excess(tree: Located) -> str:
-    """Return what a tree has too many of, empty if nothing.
+    """Return what a tree has too many of; empty if it has not.
 
     A value counts as often as it is used, since aliases of aliases multiply.
     """
