@@ -9,8 +9,8 @@ from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run import baselines
+from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.refused import refuse

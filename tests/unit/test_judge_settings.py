@@ -21,8 +21,8 @@ from coordinate_eval.coordinator.planning.judge_plan import questions_to_judge
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.prepare import Offer
 from coordinate_eval.coordinator.report.history import read_ledger
-from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.claiming.portions import all_portions
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_job
 from coordinate_eval.coordinator.run.create import existing, run_id

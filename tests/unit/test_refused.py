@@ -8,7 +8,7 @@ import pytest
 from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.report.results import given_up
+from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor import refused as module
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts

@@ -13,8 +13,8 @@ from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import INDEX_VARIABLE
-from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger, whole
+from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.measurements import read_scorings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers import scorer

@@ -37,10 +37,6 @@ from coordinate_eval.diagnosis.reaction import Action
 from coordinate_eval.diagnosis.rules import Rules, shipped
 from coordinate_eval.errors import ForeignError, RecordError
 
-LAST_LOG_LINES = 15
-"""Lines of a failed job's log that a report quotes."""
-
-
 MOST_LOG_BYTES = 1 << 20
 """From the end of a log, within which a report looks for the cause of a failure."""
 
@@ -171,21 +167,6 @@ def refused_now(run_dir: RunDir) -> list[str]:
             after = f"tried again in {duration(max(0.0, refusal.again - time.time()))}"
         said.append(f"{refusal.words} ({plural(refusal.tries, 'time')} in a row; {after})")
     return said
-
-
-def own_log() -> str:
-    """Return the path of the file that this process's errors go to; empty where it is no file."""
-    try:
-        path = Path("/proc/self/fd/2").readlink()
-    except OSError:
-        return ""
-    return str(path) if path.is_file() else ""
-
-
-def tail(log: str) -> list[str]:
-    """Return the last lines of a log; none if it has no path."""
-    lines = _files.read(Path(log)).decode(errors="replace").splitlines() if log else []
-    return lines[-LAST_LOG_LINES:]
 
 
 def read_failures(run_dir: RunDir) -> Iterator[Failure]:

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from coordinate_eval import __version__, _files
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.report.failures import LAST_LOG_LINES, report_failures
+from coordinate_eval.coordinator.report.failures import report_failures
 from coordinate_eval.coordinator.report.judges import judged, judged_differently
 from coordinate_eval.coordinator.report.main_metric import metrics
 from coordinate_eval.coordinator.run.claiming.claims import (
@@ -20,18 +20,13 @@ from coordinate_eval.coordinator.run.claiming.claims import (
     Ledger,
     whole,
 )
+from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
+from coordinate_eval.coordinator.run.logs import LAST_LOG_LINES
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run
 from coordinate_eval.errors import ForeignError, RecordError
-from coordinate_eval.records import (
-    Dataset,
-    DatasetRequests,
-    DatasetResults,
-    Outputs,
-    Record,
-    Span,
-)
+from coordinate_eval.records import DatasetResults, Outputs, Record, Span
 
 WORTH_SAYING = 0.1
 """Share of a dataset's answers that has to be degenerate before people are told."""
@@ -334,18 +329,6 @@ def _without_numbers(why: str) -> str:
     return re.sub(r"^items? [\d, …-]+:", "some items:", re.sub(r"^\d+ items", "items", why))
 
 
-def given_up(run_dir: RunDir) -> set[str]:
-    """Return the datasets that cannot be scored: further responses to them are no use."""
-    names = _files.names(run_dir.results_folder)
-    return {name.removesuffix(".error") for name in names if name.endswith(".error")}
-
-
-def unbuildable(run_dir: RunDir) -> list[str]:
-    """Return the datasets whose requests cannot be built, in alphabetical order."""
-    names = _files.names(run_dir.requests_folder)
-    return sorted(name.removesuffix(".error") for name in names if name.endswith(".error"))
-
-
 def build_errors(run_dir: RunDir) -> list[str]:
     """Return why requests cannot be built; what several datasets have in common is said once."""
     alike: dict[str, list[str]] = {}
@@ -355,23 +338,3 @@ def build_errors(run_dir: RunDir) -> list[str]:
     return [
         said if len(names) == 1 else f"{', '.join(names)}: {said}" for said, names in alike.items()
     ]
-
-
-def unscored_datasets(run_dir: RunDir, run: Run) -> list[Dataset]:
-    """Return the datasets with neither results nor an error."""
-    done = _files.names(run_dir.results_folder)
-    return [
-        d
-        for d in run.suite.datasets
-        if f"{d.name}.json" not in done and f"{d.name}.error" not in done
-    ]
-
-
-def request_indexes(run_dir: RunDir, run: Run) -> dict[str, DatasetRequests]:
-    """Return the indexes of the datasets' requests, without any that cannot be read."""
-    found = {}
-    for dataset in run.suite.datasets:
-        with contextlib.suppress(RecordError):
-            path = run_dir.requests_index(dataset.name)
-            found[dataset.name] = _files.read_record(path, DatasetRequests)
-    return found

@@ -17,9 +17,10 @@ from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.report.failures import refused_now
-from coordinate_eval.coordinator.report.results import read_results, unbuildable, unscored_datasets
+from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
+from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable, unscored_datasets
 from coordinate_eval.coordinator.run.claiming.portions import all_portions, portions_with_questions
 from coordinate_eval.coordinator.run.claiming.work import all_spans
 from coordinate_eval.coordinator.run.epochs import Epoch, latest_epoch

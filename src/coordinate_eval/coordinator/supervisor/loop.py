@@ -16,9 +16,9 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import Busy, Cluster, Node, State, TaskStatus
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
-from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.outcomes import unscored_datasets
 from coordinate_eval.coordinator.run.claiming.work import all_spans
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.own import check_there, is_removed, work_folder
@@ -385,7 +385,7 @@ class Supervisor:
         """Return whether everything is scored or, after `building`, everything is built."""
         if building:
             return self._is_built()
-        return not report.unscored_datasets(self._dir, self._run)
+        return not unscored_datasets(self._dir, self._run)
 
     def _is_built(self) -> bool:
         """Return whether no requests are left to be built."""

@@ -32,12 +32,12 @@ from coordinate_eval.cluster import INDEX_VARIABLE
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
 from coordinate_eval.coordinator.report import first_signal
-from coordinate_eval.coordinator.report.failures import own_log, tail
 from coordinate_eval.coordinator.report.first_signal import Estimate, Signal
-from coordinate_eval.coordinator.report.results import request_indexes, unscored_datasets
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger, LedgerName, own_task
+from coordinate_eval.coordinator.run.claiming.outcomes import request_indexes, unscored_datasets
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.claiming.work import claimable
+from coordinate_eval.coordinator.run.logs import own_log, tail
 from coordinate_eval.coordinator.run.measurements import append_scoring
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir

@@ -14,12 +14,12 @@ from pathlib import Path
 from coordinate_eval import _files
 from coordinate_eval.cluster import INDEX_VARIABLE, NODE_VARIABLE
 from coordinate_eval.coordinator.planning.plan import Plan
-from coordinate_eval.coordinator.report.failures import own_log
-from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task
+from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.claiming.suspects import next_batch, read_batch
 from coordinate_eval.coordinator.run.jobs import trial_id
+from coordinate_eval.coordinator.run.logs import own_log
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     ANY_NODE,

@@ -22,6 +22,7 @@ from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
+from coordinate_eval.coordinator.run.claiming.outcomes import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
@@ -175,7 +176,7 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
     outputs = Ledger(run_dir, "outputs")
     undone = outputs.unpublished(s.span for s in run.shards)
     begun = {each.span.dataset for each in outputs.open_claims(undone)}
-    left = {d.name for d in results.unscored_datasets(run_dir, run)}
+    left = {d.name for d in unscored_datasets(run_dir, run)}
     held = Ledger(run_dir, "results").open_claims(map(whole, left))
     being_scored = {each.span.dataset for each in held}
     datasets = {}

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from coordinate_eval import _files
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.report.failures import Failure, read_failures, read_trials_of
-from coordinate_eval.coordinator.report.results import unbuildable, unscored_datasets
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import LEDGERS, Ledger, LedgerName
+from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable, unscored_datasets
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.claiming.work import all_spans, claimable
 from coordinate_eval.coordinator.run.jobs import read_submitted

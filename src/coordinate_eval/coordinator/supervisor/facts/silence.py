@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.planning.plan import Plan
-from coordinate_eval.coordinator.report.results import request_indexes
+from coordinate_eval.coordinator.run.claiming.outcomes import request_indexes
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.troubles.hangs import answer_seconds

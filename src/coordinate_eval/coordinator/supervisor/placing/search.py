@@ -9,8 +9,8 @@ from coordinate_eval.cluster import Cluster
 from coordinate_eval.coordinator.planning.places import avoiding
 from coordinate_eval.coordinator.planning.places.room import NoRoom
 from coordinate_eval.coordinator.planning.plan import Plan
-from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.rounds import read_rounds
@@ -90,7 +90,7 @@ class Search:
             return False
         rounds = list(read_rounds(self._dir))
         unpublished = set(Ledger(self._dir, "outputs").unpublished(s.span for s in run.shards))
-        lost = report.given_up(self._dir)
+        lost = given_up(self._dir)
         left = [s for s in run.shards if s.span in unpublished and s.dataset not in lost]
         if not left:
             return False

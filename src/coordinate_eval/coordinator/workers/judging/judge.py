@@ -25,8 +25,8 @@ from typing import Literal
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.report.results import given_up
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger, own_task
+from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.claiming.portions import (
     portions_with_questions,
     recorded_answers,

@@ -11,8 +11,8 @@ import math
 import time
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.report.failures import own_log
 from coordinate_eval.coordinator.run import measurements
+from coordinate_eval.coordinator.run.logs import own_log
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, read_run

@@ -16,9 +16,9 @@ from typing import BinaryIO
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import ENDS_WITH_PARENT, INDEX_VARIABLE, End
-from coordinate_eval.coordinator.report.failures import own_log
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.jobs import program, trial_id
+from coordinate_eval.coordinator.run.logs import own_log
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress, read_run
 from coordinate_eval.coordinator.run.troubles.trouble import Trouble, write_trouble

@@ -1,0 +1,23 @@
+"""Logs of jobs: where this process's own is, and the last lines of one."""
+
+from pathlib import Path
+
+from coordinate_eval import _files
+
+LAST_LOG_LINES = 15
+"""Lines of a failed job's log that a report quotes."""
+
+
+def own_log() -> str:
+    """Return the path of the file that this process's errors go to; empty where it is no file."""
+    try:
+        path = Path("/proc/self/fd/2").readlink()
+    except OSError:
+        return ""
+    return str(path) if path.is_file() else ""
+
+
+def tail(log: str) -> list[str]:
+    """Return the last lines of a log; none if it has no path."""
+    lines = _files.read(Path(log)).decode(errors="replace").splitlines() if log else []
+    return lines[-LAST_LOG_LINES:]
