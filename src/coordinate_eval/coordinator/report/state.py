@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
@@ -18,10 +19,11 @@ from coordinate_eval._format import plural
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.report.failures import refused_now
 from coordinate_eval.coordinator.report.results import read_results
+from coordinate_eval.coordinator.report.time_left import seconds_left
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
-from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable, unscored_datasets
-from coordinate_eval.coordinator.run.claiming.portions import all_portions, portions_with_questions
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable
+from coordinate_eval.coordinator.run.claiming.portions import portions_with_questions
 from coordinate_eval.coordinator.run.claiming.work import all_spans
 from coordinate_eval.coordinator.run.epochs import Epoch, latest_epoch
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -36,9 +38,6 @@ from coordinate_eval.coordinator.run.records import (
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.records import DatasetRequests, Record, Span
-
-LEAST_SHARE = 0.03
-"""Share of the work that must be done before its pace counts in place of the prediction."""
 
 
 class Phase(StrEnum):
@@ -182,14 +181,17 @@ def progress(
         counts["waiting"] = len(planned - set(trials))
     left = None
     if phase in (Phase.STAGING, Phase.STARTING, Phase.RUNNING, Phase.SCORING):
-        spent = sum(t.updated - t.ready for t in trials.values() if t.ready is not None)
-        share = responses / max(1, requests)
-        scoring = _scoring_left(run_dir, run)
-        programs = [span for span in unanswered if span.dataset not in run.judged]
-        left = _seconds_left(run, now, undone, programs, scoring, share, len(planned), spent)
-        if asked := [span for span in all_portions(run) if span.dataset in run.judged]:
-            lacking = len(Ledger(run_dir, "answers").unpublished(asked)) / len(asked)
-            left = _with_judge(run_dir, run, left or 0.0, lacking)
+        left = seconds_left(
+            run_dir,
+            run,
+            now.values(),
+            trials.values(),
+            undone,
+            unanswered,
+            responses / max(1, requests),
+            len(planned),
+            partial(_left_of_judge, run_dir),
+        )
     return Progress(
         phase=phase,
         detail=detail,
@@ -356,69 +358,6 @@ def _trials_of(
     return found
 
 
-def _seconds_left(
-    run: Run,
-    trials: dict[str, TrialProgress],
-    undone: list[Span],
-    unanswered: list[Span],
-    scoring: list[float],
-    responded: float,
-    planned: int,
-    spent: float,
-) -> float | None:
-    """Return an estimate of the seconds until all scores are there.
-
-    The predicted seconds of the work that is left, corrected by how long the work that is done
-    took, over the trials at work; metrics and scoring take at least their predicted seconds over
-    their cores, and scoring at least those of its longest dataset. None for less than a second.
-
-    Args:
-        trials: those of the rounds that go on.
-        scoring: predicted seconds that are left of each dataset without scores.
-        responded: share of all responses that are there.
-        planned: number of trials that these rounds asked for.
-        spent: seconds in which trials of all rounds have answered.
-    """
-    whole = sum(shard.gpu_seconds for shard in run.shards)
-    spans = set(undone)
-    left = sum(shard.gpu_seconds for shard in run.shards if shard.span in spans)
-    # Responses of shards in work count too, in proportion.
-    left = min(left, whole * (1 - responded)) if responded < 1 else left
-    at_work = [t for t in trials.values() if t.state == "running"]
-    pace = 1.0
-    if whole > 0 and (whole - left) / whole > LEAST_SHARE:
-        pace = max(0.1, spent / (whole - left)) if spent else 1.0
-    seconds = left * pace / max(1, len(at_work) or planned)
-    if undone and not at_work:
-        starting = [time.time() - t.started for t in trials.values() if t.state == "starting"]
-        started = min(starting, default=0.0)
-        seconds += max(0.0, run.engine_start_seconds - started)
-    metric = {s.span: s.metric_cpu_seconds for s in run.shards_with_questions()}
-    asking = sum(value for span, value in metric.items() if span in spans)
-    asking += len(unanswered) * run.portion_seconds
-    seconds = max(seconds, asking / max(1, run.settings.metrics.cpus))
-    seconds = max(seconds, sum(scoring) / run.settings.scoring.jobs, *scoring)
-    return seconds if seconds >= 1 else None
-
-
-def _with_judge(run_dir: RunDir, run: Run, left: float, lacking: float) -> float | None:
-    """Return an estimate of the seconds until all scores are there, the judge's included.
-
-    A server's are over with its last answer. A checkpoint begins after the run's own work, unless
-    its run has begun: then that says how long it takes.
-
-    Args:
-        left: seconds without the judge.
-        lacking: share of the judge's answers that are not there.
-    """
-    if run.settings.judge.checkpoint is None:
-        left = max(left, lacking * run.judge_seconds)
-    elif lacking:
-        judge = _left_of_judge(run_dir)
-        left = max(left, judge) if judge is not None else left + run.judge_seconds
-    return left if left >= 1 else None
-
-
 def _left_of_judge(run_dir: RunDir) -> float | None:
     """Return the seconds that a judge's run has left; None if they are unknown, as without GPUs.
 
@@ -434,15 +373,6 @@ def _left_of_judge(run_dir: RunDir) -> float | None:
             ends = found.phase in (Phase.SCORING, Phase.COMPLETE)
             return found.left_seconds or (0.0 if ends else None)
     return None
-
-
-def _scoring_left(run_dir: RunDir, run: Run) -> list[float]:
-    """Return the predicted seconds of each dataset without scores, less those since its claim."""
-    unscored, now = unscored_datasets(run_dir, run), time.time()
-    claims = Ledger(run_dir, "results").open_claims(whole(dataset.name) for dataset in unscored)
-    begun = {claim.span.dataset: claim.claim.time for claim in claims}
-    predicted = {dataset.name: run.score_seconds.get(dataset.name, 0.0) for dataset in unscored}
-    return [max(0.0, value - (now - begun.get(name, now))) for name, value in predicted.items()]
 
 
 def _elapsed(run_dir: RunDir, run: Run, phase: Phase) -> float:

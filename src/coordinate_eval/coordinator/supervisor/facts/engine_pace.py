@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from coordinate_eval.coordinator.run.measured_pace import measured_pace
 from coordinate_eval.coordinator.run.records import Run, StageProgress, TrialProgress
 from coordinate_eval.coordinator.supervisor.decisions.values import NodeKey
 from coordinate_eval.records import Span
 
-LEAST_SHARE = 0.03
-"""Share of the work that must be done before its pace tells more than the prediction."""
-
-SLOWEST, FASTEST = 10.0, 0.1
-"""Bounds of a pace: what is in work blurs it."""
+SLOWEST = 10.0
+"""Highest pace: what is in work blurs it."""
 
 
 def ready_seconds(
@@ -53,7 +51,6 @@ def pace(
     answered = [t for group in trials.values() for t in group if t.ready is not None]
     if not answered:
         return None
-    spent = sum(max(0.0, t.updated - (t.ready or t.updated)) for t in answered)
     undone, half_done = set(unpublished), set(in_work)
     whole = sum(shard.gpu_seconds for shard in run.shards)
     done = sum(
@@ -61,6 +58,4 @@ def pace(
         for shard in run.shards
         if shard.span not in undone or shard.span in half_done
     )
-    if done <= LEAST_SHARE * whole or not spent:
-        return 1.0
-    return min(SLOWEST, max(FASTEST, spent / done))
+    return min(SLOWEST, measured_pace(answered, done, whole))
