@@ -28,6 +28,9 @@ MOST_COMPLAINT = 4000
 PIPE_WIDTH = 160
 """Characters of a line in a pipe or a file, where no window cuts it."""
 
+QUIET_SECONDS = 30.0
+"""Off a terminal, an unchanged line is printed again only after this many seconds."""
+
 QUIET_VARIABLES = {
     "TRANSFORMERS_VERBOSITY": "error",
     "DATASETS_VERBOSITY": "error",

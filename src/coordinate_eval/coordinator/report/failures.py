@@ -37,7 +37,7 @@ from coordinate_eval.diagnosis.reaction import Action
 from coordinate_eval.diagnosis.rules import Rules, shipped
 from coordinate_eval.errors import ForeignError, RecordError
 
-MOST_LOG_BYTES = 1 << 20
+MOST_REPORTED_BYTES = 1 << 20
 """From the end of a log, within which a report looks for the cause of a failure."""
 
 
@@ -86,7 +86,7 @@ def report_failures(run_dir: RunDir) -> list[str]:
 def _why(run_dir: RunDir, failure: Failure, found: JobCause | None) -> str:
     """Return why a job failed and what was done about it: as its supervisor found, if it has."""
     if found is None:
-        cause = cause_of(failure, shipped(), MOST_LOG_BYTES)
+        cause = cause_of(failure, shipped(), MOST_REPORTED_BYTES)
         if cause is None or cause.reason == UNKNOWN:
             return ""
         return f"; cause: {cause.reason} ({cause.category}): {cause.cure}"

@@ -1,4 +1,4 @@
-"""Logs of jobs: where this process's own is, and the last lines of one."""
+"""Logs of jobs: where this process's own is, and how much of one is read."""
 
 from pathlib import Path
 
@@ -6,6 +6,9 @@ from coordinate_eval import _files
 
 LAST_LOG_LINES = 15
 """Lines of a failed job's log that a report quotes."""
+
+MOST_LOG_BYTES = 1 << 18
+"""From the end of a log, within which jobs look for the cause of an error. Many may die at once."""
 
 
 def own_log() -> str:

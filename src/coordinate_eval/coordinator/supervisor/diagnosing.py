@@ -9,15 +9,13 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.failures import Failure, cause_of
 from coordinate_eval.coordinator.report.site_rules import read_rules
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
+from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.troubles.causes import JobCause, write_cause
 from coordinate_eval.diagnosis.cause import UNKNOWN, UNKNOWN_CURE
 from coordinate_eval.diagnosis.reaction import reaction
 from coordinate_eval.diagnosis.rules import Rules, shipped
 from coordinate_eval.errors import UserError
-
-MOST_LOG_BYTES = 1 << 18
-"""From the end of a log, within which the cause is looked for. Many jobs may die at once."""
 
 MOST_LINE = 300
 """Characters of a root line that are kept."""

@@ -14,14 +14,12 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.failures import open_log
 from coordinate_eval.coordinator.report.site_rules import read_rules
+from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.records import TrialCause
 from coordinate_eval.diagnosis.cause import Cause, Log, find_cause, read_log
 from coordinate_eval.diagnosis.compress import compress_text
 from coordinate_eval.diagnosis.rules import Rules, shipped
 from coordinate_eval.errors import EngineError, ForeignError, UserError
-
-MOST_LOG_BYTES = 1 << 18
-"""From the end of a trial's log, within which the cause of an engine's error is looked for."""
 
 _NO_MEMORY = "out of memory"
 """Words of an engine whose error was raised in a process of its own."""

@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinate_eval._format import plural, whole_duration
-from coordinate_eval.coordinator.cli.output import differences_table, first_signal_table
+from coordinate_eval.coordinator.cli.output import (
+    QUIET_SECONDS,
+    differences_table,
+    first_signal_table,
+)
 from coordinate_eval.coordinator.report.state import Phase
-
-QUIET_SECONDS = 30.0
-"""Off a terminal, an unchanged line is printed again only after this many seconds."""
 
 _HEADLINES = {
     Phase.UNSUPERVISED: "has no supervisor",

@@ -13,6 +13,7 @@ from coordinate_eval.cluster import Cluster, State
 from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands
 from coordinate_eval.coordinator.cli.output import (
+    QUIET_SECONDS,
     differences_table,
     first_signal_table,
     results_table,
@@ -32,9 +33,6 @@ from coordinate_eval.records import Outputs
 
 if TYPE_CHECKING:
     from coordinate_eval.coordinator.supervisor.decisions.values import Facts
-
-QUIET_SECONDS = 30.0
-"""Off a terminal, an unchanged line is printed again only after this many seconds."""
 
 
 class Display:
