@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.judges import judged, judged_differently
-from coordinate_eval.coordinator.report.main_metric import Score, main_score
+from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.results import read_dataset
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import is_own, own, place
@@ -141,12 +141,6 @@ def readable_rows(
         except (RecordError, ForeignError, OSError) as error:
             problems.append(str(error))
     return rows
-
-
-def dataset_score(run_dir: RunDir, dataset: str, metric: str | None = None) -> Score | None:
-    """Return the main metric of a dataset, or the metric named; None where there is no result."""
-    found = read_dataset(run_dir, dataset)
-    return main_score(found, metric) if found is not None else None
 
 
 def poll(
