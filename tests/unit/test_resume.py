@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.reviewer import Reviewer
@@ -105,18 +106,30 @@ def test_a_supervisor_that_never_starts_is_not_asked_for_without_end(
     assert not run_dir.supervisors_folder.exists()
 
 
-def test_asking_again_with_other_settings_says_which_are_kept(reviewer: Reviewer) -> None:
+@pytest.mark.parametrize(
+    ("changed", "kept"),
+    [
+        ({"slurm": {"partition": "other"}}, 'slurm.partition = ""'),
+        ({"scoring": {"memory_gib": 99.0}}, "scoring.memory_gib = 8.0"),
+        ({"limits": {"gpus": 8}}, "limits.gpus = null"),
+        ({"ray": {"cpus": 2}}, "ray.cpus = null"),
+        ({"after_run": ["log-scores"]}, "after_run = []"),
+    ],
+)
+def test_asking_again_with_other_settings_says_which_are_kept(
+    reviewer: Reviewer, changed: dict[str, Any], kept: str
+) -> None:
     ask(reviewer)
     root = fail(reviewer).root
     ask(reviewer)
     assert "keeps the settings" not in reviewer.capsys.readouterr().err
     fail(reviewer)
     inputs = reviewer.inputs(tiny_model())
-    slurm = inputs.settings.slurm.model_copy(update={"partition": "other"})
-    settings = inputs.settings.model_copy(update={"slurm": slurm})
+    values = inputs.settings.model_dump(exclude_unset=True)
+    settings = Settings.model_validate(values | changed)
     assert start_run(replace(inputs, settings=settings)) == 0
     said = reviewer.capsys.readouterr().err
-    assert 'slurm.partition = ""' in said
+    assert kept in said
     assert f"delete {root}" in said
 
 

@@ -53,8 +53,11 @@ from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
 from coordinate_eval.errors import RunExists, SubmitRefused, UserError
 
-_OF_JOBS = ("stage", "trial", "build", "metrics", "supervisor", "slurm")
-"""Sections of the settings that decide how a run's jobs are submitted and what they do."""
+_OF_JOBS = {
+    "stage", "trial", "build", "metrics", "scoring", "limits", "supervisor", "slurm", "ray",
+    "after_run",
+}  # fmt: skip
+"""Settings, mostly sections, that decide how a run's jobs are submitted and what they do."""
 
 
 def start_run(
