@@ -23,9 +23,9 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.decisions import make_run
 from tests.judges import Judge, Reply, question, says
 from tests.runs import command
-from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings

@@ -28,9 +28,9 @@ from coordinate_eval.records import (
     Shard,
     Suite,
 )
+from tests.decisions import make_run
 from tests.runs import PATIENCE_SECONDS
 from tests.tiny import tiny_model
-from tests.unit.test_decide import make_run
 
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 NOBODY = 65534

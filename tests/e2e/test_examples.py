@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.decisions import make_run
 from tests.runs import PATIENCE_SECONDS, Workspace
 from tests.tiny import tiny_model
-from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import cluster_file, layers

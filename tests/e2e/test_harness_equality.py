@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("torch")
 
 from lm_eval.utils import get_file_task_name, make_table
-from tests.unit.test_decide import make_run
+from tests.decisions import make_run
 from transformers import PreTrainedTokenizerFast
 
 from coordinate_eval import _files

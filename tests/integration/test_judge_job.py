@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decisions import make_run
 from tests.judges import Judge, Reply, fails, question, says, text_of
 from tests.runs import PATIENCE_SECONDS, command, lasting_port, until
-from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import TASK_VARIABLE

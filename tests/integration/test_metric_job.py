@@ -6,8 +6,8 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
+from tests.decisions import make_run
 from tests.runs import command, until
-from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import TASK_VARIABLE

@@ -4,8 +4,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+from tests.decisions import make_run
 from tests.runs import until
-from tests.unit.test_decide import make_run
 
 from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import settings_of_judge
 from coordinate_eval.coordinator.inputs.settings import Settings

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.decisions import make_run
 from tests.reviewer import NODES, FakeCluster, Reviewer
 from tests.tiny import tiny_model
-from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Job, TaskStatus

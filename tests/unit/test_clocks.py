@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.unit.test_decide import make_run
+from tests.decisions import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report.failures import report_failures

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.decisions import DIR, KEEP, RUN, SPANS, TRIAL, facts, submitted, waiting_for
 from tests.random_examples import examples
-from tests.unit.test_decide import DIR, KEEP, RUN, SPANS, TRIAL, facts, submitted, waiting_for
 
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decisions import DIR, KEEP, NOTHING, RUN, SPANS, TRIAL, facts, make_run, submitted
+from tests.decisions import tasks as alive
 from tests.reviewer import FakeCluster
 from tests.unit.test_before_plan import unplanned
-from tests.unit.test_decide import DIR, KEEP, NOTHING, RUN, SPANS, TRIAL, facts, make_run, submitted
-from tests.unit.test_decide import tasks as alive
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import End, Job, State, TaskStatus

@@ -1,146 +1,32 @@
 """Decisions of the supervisor, from facts to actions."""
 
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from tests.plans import CHECKPOINT
+from tests.decisions import (
+    DIR,
+    KEEP,
+    NODES,
+    NOTHING,
+    ROUND,
+    RUN,
+    SPANS,
+    TRIAL,
+    all_submits,
+    asks_again,
+    facts,
+    make_run,
+    stage,
+    submits,
+    submitted,
+    tasks,
+)
 
-from coordinate_eval.cluster import End, Job, State, TaskStatus
-from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claiming.claims import (
-    LEDGERS,
-    Claim,
-    LedgerName,
-    OpenClaim,
-)
-from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import (
-    Round,
-    RoundNode,
-    Run,
-    StageProgress,
-    Submitted,
-    TrialProgress,
-)
+from coordinate_eval.cluster import End, State, TaskStatus
+from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
+from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions import ends
 from coordinate_eval.coordinator.supervisor.decisions import values as d
-from coordinate_eval.records import Dataset, Shard, Span, Suite
-
-DIR = RunDir(Path("/runs/r"))
-SPANS = [Span("a", 0, 5), Span("a", 5, 10), Span("b", 0, 3)]
-NODES = ["n1", "n2"]
-
-
-def make_run(**changes: Any) -> Run:
-    values: dict[str, Any] = {
-        "id": "r",
-        "nonce": "0",
-        "created": 0,
-        "cluster": "slurm",
-        "python": "python",
-        "folder": "/",
-        "checkpoint": CHECKPOINT,
-        "suite": Suite(
-            name="s",
-            digest="d",
-            datasets=[Dataset(name="a", task="a"), Dataset(name="b", task="b")],
-        ),
-        "settings": Settings(),
-        "tensor_parallel": 1,
-        "gpu_type": "h200",
-        "max_length": 64,
-        "staged_bytes": 1,
-        "exclusive": False,
-        "asks": [],
-        "shards": [
-            Shard(
-                dataset=s.dataset, start=s.start, stop=s.stop, gpu_seconds=1, metric_cpu_seconds=0
-            )
-            for s in SPANS
-        ],
-    }
-    return Run.model_validate(values | changes)
-
-
-RUN = make_run()
-NOTHING: dict[LedgerName, list[Span]] = {name: [] for name in LEDGERS}
-ROUND = Round(
-    number=0,
-    created=0,
-    nodes=[RoundNode(name=n, gpu_type="h200", trials=2) for n in NODES],
-    minutes=30,
-)
-
-
-def facts(**changes: Any) -> d.Facts:
-    base = d.Facts(
-        now=100,
-        cancelled=False,
-        rounds=[ROUND],
-        asked=ROUND.created,
-        submitted={},
-        tasks=[],
-        stages={},
-        released=frozenset(),
-        unpublished=list(SPANS),
-        claimable=waiting_for(),
-        open_claims=[],
-        unbuilt=0,
-        unbuildable=[],
-        unscored=2,
-        idle_rounds=0,
-        idle_arrays=Counter(),
-        most_trials=4,
-    )
-    return replace(base, **changes)
-
-
-def submitted(*names: str, when: float = 90, count: int = 2, refusal: str = "") -> dict[str, Any]:
-    return {
-        name: Submitted(
-            job=Job(name=name, argv=("x",), minutes=1, log="/l", count=count),
-            job_id=None if refusal else name,
-            refusal=refusal,
-            time=when,
-        )
-        for name in names
-    }
-
-
-def waiting_for(**spans: list[Span]) -> dict[LedgerName, list[Span]]:
-    """Spans that can be claimed: all shards, and these."""
-    return {**NOTHING, "outputs": list(SPANS), **{n: spans[n] for n in LEDGERS if n in spans}}
-
-
-def tasks(name: str, *states: State) -> list[TaskStatus]:
-    return [TaskStatus(name=name, job_id=name, index=i, state=s) for i, s in enumerate(states)]
-
-
-def stage(done: int, total: int, seconds: float, state: str = "copying") -> StageProgress:
-    return StageProgress.model_validate(
-        {"state": state, "done_bytes": done, "total_bytes": total, "started": 0, "updated": seconds}
-    )
-
-
-def submits(actions: list[d.Action]) -> list[str]:
-    """Jobs that are submitted, without those that score: they come beside all others."""
-    return [job.name for job in all_submits(actions) if "score" not in job.name]
-
-
-def asks_again(found: d.Facts) -> bool:
-    return any(isinstance(action, d.NewRound) for action in decide(RUN, DIR, found))
-
-
-def all_submits(actions: list[d.Action]) -> list[Job]:
-    return [a.job for a in actions if isinstance(a, d.Submit)]
-
-
-KEEP = [jobs.keeper_name(RUN, 0, n) for n in NODES]
-TRIAL = [jobs.trials_name(RUN, 0, n) for n in NODES]
 
 
 def test_first_the_keepers() -> None:

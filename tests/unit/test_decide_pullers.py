@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
-from tests.unit.test_decide import (
+from tests.decisions import (
     DIR,
     KEEP,
     NOTHING,

@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 
 from rich.console import Console
-from tests.unit.test_decide import SPANS, facts, make_run
+from tests.decisions import SPANS, facts, make_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.launch.foreground import Display

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.test_decide import SPANS, make_run, stage
+from tests.decisions import SPANS, make_run, stage
 
 from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.coordinator.supervisor.facts.engine_pace import pace, ready_seconds

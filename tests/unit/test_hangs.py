@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runs import until
-from tests.unit.test_decide import (
+from tests.decisions import (
     DIR,
     KEEP,
     NODES,
@@ -24,6 +23,7 @@ from tests.unit.test_decide import (
     make_run,
     submitted,
 )
+from tests.runs import until
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import End, State, TaskStatus

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decisions import NODES, ROUND, make_run
 from tests.judges import Judge, fails
 from tests.plans import CHECKPOINT
-from tests.unit.test_decide import NODES, ROUND, make_run
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Job

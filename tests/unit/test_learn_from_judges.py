@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decisions import make_run
 from tests.observed import DAY, NOW, on
 from tests.own_judge import TEMPLATE
 from tests.plans import CHECKPOINT
 from tests.reviewer import NODES
 from tests.tiny import tiny_model
-from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.dry_run.risks import _judge_budget

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.decisions import ROUND, RUN, make_run
 from tests.plans import reviewed
-from tests.unit.test_decide import ROUND, RUN, make_run
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decisions import make_run
 from tests.reviewer import NODES
 from tests.unit.test_avoided import avoided, ended, tell
-from tests.unit.test_decide import make_run
 from tests.unit.test_rounds import planned
 from tests.unit.test_status import SUPERVISOR, Scheduler
 from tests.unit.test_supervisor_loop import Enough, Failing

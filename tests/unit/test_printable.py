@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.markup import escape
 from rich.table import Table
+from tests.decisions import make_run
 from tests.plans import CHECKPOINT, reviewed
-from tests.unit.test_decide import make_run
 from tests.unit.test_status import Scheduler
 from typer.testing import CliRunner, Result
 

@@ -5,9 +5,9 @@ from functools import partial
 from typing import NoReturn
 
 import pytest
+from tests.decisions import DIR, facts, make_run, submits, submitted, tasks
 from tests.reviewer import FakeCluster, Reviewer
 from tests.unit.test_before_plan import submitted as submit
-from tests.unit.test_decide import DIR, facts, make_run, submits, submitted, tasks
 from tests.unit.test_rounds import planned
 
 from coordinate_eval.cluster import Busy, Node, State

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.decisions import ROUND, RUN, SPANS, make_run
 from tests.mutations import mutated_bytes, mutated_tree
 from tests.random_examples import examples
-from tests.unit.test_decide import ROUND, RUN, SPANS, make_run
 from tests.unit.test_status import Scheduler
 from typer.testing import CliRunner
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.decisions import DIR, ROUND, RUN, TRIAL, facts, submitted, tasks
 from tests.random_examples import examples
-from tests.unit.test_decide import DIR, ROUND, RUN, TRIAL, facts, submitted, tasks
 from tests.unit.test_job_causes import cause, trial
 
 from coordinate_eval.cluster import State

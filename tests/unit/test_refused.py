@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.test_decide import make_run
+from tests.decisions import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.outcomes import given_up

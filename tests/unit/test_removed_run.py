@@ -5,8 +5,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from tests.decisions import make_run
 from tests.reviewer import FakeCluster
-from tests.unit.test_decide import make_run
 from typer.testing import CliRunner
 
 from coordinate_eval import _files

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.decisions import DIR, facts, make_run, submitted, tasks, waiting_for
 from tests.random_examples import examples
-from tests.unit.test_decide import DIR, facts, make_run, submitted, tasks, waiting_for
 
 from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.run import jobs

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.unit.test_decide import make_run
+from tests.decisions import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decisions import make_run
 from tests.reviewer import FakeCluster
-from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster, Node, State, TaskStatus

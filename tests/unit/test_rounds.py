@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.decisions import make_run
 from tests.plans import CHECKPOINT, capacity, costs
-from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Node

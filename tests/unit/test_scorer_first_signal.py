@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.test_decide import make_run
+from tests.decisions import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report import first_signal

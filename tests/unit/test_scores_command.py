@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decisions import make_run
 from tests.plans import CHECKPOINT
-from tests.unit.test_decide import make_run
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files

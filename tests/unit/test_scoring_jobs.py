@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.decisions import make_run
 from tests.runs import PATIENCE_SECONDS, until
-from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import INDEX_VARIABLE

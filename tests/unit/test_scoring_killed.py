@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.decisions import make_run
 from tests.random_examples import FACTOR
-from tests.unit.test_decide import make_run
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import INDEX_VARIABLE, TASK_VARIABLE, State, TaskStatus

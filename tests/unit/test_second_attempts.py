@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.test_decide import make_run
+from tests.decisions import make_run
 from tests.unit.test_suspects import ITEMS, SHARDS, answered, write_everything
 
 from coordinate_eval import _files

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.test_decide import NODES, ROUND, RUN, SPANS, make_run
+from tests.decisions import NODES, ROUND, RUN, SPANS, make_run
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files

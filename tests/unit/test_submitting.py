@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decisions import KEEP, ROUND, RUN, TRIAL, facts, make_run, tasks, waiting_for
 from tests.reviewer import FakeCluster
-from tests.unit.test_decide import KEEP, ROUND, RUN, TRIAL, facts, make_run, tasks, waiting_for
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Job, State

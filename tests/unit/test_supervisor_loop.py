@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decisions import make_run
 from tests.reviewer import FakeCluster
 from tests.unit.test_before_plan import unplanned
-from tests.unit.test_decide import make_run
 from tests.unit.test_rounds import planned
 
 from coordinate_eval import _files

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from tests.decisions import make_run
 from tests.plans import CHECKPOINT, capacity
-from tests.unit.test_decide import make_run
 from tests.unit.test_rounds import nodes, shards
 from tests.unit.test_suspects import SHARDS, write_everything
 
