@@ -96,7 +96,7 @@ def test_the_first_complete_attempt_stays(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "outputs" / "d").iterdir()] == ["0-10.jsonl"]
 
 
-def test_lines_of_an_owner_that_was_doubled_stay_while_it_lives(tmp_path: Path) -> None:
+def test_lines_of_an_owner_beside_a_second_attempt_stay_while_it_lives(tmp_path: Path) -> None:
     """A network file system takes a file away under a living process: its next write would fail."""
     book = ledger(tmp_path)
     lines = [book.run.unpublished("outputs", SPAN, attempt) for attempt in (1, 2)]
@@ -259,7 +259,7 @@ class Protocol(RuleBasedStateMachine):
             del self.live[work[0]]
 
     @rule(target=working, work=working)
-    def double(
+    def attempt_again(
         self, work: tuple[Span, int, AttemptWriter] | None
     ) -> tuple[Span, int, AttemptWriter] | None:
         """Another owner makes the next attempt. The first one goes on."""
@@ -299,10 +299,10 @@ class Protocol(RuleBasedStateMachine):
         assert not work[2]._path.exists()
 
     @rule()
-    def see_who_was_helped(self) -> None:
-        """Whoever was helped may go on until somebody publishes."""
+    def see_who_goes_on(self) -> None:
+        """Whoever has a second attempt beside it may go on until somebody publishes."""
         spans = [Span("d", start, start + 1) for start in range(4)]
-        helped = {(h.span, h.attempt) for h in self.book.helped_claims(spans)}
+        helped = {(h.span, h.attempt) for h in self.book.claims_with_second_attempt(spans)}
         assert helped == {each for each in self.helped if each[0] not in self.published}
 
     @invariant()

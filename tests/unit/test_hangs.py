@@ -95,7 +95,9 @@ def test_one_that_was_helped_has_the_time_of_all_that_it_may_work_at() -> None:
     due = {"a": LEAST, "b": 3 * LEAST, "c": 9 * LEAST}
     other = next(span for span in SPANS if span.dataset == "b")
     (_, own), *_ = running().open_claims
-    helped = running(helped_claims=[own._replace(span=other)], silent={"n1-1": LEAST}, due=due)
+    helped = running(
+        claims_with_second_attempt=[own._replace(span=other)], silent={"n1-1": LEAST}, due=due
+    )
     assert own.span.dataset == "a"
     assert ended(helped) == []
     assert len(ended(replace(helped, silent={"n1-1": 3 * LEAST}))) == 1
@@ -110,7 +112,9 @@ def test_one_whose_helper_published_all_that_it_held_has_the_time_of_any_dataset
     assert ended(helped) == []
     theirs = running().open_claims[0][1]
     theirs = theirs._replace(claim=theirs.claim.model_copy(update={"owner": "n1-0"}))
-    assert ended(replace(helped, helped_claims=[theirs])) == [], "another one's say nothing of it"
+    assert ended(replace(helped, claims_with_second_attempt=[theirs])) == [], (
+        "another one's say nothing of it"
+    )
     assert len(ended(replace(helped, silent={"n1-1": 9 * LEAST}))) == 1
 
 

@@ -253,7 +253,7 @@ def test_a_trial_that_is_overtaken_answers_what_nobody_else_has(
     assert (ended.state, ended.shards) == ("ended", len(SHARDS) - len(slow))
 
 
-def test_a_shard_is_doubled_once(tmp_path: Path) -> None:
+def test_a_shard_has_one_second_attempt(tmp_path: Path) -> None:
     run = Trials(tmp_path)
     assert run.claim() is not None
     assert run.claim() is None
@@ -261,7 +261,7 @@ def test_a_shard_is_doubled_once(tmp_path: Path) -> None:
     assert run.ledger.claimable([SHARD.span]) == []
 
 
-def test_no_shard_of_a_usual_trial_its_own_or_a_dangerous_one_is_doubled(tmp_path: Path) -> None:
+def test_a_shard_of_a_usual_trial_its_own_or_a_dangerous_one_has_none(tmp_path: Path) -> None:
     assert Trials(tmp_path / "usual", silent=1).claim() is None
     assert Trials(tmp_path / "own").claim("slow") is None
     run = Trials(tmp_path / "dangerous")

@@ -40,7 +40,7 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
         return [Finish("cancelled")]
     orphans = orphaned_claims(facts)
     actions: list[Action] = [*orphans]
-    actions += _doubles(run, facts)
+    actions += _submitted_twice(run, facts)
     over = {(orphan.ledger, orphan.claim) for orphan in orphans}
     held = replace(facts, open_claims=[c for c in facts.open_claims if c not in over])
     for kind in Pullers:
@@ -68,14 +68,14 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     return actions
 
 
-def _doubles(run: Run, facts: Facts) -> list[Action]:
+def _submitted_twice(run: Run, facts: Facts) -> list[Action]:
     """Cancel jobs that two supervisors submitted at the same time, but for the recorded ones."""
-    doubles = set()
+    twice = set()
     for task in facts.tasks:
         first = facts.submitted.get(task.name)
         if task.state is State.ENDED or first is None or jobs.is_supervisor(run, task.name):
             continue
         if first.job_id not in (None, task.job_id):
-            doubles.add(task.job_id)
+            twice.add(task.job_id)
     why = "another supervisor had submitted the same jobs"
-    return [Cancel(tuple(sorted(doubles)), why)] if doubles else []
+    return [Cancel(tuple(sorted(twice)), why)] if twice else []

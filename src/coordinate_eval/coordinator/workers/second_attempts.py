@@ -95,7 +95,7 @@ class SecondAttempts:
         held = [
             Held(each, self._left(self._shards[each.span], each.attempt))
             for each in self._ledger.open_claims(set(unpublished) - suspects)
-            if each.claim.owner != self._trial and not self._ledger.was_doubled(each.span)
+            if each.claim.owner != self._trial and not self._ledger.has_second_attempt(each.span)
         ]
         if not held:
             return None

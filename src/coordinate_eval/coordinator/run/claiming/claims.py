@@ -186,8 +186,8 @@ class Ledger:
                     found.append(OpenClaim(span, attempt, claim))
         return found
 
-    def helped_claims(self, spans: Iterable[Span]) -> list[OpenClaim]:
-        """Return the claims on unpublished spans whose owners were helped, and may go on."""
+    def claims_with_second_attempt(self, spans: Iterable[Span]) -> list[OpenClaim]:
+        """Return the claims on unpublished spans whose owners may go on beside a second attempt."""
         found = []
         for span, last, is_open in self._last_attempts(spans):
             for attempt in range(1, last + 1 - is_open):
@@ -219,7 +219,7 @@ class Ledger:
         for attempt, end in self._ends(span, attempts):
             running = self.run.running(self.name, span, attempt)
             note = _files.read(running).decode(errors="replace") if running.exists() else ""
-            # Of an owner that was helped nothing else tells that it has died.
+            # Of an owner beside a second attempt nothing else tells that it has died.
             if end.cause == "died" or (end.cause == "doubled" and note):
                 found.append(note)
         return found
@@ -233,8 +233,8 @@ class Ledger:
         last = _last_attempt(_files.names(folder), span)
         return sum(o.cause == "lost" and o.end is None for _, o in self._ends(span, last))
 
-    def was_doubled(self, span: Span) -> bool:
-        """Return whether a second owner was given the span while the first one went on."""
+    def has_second_attempt(self, span: Span) -> bool:
+        """Return whether a second attempt was begun while the owner of the span went on."""
         folder = self.run.claims_folder(self.name, span.dataset)
         last = _last_attempt(_files.names(folder), span)
         return any(end.cause == "doubled" for _, end in self._ends(span, last))

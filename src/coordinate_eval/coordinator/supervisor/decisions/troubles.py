@@ -38,10 +38,10 @@ def hanging_trials(run: Run, facts: Facts) -> list[Action]:
             for ledger, claim in facts.open_claims
             if ledger == "outputs" and claim.claim.owner == trial
         ]
-        # It may work at shards that others have claimed since, to help.
-        helped = [claim for claim in facts.helped_claims if claim.claim.owner == trial]
-        claims = [*(claim for _, claim in held), *helped]
-        # Its helper may have published all that it held while it goes on: at any dataset.
+        # It may work at shards at which others have begun second attempts since.
+        slow = [claim for claim in facts.claims_with_second_attempt if claim.claim.owner == trial]
+        claims = [*(claim for _, claim in held), *slow]
+        # Those may have published all that it held while it goes on: at any dataset.
         datasets = {claim.span.dataset for claim in claims} or facts.due.keys()
         allowed = silence_seconds(run, progress, datasets, facts.due)
         silent = facts.silent.get(trial, 0.0)

@@ -43,7 +43,7 @@ class Facts:
         unpublished: shards without published responses.
         claimable: spans that a job can claim now, by ledger; in "outputs" by a trial.
         open_claims: on spans of all ledgers.
-        helped_claims: on shards, of owners that were helped and may go on.
+        claims_with_second_attempt: on shards, of owners that may go on beside one.
         published: seconds for which this supervisor has known that no shard is unpublished.
         unbuilt: datasets with neither requests nor an error, while the run has no plan.
         unbuildable: datasets whose requests cannot be built.
@@ -103,7 +103,7 @@ class Facts:
     judge: JudgeProgress | None = None
     trials: Mapping[str, TrialProgress] = field(default_factory=dict)
     troubles: frozenset[str] = frozenset()
-    helped_claims: Sequence[OpenClaim] = ()
+    claims_with_second_attempt: Sequence[OpenClaim] = ()
     published: float = 0.0
     silent: Mapping[str, float] = field(default_factory=dict)
     due: Mapping[str, float] = field(default_factory=dict)

@@ -90,7 +90,7 @@ def gather_facts(
             **_claimable(run_dir, run),
         },
         open_claims=open_claims,
-        helped_claims=outputs.helped_claims(unpublished),
+        claims_with_second_attempt=outputs.claims_with_second_attempt(unpublished),
         unbuilt=len(Ledger(run_dir, "requests").unpublished(all_spans(run, "requests"))),
         unbuildable=unbuildable(run_dir),
         unscored=len(left),
