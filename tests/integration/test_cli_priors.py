@@ -60,7 +60,8 @@ def learn(user: Workspace) -> Store:
         run="start", time=time.time(), conditions=on(), judge="[bold]gpt@2026", dataset=name,
         subject=build.subject, questions=1234, tokens=1234 * 700, seconds=1234 * 20.0,
     )  # fmt: skip
-    store.put([start, *copies, build, judge])
+    own = judge.model_copy(update={"judge": "mine@1", "seconds": 0.0})
+    store.put([start, *copies, build, judge, own])
     return store
 
 
@@ -110,11 +111,15 @@ def test_show_says_what_judges_would_take(user: Workspace) -> None:
         "datasets: [{name: mine, task: mine, items: 9, rubric: r.yaml}, {name: new, task: unheard}]"
     )
     args = ("priors", "show", "--suite", user.folder / "rated.yaml")
-    (row,) = json.loads(user.call(*args, "--json").stdout)["judges"]
+    row, own = json.loads(user.call(*args, "--json").stdout)["judges"]
     assert (row["judge"], row["dataset"], row["questions"]) == ("[bold]gpt@2026", "mine", 0)
     assert row["seconds_per_question"] == pytest.approx(20, rel=0.01)
     assert row["tokens_per_question"] == pytest.approx(700, rel=0.01)
-    assert "[bold]gpt@2026" in user.call(*args).stdout
+    assert (own["judge"], own["seconds_per_question"]) == ("mine@1", None)
+    assert own["tokens_per_question"] == row["tokens_per_question"]
+    plain = user.call(*args).stdout
+    assert "[bold]gpt@2026" in plain
+    assert "mine@1" in plain
     others = user.call("priors", "show", "--suite", user.folder / "suite.yaml").stdout
     assert "gpt" not in others
 

@@ -290,6 +290,7 @@ def _judges(priors: "Priors", suite: "Suite", engine: str) -> list[dict[str, Any
     seen = priors.judged(engine)
     rows: list[dict[str, Any]] = []
     for judge in sorted({one.judge for one in seen}):
+        timed = any(one.seconds for one in seen if one.judge == judge)  # not a checkpoint
         for dataset in (dataset for dataset in suite.datasets if dataset.rubric):
             asked = subject(dataset)
             expected = priors.per_question(judge, asked, engine, GUESS)
@@ -299,7 +300,7 @@ def _judges(priors: "Priors", suite: "Suite", engine: str) -> list[dict[str, Any
                     "judge": judge,
                     "dataset": dataset.name,
                     "questions": sum(one.questions for one in same),
-                    "seconds_per_question": expected.seconds,
+                    "seconds_per_question": expected.seconds if timed else None,
                     "tokens_per_question": expected.tokens,
                 }
             )
@@ -367,11 +368,12 @@ def _judges_table(rows: Sequence[dict[str, Any]]) -> Table:
     for heading in ("questions\nseen", "time\nof each", "tokens\nof each"):
         table.add_column(heading, justify="right")
     for row in rows:
+        seconds = row["seconds_per_question"]
         table.add_row(
             Text(plain(row["judge"])),
             row["dataset"],
             f"{row['questions']:,}",
-            duration(row["seconds_per_question"]),
+            "" if seconds is None else duration(seconds),
             f"{row['tokens_per_question']:,.0f}",
         )
     return table
