@@ -1,5 +1,8 @@
 """The judge's run beside the run that asks, where jobs belong to the process that supervises."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,9 @@ from tests.runs import until
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report.state import has_ended_incomplete
-from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
+from coordinate_eval.coordinator.run.epochs import latest_epoch
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import write_run
+from coordinate_eval.coordinator.run.records import JudgeProgress, write_run
 from coordinate_eval.coordinator.supervisor import judge_runs
 from coordinate_eval.coordinator.supervisor.judge_runs import JudgeRuns
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
@@ -31,14 +34,21 @@ class Beside:
     """A run that asks, and its judge's run, which has no prompts yet."""
 
     def __init__(self, folder: Path) -> None:
+        self.asking = RunDir(folder)
         self.inner = RunDir(folder / "judge" / "0123456789" / "run")
         self.told: list[str] = []
         self.cluster = FakeCluster()
-        self.runs = JudgeRuns(RunDir(folder), self.cluster, self.told.append)
+        self.runs = JudgeRuns(self.asking, self.cluster, self.told.append)
 
     def make(self, **changes: Any) -> None:
         self.inner.requests_folder.mkdir(parents=True)
         write_run(self.inner, make_run(folder="/", gpu_type="", shards=[], **changes))
+        self.judge_says("0123456789")
+
+    def judge_says(self, run: str) -> None:
+        """Have the judge's job say in which run it is answered."""
+        said = JudgeProgress(state="asking", run=run, updated=0.0)
+        _files.write_record(self.asking.judge, said)
 
     def submitted(self) -> list[str]:
         return [job.argv[4] for job in self.cluster.submitted]
@@ -72,17 +82,55 @@ def test_one_that_is_resumed_goes_on(beside: Beside) -> None:
     assert beside.submitted() == ["_build"]
 
 
-def test_one_that_another_process_supervises_is_left_to_it(beside: Beside) -> None:
+SUPERVISOR = """
+import sys
+from pathlib import Path
+from coordinate_eval.coordinator.run.epochs import take_over
+from coordinate_eval.coordinator.run.paths import RunDir
+print(take_over(RunDir(Path(sys.argv[1]))), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_one_that_another_process_supervises_is_left_to_it_as_long_as_that_lives(
+    beside: Beside,
+) -> None:
     beside.make()
     assert beside.runs.step()
-    take_over(beside.inner)
+    with subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(beside.inner.root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"2\n"
+        for _ in range(3):
+            assert not beside.runs.step()
+        assert latest_epoch(beside.inner) == 2
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+    assert beside.runs.step()
+    assert latest_epoch(beside.inner) == 3
+
+
+def test_only_the_one_that_the_judge_s_job_waits_for_is_begun(beside: Beside) -> None:
+    beside.make()
+    beside.asking.judge.unlink()
     assert not beside.runs.step()
+    beside.judge_says("")
     assert not beside.runs.step()
-    assert latest_epoch(beside.inner) == 2
+    beside.judge_says("fedcba9876")  # which is being made
+    assert not beside.runs.step()
+    assert latest_epoch(beside.inner) == 0
+    beside.judge_says("0123456789")
+    assert beside.runs.step()
+    beside.asking.judge.unlink()
+    assert beside.runs.step()
 
 
 def test_one_that_cannot_be_read_is_told_of_and_tried_again(beside: Beside) -> None:
     _files.write(beside.inner.run, "{torn")
+    beside.judge_says("0123456789")
     assert not beside.runs.step()
     assert str(beside.inner.root) in beside.told[0]
     beside.inner.run.unlink()

@@ -238,6 +238,11 @@ class JudgeProgress(Record):
     left: int = Field(default=0, description="questions that are written and not answered")
     tokens: int = Field(default=0, description="that the judge read and wrote for this run")
     cpu_seconds: float = Field(default=0.0, description="of all jobs that asked")
+    run: str = Field(
+        default="",
+        pattern=r"^[0-9a-f]*$",
+        description="name of the folder in `judge/` with the run that answers, if one does",
+    )
     updated: float
 
     @property

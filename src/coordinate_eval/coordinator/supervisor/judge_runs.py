@@ -3,17 +3,25 @@
 Elsewhere a judge's run has a supervisor of its own, in a job. Here jobs end with the process that
 submitted them, so the process that supervises the run that asks supervises the judge's too: a step
 of the one, a step of the other. Both are killed together, and go on together.
+
+A run that was asked other questions before may have a judge's run for those, which nobody needs any
+more. So only the one is begun of which the judge's job says that it waits for it.
 """
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster
-from coordinate_eval.coordinator.report.state import has_ended_incomplete, is_complete
+from coordinate_eval.coordinator.report.state import (
+    has_ended_incomplete,
+    is_complete,
+    is_supervised,
+)
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import JudgeProgress, read_run
 from coordinate_eval.coordinator.supervisor.loop import Superseded, Supervisor
 from coordinate_eval.errors import CoordinateError
 
@@ -21,7 +29,7 @@ AGAIN_SECONDS = 60.0
 """Time after an error that ended a supervision before the next one begins."""
 
 LOOK_SECONDS = 1.0
-"""Time between two looks whether a run that is over was resumed."""
+"""Time between two looks whether a run that is over was resumed, or another's has lost that one."""
 
 
 class JudgeRuns:
@@ -40,19 +48,28 @@ class JudgeRuns:
         self._dir, self._cluster, self._tell = run_dir, cluster, tell
         self._nodes = cluster.nodes()
         self._supervised: dict[Path, Supervisor] = {}
+        self._taken_over: set[Path] = set()
         self._due: dict[Path, float] = {}
-        """When each run is looked at next; never those that others have taken over."""
+        """When each run is looked at next."""
 
     def step(self) -> bool:
         """Look after all that is due. Return whether one of the runs goes on."""
-        found: list[Path] = []
-        with contextlib.suppress(OSError):  # storage fails, which may pass
-            found = sorted(self._dir.judge_folder.glob("*/run/run.json"))
-        for path in found:
-            if time.monotonic() >= self._due.get(path.parent, 0.0):
-                pause = self._look_after(path.parent)
-                self._due[path.parent] = time.monotonic() + pause
+        wanted: set[Path] = set()
+        with contextlib.suppress(OSError, CoordinateError):  # storage fails, which may pass
+            wanted = self._wanted()
+        for root in sorted({*wanted, *self._supervised}):
+            if time.monotonic() >= self._due.get(root, 0.0):
+                pause = self._look_after(root)
+                self._due[root] = time.monotonic() + pause
         return bool(self._supervised)
+
+    def _wanted(self) -> set[Path]:
+        """Return the run that the judge's job waits for, once that is made."""
+        said = _files.read_record_if_there(self._dir.judge, JudgeProgress)
+        if said is None or not said.run:
+            return set()
+        root = self._dir.judge_folder / said.run / "run"
+        return {root} if RunDir(root).run.exists() else set()
 
     def _look_after(self, root: Path) -> float:
         """Take the next step of a run. Return the seconds until it is looked at again."""
@@ -60,19 +77,26 @@ class JudgeRuns:
         try:
             if supervisor is None:
                 inner = RunDir(root)
-                if is_complete(inner) or has_ended_incomplete(inner):
+                if is_complete(inner) or has_ended_incomplete(inner) or self._is_anothers(inner):
                     return LOOK_SECONDS
                 supervisor = Supervisor(inner, self._cluster, tell=self._say, nodes=self._nodes)
                 supervisor.begin()
             if supervisor.step():
                 return LOOK_SECONDS
         except Superseded:
-            return math.inf
+            self._taken_over.add(root)
+            return LOOK_SECONDS
         except (CoordinateError, OSError) as error:
             self._tell(f"the judge's run {root}: {error}")
             return AGAIN_SECONDS
         self._supervised[root] = supervisor
         return supervisor.pause_seconds
+
+    def _is_anothers(self, inner: RunDir) -> bool:
+        """Return whether the process that has taken a run over may still supervise it."""
+        if inner.root in self._taken_over:
+            return is_supervised(inner, read_run(inner), []) is not False
+        return False
 
     def _say(self, _: object, event: str) -> None:
         if event and event != "drain":

@@ -156,6 +156,8 @@ class _JudgeJob:
         before = _files.read_record_if_there(run_dir.judge, JudgeProgress)
         self._cpu_before = before.cpu_seconds if before else 0.0
         self._noted = 0.0
+        self._answers_in = ""
+        """Folder of the judge's run, if one answers."""
 
     async def work(self, judge: Endpoint) -> None:
         """Answer until nothing is left or nothing can be found any more.
@@ -224,16 +226,19 @@ class _JudgeJob:
             self._check_budget()
             judge = JudgeRun(self._dir, self._run, list(self._queue))
             sys.stdout.write(f"the judge answers in {judge.root}\n")
-            looked = -math.inf
+            self._answers_in, self._noted = judge.root.parent.name, 0.0
+            looked, not_yet = -math.inf, ""
             while self._waiting:
                 check_there(self._dir)
                 if time.monotonic() - looked > LOOK_SECONDS:
-                    await asyncio.to_thread(judge.start)
+                    not_yet = await asyncio.to_thread(judge.try_to_start)
                     looked = time.monotonic()
                 for answer in await asyncio.to_thread(lambda: list(judge.new_answers())):
                     if answer.id in self._waiting:
                         self._store(answer)
-                self._note("asking", "")
+                self._note("asking", not_yet)
+                if not_yet and supervision.is_lost():
+                    return
                 if self._waiting:
                     judge.check_goes_on()
                     await asyncio.sleep(POLL_SECONDS)
@@ -404,6 +409,7 @@ class _JudgeJob:
             left=len(self._waiting),
             tokens=self._budget.tokens,
             cpu_seconds=round(self._cpu_before + time.process_time(), 3),
+            run=self._answers_in,
             updated=time.time(),
         )
         _files.write_record(self._dir.judge, progress)
