@@ -95,6 +95,9 @@ class Job(Record):
     requeue: bool = Field(
         default=False, description="the scheduler starts it again after a node failure"
     )
+    submits: bool = Field(
+        default=False, description="asks the scheduler itself, and so may keep what proves the user"
+    )
     gpu_work: bool = Field(
         default=False, description="runs in the GPU partition, even without GPUs"
     )

@@ -23,7 +23,7 @@ export COORDINATE_EVAL_TASK="$task.${SLURM_RESTART_COUNT:-0}"
 export COORDINATE_EVAL_NODE="$SLURMD_NODENAME"
 # Slurm cannot write a log whose path has a backslash.
 exec >>$'/runs/100% of\\it\x0a\''".$task.log" 2>&1
-# Only a supervisor asks Slurm for anything.
+# This job asks Slurm for nothing.
 unset SLURM_JWT
 # Nothing is looked for where the job was submitted.
 cd -- $'/runs/100% of\\it\x0a\' $(id)'

@@ -29,7 +29,7 @@ export COORDINATE_EVAL_INDEX="${SLURM_ARRAY_TASK_ID:-0}"
 task="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 export COORDINATE_EVAL_TASK="$task.${SLURM_RESTART_COUNT:-0}"
 export COORDINATE_EVAL_NODE="$SLURMD_NODENAME"
-# Only a supervisor asks Slurm for anything.
+# This job asks Slurm for nothing.
 unset SLURM_JWT
 # Nothing is looked for where the job was submitted.
 cd -- /

@@ -1,5 +1,6 @@
 """Tests of submissions against golden texts: exact options and exact script."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -39,6 +40,7 @@ SUPERVISOR = Job(
     argv=("/opt/venv/bin/coordinate-eval", "_supervise", "/runs/7"),
     minutes=720,
     requeue=True,
+    submits=True,
     folder="/runs/7/work",
     log="/runs/7/logs/supervisor",
 )
@@ -91,6 +93,21 @@ def test_the_site_decides_where_which_work_goes() -> None:
 def test_a_short_job_does_not_begin_with_its_warning() -> None:
     brief = TRIALS.model_copy(update={"minutes": 1})
     assert int(options(submission(brief, SITE))["--time"]) * 60 > 2 * 60
+
+
+@pytest.mark.parametrize("submits", [False, True])
+def test_only_a_job_that_submits_others_keeps_the_user_s_token(submits: bool) -> None:
+    argv = ("bash", "-c", 'echo "${SLURM_JWT-none}"')
+    job = Job(name="judge", argv=argv, minutes=5, submits=submits, log="/l")
+    done = subprocess.run(
+        ["bash"],
+        input=submission(job, SlurmSettings()).script,
+        env={"PATH": os.environ["PATH"], "SLURM_JWT": "token", "SLURM_JOB_ID": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == ("token\n" if submits else "none\n")
 
 
 def test_gpus_of_any_type() -> None:

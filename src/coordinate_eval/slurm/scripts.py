@@ -59,6 +59,7 @@ def submission(job: Job, settings: SlurmSettings) -> Submission:
         folder=_quote(job.folder),
         setup=settings.setup,
         requeue=job.requeue,
+        submits=job.submits,
         own_log=_quote(job.log) if "\\" in job.log else "",
         most_restarts=_MOST_RESTARTS,
     )

@@ -159,6 +159,7 @@ def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
         memory_mib=math.ceil(settings.memory_gib * 1024),
         minutes=minutes,
         requeue=True,
+        submits=True,
         needs=secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),

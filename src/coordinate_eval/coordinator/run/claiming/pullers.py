@@ -118,6 +118,8 @@ def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: in
         cpus=1,
         memory_mib=math.ceil(memory_gib * 1024),
         minutes=allowed_minutes(run, minutes),
+        # A judge that is a checkpoint has a run of its own.
+        submits=kind is Pullers.JUDGE and bool(run.settings.judge.checkpoint),
         needs=secrets(run) if kind is Pullers.JUDGE else (),
         without=() if kind is Pullers.JUDGE else secrets(run),
         folder=str(run_dir.work),

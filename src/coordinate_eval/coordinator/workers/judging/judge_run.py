@@ -36,7 +36,14 @@ from coordinate_eval.coordinator.run.create import create, submit_supervisor
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, read_run_if_there
 from coordinate_eval.coordinator.workers.open_shards import read_requests
-from coordinate_eval.errors import CoordinateError, RunExists, UserError
+from coordinate_eval.errors import (
+    ClusterError,
+    CoordinateError,
+    RunExists,
+    SubmitLater,
+    SubmitRefused,
+    UserError,
+)
 from coordinate_eval.records import Answer, Question, Response, Span
 
 
@@ -74,6 +81,22 @@ class JudgeRun:
         """Return the run directory."""
         return self._dir.root
 
+    def try_to_start(self) -> str:
+        """Do what `start` does. Return why it is to be tried again later, empty if it is done.
+
+        Raises:
+            UserError: the judge's checkpoint has changed, or cannot be used.
+            SubmitRefused: the scheduler would refuse the supervisor again.
+        """
+        try:
+            self.start()
+        except ClusterError as error:
+            if isinstance(error, SubmitRefused) and not isinstance(error, SubmitLater):
+                raise
+            words = str(error).partition("\n")[0]
+            return f"the scheduler will be asked again about the judge's run: {words}"
+        return ""
+
     def start(self) -> None:
         """Create the run, and see to its supervisor unless it has one. Go on with a stopped one.
 
@@ -88,16 +111,14 @@ class JudgeRun:
         if is_complete(self._dir):
             return
         over = has_ended_incomplete(self._dir)
+        if over:
+            resumes.note(self._dir, by_hand=True)
         cluster = clusters.by_name(self._asking.cluster, settings)
         if cluster.local:
-            if over:
-                resumes.note(self._dir, by_hand=True)
             return
         with cluster:
             tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
             if over or not is_supervised(self._dir, run, tasks):
-                if over:
-                    resumes.note(self._dir, by_hand=True)
                 submit_supervisor(self._dir, run, cluster)
 
     def new_answers(self) -> Iterator[Answer]:

@@ -1,0 +1,157 @@
+"""The run in which a checkpoint judges: begun whatever the scheduler does.
+
+`tests/slurm/test_judge_run.py` has such runs as a whole.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.decisions import make_run
+from tests.judges import question
+from tests.reviewer import FakeCluster
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import Job, TaskStatus
+from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.portions import all_portions
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import (
+    JudgeProgress,
+    read_run,
+    write_planned,
+    write_run,
+)
+from coordinate_eval.coordinator.workers.judging import judge
+from coordinate_eval.coordinator.workers.judging.judge_run import JudgeRun
+from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitLater, SubmitRefused
+from coordinate_eval.records import Answer, Shard
+
+ITEMS = 10
+
+
+class Reluctant(FakeCluster):
+    """A scheduler that fails with these errors, one after the other, before it does as asked."""
+
+    def __init__(self, *errors: ClusterError) -> None:
+        super().__init__()
+        self.errors = list(errors)
+        self.seen: Callable[[], None] = lambda: None
+        """Called at each poll."""
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        self.seen()
+        if self.errors and not isinstance(self.errors[0], SubmitRefused):
+            raise self.errors.pop(0)
+        return super().poll(prefix)
+
+    def submit(self, job: Job) -> str:
+        if self.errors:
+            raise self.errors.pop(0)
+        return super().submit(job)
+
+
+class Asking:
+    """A run whose questions are written, and the run of its judge, which has no supervisor yet."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.dir = RunDir(folder / "run")
+        self._patch = monkeypatch
+        monkeypatch.setattr(clusters, "SILENCE_SECONDS", 0.0)
+        monkeypatch.setattr(judge, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(judge, "PROGRESS_SECONDS", 0.0)
+        monkeypatch.setattr(judge, "POLL_SECONDS", 0.001)
+
+    def make(self, patience_seconds: float = 1000.0) -> None:
+        settings = Settings.model_validate(
+            {
+                "cache_dir": str(self.dir.root.parent / "cache"),
+                "judge": {"checkpoint": "/judge", "model": "judge", "revision": "0"},
+                "supervisor": {"patience_seconds": patience_seconds},
+            }
+        )
+        shard = Shard(dataset="a", start=0, stop=ITEMS, gpu_seconds=1, metric_cpu_seconds=0)
+        run = make_run(asks=["a"], judged=["a"], shards=[shard], settings=settings)
+        write_run(self.dir, run)
+        write_planned(self.dir, run)
+        self.run = read_run(self.dir)
+        _files.write(self.dir.supervisors_folder / "1.json", "{}")
+        self.questions = [question(f"item {n}", self.run.settings.judge.name) for n in range(ITEMS)]
+        for portion in all_portions(self.run):
+            lines = "".join(q.line() for q in self.questions[portion.start : portion.stop])
+            _files.write(self.dir.questions(portion), lines)
+        self.inner = RunDir(self.judge_run().root)
+        self.made = make_run(id="judge", nonce="2")
+        write_run(self.inner, self.made)
+
+    def judge_run(self) -> JudgeRun:
+        return JudgeRun(self.dir, self.run, self.questions)
+
+    def uses(self, cluster: FakeCluster) -> None:
+        """Have this scheduler, and a judge's run that answers as soon as it has a supervisor."""
+
+        def answers(_: JudgeRun) -> list[Answer]:
+            found = [Answer(id=q.id, passed=True, result="5", seconds=0) for q in self.questions]
+            return found if cluster.submitted else []
+
+        self._patch.setattr(clusters, "by_name", lambda name, settings: cluster)
+        self._patch.setattr(JudgeRun, "new_answers", answers)
+
+    def said(self) -> JudgeProgress:
+        return _files.read_record(self.dir.judge, JudgeProgress)
+
+
+@pytest.fixture
+def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asking:
+    asking = Asking(tmp_path, monkeypatch)
+    asking.make()
+    return asking
+
+
+SILENT = ClusterSilent("squeue got no answer: Unable to contact slurm controller")
+FULL = SubmitLater("QOSMaxSubmitJobPerUserLimit\nthe command")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize(
+    "errors", [(SILENT, SILENT), (FULL, FULL), (SILENT, FULL), (ClusterError("squeue failed"),)]
+)
+def test_a_scheduler_that_is_silent_or_full_is_asked_again(
+    asking: Asking, errors: tuple[ClusterError, ...], stopped: bool
+) -> None:
+    if stopped:
+        _files.write(asking.inner.results, json.dumps({"complete": False, "missing": {}}))
+    cluster = Reluctant(*errors)
+    said: list[str] = []
+    cluster.seen = lambda: said.append(asking.said().said if said else "")  # of the try before
+    asking.uses(cluster)
+    assert judge.run_judge(asking.dir) == 0
+    assert [job.name for job in cluster.submitted] == [jobs.supervisor_name(asking.made, 1)]
+    for words, error in zip(said[1:], errors, strict=True):
+        assert words.endswith(str(error).partition("\n")[0])
+        assert "asked again about the judge's run" in words
+    assert (asking.said().state, asking.said().said, asking.said().left) == ("asking", "", 0)
+
+
+def test_a_scheduler_that_would_refuse_it_again_is_not(asking: Asking) -> None:
+    asking.uses(Reluctant(SubmitRefused("Invalid account")))
+    assert judge.run_judge(asking.dir) == 1
+    assert (asking.said().state, asking.said().said) == ("silent", "Invalid account")
+
+
+def test_without_a_supervisor_of_the_run_that_asks_nobody_waits_for_the_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = Asking(tmp_path, monkeypatch)
+    asking.make(patience_seconds=0.01)
+
+    class Silent(FakeCluster):
+        def poll(self, prefix: str) -> list[TaskStatus]:
+            raise SILENT
+
+    asking.uses(Silent())
+    assert judge.run_judge(asking.dir) == 0
+    assert asking.said().left == ITEMS
