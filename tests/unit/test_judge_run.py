@@ -1,4 +1,4 @@
-"""The run in which a checkpoint judges: begun whatever the scheduler does.
+"""The run in which a checkpoint judges: begun whatever the scheduler does, and not when cancelled.
 
 `tests/slurm/test_judge_run.py` has such runs as a whole.
 """
@@ -41,6 +41,7 @@ class Reluctant(FakeCluster):
         self.errors = list(errors)
         self.seen: Callable[[], None] = lambda: None
         """Called at each poll."""
+        self.cancelled: list[str] = []
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         self.seen()
@@ -52,6 +53,9 @@ class Reluctant(FakeCluster):
         if self.errors:
             raise self.errors.pop(0)
         return super().submit(job)
+
+    def cancel(self, job_ids: list[str]) -> None:
+        self.cancelled += job_ids
 
 
 class Asking:
@@ -155,3 +159,56 @@ def test_without_a_supervisor_of_the_run_that_asks_nobody_waits_for_the_schedule
     asking.uses(Silent())
     assert judge.run_judge(asking.dir) == 0
     assert asking.said().left == ITEMS
+
+
+class CancelledBefore(Reluctant):
+    """The run that asks is cancelled before this scheduler has a job of its judge's run."""
+
+    def __init__(self, asking: Asking) -> None:
+        super().__init__()
+        # As `cancel` does that looked for the judge's run before that was made.
+        self.seen = lambda: _files.write(asking.dir.cancelled, "")
+
+
+class CancelledMeanwhile(Reluctant):
+    """It is cancelled while this scheduler takes the job."""
+
+    def __init__(self, asking: Asking, *errors: ClusterError) -> None:
+        super().__init__()
+        self._asking, self._answers_with = asking, errors
+
+    def submit(self, job: Job) -> str:
+        _files.write(self._asking.dir.cancelled, "")
+        job_id = super().submit(job)
+        for error in self._answers_with:
+            raise error
+        return job_id
+
+
+def test_nothing_is_begun_for_a_run_that_is_cancelled(asking: Asking) -> None:
+    cluster = CancelledBefore(asking)
+    asking.uses(cluster)
+    asking.judge_run().start()
+    assert cluster.submitted == []
+    assert asking.inner.cancelled.exists()
+    cluster.seen = lambda: None
+    for each in (asking.dir, asking.inner):  # as `resume` does
+        each.cancelled.unlink()
+    asking.judge_run().start()
+    assert len(cluster.submitted) == 1
+    assert not asking.inner.cancelled.exists()
+
+
+def test_what_was_begun_for_a_run_that_is_cancelled_meanwhile_ends(asking: Asking) -> None:
+    cluster = CancelledMeanwhile(asking)
+    asking.uses(cluster)
+    asking.judge_run().start()
+    assert cluster.cancelled == ["1"]
+    assert asking.inner.cancelled.exists()
+
+
+def test_a_job_that_may_have_been_begun_meanwhile_finds_its_run_cancelled(asking: Asking) -> None:
+    asking.uses(CancelledMeanwhile(asking, SILENT))
+    with pytest.raises(ClusterSilent):
+        asking.judge_run().start()
+    assert asking.inner.cancelled.exists()

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coordinate_eval import _files
+from coordinate_eval.cluster import Cluster
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
     DATASET,
@@ -63,7 +64,7 @@ class JudgeRun:
             questions: those that are to be answered, without duplicates, in any order. A run that
                 has others too will do: some of its answers may have been taken over before.
         """
-        self._asking = run
+        self._asking_dir, self._asking = run_dir, run
         self._questions = sorted(questions, key=lambda question: question.id)
         ids = [question.id for question in self._questions]
         digest = hashlib.sha256("".join(ids).encode()).hexdigest()[:10]
@@ -101,6 +102,7 @@ class JudgeRun:
         """Create the run, and see to its supervisor unless it has one. Go on with a stopped one.
 
         Where jobs belong to the process that supervises the run that asks, this is its supervisor.
+        For a run that asks and is cancelled, also meanwhile, nothing is begun.
 
         Raises:
             UserError: the judge's checkpoint has changed, or cannot be used.
@@ -108,7 +110,7 @@ class JudgeRun:
         """
         settings = settings_of_judge(self._asking.settings)
         run = read_run_if_there(self._dir) or self._create(settings)
-        if is_complete(self._dir):
+        if is_complete(self._dir) or self._is_cancelled():
             return
         over = has_ended_incomplete(self._dir)
         if over:
@@ -119,7 +121,30 @@ class JudgeRun:
         with cluster:
             tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
             if over or not is_supervised(self._dir, run, tasks):
-                submit_supervisor(self._dir, run, cluster)
+                self._submit(run, cluster)
+
+    def _submit(self, run: Run, cluster: Cluster) -> None:
+        """Submit a supervisor, unless the run that asks is cancelled. End it if that is, meanwhile.
+
+        Whoever cancels that one may look for this one too early to find it.
+        """
+        if self._is_cancelled():
+            return
+        job_id = None
+        try:
+            job_id = submit_supervisor(self._dir, run, cluster).job_id
+        finally:  # without an answer, the job may be there
+            if self._is_cancelled() and job_id is not None:
+                cluster.cancel([job_id])
+
+    def _is_cancelled(self) -> bool:
+        """Return whether the run that asks is cancelled, and pass that on to this one."""
+        with contextlib.suppress(OSError):  # such as a full disk
+            _files.touch(self._asking_dir.root)
+        cancelled = self._asking_dir.cancelled.exists()
+        if cancelled:
+            _files.write(self._dir.cancelled, "")
+        return cancelled
 
     def new_answers(self) -> Iterator[Answer]:
         """Yield the answers that were published since the last call, to any question of the run.
