@@ -101,16 +101,19 @@ def _chosen(found: Sequence[Found], older_than: float | None, settings: Settings
     ]
     chosen = []
     for run_dir, run, quiet in old:
-        mine = [task for task in tasks if task.name.startswith(jobs.prefix(run))]
         try:
+            together = [(run_dir, run), *((inner, read_run(inner)) for inner in _judges(run_dir))]
+            prefixes = tuple(jobs.prefix(each) for _, each in together)
+            mine = [task for task in tasks if task.name.startswith(prefixes)]
             phase = state.phase_of(run_dir, run, mine, silent=False)
-            supervised = state.is_supervised(run_dir, run, mine)
+            supervised = {state.is_supervised(*each, mine) for each in together}
         except (RecordError, OSError) as error:
             say(f"{run.id} is left alone: {error}")
             continue
         # A supervisor of another machine, or of another cluster, changes a folder at each poll.
-        sure = phase is Phase.COMPLETE and supervised is False
-        if phase in ENDED and not mine and not supervised and (sure or quiet > QUIET_SECONDS):
+        sure = phase is Phase.COMPLETE and supervised == {False}
+        alive = bool(mine) or True in supervised
+        if phase in ENDED and not alive and (sure or quiet > QUIET_SECONDS):
             chosen.append(Chosen(run_dir, run, phase, quiet))
     return chosen
 
@@ -126,18 +129,28 @@ def _poll(name: str, settings: Settings) -> list[TaskStatus]:
 
 
 def _last_change(run_dir: RunDir) -> float:
-    """Return when a run was created, supervised, ended or cancelled last, in seconds."""
-    marks = run_dir.run, run_dir.results, run_dir.cancelled, run_dir.resumed
-    return max(map(_files.modified, (*marks, run_dir.supervisors_folder)))
+    """Return when a run, or its judge's, was created, supervised, ended or cancelled last.
+
+    In seconds since the epoch.
+    """
+    return max(
+        _files.modified(mark)
+        for each in (run_dir, *_judges(run_dir))
+        for mark in (each.run, each.results, each.cancelled, each.resumed, each.supervisors_folder)
+    )
+
+
+def _judges(run_dir: RunDir) -> list[RunDir]:
+    """Return the runs in which a judge that is a checkpoint answers for a run."""
+    return [RunDir(path.parent) for path in sorted(run_dir.judge_folder.glob("*/run/run.json"))]
 
 
 def _compact(run_dir: RunDir, run: Run) -> str:
     """Compact a complete run and those of its judge; return the outcome in words."""
     done = compact(run_dir, run)
-    for inner in sorted(run_dir.judge_folder.glob("*/run/run.json")):
-        found = RunDir(inner.parent)
-        if state.is_complete(found):
-            compact(found, read_run(found))
+    for inner in _judges(run_dir):
+        if state.is_complete(inner):
+            compact(inner, read_run(inner))
     return f"compacted {run.id}: {plural(done.before, 'file')} before, {done.after} now"
 
 
