@@ -227,16 +227,18 @@ class _JudgeJob:
             judge = JudgeRun(self._dir, self._run, list(self._queue))
             sys.stdout.write(f"the judge answers in {judge.root}\n")
             self._answers_in, self._noted = judge.root.parent.name, 0.0
-            looked = -math.inf
+            looked, not_yet = -math.inf, ""
             while self._waiting:
                 check_there(self._dir)
                 if time.monotonic() - looked > LOOK_SECONDS:
-                    await asyncio.to_thread(judge.start)
+                    not_yet = await asyncio.to_thread(judge.try_to_start)
                     looked = time.monotonic()
                 for answer in await asyncio.to_thread(lambda: list(judge.new_answers())):
                     if answer.id in self._waiting:
                         self._store(answer)
-                self._note("asking", "")
+                self._note("asking", not_yet)
+                if not_yet and supervision.is_lost():
+                    return
                 if self._waiting:
                     judge.check_goes_on()
                     await asyncio.sleep(POLL_SECONDS)
