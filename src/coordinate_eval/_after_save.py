@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 _MOST_SECONDS = 900
 """Time for the submission, which usually takes a second: a scheduler may be silent for long."""
 
+_PAUSE_SECONDS = 30.0
+"""Time until the next try where the scheduler is silent, or takes no more jobs for now."""
+
+_UNTIL_TAKEN = """\
+while :; do
+    "$@"
+    status=$?
+    [ "$status" -eq 3 ] || exit "$status"
+    sleep {pause}
+done
+"""
+"""A shell script that repeats a command as long as it ends with 3: try again later."""
+
 _SECONDS_AT_EXIT = 60
 """Time that a training job which ends gives to the submission of its last checkpoint."""
 
@@ -37,8 +50,9 @@ def after_save(
     """Submit the evaluation of a checkpoint that training has just saved, and return at once.
 
     Call it on all ranks or on one, when all files of the checkpoint are in place. It acts on rank 0
-    and never raises. A process of its own calls `coordinate-eval PATH --queue`, and writes what it
-    says to `PATH.evaluation.log`. What came of it, or why nothing was done, goes to the logger
+    and never raises. A process of its own calls `coordinate-eval PATH --queue`, again for a while
+    where the scheduler is silent or takes no more jobs, and writes what it says to
+    `PATH.evaluation.log`. What came of it, or why nothing was done, goes to the logger
     `coordinate_eval`: warnings for what went wrong.
 
     Args:
@@ -84,6 +98,7 @@ def _submit(
 ) -> None:
     """Start the command, and a thread that tells what comes of it."""
     import atexit
+    import stat
     import subprocess
     import threading
     from pathlib import Path
@@ -97,13 +112,17 @@ def _submit(
         given.append("--cluster=slurm")
     # It must end also if the training has ended before.
     limited = ["timeout", "-k", "10", str(_MOST_SECONDS)]
+    repeated = ["sh", "-c", _UNTIL_TAKEN.format(pause=_PAUSE_SECONDS), "sh"]
     command = [sys.executable, "-P", "-m", "coordinate_eval", "run", path, "--queue", *given]
     output = Path(f"{path}.evaluation.log")
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags |= os.O_NONBLOCK  # a FIFO that others have put there would hold up the training
     with os.fdopen(os.open(output, flags, 0o644), "ab") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{output} is not a regular file")
         began = file.seek(0, os.SEEK_END)
         child = subprocess.Popen(
-            [*limited, *command],
+            [*limited, *repeated, *command],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -116,6 +116,37 @@ def test_a_refusal_is_a_warning_with_its_words(
     assert messages(caplog, logging.WARNING) == [words] * 2
 
 
+def test_a_scheduler_that_takes_no_job_now_is_asked_again(
+    command: Command,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO, "coordinate_eval")
+    monkeypatch.setattr(_after_save, "_PAUSE_SECONDS", 0.1)
+    tries = shlex.quote(str(tmp_path / "tries"))
+    command.does(f"echo try >>{tries}; [ $(wc -l <{tries}) -eq 3 ] || exit 3; echo submitted")
+    coordinate_eval.after_save(tmp_path / "x")
+    ended()
+    assert messages(caplog, logging.INFO) == [f"evaluation of {tmp_path / 'x'}: submitted"]
+    assert (tmp_path / "tries").read_text() == "try\n" * 3
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_fifo_in_place_of_its_log_holds_nothing_up(
+    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture, read: bool
+) -> None:
+    fifo = tmp_path / "x.evaluation.log"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK) if read else None
+    coordinate_eval.after_save(tmp_path / "x")
+    (told,) = messages(caplog, logging.WARNING)
+    assert told.startswith("no evaluation of")
+    assert command.arguments() == []
+    if reader is not None:
+        os.close(reader)
+
+
 def test_what_takes_too_long_is_ended(
     command: Command,
     tmp_path: Path,
