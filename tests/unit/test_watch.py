@@ -293,6 +293,7 @@ def test_the_line_for_cron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm it/slurm.conf")
     monkeypatch.setenv("COORDINATE_EVAL_CONFIG", "/100%/config.toml")
     monkeypatch.setenv("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # as each command sets it
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")  # which all users could read
     monkeypatch.setattr("shutil.which", lambda name: f"/opt/slurm/bin/{name}")
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
     monkeypatch.chdir(tmp_path)

@@ -141,6 +141,8 @@ def watch(
     if cron:
         line = cron_line(folder, sys.argv[2:], every, settings)
         sys.stdout.write(f"{line}\n")
+        if os.environ.get("HF_TOKEN"):
+            say("HF_TOKEN is not in the line, which others may read: `hf auth login` keeps it")
         return
     if once:
         raise typer.Exit(watched.once(as_json=as_json))

@@ -51,6 +51,9 @@ MOST_ALIVE = 4
 _KEPT_VARIABLES = ("COORDINATE_EVAL_", "SLURM_CONF", "HF_", "XDG_CACHE_HOME")
 """Beginnings of variables that say where settings, the scheduler and data are."""
 
+_SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+"""Ends of the names of variables that no command line shows: all users of a machine can read it."""
+
 _OUR_VARIABLES = {*NO_TELEMETRY, "HF_DATASETS_DISABLE_PROGRESS_BARS"}
 """Variables that each command sets again."""
 
@@ -249,7 +252,9 @@ def cron_line(folder: Path, argv: Sequence[str], every_seconds: float, settings:
     kept = {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(_KEPT_VARIABLES) and name not in _OUR_VARIABLES
+        if name.startswith(_KEPT_VARIABLES)
+        and not name.endswith(_SECRETS)
+        and name not in _OUR_VARIABLES
     }
     variables = [f"{name}={value}" for name, value in {"PATH": path, **kept}.items()]
     command = [*program(sys.executable), "watch", *words, "--once"]
