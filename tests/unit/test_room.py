@@ -1,6 +1,5 @@
 """Room beside one's other runs: promises, limits, and two runs that choose at once."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +122,10 @@ class Queue(FakeCluster):
     def __init__(self) -> None:
         super().__init__()
         self.free = [NODE]
+        self.tasks: list[TaskStatus] = []
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        return self.tasks
 
 
 def supervised(
@@ -213,23 +216,59 @@ def test_of_many_that_choose_at_once_all_go_on_at_the_second_look(tmp_path: Path
     assert sorted(taken) == sorted(node.name for node in cluster.free)
 
 
+def long_ago(run: Run) -> Path:
+    """Have a run look for nodes last long ago. Return the file of its promise."""
+    path = other_runs.promise_file(run)
+    promise = _files.read_record(path, Promise)
+    looked = promise.looked - 2 * other_runs.FORGOTTEN_SECONDS
+    _files.write_record(path, promise.model_copy(update={"looked": looked}))
+    return path
+
+
 def test_only_promises_are_removed_from_a_folder_of_ones_own(tmp_path: Path) -> None:
     first, one = supervised(tmp_path, "one", 1)
-    _, two = supervised(tmp_path, "two", 2)
+    second, two = supervised(tmp_path, "two", 2)
     one.take(first, 0, WANTED)
-    promise = other_runs.promise_file(first)
+    promise = long_ago(first)
     notes = promise.with_name("notes.json")
     notes.write_text("{}")
-    for path in (promise, notes):
-        os.utime(path, (1, 1))
     promise.parent.chmod(0o777)
-    assert two._promises() == []
+    two.available(second)
     two.wait("it tells nobody")
     assert promise.parent.stat().st_mode & 0o777 == 0o777
     assert _files.names(promise.parent) == {promise.name, notes.name}
     promise.parent.chmod(0o700)
-    assert [each.run for each in two._promises()] == ["one"]
+    two.available(second)
     assert _files.names(promise.parent) == {notes.name}
+
+
+def test_a_run_with_jobs_counts_however_long_ago_it_looked(tmp_path: Path) -> None:
+    cluster = Queue()
+    first, one = supervised(tmp_path, "one", 1)
+    second, two = supervised(tmp_path, "two", 2, cluster=cluster, gpus=16)
+    one.take(
+        first.model_copy(update={"tensor_parallel": 8}),
+        0,
+        [RoundNode(name="n1", gpu_type="h200", trials=1)],
+    )
+    long_ago(first)
+    cluster.tasks = tasks(jobs.node_names(jobs.prefix(first), 0, "n1")[1], State.RUNNING)
+    for _ in range(2):
+        two.available(second)
+        assert two.left().gpus == 8
+
+
+@pytest.mark.parametrize("living", [True, False])
+def test_a_run_whose_folder_cannot_be_read_holds_nobody_up(tmp_path: Path, living: bool) -> None:
+    first, one = supervised(tmp_path, "one", 1)
+    second, two = supervised(tmp_path, "two", 2)
+    one.take(first, 0, WANTED)
+    (tmp_path / "one").rmdir()
+    (tmp_path / "one").symlink_to("one")  # ELOOP, as ESTALE or EIO of a server that is away
+    if not living:
+        long_ago(first)
+    # What it was promised counts as long as it lives.
+    assert two.available(second)[0] == ([] if living else [NODE])
 
 
 def test_a_run_gives_way_to_a_newer_one_that_can_use_the_node(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ FRESH_SECONDS = 120.0
 """A run that looked for nodes so long ago lives, even if it has no job in the queue."""
 
 FORGOTTEN_SECONDS = 86_400.0
-"""Promises of runs that ended so long ago are removed."""
+"""Promises of runs that have ended, and looked for nodes last so long ago, are removed."""
 
 
 class Overtaken(NoRoom):
@@ -207,35 +207,43 @@ class OtherRuns:
 
     def _look(self) -> Others:
         """Return the user's runs that live, this one with the rounds that it has begun."""
-        promises = [each for each in self._promises() if each.prefix != self._prefix]
-        promises.append(self._mine(waiting=False))
-        submitted = {
-            each.prefix: frozenset(
-                path.stem for path in _files.records_in(RunDir(Path(each.root)).jobs_folder)
-            )
-            for each in promises
-        }
+        found = [(path, each) for path, each in self._promises() if each.prefix != self._prefix]
+        mine = self._mine(waiting=False)
+        # Before the poll: a job that is submitted, and that the scheduler does not have, has ended.
+        submitted = {each.prefix: _submitted(each) for each in (mine, *(p for _, p in found))}
         tasks = [t for t in self._cluster.poll(jobs.PREFIX) if t.state is not State.ENDED]
-        now, living = time.time(), []
-        for each in promises:
+        now, living = time.time(), [mine]
+        for path, each in found:
             quiet = now - each.looked
             if quiet < FRESH_SECONDS or any(t.name.startswith(each.prefix) for t in tasks):
                 living.append(each)
+            elif quiet > FORGOTTEN_SECONDS:
+                with contextlib.suppress(OSError):
+                    path.unlink()
         return Others(living, tasks, submitted)
 
-    def _promises(self) -> list[Promise]:
-        """Return the promises in their folder, and remove those that are long forgotten."""
+    def _promises(self) -> list[tuple[Path, Promise]]:
+        """Return the promises in their folder that can be read, with their files."""
         found = []
         with contextlib.suppress(OSError, ForeignError):
             _owner.check_folder(self._file.parent)
             for path in _files.records_in(self._file.parent):
-                with contextlib.suppress(RecordError):
+                with contextlib.suppress(OSError, RecordError):
                     promise = _files.read_record_if_there(path, Promise)
                     if promise is not None:
-                        found.append(promise)
-                        if time.time() - _files.modified(path) > FORGOTTEN_SECONDS:
-                            path.unlink(missing_ok=True)
+                        found.append((path, promise))
         return found
+
+
+def _submitted(promise: Promise) -> frozenset[str]:
+    """Return the names of the jobs that a run has submitted; none where it cannot be read now.
+
+    What was promised then counts until it can be.
+    """
+    with contextlib.suppress(OSError):
+        folder = RunDir(Path(promise.root)).jobs_folder
+        return frozenset(path.stem for path in _files.records_in(folder))
+    return frozenset()
 
 
 def promise_file(run: Run) -> Path:
