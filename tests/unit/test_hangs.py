@@ -277,6 +277,31 @@ def test_a_trial_in_a_job_of_a_whole_node_is_killed_by_its_parent(tmp_path: Path
     assert list(read_troubles(run_dir)) == [hung]
 
 
+def test_storage_that_is_away_for_a_moment_ends_no_trial(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.root.touch()  # an error for each file in it, as of a server that is away
+    trials = ended_and_lasting()
+    waiting = threading.Thread(target=whole_node._wait, args=(run_dir, trials))
+    waiting.start()
+    until(lambda: trials["n1-0"].returncode is not None, "a look at a trial that was killed")
+    run_dir.root.unlink()
+    write_run(run_dir, RUN)
+    write_planned(run_dir, RUN)
+    until(lambda: list(read_troubles(run_dir)), "a note of that")
+    assert trials["n1-1"].poll() is None
+    trials["n1-1"].kill()
+    waiting.join()
+
+
+def ended_and_lasting() -> dict[str, subprocess.Popen[bytes]]:
+    """Return a trial that a signal ends, and one that goes on, in groups of their own."""
+    killed = "import os; os.kill(os.getpid(), 9)"
+    return {
+        name: subprocess.Popen([sys.executable, "-c", code], process_group=0)
+        for name, code in (("n1-0", killed), ("n1-1", SLEEP))
+    }
+
+
 def test_one_that_a_signal_ends_gives_its_shards_to_others_at_once(tmp_path: Path) -> None:
     """The job goes on with its other trials, so the scheduler knows nothing of it."""
     run_dir = RunDir(tmp_path)
@@ -285,19 +310,15 @@ def test_one_that_a_signal_ends_gives_its_shards_to_others_at_once(tmp_path: Pat
     ledger = Ledger(run_dir, "outputs")
     assert ledger.claim(SPANS[0], "n1-0", "7.0") == 1
     assert ledger.claim(SPANS[1], "n1-1", "7.0") == 1
-    killed = "import os; os.kill(os.getpid(), 9)"
-    trials = {
-        name: subprocess.Popen([sys.executable, "-c", code], process_group=0)
-        for name, code in (("n1-0", killed), ("n1-1", SLEEP))
-    }
+    trials = ended_and_lasting()
     waiting = threading.Thread(target=whole_node._wait, args=(run_dir, trials))
     waiting.start()
     until(lambda: SPANS[0] in ledger.claimable(SPANS), "a shard that is free again")
     assert SPANS[1] not in ledger.claimable(SPANS)
     trials["n1-1"].kill()
     waiting.join()
-    (told,) = read_troubles(run_dir)
-    assert (told.trial, told.how) == ("n1-0", End.FAILED)
+    told = {trouble.trial: trouble for trouble in read_troubles(run_dir)}["n1-0"]
+    assert told.how is End.FAILED
     assert "signal 9" in told.message
 
 

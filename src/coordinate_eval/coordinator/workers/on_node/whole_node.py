@@ -23,6 +23,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress, read_run
 from coordinate_eval.coordinator.run.troubles.trouble import Trouble, write_trouble
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
+from coordinate_eval.errors import RecordError
 
 WATCH_SECONDS = 1.0
 """Time between two looks at the trials."""
@@ -86,11 +87,13 @@ def _wait(run_dir: RunDir, trials: Mapping[str, subprocess.Popen[bytes]]) -> lis
     while any(trial.poll() is None for trial in trials.values()):
         for name, trial in trials.items():
             status = trial.poll()
-            if status is None and run_dir.trouble(name).exists():
-                os.killpg(trial.pid, signal.SIGKILL)
-            elif status is not None and status < 0 and name not in told:
-                told.add(name)
-                _tell(run_dir, name, -status)
+            # What storage cannot say or take now, the next look may.
+            with contextlib.suppress(OSError, RecordError):
+                if status is None and run_dir.trouble(name).exists():
+                    os.killpg(trial.pid, signal.SIGKILL)
+                elif status is not None and status < 0 and name not in told:
+                    _tell(run_dir, name, -status)
+                    told.add(name)
         time.sleep(WATCH_SECONDS)
     return [trial.wait() for trial in trials.values()]
 
