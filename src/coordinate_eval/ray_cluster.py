@@ -24,6 +24,7 @@ from coordinate_eval.cluster import (
     MOST_GPUS,
     TASK_VARIABLE,
     Busy,
+    End,
     Job,
     JobLimits,
     Node,
@@ -83,6 +84,8 @@ class _Task:
     index: int
     log: Path
     handle: Any
+    end: End | None = None
+    """How it ended, if it has."""
 
 
 class RayCluster:
@@ -193,12 +196,21 @@ class RayCluster:
     def poll(self, prefix: str) -> list[TaskStatus]:
         """Return all tasks of this process whose job name starts with `prefix`."""
         mine = [t for t in self._tasks if t.job.name.startswith(prefix)]
-        handles = [t.handle for t in mine]
-        ended, _ = (
-            self._ray.wait(handles, num_returns=len(handles), timeout=0) if handles else ([], [])
-        )
-        gone = set(ended)
-        return [_status(task, ended=task.handle in gone) for task in mine]
+        going_on = {t.handle: t for t in mine if t.end is None}
+        if going_on:
+            ended, _ = self._ray.wait([*going_on], num_returns=len(going_on), timeout=0)
+            for handle in ended:
+                going_on[handle].end = self._end_of(handle)
+        return [_status(task) for task in mine]
+
+    def _end_of(self, handle: Any) -> End:  # noqa: ANN401 - Ray is optional
+        """Return how a task ended: as its process did, unless Ray ended it."""
+        try:
+            return End.FAILED if self._ray.get(handle) else End.COMPLETED
+        except self._ray.exceptions.TaskCancelledError:
+            return End.CANCELLED
+        except Exception:  # its worker was lost, or raised any other
+            return End.UNKNOWN
 
     def cancel(self, job_ids: list[str]) -> None:
         """End the processes of these tasks."""
@@ -248,14 +260,15 @@ def _available_gib() -> float:
     return 0.0
 
 
-def _status(task: _Task, *, ended: bool) -> TaskStatus:
+def _status(task: _Task) -> TaskStatus:
     # A task first opens its log, so the log shows that it has started.
     state = State.RUNNING if task.log.exists() else State.PENDING
     return TaskStatus(
         name=task.job.name,
         job_id=task.job_id,
         index=task.index,
-        state=State.ENDED if ended else state,
+        state=state if task.end is None else State.ENDED,
+        end=task.end or End.UNKNOWN,
         # Ray starts it when a task before it gives its GPUs or cores back.
         in_turn=state is State.PENDING,
         node=NODE,

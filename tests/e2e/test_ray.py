@@ -24,6 +24,9 @@ from tests.runs import (
 )
 from tests.tiny import need, tiny_model
 
+from coordinate_eval.cluster import End, Job, State
+from coordinate_eval.ray_cluster import RayCluster, RaySettings
+
 DATASETS = ("tiny_choice", "tiny_code", "tiny_sums", "tiny_talk")
 JOBS = ("_keep", "_trial", "_metric", "_score")
 
@@ -189,6 +192,33 @@ def test_a_directory_of_another_run_is_refused(
         assert word in done.stderr
         assert "--run-dir" in done.stderr
         assert done.stdout == ""
+
+
+def test_how_jobs_end_is_told(tmp_path: Path) -> None:
+    with RayCluster(RaySettings(cpus=2), 1.0) as cluster:
+        for name, script in (
+            ("good", "exit 0"),
+            ("bad", "exit 3"),
+            ("killed", "kill -9 $$"),
+            ("long", "exec tail -f /dev/null"),
+        ):
+            log = str(tmp_path / name)
+            job = Job(name=name, argv=("sh", "-c", script), minutes=60, log=log)
+            job_id = cluster.submit(job)
+
+        def ends() -> dict[str, End]:
+            return {t.name: t.end for t in cluster.poll("") if t.state is State.ENDED}
+
+        until(lambda: len(ends()) == 3, "the end of all but one")
+        until(Path(f"{log}.log").exists, "its start")
+        cluster.cancel([job_id])
+        until(lambda: len(ends()) == 4, "its end")
+        assert ends() == {
+            "good": End.COMPLETED,
+            "bad": End.FAILED,
+            "killed": End.FAILED,
+            "long": End.CANCELLED,
+        }
 
 
 def test_two_real_engines_agree(user: Workspace) -> None:
