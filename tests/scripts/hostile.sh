@@ -34,6 +34,8 @@ set -- \
   '~' \
   A=b \
   $'\x01é\xe2\x80\xa8'
+# Above is what others say: a profile, the setup. A disk that is full must end no job here.
+printf '\n%s\n' 'coordinate-eval: if this job fails, the cause is below this line' >&2 || :
 # Replaces the shell, so that Slurm's warning signal reaches the program.
 exec -- "$@"
 END_OF_JOB

@@ -40,6 +40,8 @@ set -- \
   _trial \
   /runs/7 \
   node1
+# Above is what others say: a profile, the setup. A disk that is full must end no job here.
+printf '\n%s\n' 'coordinate-eval: if this job fails, the cause is below this line' >&2 || :
 # Replaces the shell, so that Slurm's warning signal reaches the program.
 exec -- "$@"
 END_OF_JOB

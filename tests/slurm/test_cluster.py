@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinate_eval import _job_log
 from coordinate_eval.cluster import Busy, Job, Node, State
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.slurm.cluster import SlurmCluster, slurm_configured
@@ -21,6 +22,11 @@ HOSTILE = "a 'b' \"c\" 100%j %%A $(touch pwned) `id` #\n#SBATCH --hold\n\r\n ; Ã
 
 
 Nodes = tuple[list[Node], list[Busy]]
+
+
+def said(log: Path) -> str:
+    """What the program of a job has written."""
+    return _job_log.below(log.read_text())
 
 
 def nodes_when_free(cluster: SlurmCluster, *names: str) -> Nodes:
@@ -134,7 +140,7 @@ def test_hostile_names_arrive_byte_for_byte(
     await_end(cluster, HOSTILE)
     (task,) = [task for task in cluster.poll(HOSTILE) if task.job_id == job_id]
     assert task.name == HOSTILE
-    assert json.loads((folder / f"{HOSTILE}.{job_id}.log").read_text()) == args
+    assert json.loads(said(folder / f"{HOSTILE}.{job_id}.log")) == args
     assert not Path("pwned").exists()
 
 
@@ -156,7 +162,7 @@ def test_tasks_of_an_array_know_their_index_and_have_a_log_each(
     }
     for index in range(3):
         log = tmp_path / folder / f"log.{job_id}_{index}.log"
-        assert log.read_text().split() == [str(index), f"{job_id}_{index}.0", "words"]
+        assert said(log).split() == [str(index), f"{job_id}_{index}.0", "words"]
 
 
 def test_what_a_dry_run_shows_can_be_submitted_by_hand(
@@ -167,7 +173,7 @@ def test_what_a_dry_run_shows_can_be_submitted_by_hand(
     text = submission(by_hand, SlurmSettings()).text()
     done = subprocess.run(["bash", "-c", text], check=True, capture_output=True, text=True)
     await_end(cluster, name)
-    assert (tmp_path / f"it's.{done.stdout.strip()}.log").read_text() == "ran\n"
+    assert said(tmp_path / f"it's.{done.stdout.strip()}.log") == "ran\n"
 
 
 def test_poll_tells_pending_running_and_ended(
@@ -251,7 +257,7 @@ def test_a_job_gets_little_of_what_the_caller_has_set(
     cluster = SlurmCluster(SlurmSettings(environment=("KEPT_*",)))
     job_id = cluster.submit(job("import json, os; print(json.dumps(dict(os.environ)))"))
     await_end(cluster, job("").name)
-    environment = json.loads((tmp_path / f"log.{job_id}.log").read_text())
+    environment = json.loads(said(tmp_path / f"log.{job_id}.log"))
     assert environment["KEPT_FOR_JOBS"] == "with\nnewline"
     assert environment["HF_HOME"] == "/hf"
     assert "/of/the/caller" not in environment.values()
@@ -279,7 +285,7 @@ def test_jobs_do_not_belong_to_the_training_job_that_submits(
     cluster = SlurmCluster(SlurmSettings(setup=("export NCCL_DEBUG=WARN",)))
     job_id = cluster.submit(job("import json, os; print(json.dumps(dict(os.environ)))"))
     await_end(cluster, job("").name)
-    environment = json.loads((tmp_path / f"log.{job_id}.log").read_text())
+    environment = json.loads(said(tmp_path / f"log.{job_id}.log"))
     # A site says in its settings what its jobs need.
     assert {n: environment[n] for n in launchers if n in environment} == {"NCCL_DEBUG": "WARN"}
 
@@ -292,7 +298,7 @@ def test_setup_lines_run_before_the_program_and_a_failing_one_ends_the_job(
     bad = SlurmCluster(SlurmSettings(setup=("export FROM_SETUP=x", "source /nowhere/activate")))
     ran, failed = good.submit(program), bad.submit(program)
     await_end(good, program.name)
-    assert (tmp_path / f"log.{ran}.log").read_text() == "a b\n"
+    assert said(tmp_path / f"log.{ran}.log") == "a b\n"
     assert "/nowhere/activate: No such file" in (tmp_path / f"log.{failed}.log").read_text()
 
 

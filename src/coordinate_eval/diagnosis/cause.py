@@ -97,19 +97,29 @@ def read_log(
     return Log(name, compress(file, rules))
 
 
-def find_cause(logs: Sequence[Log], rules: Rules, end: Ending | None = None) -> Cause | None:
-    """Return why a job ended, from the logs of its ranks and Slurm's words.
+def find_cause(
+    logs: Sequence[Log], rules: Rules, end: Ending | None = None, said: Log | None = None
+) -> Cause | None:
+    """Return why a job ended, from the logs of its ranks, Slurm's words, and what the job said.
 
-    None if nothing says that it failed.
+    Args:
+        logs: of its ranks.
+        rules: that tell what lines mean.
+        end: how it ended, in Slurm's words.
+        said: of what the job itself says that it died. A log may have harmless lines besides.
+
+    Returns:
+        The cause; None if nothing says that it failed.
     """
     end = end or Ending()
     found = _of_end(end, rules)
+    logs = logs if said is None else [*logs, said]
     for number, log in enumerate(logs):
         found += _of_log(number, log)
     found.sort(key=lambda each: each.order)
     if not found:
         return _unknown(end, logs) if end.failed else None
-    first = found[0]
+    first = found[0] if said is None else _believed(found, len(logs) - 1, rules)
     if first.doubtful and not end.failed:
         return None
     others = {each.rule.reason for each in found if each.rule is not None}
@@ -133,6 +143,22 @@ def find_cause(logs: Sequence[Log], rules: Rules, end: Ending | None = None) -> 
         reason.then,
         rest,
     )
+
+
+def _believed(found: Sequence[_Candidate], said: int, rules: Rules) -> _Candidate:
+    """Return the cause, where one of the logs, by its number, is what the job itself says.
+
+    A log's line that every job would die of may be one that every job survives, such as a warning
+    that a folder cannot be written. So it is not the cause where the job names another.
+    """
+    first = found[0]
+    own = [each for each in found if each.order[1] == said and each.order[0] <= _STRENGTH["root"]]
+    stops = [_then(each, rules) == "stop" for each in (first, *own)]
+    return own[0] if stops[0] and own and not any(stops[1:]) else first
+
+
+def _then(candidate: _Candidate, rules: Rules) -> Then | None:
+    return rules.of(candidate.rule).then if candidate.rule is not None else None
 
 
 def _of_end(end: Ending, rules: Rules) -> list[_Candidate]:

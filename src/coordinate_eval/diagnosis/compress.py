@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import BinaryIO, Final
 
+from coordinate_eval import _job_log
 from coordinate_eval.diagnosis.lines import Piece, clean, is_mild, pieces, without_prefix
 from coordinate_eval.diagnosis.rules import Rule, Rules
 
@@ -25,6 +26,7 @@ MOST_TEXT: Final = 2000
 """Characters of a line that are kept."""
 
 _SHORT = 1000
+_LINE = _job_log.LINE.encode()
 _DIGITS = b"0123456789"
 _FRAME = b'", line '
 """In lines of a traceback that have a line of code after them."""
@@ -85,9 +87,19 @@ class Compressed:
 
 
 def compress(log: BinaryIO, rules: Rules) -> Compressed:
-    """Return what is left of a log. It is read once, in small pieces."""
+    """Return what is left of a log. It is read once, in small pieces.
+
+    Of the log of a job of this program, only what is below the line that says so counts.
+    """
     counting = _Counting(log)
-    result = compress_pieces(pieces(counting), rules)  # type: ignore[arg-type]  # only read
+    reader, above = _Reader(rules), 0
+    for piece in pieces(counting):  # type: ignore[arg-type]  # only read
+        if piece.content == _LINE:
+            reader, above = _Reader(rules), piece.number
+        else:
+            reader.take(piece)
+    result = reader.end()
+    result.lines = max(result.lines, above)
     result.bytes = counting.bytes
     return result
 

@@ -17,6 +17,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined, Template
 
+from coordinate_eval import _job_log
 from coordinate_eval.cluster import Job
 from coordinate_eval.errors import UserError
 from coordinate_eval.slurm.settings import SlurmSettings
@@ -61,6 +62,7 @@ def submission(job: Job, settings: SlurmSettings) -> Submission:
         requeue=job.requeue,
         submits=job.submits,
         own_log=_quote(job.log) if "\\" in job.log else "",
+        line_of_log=_quote(_job_log.LINE),
         most_restarts=_MOST_RESTARTS,
     )
     made = Submission(args=_options(job, settings), script=script)

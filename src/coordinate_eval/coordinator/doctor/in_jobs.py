@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinate_eval import _files
+from coordinate_eval import _files, _job_log
 from coordinate_eval._format import brief
 from coordinate_eval.cluster import Cluster, Job, JobLimits, State, TaskStatus
 from coordinate_eval.coordinator.doctor.examine import examine
@@ -184,7 +184,7 @@ def last_words(log: Path, most: int = _TAIL_LINES) -> str:
     try:
         with _files.open_to_read(log) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            text = file.read(_TAIL_BYTES).decode(errors="replace")
+            text = _job_log.below(file.read(_TAIL_BYTES).decode(errors="replace"))
     except (OSError, CoordinateError):
         return ""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("frame #")]

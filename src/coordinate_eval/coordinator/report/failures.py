@@ -131,11 +131,12 @@ def cause_of(failure: Failure, rules: Rules, most_bytes: int | None = None) -> C
             open_log(failure.log) as file,
         ):
             logs.append(read_log(file, failure.log, rules, most_bytes))
+    said = None
     if failure.message:
-        logs.append(Log(failure.log, compress_text(failure.message, rules)))
+        said = Log(failure.log, compress_text(failure.message, rules))
     end = "refused" if failure.kind == "job" else failure.how or "failed"
     state = end.upper().replace(" ", "_") if failure.message else ""
-    return find_cause(logs, rules, Ending(state))
+    return find_cause(logs, rules, Ending(state), said)
 
 
 def open_log(name: str) -> BinaryIO:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from coordinate_eval import _files
+from coordinate_eval import _files, _job_log
 
 LAST_LOG_LINES = 15
 """Lines of a failed job's log that a report quotes."""
@@ -22,5 +22,5 @@ def own_log() -> str:
 
 def tail(log: str) -> list[str]:
     """Return the last lines of a log; none if it has no path."""
-    lines = _files.read(Path(log)).decode(errors="replace").splitlines() if log else []
-    return lines[-LAST_LOG_LINES:]
+    text = _files.read(Path(log)).decode(errors="replace") if log else ""
+    return _job_log.below(text).splitlines()[-LAST_LOG_LINES:]

@@ -74,7 +74,7 @@ class TrialErrors:
         logs = []
         with contextlib.suppress(OSError, ValueError, ForeignError), open_log(self._log) as file:
             logs.append(read_log(file, self._log, rules, MOST_LOG_BYTES, self._begin))
-        return find_cause([*logs, Log(self._log, compress_text(said, rules))], rules)
+        return find_cause(logs, rules, said=Log(self._log, compress_text(said, rules)))
 
     def _rules(self) -> Rules:
         try:

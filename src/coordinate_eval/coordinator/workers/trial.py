@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
-from coordinate_eval import _files
+from coordinate_eval import _files, _job_log
 from coordinate_eval.cluster import INDEX_VARIABLE, NODE_VARIABLE
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
@@ -141,6 +141,7 @@ class TrialRunner:
             self._reached("staged")
             self.write_progress("starting")
             engine = self._start_engine(weights)
+            _job_log.draw_line()  # what was said while it started did not end it
             try:
                 self._reached("running")
                 self.write_progress("running")

@@ -57,7 +57,8 @@ def broken_nodes(run_dir: RunDir) -> list[Broken]:
 
     Other nodes must have answered: what fails everywhere is no node's fault. A node that answers
     is not broken, unless it went down, or it is the only one on which a trial hung. The only one
-    whose hardware failed, as a log says, is broken in any case.
+    whose hardware failed, as a log says, is broken also where no other has answered. But where none
+    has at all, a log may have the words of a checkpoint that no engine loads, and not the node's.
     """
     down, hung, hardware, failed, answered = _read(run_dir)
     # What is seen on several nodes may be an item, which went from one to the next.
@@ -70,7 +71,7 @@ def broken_nodes(run_dir: RunDir) -> list[Broken]:
     return [
         Broken(node, fault.why, fault.job)
         for node, fault in sorted(broken.items())
-        if answered - {node} or (node in hardware and node in down)
+        if answered - {node} or (answered and node in hardware and node in down)
     ]
 
 
