@@ -11,7 +11,13 @@ from tests.ray_servers import GPUS, TYPE, Servers
 from tests.runs import PATIENCE_SECONDS, Workspace, begun, kill, processes, scores, trials, until
 from tests.tiny import tiny_model
 
+from coordinate_eval.cluster import End, Job, State
+from coordinate_eval.shared_ray.cluster import SharedRayCluster
+
 DATASETS = ("tiny_choice", "tiny_sums")
+
+SAID = {"good": End.UNKNOWN, "bad": End.FAILED, "killed": End.FAILED, "long": End.UNKNOWN}
+"""How jobs end, as far as Ray tells."""
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +67,14 @@ def nothing_runs(run: Path) -> None:
     until(lambda: not alive(), "an end of its jobs")
 
 
+def supervisor(run: Path, epoch: int) -> int:
+    """The process that supervises a run since an epoch."""
+    return int(json.loads((run / "supervisor" / f"{epoch}.json").read_text())["pid"])
+
+
 def lose_supervisor(run: Path, epoch: int) -> None:
     """End the worker of Ray that runs a supervisor, and wait for the next one."""
-    pid = int(json.loads((run / "supervisor" / f"{epoch}.json").read_text())["pid"])
+    pid = supervisor(run, epoch)
     worker = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
     kill([int(worker)])
     until(lambda: pid not in processes("_supervise", str(run)), "its end")
@@ -127,9 +138,38 @@ def test_a_supervisor_is_started_again_and_a_run_cancelled(
     begun(run)
     lose_supervisor(run, 1)
     lose_supervisor(run, 2)
+    kill([supervisor(run, 3)])  # its worker lives
+    until((run / "supervisor" / "4.json").exists, "another supervisor")
     caller.call("cancel", run)
     nothing_runs(run)
     memory_is_empty(caller, servers)
+
+
+def test_how_jobs_end_is_told(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in servers.environ.items():
+        monkeypatch.setenv(name, value)
+    with SharedRayCluster(servers.address, {}) as cluster:
+        for name, script in (
+            ("good", "exit 0"),
+            ("bad", "exit 3"),
+            ("killed", "kill -9 $$"),
+            ("long", "exec tail -f /dev/null"),
+        ):
+            log = str(tmp_path / name)
+            job = Job(name=name, argv=("sh", "-c", script), minutes=60, log=log)
+            job_id = cluster.submit(job)
+
+        def ends() -> dict[str, End]:
+            tasks = cluster.poll("")
+            return {t.name: t.end for t in tasks if t.state is State.ENDED and t.name in SAID}
+
+        until(lambda: len(ends()) == 3, "the end of all but one")
+        until(Path(f"{log}.log").exists, "its start")
+        cluster.cancel([job_id])
+        until(lambda: len(ends()) == 4, "its end")
+        assert ends() == SAID
 
 
 def test_a_node_is_lost(caller: Workspace, servers: Servers, expected: dict[str, Any]) -> None:

@@ -139,6 +139,14 @@ def test_how_actors_end() -> None:
     died, why = messages.ActorDiedErrorContext, messages.ActorDiedErrorContext.Reason.Value
     assert end() is End.UNKNOWN
     assert end(actor_died_error_context=died(reason=why("WORKER_DIED"))) is End.UNKNOWN
+    worker = "The actor is dead because its worker process has died. Worker exit detail: "
+    for said, how in (
+        ("Worker exits unexpectedly. Worker exits with an exit code 1.", End.FAILED),
+        ("Worker exits by an user request. Worker exits with an exit code 0.", End.UNKNOWN),
+        ("Worker unexpectedly exits with a connection error code 2. End of file.", End.UNKNOWN),
+    ):
+        told = died(reason=why("WORKER_DIED"), error_message=worker + said)
+        assert end(actor_died_error_context=told) is how
     assert end(actor_died_error_context=died(reason=why("NODE_DIED"))) is End.NODE_FAILED
     assert end(oom_context=messages.OomContext()) is End.OUT_OF_MEMORY
 

@@ -22,6 +22,7 @@ from coordinate_eval.cluster import (
     ENDS_WITH_PARENT,
     INDEX_VARIABLE,
     NODE_VARIABLE,
+    STARTED_VARIABLE,
     TASK_VARIABLE,
     End,
     Job,
@@ -44,6 +45,9 @@ _NAME = r"[0-9a-f]+ \d{1,9} [^\0]+"
 """The id of a job, the index of a task, and the job's name: what an actor's name goes on with."""
 
 _ENDS = {"NODE_DIED": End.NODE_FAILED}
+_FAILED = "Worker exits with an exit code 1."
+"""What Ray says of an actor whose process has failed: see `on_node.Task`."""
+
 _STATES = {"ALIVE": State.RUNNING, "RESTARTING": State.PENDING, "DEAD": State.ENDED}
 
 
@@ -120,6 +124,7 @@ class Driver:
                 "task": f"{job_id}_{index}",
                 "task variable": TASK_VARIABLE,
                 "node variable": NODE_VARIABLE,
+                "started variable": STARTED_VARIABLE,
             }
             made = self._task.options(
                 name=f"{_prefix()}{job_id} {index} {job.name}",
@@ -128,7 +133,9 @@ class Driver:
                 **options,
             )
             own = {INDEX_VARIABLE: str(index), **ENDS_WITH_PARENT}
-            made.remote(job.argv, {**environment, **own}, job.without, place, job.minutes)
+            made.remote(
+                job.argv, {**environment, **own}, job.without, place, job.minutes, job.requeue
+            )
 
     def poll(self, prefix: str) -> list[dict[str, Any]]:
         """Return the tasks of this user whose job name has this prefix."""
@@ -261,6 +268,8 @@ def _end(cause: Any) -> End:  # noqa: ANN401 - one of Ray's own messages
     if cause.HasField("actor_unschedulable_context"):
         return End.NODE_FAILED  # it was pinned to a node that is gone
     died = cause.actor_died_error_context
+    if _FAILED in died.error_message:
+        return End.FAILED
     return _ENDS.get(type(died).Reason.Name(died.reason), End.UNKNOWN)
 
 

@@ -11,10 +11,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 END_SECONDS = 20.0
 """Time for a cancelled job to clean up, in seconds, for example to remove staged weights."""
+
+MOST_STARTS = 6
+"""Starts of a process that shall go on when it is killed: as many as a job on Slurm has."""
+
+PAUSE_SECONDS = 1.0
+"""Time before the next start: whoever ends the task may have begun with its process."""
 
 _CONNECTS = ("RAY_AUTH_", "RAY_TLS_", "RAY_USE_TLS")
 """Beginnings of the variables without which a supervisor could not connect to its cluster."""
@@ -33,70 +39,105 @@ class Task:
         without: Sequence[str],
         place: Mapping[str, str],
         minutes: float,
+        goes_on: bool,
     ) -> None:
         """Begin.
 
         `place` has the working folder, the log, the task's id, and the names of the variables for
-        that id with the number of the restart, and for this node's name.
+        that id with the number of the restart, for this node's name, and for the time of the start.
+        What `goes_on` is started again if it is killed, as Ray starts its actor again if that is
+        lost.
         """
         ray = _ray()
-        self._argv, self._minutes, self._place = list(argv), minutes, place
-        self._begun, self._over = threading.Lock(), threading.Event()
+        self._argv, self._place, self._goes_on = list(argv), place, goes_on
+        self._end = time.monotonic() + minutes * 60
+        self._begun, self._news, self._cancelled = threading.Lock(), threading.Event(), False
         context = ray.get_runtime_context()
         own = {
             name: value
             for name, value in os.environ.items()
             if name not in without and (not name.startswith("RAY_") or name.startswith(_CONNECTS))
         }
-        again = int(time.time()) if context.was_current_actor_reconstructed else 0
         self._environment = {
             **own,
             **environment,
             "RAY_ADDRESS": context.gcs_address,
-            place["task variable"]: f"{place['task']}.{again}",
             place["node variable"]: names_of(ray.nodes()).get(context.get_node_id(), ""),
+            place["started variable"]: str(time.time()),
         }
+        self._starts = 1 if context.was_current_actor_reconstructed else 0
         context.current_actor.run.remote()
 
     def run(self) -> None:
         """Run the process until it ends, is cancelled, or has had its time. This ends the actor.
 
+        A process that fails by itself makes Ray say that the actor has failed, but where Ray would
+        start that again.
+
         Ray may ask twice: it takes the news of the actor's own restart for the loss of the call.
         """
         if not self._begun.acquire(blocking=False):
             return
+        failed = True
         try:
-            self._run()
+            failed = self._run()
         finally:
+            if failed and not self._goes_on:
+                raise SystemExit(1)
             _ray().actor.exit_actor()
 
     def cancel(self) -> None:
         """Have the process ended."""
-        self._over.set()
+        self._cancelled = True
+        self._news.set()
 
-    def _run(self) -> None:
+    def _run(self) -> bool:
+        """Run the process, again if it is killed and shall go on. Return whether it failed."""
         with Path(self._place["log"]).open("ab") as out:
-            job = subprocess.Popen(
-                self._argv,
-                env=self._environment,
-                cwd=self._place["folder"],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
+            for left in reversed(range(MOST_STARTS if self._goes_on else 1)):
+                status = self._run_once(out)
+                if status >= 0 or not left:
+                    break
+                time.sleep(PAUSE_SECONDS)
+                if self._is_over():
+                    break
+                out.write(f"coordinate-eval: ended by signal {-status}, started again\n".encode())
+                out.flush()
+        return status != 0 and not self._is_over()
+
+    def _is_over(self) -> bool:
+        """Return whether the process was cancelled, or has had its time."""
+        return self._cancelled or time.monotonic() >= self._end
+
+    def _run_once(self, out: BinaryIO) -> int:
+        """Run the process until it ends, or has to. Return its status as subprocess has it."""
+        self._news.clear()
+        again = int(time.time()) if self._starts else 0
+        self._starts += 1
+        task = {self._place["task variable"]: f"{self._place['task']}.{again}"}
+        job = subprocess.Popen(
+            self._argv,
+            env=self._environment | task,
+            cwd=self._place["folder"],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
         waiting = threading.Thread(target=self._wait_for, args=(job,), daemon=True)
         waiting.start()
-        self._over.wait(self._minutes * 60)
+        if not self._is_over():
+            self._news.wait(max(0.0, self._end - time.monotonic()))
         if job.poll() is None:
             job.terminate()
             waiting.join(END_SECONDS)
         if job.poll() is None:
             job.kill()
             waiting.join(END_SECONDS)  # the kernel may keep one that hangs in a driver
+        return job.poll() or 0
 
     def _wait_for(self, job: subprocess.Popen[bytes]) -> None:
         job.wait()
-        self._over.set()
+        self._news.set()
 
 
 def _ray() -> Any:  # noqa: ANN401 - untyped
