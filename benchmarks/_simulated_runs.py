@@ -157,10 +157,8 @@ class SimulatedRun:
             self.cpu_seconds -= self.cluster.client.answering_seconds - answering
             self.controller.end(task, "COMPLETED")
 
-    def told(self, facts: Facts | None, event: str) -> None:
+    def decides(self, _: Facts) -> None:
         """Note how long ago what a decision follows from was."""
-        if facts is None or event:
-            return
         self.polls += 1
         for task_id, trial in self.trials.items():
             if not trial.task.alive and task_id not in self._noticed:
@@ -366,7 +364,7 @@ class _Supervisor(Supervisor):
     """
 
     def __init__(self, run: "SimulatedRun", minutes: float) -> None:
-        super().__init__(run.dir, run.cluster, minutes=minutes, tell=run.told)
+        super().__init__(run.dir, run.cluster, minutes=minutes, show=run.decides)
         self._simulated = run
         self.looking_seconds = 0.0
         """CPU seconds of the looks that are left out."""

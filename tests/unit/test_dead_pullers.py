@@ -294,7 +294,7 @@ def test_a_run_whose_builders_all_die_ends_with_the_cure_before_a_gpu_is_asked_f
     run_dir, _ = unplanned(tmp_path, build={"jobs": 1})
     run_dir.logs.mkdir(parents=True)
     cluster, told = Dying(run_dir, log, end), list[str]()
-    results = Supervisor(run_dir, cluster, tell=lambda _, event: told.append(event)).run()
+    results = Supervisor(run_dir, cluster, tell=told.append).run()
     assert results is not None
     assert len(cluster.submitted) == 2, "the second one says the same"
     assert not any(job.gpus for job in cluster.submitted)

@@ -22,10 +22,10 @@ def test_off_a_terminal_nothing_is_said_twice(tmp_path: Path) -> None:
     shown = io.StringIO()
     with Display(RunDir(tmp_path), make_run(), Console(file=shown)) as display:
         for _ in range(3):
-            display.tell(facts(), "")
-        display.tell(None, "the scheduler does not answer")
-        display.tell(None, "the scheduler does not answer")
-        display.tell(facts(unpublished=SPANS[1:]), "")
+            display.show(facts())
+        display.tell("the scheduler does not answer")
+        display.tell("the scheduler does not answer")
+        display.show(facts(unpublished=SPANS[1:]))
     lines = shown.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[0].startswith(f"waiting for GPUs: 0 of {len(SPANS)} shards")
@@ -39,15 +39,15 @@ def test_the_first_signal_is_shown_once_when_all_of_it_is_there(tmp_path: Path) 
     ]
     shown, run_dir = io.StringIO(), RunDir(tmp_path)
     with Display(run_dir, make_run(shards=shards), Console(file=shown, width=100)) as display:
-        display.tell(facts(), "")
+        display.show(facts())
         known = FirstSignal(run="r", seconds=0, pending=["a"])
         _files.write_record(run_dir.first_signal, known)
-        display.tell(facts(), "")
+        display.show(facts())
         assert "first signal" not in shown.getvalue()
         settled = known.model_copy(update={"datasets": {"a": ROUGH}, "pending": []})
         _files.write_record(run_dir.first_signal, settled)
-        display.tell(facts(), "")
-        display.tell(facts(), "")
+        display.show(facts())
+        display.show(facts())
     assert shown.getvalue().count("first signal") == 1
     assert "0.0500 … 0.4500" in shown.getvalue()
     assert "4 of 40" in shown.getvalue()

@@ -235,7 +235,7 @@ def test_a_run_ends_whether_or_not_it_can_be_learned_from(
         scored = DatasetResults(dataset=dataset.name, items=ITEMS, results={})
         _files.write_record(run_dir.dataset_results(dataset.name), scored)
     told: list[str] = []
-    results = Supervisor(run_dir, Idle(), tell=lambda _, event: told.append(event)).run()
+    results = Supervisor(run_dir, Idle(), tell=told.append).run()
     assert results is not None
     assert results["complete"]
     assert any("cannot store" in event for event in told) != usable

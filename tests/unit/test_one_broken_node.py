@@ -54,7 +54,7 @@ def rounds(run_dir: RunDir) -> list[list[str]]:
 def supervise(run_dir: RunDir, cluster: Failing) -> tuple[str, list[str]]:
     """Why the run ends, and what the user is told."""
     told: list[str] = []
-    results = Supervisor(run_dir, cluster, tell=lambda _, event: told.append(event)).run()
+    results = Supervisor(run_dir, cluster, tell=told.append).run()
     assert results is not None
     return results["reason"], told
 
@@ -125,7 +125,7 @@ def test_a_node_in_use_is_waited_for_and_status_names_the_one_that_failed(
     cluster.free, cluster.busy = NODES[:1], [Busy(name="n2", why="8 of 8 GPUs in use")]
     told: list[str] = []
 
-    def tell_user(_: object, event: str) -> None:
+    def tell_user(event: str) -> None:
         told.append(event)
         if event.startswith("no round can start now"):
             raise Enough

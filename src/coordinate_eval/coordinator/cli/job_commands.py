@@ -71,7 +71,9 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
     limit = minutes - (time.time() - began) / 60 if minutes else float("inf")
     with clusters.by_name(run.cluster, run.settings) as cluster:
         log = _Log()
-        supervisor = Supervisor(entered, cluster, minutes=limit, tell=log.tell, note=log.note)
+        supervisor = Supervisor(
+            entered, cluster, minutes=limit, tell=log.note, draining=log.draining, note=log.note
+        )
         # Slurm warns of preemption as well as of the time limit.
         signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
         results = supervisor.run()
@@ -165,14 +167,12 @@ class _Log:
     def __init__(self) -> None:
         self._last = ""
 
-    def tell(self, _: object, event: str) -> None:
-        """Write an event. New facts without one write nothing."""
-        if event:
-            drain = "waiting for jobs to end and free their nodes"
-            self.note(drain if event == "drain" else event)
-
     def note(self, step: str) -> None:
-        """Write a step."""
+        """Write a step, or what has happened."""
         if step != self._last:
             print(time.strftime("%Y-%m-%d %H:%M:%S"), step, flush=True)
             self._last = step
+
+    def draining(self) -> None:
+        """Write that the run has ended."""
+        self.note("waiting for jobs to end and free their nodes")

@@ -98,6 +98,5 @@ class JudgeRuns:
             return is_supervised(inner, read_run(inner), []) is not False
         return False
 
-    def _say(self, _: object, event: str) -> None:
-        if event and event != "drain":
-            self._tell(f"the judge's run: {event}")
+    def _say(self, event: str) -> None:
+        self._tell(f"the judge's run: {event}")

@@ -9,7 +9,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from coordinate_eval import _files
@@ -88,8 +87,9 @@ class Supervisor:
         cluster: the scheduler.
         minutes: time limit of the supervisor's own job.
         strict: raise `SubmitRefused` if the scheduler refuses the run's first job.
-        tell: called with the facts after each poll and an empty string, or with None and an event
-            for the user. When only keepers are left, it is called with the facts and "drain".
+        show: called with the facts after each poll.
+        tell: called with what happens, in words for people.
+        draining: called when the run has ended and waits for its last jobs.
         note: called with each step that is taken, in words for a log.
         beside: called after each step, to look after something else.
         nodes: what the run is planned on, though it may have to wait for the GPUs; if None, what is
@@ -103,7 +103,9 @@ class Supervisor:
         *,
         minutes: float = float("inf"),
         strict: bool = False,
-        tell: Callable[[Facts | None, str], None] = lambda facts, event: None,
+        show: Callable[[Facts], None] = lambda facts: None,
+        tell: Callable[[str], None] = lambda event: None,
+        draining: Callable[[], None] = lambda: None,
         note: Callable[[str], None] = lambda step: None,
         beside: Callable[[], object] = lambda: None,
         nodes: tuple[list[Node], list[Busy]] | None = None,
@@ -112,14 +114,14 @@ class Supervisor:
         self._run = read_run(run_dir)
         self._cluster = cluster
         self._strict = strict
-        self._tell = tell
+        self._show, self._tell, self._draining = show, tell, draining
         self._note = note
         self._handover = time.time() + minutes * 60 - min(HANDOVER_SECONDS, minutes * 15)
         cores = self._run.settings.ray.cpus or os.cpu_count() or 1
         self._cores = cores if cluster.local else None
         self._estimated: frozenset[str] = frozenset()
         self._silence = Silence(run_dir)
-        self._diagnoser = Diagnoser(run_dir, self._run.settings, lambda event: tell(None, event))
+        self._diagnoser = Diagnoser(run_dir, self._run.settings, tell)
         self._beside = beside
         self._others = OtherRuns(run_dir, self._run, cluster, nodes)
         self._submitter = Submitter(
@@ -127,7 +129,7 @@ class Supervisor:
             cluster,
             strict=strict,
             fit=self._others.fit,
-            tell=lambda event: tell(None, event),
+            tell=tell,
             note=note,
         )
         self.results: dict[str, Any] | None = None
@@ -141,7 +143,7 @@ class Supervisor:
             cluster,
             self._others,
             self._poll_seconds,
-            tell=lambda event: tell(None, event),
+            tell=tell,
             note=note,
         )
         _files.never_make(run_dir.root)
@@ -250,7 +252,7 @@ class Supervisor:
         self._faults, self._silences = self._faults + (not silent), self._silences + silent
         if self._faults > MAX_FAULTS:
             raise error
-        self._tell(None, _describe(error))
+        self._tell(_describe(error))
         self._pace.at_once()
 
     @property
@@ -278,7 +280,7 @@ class Supervisor:
             refresh_listings(self._dir, [dataset.name for dataset in self._run.suite.datasets])
             facts = self._facts(self._pace.asked())
             actions = decide(self._run, self._dir, facts)
-        self._tell(facts, "")
+        self._show(facts)
         return facts, actions
 
     def _facts(self, tasks: list[TaskStatus]) -> Facts:
@@ -300,7 +302,7 @@ class Supervisor:
         if isinstance(action, Submit):
             return self._submitter.submit(self._run, action, facts) or False
         if isinstance(action, Cancel):
-            self._tell(None, f"cancelling {', '.join(action.job_ids)}: {action.why}")
+            self._tell(f"cancelling {', '.join(action.job_ids)}: {action.why}")
             self._cluster.cancel(list(action.job_ids))
         elif isinstance(action, Note | EndTrial):
             self._note_trouble(action)
@@ -308,7 +310,7 @@ class Supervisor:
             self._diagnoser.diagnose(action.failures)
             return True
         elif isinstance(action, Revoke):
-            self._tell(None, revoke(self._dir, self._run, action))
+            self._tell(revoke(self._dir, self._run, action))
         elif isinstance(action, Release):
             _files.write(self._dir.released(action.round, action.node), "")
         return False
@@ -316,7 +318,7 @@ class Supervisor:
     def _note_trouble(self, action: Note | EndTrial) -> None:
         """Write down how a trial ended, or why it is being ended."""
         trouble = action.trouble
-        self._tell(None, f"trial {trouble.trial}: {trouble.message}")
+        self._tell(f"trial {trouble.trial}: {trouble.message}")
         write_trouble(self._dir, trouble)
         if isinstance(action, EndTrial):
             self._silence.begins_again(trouble.trial)
@@ -335,11 +337,11 @@ class Supervisor:
         try:
             link_found(self._run, self._dir)
         except (OSError, CoordinateError) as error:
-            self._tell(None, f"nothing is taken from the cache of requests: {error}")
+            self._tell(f"nothing is taken from the cache of requests: {error}")
 
     def _refuse(self) -> None:
         for refused in refuse(self._dir, self._run):
-            self._tell(None, refused)
+            self._tell(refused)
 
     def _make_plan(self) -> Finish | bool:
         """Plan the run if there are nodes for it now. Return how it ends, or if it has a plan."""
@@ -356,13 +358,13 @@ class Supervisor:
         self._show_first_signal()
         ending.release_nodes(self._dir)
         self.results = ending.write_results(
-            self._dir, self._run, self._cluster, action.why, partial(self._tell, None)
+            self._dir, self._run, self._cluster, action.why, self._tell
         )
         self._note(action.why or "every dataset is scored")
         self._search.avoid_broken_nodes(self._run)
-        ending.learn(self._dir, self._run, partial(self._tell, None))
+        ending.learn(self._dir, self._run, self._tell)
         self._others.leave()
-        self._tell(facts, "drain")
+        self._draining()
         return True
 
     def _drain(self) -> None:
@@ -410,7 +412,7 @@ class Supervisor:
         except ClusterError as error:
             if isinstance(error, SettingsRefused) and self._handover == 0.0:
                 return Finish(f"the scheduler refused {job.name}: {str(error).splitlines()[0]}")
-            self._tell(None, f"no next supervisor yet: {error}")
+            self._tell(f"no next supervisor yet: {error}")
             self._handover = time.time() + FIRST_PAUSE_SECONDS
             return False
         submitted = Submitted(job=job, job_id=job_id, time=time.time())

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -55,19 +56,26 @@ class Display:
         if self._status is not None:
             self._status.stop()
 
-    def tell(self, facts: "Facts | None", event: str) -> None:
-        """Show new facts, or an event that is worth a line of its own."""
-        if facts is None:
-            if event != self._last:
-                self._console.print(event, style="yellow", markup=False, highlight=False)
-                self._last = event
-            return
+    def show(self, facts: "Facts") -> None:
+        """Show how far the run is."""
         if not self._run.planned:
             self._learn(read_run(self._dir))
         self._show_signal()
-        what, times = "waiting for jobs to end and free their nodes", ""
-        if event != "drain":
-            what, times = self._line(facts)
+        self._update(*self._line(facts))
+
+    def tell(self, event: str) -> None:
+        """Print an event on a line of its own."""
+        if event != self._last:
+            self._console.print(event, style="yellow", markup=False, highlight=False)
+            self._last = event
+
+    def draining(self) -> None:
+        """Show that the run has ended and waits for its last jobs."""
+        self._show_signal()
+        self._update("waiting for jobs to end and free their nodes")
+
+    def _update(self, what: str, times: str = "") -> None:
+        """Show a line in place of the last; off a terminal only if `what` is new, or it is time."""
         if self._status is not None:
             self._status.update(what + times)
         elif what != self._last or time.monotonic() - self._when > QUIET_SECONDS:
@@ -168,12 +176,17 @@ def _supervise(
     from coordinate_eval.coordinator.supervisor.judge_runs import JudgeRuns
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
+    supervised = partial(
+        Supervisor,
+        strict=strict,
+        show=display.show,
+        tell=display.tell,
+        draining=display.draining,
+    )
     if not (cluster.local and run.settings.judge.checkpoint):
-        return Supervisor(run_dir, cluster, strict=strict, tell=display.tell).run()
-    judge_runs = JudgeRuns(run_dir, cluster, lambda event: display.tell(None, event))
-    results = Supervisor(
-        run_dir, cluster, strict=strict, tell=display.tell, beside=judge_runs.step
-    ).run()
+        return supervised(run_dir, cluster).run()
+    judge_runs = JudgeRuns(run_dir, cluster, display.tell)
+    results = supervised(run_dir, cluster, beside=judge_runs.step).run()
     while results and results["complete"] and judge_runs.step():
         time.sleep(0.2)  # its answers are there, and its own results soon
     return results
