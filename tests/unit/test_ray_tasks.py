@@ -1,5 +1,6 @@
 """What runs on the nodes of a Ray cluster: an actor that ends with its process, and says how."""
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,18 @@ def test_one_whose_log_cannot_be_written_has_failed(
 ) -> None:
     (tmp_path / "log").mkdir()
     assert exit_status(task("exit 0", goes_on=False)) == 1
+
+
+def test_a_log_is_nobody_elses_to_write_whatever_the_umask_of_ray(
+    tmp_path: Path, task: Callable[..., Task]
+) -> None:
+    before = os.umask(0)
+    try:
+        exit_status(task("echo words", goes_on=False))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "log").read_text() == "words\n"
 
 
 @pytest.mark.parametrize("name", ["KILL", "TERM", "SEGV"])

@@ -93,7 +93,9 @@ class Task:
 
     def _run(self) -> bool:
         """Run the process, again if it is killed and shall go on. Return whether it failed."""
-        with Path(self._place["log"]).open("ab") as out:
+        # A run acts on what is in it, and Ray's umask may let everybody write.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        with os.fdopen(os.open(self._place["log"], flags, 0o644), "ab") as out:
             for left in reversed(range(MOST_STARTS if self._goes_on else 1)):
                 status = self._run_once(out)
                 if status >= 0 or not left:
