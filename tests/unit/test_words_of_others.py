@@ -158,6 +158,20 @@ def test_a_warning_below_the_line_ends_no_run_if_the_job_names_another_cause(
     assert ends(fail(RunDir(tmp_path / "silent"), began("", warning), "EngineError: no"))
 
 
+@pytest.mark.parametrize("why", ["memory", "storage", "gpu"])
+def test_a_warning_ends_no_run_if_an_exception_of_another_process_has_a_cause(
+    tmp_path: Path, why: str
+) -> None:
+    """An engine in other processes says only that one of them has ended."""
+    warning = "mkdir -p failed for path /home/me/.config/matplotlib: [Errno 13] Permission denied"
+    core = "(EngineCore pid=1375) ERROR 11-23 20:41:07 [core.py:1512] "
+    said = "EngineError: Engine core initialization failed. See root cause above."
+    log = began("", f"{warning}\n{core}{PASSING[why]}\nRuntime{said}")
+    assert goes_on(fail(RunDir(tmp_path / "run"), log, said))
+    log = began("", f"{warning}\n{core}{MISSING}\nRuntime{said}")
+    assert "Import Error" in ends(fail(RunDir(tmp_path / "missing"), log, said))
+
+
 @pytest.mark.parametrize("noise", PROFILES)
 def test_builders_that_lose_a_connection_come_again_whatever_the_site_prints(
     tmp_path: Path, noise: str
@@ -190,7 +204,9 @@ def test_builders_that_lose_a_connection_come_again_whatever_the_site_prints(
 
 
 @pytest.mark.parametrize("command", ["_build", "_keep", "_trial"])
-def test_what_comes_before_a_job_loads_anything_is_not_its_cause(tmp_path: Path, command: str) -> None:
+def test_what_comes_before_a_job_loads_anything_is_not_its_cause(
+    tmp_path: Path, command: str
+) -> None:
     """A package on storage that fails is the cause, and not what came before."""
     package = tmp_path / "packages" / "typer"
     package.mkdir(parents=True)

@@ -119,7 +119,7 @@ def find_cause(
     found.sort(key=lambda each: each.order)
     if not found:
         return _unknown(end, logs) if end.failed else None
-    first = found[0] if said is None else _believed(found, len(logs) - 1, rules)
+    first = _believed(found, len(logs) - 1 if said else None, rules)
     if first.doubtful and not end.failed:
         return None
     others = {each.rule.reason for each in found if each.rule is not None}
@@ -145,16 +145,23 @@ def find_cause(
     )
 
 
-def _believed(found: Sequence[_Candidate], said: int, rules: Rules) -> _Candidate:
-    """Return the cause, where one of the logs, by its number, is what the job itself says.
+def _believed(found: Sequence[_Candidate], said: int | None, rules: Rules) -> _Candidate:
+    """Return the cause among what was found, where log number `said` is what the job itself says.
 
     A log's line that every job would die of may be one that every job survives, such as a warning
-    that a folder cannot be written. So it is not the cause where the job names another.
+    that a folder cannot be written. So the first exception of a known cause counts before a line
+    that is none, and neither counts where the job itself names what others may survive.
     """
-    first = found[0]
-    own = [each for each in found if each.order[1] == said and each.order[0] <= _STRENGTH["root"]]
-    stops = [_then(each, rules) == "stop" for each in (first, *own)]
-    return own[0] if stops[0] and own and not any(stops[1:]) else first
+    first, root = found[0], _STRENGTH["root"]
+    if _then(first, rules) != "stop" or first.order[0] != root:
+        return first
+    roots = [each for each in found if each.order[0] == root]
+    first = next((each for each in roots if each.kept and each.kept.is_exception), first)
+    own = [each for each in roots if each.order[1] == said]
+    own_stop = next((each for each in own if _then(each, rules) == "stop"), None)
+    if not own or (own_stop and _then(first, rules) == "stop"):
+        return first
+    return own_stop or own[0]
 
 
 def _then(candidate: _Candidate, rules: Rules) -> Then | None:
