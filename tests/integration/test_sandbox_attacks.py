@@ -1,4 +1,4 @@
-"""Programs that attack: none outlives its run, reaches its judge, keys or the kernel's depths.
+"""Programs that attack: none outlives its run, reaches its warden, keys or the kernel's depths.
 
 Levels and users are those of `tests/sandboxes.py`. Numbers of system calls are those of x86_64 and
 aarch64.
@@ -32,7 +32,7 @@ HELP = """
 import contextlib, ctypes, errno, os, platform, signal, socket, struct, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
-judge = os.getppid()
+warden = os.getppid()
 ARM = platform.machine() == "aarch64"
 def syscall(number, *arguments):
     given = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
@@ -71,7 +71,7 @@ if syscall((58, 220), *((0x4111, 0, 0, 0, 0) if ARM else ())) == 0:
     os._exit(0)
 linger()
 """,
-    "a clone with its judge's parent": """
+    "a clone with its warden's parent": """
 if syscall((56, 220), 0x8000 | 17, 0, 0, 0, 0) == 0:
     linger()
     os._exit(0)
@@ -95,7 +95,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 linger()
 for number in range(2, 400):
     with contextlib.suppress(OSError):
-        if number != os.getpid() and judge == 1:
+        if number != os.getpid() and warden == 1:
             os.kill(number, signal.SIGSTOP)
 os.kill(os.getpid(), signal.SIGSTOP)
 """,
@@ -103,25 +103,25 @@ os.kill(os.getpid(), signal.SIGSTOP)
 linger()
 os.kill(os.getpid(), signal.SIGKILL)
 """,
-    "a judge that is killed": """
+    "a warden that is killed": """
 linger()
-for target in (judge, -judge, -1):
+for target in (warden, -warden, -1):
     for number in (9, 19, 15, 2, 17, 11):
         with contextlib.suppress(PermissionError):
             os.kill(target, number)
             raise AssertionError(target)
-denied((200, 130), judge, 9)
-denied((234, 131), judge, judge, 9)
-denied((129, 138), judge, 9, bytes(128))
-denied((297, 240), judge, judge, 9, bytes(128))
-denied((434, 434), judge, 0)
-denied((424, 424), os.open(f"/proc/{judge}", 0), 9, 0, 0)
-denied((302, 261), judge, 0, struct.pack("QQ", 0, 0), None)
+denied((200, 130), warden, 9)
+denied((234, 131), warden, warden, 9)
+denied((129, 138), warden, 9, bytes(128))
+denied((297, 240), warden, warden, 9, bytes(128))
+denied((434, 434), warden, 0)
+denied((424, 424), os.open(f"/proc/{warden}", 0), 9, 0, 0)
+denied((302, 261), warden, 0, struct.pack("QQ", 0, 0), None)
 reader, writer = os.pipe()
 for command in (8, 10, 15):
-    denied((72, 25), reader, command, judge)
+    denied((72, 25), reader, command, warden)
 for command in (0x8901, 0x8902):
-    denied((16, 29), reader, command, struct.pack("i", judge))
+    denied((16, 29), reader, command, struct.pack("i", warden))
 """,
     "a full table": """
 linger()
@@ -160,7 +160,7 @@ def test_no_way_to_stay(sandbox: Runner, way: str) -> None:
 
 def test_its_judge_is_out_of_reach(sandbox: Runner) -> None:
     program = """
-        for target in (judge, 1):
+        for target in (warden, 1):
             for request in (16, 0x4206):  # PTRACE_ATTACH, PTRACE_SEIZE
                 denied((101, 117), request, target, 0, 0)
             buffer = ctypes.create_string_buffer(64)

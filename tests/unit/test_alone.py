@@ -147,14 +147,14 @@ def test_a_verdict_that_scarcity_decided_is_asked_for_again_alone(
     sandbox = Scripted(*results)
     lock: Callable[[], AbstractContextManager[None]] = sandbox.lock
     monkeypatch.setattr(metric, "alone_on_this_node", lock)
-    assert metric._judge(cast("Sandbox", sandbox), QUESTION, suspect=False).result == verdict
+    assert metric._verdict(cast("Sandbox", sandbox), QUESTION, suspect=False).result == verdict
     assert sandbox.runs == runs
 
 
 def test_a_program_that_ended_a_job_runs_alone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = Scripted("passed")
     monkeypatch.setattr(metric, "alone_on_this_node", sandbox.lock)
-    assert metric._judge(cast("Sandbox", sandbox), QUESTION, suspect=True).passed
+    assert metric._verdict(cast("Sandbox", sandbox), QUESTION, suspect=True).passed
     assert sandbox.runs == [True]
 
 
@@ -162,4 +162,4 @@ def test_a_sandbox_that_never_starts_judges_nothing(monkeypatch: pytest.MonkeyPa
     sandbox = Scripted("no start", "no start")
     monkeypatch.setattr(metric, "alone_on_this_node", sandbox.lock)
     with pytest.raises(SandboxError):
-        metric._judge(cast("Sandbox", sandbox), QUESTION, suspect=False)
+        metric._verdict(cast("Sandbox", sandbox), QUESTION, suspect=False)

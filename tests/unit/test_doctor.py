@@ -43,7 +43,7 @@ def state(finding: Finding) -> str:
 )
 def test_folders(changes: dict[str, Any], expected: str, words: str) -> None:
     tried = replace(Tried(Path("/x"), free_bytes=9 * GIB), **changes)
-    found = folders.judged("cache_dir", Path("/x/y"), tried)
+    found = folders.finding_of("cache_dir", Path("/x/y"), tried)
     assert state(found) == expected
     assert words in found.found
     assert "/x/y" in found.found
@@ -89,13 +89,13 @@ def test_imports_happen_in_a_child() -> None:
 
 def test_what_an_import_means() -> None:
     fine = programs.Imported({"version": "1"})
-    assert state(programs.judged("engine vllm", fine, Role.GPU_JOB)) == "ok"
-    missing = programs.judged("engine", programs.Imported({}, "No module", "vllm"), Role.LOGIN)
+    assert state(programs.finding_of("engine vllm", fine, Role.GPU_JOB)) == "ok"
+    missing = programs.finding_of("engine", programs.Imported({}, "No module", "vllm"), Role.LOGIN)
     assert state(missing) == "failure"
     assert "coordinate-eval[vllm]" in missing.do
     broken = programs.Imported({}, "libcuda.so.1")
-    assert state(programs.judged("engine vllm", broken, Role.LOGIN)) == "warning"
-    assert state(programs.judged("engine vllm", broken, Role.GPU_JOB)) == "failure"
+    assert state(programs.finding_of("engine vllm", broken, Role.LOGIN)) == "warning"
+    assert state(programs.finding_of("engine vllm", broken, Role.GPU_JOB)) == "failure"
 
 
 def test_gpus_that_an_engine_sees() -> None:

@@ -11,7 +11,7 @@ def _knows_the_guest(name: str, tries: str, text: str) -> Program:
     """Return a program written against the process that judges, which it shares.
 
     docs/security.md promises no honest verdict then: a text that is run with its own checks has no
-    judge outside. Such a program must still end, and leave nothing.
+    warden outside. Such a program must still end, and leave nothing.
     """
     return Program(name, tries, text, Must.END, EVERYWHERE)
 
@@ -45,14 +45,14 @@ PROGRAMS = [
     ),
     _forges(
         "becomes-another-interpreter",
-        "replace itself by an interpreter that says what the judge would like",
+        "replace itself by an interpreter that says what the warden would like",
         """
         os.execv(sys.executable, ["x", "-c", "print('passed', end=chr(0))"])
         """,
     ),
     _forges(
         "says-so-everywhere",
-        "write all words of the judge to all open files",
+        "write all words of the warden to all open files",
         """
         for descriptor in range(256):
             for text in (b"passed", b"passed\\n", b"passed\\0", b'{"passed": true}\\n', b"\\1"):
@@ -65,7 +65,7 @@ PROGRAMS = [
     ),
     _forges(
         "says-so-in-files-of-others",
-        "write the words of the judge to all files of all processes, opened anew",
+        "write the words of the warden to all files of all processes, opened anew",
         """
         for pid in [*others(), "self"]:
             try:
@@ -166,7 +166,7 @@ PROGRAMS = [
     ),
     _forges(
         "replaces-builtins",
-        "fail when nothing is left of what the judge may call",
+        "fail when nothing is left of what the warden may call",
         """
         import builtins
         for name in list(vars(builtins)):
@@ -177,7 +177,7 @@ PROGRAMS = [
     ),
     _forges(
         "replaces-modules",
-        "fail when the modules of the judge are others",
+        "fail when the modules of the warden are others",
         """
         class Fake:
             def __getattr__(self, name): return lambda *_: None
@@ -190,7 +190,7 @@ PROGRAMS = [
     ),
     _forges(
         "closes-all",
-        "take the channel from the judge, and give it another",
+        "take the channel from the warden, and give it another",
         """
         for descriptor in range(3, 256):
             try:
@@ -216,7 +216,7 @@ PROGRAMS = [
         """,
     ),
     Program(
-        "traces-the-judge",
+        "traces-the-warden",
         "search the memory of each other process for what it expects, and change it",
         """
         import re
@@ -335,7 +335,7 @@ PROGRAMS = [
         """,
     ),
     _forges(
-        "replaces-the-words-of-the-judge",
+        "replaces-the-words-of-the-warden",
         "replace the function that says how it failed",
         """
         import builtins
@@ -347,7 +347,7 @@ PROGRAMS = [
         """,
     ),
     _knows_the_guest(
-        "jumps-in-the-judge",
+        "jumps-in-the-warden",
         "trace the frame that runs it, and jump over its failure",
         """
         frame = sys._getframe(1)
@@ -364,7 +364,7 @@ PROGRAMS = [
     ),
     _forges(
         "stands-between",
-        "put a pipe of its own before the channel, and change what the judge says",
+        "put a pipe of its own before the channel, and change what the warden says",
         """
         for descriptor in range(3, 32):
             try:
@@ -390,7 +390,7 @@ PROGRAMS = [
     ),
     _knows_the_guest(
         "declares-its-end",
-        "hold with the judge the talk that the end of the program begins",
+        "hold with the warden the talk that the end of the program begins",
         """
         for descriptor in range(3, 64):
             try:

@@ -47,10 +47,10 @@ def folder_found(name: Name, folder: Path, use: str) -> Finding:
             f"{folder} cannot be written ({error.strerror}), but {use}",
             f"set {name} to a folder of yours on storage that all nodes share",
         )
-    return judged(name, folder, tried)
+    return finding_of(name, folder, tried)
 
 
-def judged(name: str, folder: Path, tried: Tried) -> Finding:
+def finding_of(name: str, folder: Path, tried: Tried) -> Finding:
     """Return the finding about a folder that was tried out."""
     if tried.broken:
         lacks = "; ".join(f"cannot {what} ({why})" for what, why in tried.broken.items())

@@ -83,12 +83,12 @@ def python() -> Finding:
 
 def harness() -> Finding:
     """Import the harness."""
-    return judged("harness", imported(_HARNESS), Role.MACHINE)
+    return finding_of("harness", imported(_HARNESS), Role.MACHINE)
 
 
 def ray() -> Finding:
     """Import Ray, which runs jobs on a machine without a scheduler."""
-    return judged("ray", imported(_RAY), Role.MACHINE)
+    return finding_of("ray", imported(_RAY), Role.MACHINE)
 
 
 def engine(settings: Settings, role: Role) -> Iterator[Finding]:
@@ -96,12 +96,12 @@ def engine(settings: Settings, role: Role) -> Iterator[Finding]:
     name = settings.engine.name
     if name in _ENGINES:
         found = imported(_ENGINES[name])
-        yield judged(f"engine {name}", found, role)
+        yield finding_of(f"engine {name}", found, role)
         if found.said and role is not Role.LOGIN:
             yield gpus(found.said)
 
 
-def judged(check: str, found: Imported, role: Role) -> Finding:
+def finding_of(check: str, found: Imported, role: Role) -> Finding:
     """Return the finding that follows from an import at a place with this role."""
     if found.said:
         return ok(check, f"{found.said['version']} can be imported")

@@ -98,7 +98,7 @@ def _answer(run_dir: RunDir, ledger: Ledger, portion: Span, attempt: int, sandbo
         for question in sorted(questions.values(), key=lambda question: deaths[question.id]):
             if deaths[question.id] < MAX_DEATHS_OF_JOBS:
                 writer.note_running(question.id)
-                answer = _judge(sandbox, question, suspect=deaths[question.id] > 0)
+                answer = _verdict(sandbox, question, suspect=deaths[question.id] > 0)
             else:
                 answer = Answer(id=question.id, passed=False, result=DEADLY, seconds=0.0)
             writer.write(answer.line())
@@ -110,7 +110,7 @@ def _answer(run_dir: RunDir, ledger: Ledger, portion: Span, attempt: int, sandbo
     writer.publish()
 
 
-def _judge(sandbox: Sandbox, question: Question, suspect: bool) -> Answer:
+def _verdict(sandbox: Sandbox, question: Question, suspect: bool) -> Answer:
     """Run a program. A verdict that may be for lack of resources counts if it comes again, alone.
 
     A suspect has ended a metric job. It runs alone from the start.

@@ -1,16 +1,16 @@
-"""The processes inside the sandbox: one that judges a program, and the program's own.
+"""The processes inside the sandbox: the warden, which judges a program, and the program's own.
 
-`sandbox.py` hands the code of this module to a bare interpreter and calls `judge`. It must start
+`sandbox.py` hands the code of this module to a bare interpreter and calls `warden`. It must start
 fast: importing `typing` would take longer than everything else here.
 
-The judge holds the channel to the process that started it. It ends when that process closes the
-channel, and the program's processes end with it: the kernel sees to that where the judge is the
-first process of its namespace. The program can neither stop the judge nor trace it or read its
+The warden holds the channel to the process that started it. It ends when that process closes the
+channel, and the program's processes end with it: the kernel sees to that where the warden is the
+first process of its namespace. The program can neither stop the warden nor trace it or read its
 memory, and never has the channel.
 
 A verdict is still the word of the program's own process. The tests of a program are part of its
 text, so they share a process, and no check inside a process can tell the two apart. Nothing in
-that process is worth stealing: the token that a verdict needs comes from the judge, after the
+that process is worth stealing: the token that a verdict needs comes from the warden, after the
 program's end. But a program that is written against this file can declare its own end, and one
 whose objects equal everything passes any test, here as with the metric `code_eval`. It gains
 nothing but a wrong score for its own checkpoint.
@@ -19,10 +19,10 @@ A program in another language than Python is compiled and run by commands. The p
 them executes nothing that the model wrote, and no program can trace it or read its memory. What the
 commands print comes to it, and nothing of it but the last command's failure goes on.
 
-On the channel, the judge says `ready` when the program is about to start, with descriptors (pidfds)
-of itself and of the program's process if the kernel has them. It starts the program when it hears
-`go`. Then it says `passed`, `failed: …`, or `ended N` if the process ended before the program did,
-with its exit code or minus the number of the signal that ended it.
+On the channel, the warden says `ready` when the program is about to start, with descriptors
+(pidfds) of itself and of the program's process if the kernel has them. It starts the program when
+it hears `go`. Then it says `passed`, `failed: …`, or `ended N` if the process ended before the
+program did, with its exit code or minus the number of the signal that ended it.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` takes long to load
@@ -70,7 +70,7 @@ class _NoInput(io.StringIO):
         return False
 
 
-def judge(
+def warden(
     channel_descriptor: int,
     program: str,
     limits: tuple[int, int, int, int],

@@ -1,4 +1,4 @@
-"""The processes of a program as seen from outside: talk to their judge, and end them all.
+"""The processes of a program as seen from outside: talk to their warden, and end them all.
 
 A process is held by a descriptor (pidfd_open(2)) from before the program starts. Whatever becomes
 of the processes in between, killing and waiting then reach that process and no other.
@@ -25,7 +25,7 @@ from coordinate_eval.evaluators.sandbox.memory import Watch
 START_SECONDS: Final = 60.0
 """Longest time until a program starts, in seconds. A slow file system may delay it."""
 
-_END_SECONDS = 30.0  # for a judge to end what no namespace holds together
+_END_SECONDS = 30.0  # for a warden to end what no namespace holds together
 _LONGEST_POLL_SECONDS = 3600.0  # in ms it must fit into 31 bits
 _REASON_CHARACTERS = 500
 
@@ -42,15 +42,15 @@ class Stopped(Exception):  # not an error: the caller closed `run_many`
     """The answer is no longer wanted."""
 
 
-class Judge:
-    """The judge of a program, and all processes that end with it."""
+class Warden:
+    """The warden of a program, and all processes that end with it."""
 
     def __init__(
         self, process: "subprocess.Popen[bytes]", channel: socket.socket, stop: int | None
     ) -> None:
-        """Watch a judge that `process` runs. Something to read at `stop` interrupts all waiting."""
+        """Watch a warden that `process` runs. Something to read at `stop` ends all waiting."""
         self.handles: list[int] = []
-        """Descriptors of the judge and of the program's process, from `start` on. There are none
+        """Descriptors of the warden and of the program's process, from `start` on. There are none
         on Linux before 5.3."""
         self._process = process
         self._channel = channel
@@ -78,11 +78,11 @@ class Judge:
 
     def start(self) -> None:
         """Let the program start."""
-        with contextlib.suppress(OSError):  # the judge has ended, as `hear` will tell
+        with contextlib.suppress(OSError):  # the warden has ended, as `hear` will tell
             self._channel.send(b"go")
 
     def hear(self, seconds: float, watch: Watch | None = None) -> bytes | None:
-        """Return what the judge says: nothing if it has ended, None if it is silent for so long.
+        """Return what the warden says: nothing if it has ended, None if it is silent for so long.
 
         Raises:
             Stopped: the answer is no longer wanted.
@@ -106,12 +106,12 @@ class Judge:
         return None
 
     def end(self, home: str | None) -> None:
-        """End the judge and all processes of its program, and wait until none is left.
+        """End the warden and all processes of its program, and wait until none is left.
 
-        The kernel ends all others of a namespace before its first process, the judge, has ended.
-        Without namespaces, `home` is the program's folder, and the judge ends them.
+        The kernel ends all others of a namespace before its first process, the warden, has ended.
+        Without namespaces, `home` is the program's folder, and the warden ends them.
         """
-        self._channel.close()  # on this alone, the judge ends all others and itself
+        self._channel.close()  # on this alone, the warden ends all others and itself
         if not self._ready:
             self._process.kill()
         if home is not None:

@@ -6,8 +6,8 @@ unconfined. Here it is confined at the strongest `Level` that works on the machi
 another language passes if the commands that `languages.py` has for it end with status 0 within its
 timeout: a compiler is confined as what it compiles.
 
-`guest.py` runs a program: a judge and, in a child of it, the program. What the judge says is
-described there. A program's timeout begins when the judge reports that the program is about to
+`guest.py` runs a program: a warden and, in a child of it, the program. What the warden says is
+described there. A program's timeout begins when the warden reports that the program is about to
 start, so that a slow process start on a busy machine fails no program.
 """
 
@@ -43,8 +43,8 @@ from coordinate_eval.evaluators.sandbox.confinement import (
 )
 from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch
 from coordinate_eval.evaluators.sandbox.processes import (
-    Judge,
     SandboxError,
+    Warden,
     own_user,
     tasks_of_user,
 )
@@ -74,7 +74,7 @@ exec(inside, module.__dict__)
 names = {"__name__": "guest"}
 exec(guest, names)
 del sys.modules[name]
-names["judge"](*arguments)
+names["warden"](*arguments)
 """
 # What the levels promise, as seen from inside. `{outer}` are the namespaces of this process.
 _PROBE = """
@@ -193,15 +193,15 @@ class Sandbox:
                 self._started(question, toolchain, theirs, user, home)
             )
             theirs.close()
-            judge = Judge(process, ours, stop)
+            warden = Warden(process, ours, stop)
             try:
-                judge.await_ready()
+                warden.await_ready()
                 watch = Watch(process.pid, self.memory_bytes)
-                judge.start()
-                result = _await_result(judge, question.timeout_seconds, watch)
+                warden.start()
+                result = _await_result(warden, question.timeout_seconds, watch)
                 cpu_seconds = watch.cpu_seconds() if result == "timed out" else 0.0
             finally:
-                judge.end(home)
+                warden.end(home)
         return Answer(
             id=question.id,
             passed=result == "passed",
@@ -219,7 +219,7 @@ class Sandbox:
         user: int | None,
         home: str | None,
     ) -> "subprocess.Popen[bytes]":
-        """Start a judge of a program, as `user` and in `home`. What it says goes to `channel`.
+        """Start a warden of a program, as `user` and in `home`. What it says goes to `channel`.
 
         Raises:
             OSError: what this level needs is not there.
@@ -269,10 +269,10 @@ def _quietly(*command: str) -> None:
     subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
 
 
-def _await_result(judge: Judge, timeout_seconds: float, watch: Watch) -> str:
+def _await_result(warden: Warden, timeout_seconds: float, watch: Watch) -> str:
     """Wait for the program's end, its timeout or its limit of memory. Return its result."""
     try:
-        said = judge.hear(timeout_seconds, watch)
+        said = warden.hear(timeout_seconds, watch)
     except OverMemory:
         return f"failed: it used more than {watch.limit_bytes / 2**30:.3g} GiB of memory in all"
     if said is None:
@@ -282,7 +282,7 @@ def _await_result(judge: Judge, timeout_seconds: float, watch: Watch) -> str:
         return text[:RESULT_CHARACTERS]
     if text == f"ended {-signal.SIGXCPU}":
         return "timed out"
-    status = f"exit status {text.removeprefix('ended ')}" if said else "its judge, too"
+    status = f"exit status {text.removeprefix('ended ')}" if said else "its warden, too"
     return f"failed: its process ended before the program did ({status})"
 
 
