@@ -56,7 +56,8 @@ def test_another_judge_rates_the_same_answers(user: Workspace, judged: Path) -> 
             "rescore", judged, "--only", "tiny_talk", "--judge-url", server.url,
             "--judge-model", "other", "--json",
         )  # fmt: skip
-    (again,) = user.folder.glob("*-rescored-*")
+    name = json.loads((judged / "run.json").read_text())["id"]
+    again = judged.with_name(f"{name}-rescored-1")
     found = json.loads((again / "results.json").read_text())
     assert scores(again)["tiny_talk"]["score,none"] == 7
     assert found["judge"]["tiny_talk"]["model"] == "other"
