@@ -47,7 +47,7 @@ from benchmarks._controller import SimulatedSlurm, nodes
 from benchmarks._simulated_site import Site, datasets, folder
 from benchmarks._virtual_time import VirtualTime
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.slurm.queue import read_tasks
+from coordinate_eval.slurm.answers.queue import read_tasks
 from coordinate_eval.slurm.settings import SlurmSettings
 
 SPREAD = 0.25

@@ -48,7 +48,7 @@ from coordinate_eval.coordinator.run.records import (
 )
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
-from coordinate_eval.slurm.queue import read_tasks
+from coordinate_eval.slurm.answers.queue import read_tasks
 
 RUNS, TASKS = 100, 40
 """Runs of one user at the same time, and tasks of each that squeue lists."""

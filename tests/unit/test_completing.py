@@ -12,7 +12,7 @@ from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import NewRound, Revoke
 from coordinate_eval.coordinator.supervisor.facts.completing import GONE_SECONDS, Completing
-from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_tasks
+from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_tasks
 
 STUCK = TaskStatus(name=TRIAL[0], job_id="7", index=0, state=State.RUNNING, completing=True)
 

@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.inputs.file_system import Tried
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings, StageSettings
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 from coordinate_eval.slurm.about import describe
-from coordinate_eval.slurm.nodes import read_partitions
+from coordinate_eval.slurm.answers.nodes import read_partitions
 from coordinate_eval.slurm.settings import SlurmSettings
 
 GIB = 1 << 30

@@ -27,7 +27,7 @@ from coordinate_eval.coordinator.supervisor.placing.make_plan import (
 )
 from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
 from coordinate_eval.errors import PlaceGone, UserError
-from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_tasks
+from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_tasks
 
 FULL = [Busy(name=f"n{n}", why="in use", gpus=4, gpu_type="h200") for n in (1, 2)] + [
     Busy(name="old", why="in use", gpus=4, gpu_type="v100"),

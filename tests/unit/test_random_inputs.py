@@ -29,9 +29,9 @@ from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import model_of
-from coordinate_eval.slurm.nodes import Wanted, gpu_memory_gib, read_nodes, read_partitions
-from coordinate_eval.slurm.queue import SQUEUE_FORMAT, read_job_id, read_tasks
-from coordinate_eval.slurm.text_answers import read_nodes_text
+from coordinate_eval.slurm.answers.nodes import Wanted, gpu_memory_gib, read_nodes, read_partitions
+from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_job_id, read_tasks
+from coordinate_eval.slurm.answers.text_answers import read_nodes_text
 
 randoms = st.randoms(use_true_random=False)
 

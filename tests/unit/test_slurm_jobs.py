@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from coordinate_eval.cluster import End, State
 from coordinate_eval.errors import ClusterSilent
-from coordinate_eval.slurm.queue import read_job_id, read_tasks
+from coordinate_eval.slurm.answers.queue import read_job_id, read_tasks
 
 
 def record(task: str, state: str, name: str, reason: str = "None", node: str = "") -> str:

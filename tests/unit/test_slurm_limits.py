@@ -9,9 +9,9 @@ import pytest
 
 from coordinate_eval.cluster import Job
 from coordinate_eval.errors import ClusterSilent, SettingsRefused, UserError
+from coordinate_eval.slurm.answers.limits import Accounting, Longest, longest, read_accounting
+from coordinate_eval.slurm.answers.nodes import Partition, read_partitions
 from coordinate_eval.slurm.cluster import SlurmCluster
-from coordinate_eval.slurm.limits import Accounting, Longest, longest, read_accounting
-from coordinate_eval.slurm.nodes import Partition, read_partitions
 from coordinate_eval.slurm.settings import SlurmSettings
 
 ME = pwd.getpwuid(os.getuid()).pw_name

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinate_eval.errors import ClusterError
-from coordinate_eval.slurm.nodes import (
+from coordinate_eval.slurm.answers.nodes import (
     Partition,
     Wanted,
     gpu_memory_gib,

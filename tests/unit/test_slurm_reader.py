@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from coordinate_eval.cluster import Busy, Node, State, TaskStatus
+from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
+from coordinate_eval.slurm.answers.queue import read_tasks
 from coordinate_eval.slurm.cluster import SlurmCluster
-from coordinate_eval.slurm.nodes import Wanted, read_nodes
-from coordinate_eval.slurm.queue import read_tasks
 from coordinate_eval.slurm.settings import SlurmSettings
 
 TESTS = Path(__file__).parents[1]

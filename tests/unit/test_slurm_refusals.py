@@ -3,7 +3,7 @@
 import pytest
 
 from coordinate_eval.errors import SettingsRefused, SubmitLater, SubmitRefused
-from coordinate_eval.slurm.refusals import refusal
+from coordinate_eval.slurm.answers.refusals import refusal
 
 FAILED = "sbatch: error: Batch job submission failed: "
 POLICY = FAILED + (

@@ -12,9 +12,9 @@ from tests.unit.test_slurm_nodes import new, old
 
 from coordinate_eval.cluster import Job
 from coordinate_eval.errors import ClusterSilent, PlaceGone
+from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
+from coordinate_eval.slurm.answers.reservations import clock, of_this_user, read_reservation
 from coordinate_eval.slurm.cluster import SlurmCluster
-from coordinate_eval.slurm.nodes import Wanted, read_nodes
-from coordinate_eval.slurm.reservations import clock, of_this_user, read_reservation
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
 

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinate_eval.errors import ClusterError, ClusterSilent
+from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
+from coordinate_eval.slurm.answers.text_answers import read_nodes_text
 from coordinate_eval.slurm.cluster import SlurmCluster
-from coordinate_eval.slurm.nodes import Wanted, read_nodes
 from coordinate_eval.slurm.settings import SlurmSettings
-from coordinate_eval.slurm.text_answers import read_nodes_text
 
 TESTS = Path(__file__).parents[1]
 CAPTURED = TESTS / "fixtures" / "slurm"

@@ -1,1 +1,1 @@
-"""Slurm through its commands. `client` runs them; other modules build and parse text."""
+"""Slurm through its commands: `client` runs them, `scripts` writes jobs, `answers` has parsers."""

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterable
 
-from coordinate_eval.slurm.nodes import Partition
-from coordinate_eval.slurm.reservations import Reservation, clock
+from coordinate_eval.slurm.answers.nodes import Partition
+from coordinate_eval.slurm.answers.reservations import Reservation, clock
 
 
 def describe(

@@ -22,14 +22,19 @@ from coordinate_eval.errors import (
     UserError,
 )
 from coordinate_eval.slurm.about import describe
+from coordinate_eval.slurm.answers.limits import Accounting, Longest, longest, read_accounting
+from coordinate_eval.slurm.answers.nodes import Partition, Wanted, read_nodes, read_partitions
+from coordinate_eval.slurm.answers.queue import read_job_id, read_tasks
+from coordinate_eval.slurm.answers.refusals import refusal
+from coordinate_eval.slurm.answers.reservations import (
+    Reservation,
+    clock,
+    of_this_user,
+    read_reservation,
+)
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.environment import of_job
-from coordinate_eval.slurm.limits import Accounting, Longest, longest, read_accounting
-from coordinate_eval.slurm.nodes import Partition, Wanted, read_nodes, read_partitions
-from coordinate_eval.slurm.queue import read_job_id, read_tasks
 from coordinate_eval.slurm.reader import Reader, reader_for
-from coordinate_eval.slurm.refusals import refusal
-from coordinate_eval.slurm.reservations import Reservation, clock, of_this_user, read_reservation
 from coordinate_eval.slurm.scripts import LEAST_MINUTES, submission
 from coordinate_eval.slurm.settings import SlurmSettings
 from coordinate_eval.slurm.shared_queue import SharedQueue

@@ -6,9 +6,9 @@ from typing import Any
 
 from coordinate_eval._format import brief
 from coordinate_eval.errors import ClusterError, ClusterSilent
+from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT
+from coordinate_eval.slurm.answers.text_answers import SHOW_NODES, read_nodes_text
 from coordinate_eval.slurm.client import SlurmClient
-from coordinate_eval.slurm.queue import SQUEUE_FORMAT
-from coordinate_eval.slurm.text_answers import SHOW_NODES, read_nodes_text
 
 
 class Commands:
@@ -45,7 +45,7 @@ class Commands:
             return answer
 
     def tasks(self) -> str:
-        """Return this user's tasks, for as long as Slurm lists them, in the form of `queue.py`.
+        """Return this user's tasks, for as long as Slurm lists them, as `answers/queue.py` reads.
 
         Raises:
             ClusterSilent: no answer.

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from coordinate_eval._format import brief
 from coordinate_eval.errors import ClusterError
+from coordinate_eval.slurm.answers.queue import as_printed
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.commands import Commands, release
-from coordinate_eval.slurm.queue import as_printed
 
 _CHILD = (sys.executable, "-P", "-m", "coordinate_eval.slurm.pyslurm_child")
 
@@ -31,7 +31,7 @@ class Reader(Protocol):
         ...
 
     def tasks(self) -> str:
-        """Return this user's tasks, for as long as Slurm lists them, in the form of `queue.py`."""
+        """Return this user's tasks, for as long as Slurm lists them, as `answers/queue.py` reads."""
         ...
 
 

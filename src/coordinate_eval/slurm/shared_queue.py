@@ -29,7 +29,7 @@ from pathlib import Path
 from coordinate_eval import _files, _owner
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.errors import ClusterSilent, ForeignError
-from coordinate_eval.slurm.queue import read_tasks
+from coordinate_eval.slurm.answers.queue import read_tasks
 
 MOST_BYTES = 2**26
 """Longest answer that is read: a million tasks."""

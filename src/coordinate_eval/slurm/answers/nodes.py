@@ -13,7 +13,7 @@ from typing import Any
 from coordinate_eval._format import brief
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.errors import ClusterError
-from coordinate_eval.slurm.reservations import IN_RESERVATION
+from coordinate_eval.slurm.answers.reservations import IN_RESERVATION
 
 _MIB_PER_GIB = 1024
 _UNKNOWN_MEMORY_GIB = 1e6
