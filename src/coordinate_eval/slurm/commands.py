@@ -45,7 +45,7 @@ class Commands:
             return answer
 
     def tasks(self) -> str:
-        """Return this user's tasks, for as long as Slurm lists them, as `answers/queue.py` reads.
+        """Return this user's tasks, while Slurm lists them, as `answers/queue.py` reads.
 
         Raises:
             ClusterSilent: no answer.

@@ -31,7 +31,7 @@ class Reader(Protocol):
         ...
 
     def tasks(self) -> str:
-        """Return this user's tasks, for as long as Slurm lists them, as `answers/queue.py` reads."""
+        """Return this user's tasks, while Slurm lists them, as `answers/queue.py` reads."""
         ...
 
 
