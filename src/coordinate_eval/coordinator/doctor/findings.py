@@ -1,4 +1,4 @@
-"""What a check finds: one line, and what to do about it."""
+"""A check's outcome: one line, and what to do about it."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -9,7 +9,7 @@ from coordinate_eval.records import Record
 
 
 class State(StrEnum):
-    """How bad a finding is."""
+    """A finding's severity."""
 
     OK = "ok"
     WARNING = "warning"
@@ -17,7 +17,7 @@ class State(StrEnum):
 
 
 class Role(StrEnum):
-    """What a place is there for, which decides what is checked and how bad a finding is."""
+    """The purpose of a place, which decides what is checked and how bad a finding is."""
 
     LOGIN = "login"
     """Commands are called here, and jobs run elsewhere."""
@@ -39,7 +39,7 @@ class Finding(Record):
 
 
 class Answer(Record):
-    """What was found at one place."""
+    """The findings at one place."""
 
     where: str
     host: str = Field(description="empty if no job has answered")

@@ -1,4 +1,4 @@
-"""What a node's job does in a world: one all-gather among all of its GPUs, checked and timed.
+"""A node's job in a world: one all-gather among all of its GPUs, checked and timed.
 
 A job says that it is ready when torch is loaded there. When all nodes of its world are, it is told
 the address of the first one, and from then on has `GATHER_SECONDS`. A job that fails says why in
@@ -39,7 +39,7 @@ _LIMIT = timedelta(seconds=GATHER_SECONDS - 20)
 """Time for which torch waits for others. Then it says for whom, as the timer cannot."""
 
 BYTES = 16 << 20
-"""What each process gives to all others, in bytes."""
+"""Bytes that each process gives to all others."""
 
 _ENDING = (signal.SIGTERM, signal.SIGUSR1)
 """Signals of a preemption, a cancellation and a time limit."""
@@ -57,14 +57,14 @@ class World(Record):
 
 
 class Address(Record):
-    """Where the first node of a world serves the others."""
+    """Address of a world's first node, which serves the others."""
 
     host: str
     port: int
 
 
 class Passed(Record):
-    """What a node says at the end if all was well."""
+    """A node's report at the end, if all was well."""
 
     backend: str
     processes: int = Field(description="of all nodes together")

@@ -59,7 +59,7 @@ class _Waiting:
     job_id: str
     since: float
     ended: float | None = None
-    """When it was first seen to have ended without an answer."""
+    """Monotonic seconds at which it was first seen to have ended without an answer."""
 
 
 def places(settings: Settings, cluster: Cluster) -> list[Place]:

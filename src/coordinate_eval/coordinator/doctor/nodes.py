@@ -41,7 +41,7 @@ _SUSPECT = (
 
 
 class TriedNode(Record):
-    """What came of a node."""
+    """A node's test result."""
 
     node: str
     verdict: Verdict

@@ -29,7 +29,7 @@ class Tried(NamedTuple):
 
 
 class Verdict(StrEnum):
-    """What is known of a node."""
+    """The known state of a node."""
 
     GOOD = "good"
     """It passed with another node."""
@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 
 class _Known:
-    """What the worlds so far say of the nodes."""
+    """The nodes as the worlds so far show them."""
 
     def __init__(self, tried: Iterable[Tried]) -> None:
         conclusive = []

@@ -35,7 +35,7 @@ _EXTRAS = {"vllm": "vllm", "transformers": "transformers", "ray": "ray", "lm_eva
 
 @dataclass(frozen=True)
 class Imported:
-    """What a child process said of its imports."""
+    """A child process's report on its imports."""
 
     said: Mapping[str, Any]
     error: str = ""

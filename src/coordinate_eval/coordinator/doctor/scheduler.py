@@ -1,4 +1,4 @@
-"""What the scheduler says: its version, its queues, and the GPUs that runs could get."""
+"""The scheduler's answers: its version, its queues, and the GPUs that runs could get."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

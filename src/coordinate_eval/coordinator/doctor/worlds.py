@@ -67,7 +67,7 @@ _AT_ONCE = {
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a world."""
+    """A world's outcome."""
 
     tried: Tried
     why: Mapping[str, str] = field(default_factory=dict)
@@ -92,9 +92,9 @@ class _Member:
     job_id: str
     submitted: float
     running: float | None = None
-    """When it was first seen to run."""
+    """Monotonic seconds at which it was first seen to run."""
     ended: float | None = None
-    """When it was first seen to have ended without an answer."""
+    """Monotonic seconds at which it was first seen to have ended without an answer."""
 
 
 @dataclass
@@ -104,9 +104,9 @@ class _Open:
     name: str
     members: list[_Member] = field(default_factory=list)
     begun: float | None = None
-    """When its nodes were told to begin."""
+    """Monotonic seconds at which its nodes were told to begin."""
     failed: float | None = None
-    """When one of its jobs was first seen to have failed after that."""
+    """Monotonic seconds at which one of its jobs was first seen to have failed after that."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ class JobConditions:
     """The common conditions of these jobs. Seconds are those of a job alone on its node."""
 
     slots: Sequence[int]
-    """How many of these jobs run at once, on each node."""
+    """Number of these jobs that run at once, on each node."""
     load_seconds: float
     engine_start_seconds: float
     cores: int

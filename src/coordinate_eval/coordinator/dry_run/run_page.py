@@ -1,4 +1,4 @@
-"""What a run made of its plan as one HTML page: both over time, and where the GPU time went."""
+"""A run and its plan as one HTML page: both over time, and where the GPU time went."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ _PHASES = {
     Use.START: Phase.START,
     Use.LOST: Phase.LOST,
 }
-"""What a trial does while it answers nothing; nothing is drawn of the other uses."""
+"""Phases in which a trial answers nothing, by use; other uses are not drawn."""
 
 
 def write_report(run_dir: RunDir, results: Mapping[str, Any], samples: Sequence[Card] = ()) -> str:

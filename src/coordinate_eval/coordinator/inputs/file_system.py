@@ -1,4 +1,4 @@
-"""What runs ask of the file system of a folder, tried out: names, locks, times, room."""
+"""Demands of runs on a folder's file system, tried out: names, locks, times, room."""
 
 import fcntl
 import os
@@ -13,16 +13,16 @@ from coordinate_eval import _files
 
 @dataclass(frozen=True)
 class Tried:
-    """What was found in a folder."""
+    """Findings about a folder."""
 
     folder: Path
-    """Where it was tried: the folder itself, or the nearest above it that is there."""
+    """The folder tried: the one named, or the nearest above it that is there."""
     broken: dict[str, str] = field(default_factory=dict)
-    """What runs need and does not work there, with the reason."""
+    """Operations that runs need and that fail there, and why."""
     locks: str = ""
     """Why files cannot be locked; empty if they can."""
     ahead_seconds: float = 0.0
-    """How far the file server's clock is ahead of this machine's."""
+    """Seconds that the file server's clock is ahead of this machine's."""
     free_bytes: int = 0
 
 

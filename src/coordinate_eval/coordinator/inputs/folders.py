@@ -20,7 +20,7 @@ USES: Mapping[Name, str] = {
     "runs_dir": "run directories are made in it",
     "priors_dir": "measurements of finished runs are kept in it",
 }
-"""What the folders of the settings are for."""
+"""The use of each folder of the settings."""
 
 WHERE_IT_WORKS = (
     "without which a run could lose or double work: use a folder on another one, such as NFS, "

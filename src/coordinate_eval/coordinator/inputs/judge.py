@@ -1,4 +1,4 @@
-"""What the settings say of the judge, checked before anything is submitted."""
+"""The settings of the judge, checked before anything is submitted."""
 
 import hashlib
 from collections.abc import Mapping

@@ -59,7 +59,7 @@ def processes_for(datasets: Sequence[Dataset], priors: Priors, most: int) -> int
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the building of some datasets is, when one of them begins or has ended."""
+    """The progress of building some datasets, when one of them begins or has ended."""
 
     dataset: str
     ended: bool
@@ -77,7 +77,7 @@ class Progress:
 
 @dataclass
 class Building:
-    """What came of the building of some datasets."""
+    """The outcome of building some datasets."""
 
     built: dict[str, Built] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def build_all(
 
 
 class _Pace:
-    """How fast datasets are built, against what was expected of them."""
+    """The pace of building datasets, compared with the expected one."""
 
     def __init__(self, seconds: Sequence[float], processes: int) -> None:
         self._of, self._left, self._processes = len(seconds), sum(seconds), processes

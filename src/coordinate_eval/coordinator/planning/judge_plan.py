@@ -1,4 +1,4 @@
-"""What a judge takes, before there are questions.
+"""A judge's predicted cost, before there are questions.
 
 The run of a judge that is a checkpoint gets a plan of its own when they are there; this one tells
 before what that will be about.

@@ -1,4 +1,4 @@
-"""When a judge has answered, in a simulated plan.
+"""Beginning and end of judging in a simulated plan.
 
 A server answers while trials go on: a shard's questions are asked when its responses are complete,
 in the order in which that happens. A checkpoint answers in a run of its own. This begins when the
@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.planning.simulate import Timeline
 
 @dataclass(frozen=True)
 class Judging:
-    """What the judge of a run will take."""
+    """The predicted cost of a run's judge."""
 
     work: JudgeWork
     seconds: Mapping[str, float]

@@ -147,14 +147,14 @@ class Estimate(Record):
 
 
 class JudgeWork(Record):
-    """What a judge is asked about a plan's responses, and with what it answers."""
+    """The questions to a judge about a plan's responses, and its GPUs."""
 
     questions: int = Field(ge=0, description="at most")
     gpus: int = Field(ge=0, description="of its own run; 0 for a server")
 
 
 class PlanJudge(JudgeWork):
-    """When a judge answers; see `judging`. It is no part of the plan, and of no makespan."""
+    """A judge's times; see `judging`. They are no part of the plan, nor of a makespan."""
 
     begin_seconds: float = Field(ge=0, description="from the submission")
     end_seconds: float = Field(

@@ -74,7 +74,7 @@ class _Dealt(NamedTuple):
 
 
 class _Wish(NamedTuple):
-    """What a plan is to take into account besides its makespan."""
+    """Wishes for a plan besides a short makespan."""
 
     judge: JudgeWork | None
     spare_gpus: int

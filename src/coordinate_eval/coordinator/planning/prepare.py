@@ -67,7 +67,7 @@ class Offer:
     exclusive: bool = False
     """Jobs of the GPU partition take whole nodes."""
     limits: JobLimits = field(default_factory=JobLimits)
-    """How long jobs may run there."""
+    """Time limits of jobs there."""
     described: ClusterFile | None = None
     """The cluster file, where one stands in for a cluster."""
 

@@ -50,13 +50,13 @@ class Failure(NamedTuple):
     message: str
     log: str
     how: str = ""
-    """How it ended, as the scheduler says, if that is known."""
+    """Its end, in the scheduler's words, if that is known."""
     job: str = ""
     """The trial, or the keeper as `keeper_id` names it; empty for a job that was refused."""
     before_work: bool = False
     """It says itself that it failed, and had no work yet: see `JobCause`."""
     pullers: Pullers | None = None
-    """What it was a job of, if it was neither a trial nor a keeper."""
+    """The kind of its job, if it was neither a trial nor a keeper."""
 
     @property
     def error(self) -> str:

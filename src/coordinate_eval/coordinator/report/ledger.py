@@ -18,7 +18,7 @@ WORTH_A_WORD = 0.1
 
 
 class Use(StrEnum):
-    """What a GPU of the run did, or was waited for."""
+    """A use of a GPU of the run, or the wait for it."""
 
     QUEUE = "queue"
     """Asked for, and not given yet."""
@@ -81,7 +81,7 @@ class Row(NamedTuple):
 
 
 class JudgeUse(Record):
-    """What the judge did for a run. No GPU of the run waits for it, unless it is one of its own."""
+    """The judge's work for a run. No GPU of the run waits for it, unless it is one of its own."""
 
     questions: int = Field(description="that it answered")
     kept: int = Field(description="that it had answered for earlier runs")

@@ -25,11 +25,11 @@ OWN_NAMES = frozenset(
         *("claims", "observations", "rounds", "stage"),
     }
 )
-"""What this program makes in a run directory itself."""
+"""Names that this program makes in a run directory."""
 
 _TEMPORARY = re.compile(r"\..+\.tmp")
 REMOVED = ".removed-"
-"""How the name of a run directory begins while it is removed."""
+"""Beginning of a run directory's name while it is removed."""
 
 _LEFT = re.compile(rf"{re.escape(REMOVED)}[0-9a-f]{{16}}")
 

@@ -1,4 +1,4 @@
-"""What one supervisor remembers of the arrays of pullers that it has submitted."""
+"""One supervisor's memory of the arrays of pullers that it has submitted."""
 
 from collections import Counter
 

@@ -50,7 +50,7 @@ class JudgeRuns:
         self._supervised: dict[Path, Supervisor] = {}
         self._taken_over: set[Path] = set()
         self._due: dict[Path, float] = {}
-        """When each run is looked at next."""
+        """Monotonic seconds of the next look at each run."""
 
     def step(self) -> bool:
         """Look after all that is due. Return whether one of the runs goes on."""

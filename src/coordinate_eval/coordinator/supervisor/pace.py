@@ -1,4 +1,4 @@
-"""How often a supervisor looks at its run, beside those of the user's other runs."""
+"""The pace at which a supervisor looks at its run, beside the user's other runs."""
 
 import math
 import time

@@ -18,7 +18,7 @@ _LEFT: Mapping[LedgerName, str] = {
     "results": "the scores of",
     "estimates": "the first signal of",
 }
-"""What a job that dies leaves undone, by ledger."""
+"""Work that a dead job leaves undone, by ledger."""
 
 
 def revoke(run_dir: RunDir, run: Run, action: Revoke) -> str:

@@ -32,7 +32,7 @@ MAX_REFUSALS = 20
 
 
 KEEPER, TRIALS = "keeper", "trials"
-"""What is refused, if it is no array of pullers."""
+"""Kinds of refused job besides arrays of pullers."""
 
 
 class Submitter:

@@ -1,4 +1,4 @@
-"""What an error of a trial says: whether the input, the node or the work is wrong.
+"""The meaning of a trial's error: whether the input, the node or the work is wrong.
 
 An engine on several GPUs runs in processes of its own. If one of them fails, the engine's error
 says only that, and the reason is in the trial's log. So the rules of a diagnosis read that, too.

@@ -27,7 +27,7 @@ MOST_LOST = 3
 the next owner counts against the shard."""
 
 Identity = tuple[str, int, int, int, int]
-"""What distinguishes a request from all others of its dataset, as `Key.identity` returns it."""
+"""The identity of a request, unique in its dataset, as `Key.identity` returns it."""
 
 
 @dataclass

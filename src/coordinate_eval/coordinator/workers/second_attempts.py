@@ -26,7 +26,7 @@ MOST_SEEN = 64
 
 
 class Owner(NamedTuple):
-    """How fast a trial has been so far."""
+    """The speed of a trial so far."""
 
     slowdown: float
     """Seconds that a predicted second took."""

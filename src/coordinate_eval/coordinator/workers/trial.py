@@ -119,7 +119,7 @@ class TrialRunner:
         self._looks = Throttle(LOOK_SECONDS)
         self._started = time.time()
         self._times: dict[str, float] = {}
-        """When the states that `TrialProgress` has times of were reached."""
+        """Seconds since the epoch at which the states timed in `TrialProgress` were reached."""
         self._responses = 0
         self._suspects = 0
         self._engine_started = False

@@ -27,7 +27,7 @@ SCHEMA = "coordinate-eval/diagnosis@1"
 
 
 class Asked(NamedTuple):
-    """What the command line asks for."""
+    """The command line's arguments."""
 
     what: list[str]
     end: str

@@ -32,7 +32,7 @@ _OF_SUITE = ("only", "skip", "group", "limit")
 
 @dataclass(frozen=True)
 class AskedPrompts:
-    """Which prompts are to be built."""
+    """The prompts to be built."""
 
     suite: launching.Suite = None
     only: common.Only = None
@@ -58,7 +58,7 @@ class AskedPrompts:
 
 @dataclass(frozen=True)
 class AskedRun(AskedPrompts):
-    """What is to be evaluated, where, and how it is planned."""
+    """The evaluation to be run, where, and how it is planned."""
 
     engine_args: launching.EngineArgs = None
     judge_url: common.JudgeUrl = None

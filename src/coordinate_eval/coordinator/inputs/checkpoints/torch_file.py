@@ -1,4 +1,4 @@
-"""What a file of torch.save holds, read without torch and without running its pickle.
+"""Contents of a file of torch.save, read without torch and without running its pickle.
 
 The file is a zip archive: `<name>/data.pkl` is a pickle of the saved objects, and each storage is
 an entry `<name>/data/<key>`. It is believed about sizes only as far as its own: torch.save

@@ -1,1 +1,1 @@
-"""Where trials run: which nodes, how many of them, and how many GPUs a trial has."""
+"""Places for trials: which nodes, how many of them, and how many GPUs a trial has."""

@@ -50,7 +50,7 @@ class NoFreeGpu(UserError):
 
 @dataclass(frozen=True)
 class Demand:
-    """What nodes are chosen for."""
+    """The run that needs nodes."""
 
     checkpoint: Checkpoint
     settings: Settings

@@ -73,7 +73,7 @@ class Others:
 
 
 class Left(NamedTuple):
-    """What the limits leave for a run; None is no limit."""
+    """Room that the limits leave a run; None is no limit."""
 
     gpus: int | None = None
     jobs: int | None = None
@@ -85,7 +85,7 @@ class Left(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What a run was promised on a node and the scheduler does not count as used yet."""
+    """A run's promised part of a node, which the scheduler does not count as used yet."""
 
     run: str
     node: str

@@ -1,1 +1,1 @@
-"""Who works on what: spans of work, claims on them, and the jobs that claim."""
+"""The division of work: spans, claims on them, and the jobs that claim."""

@@ -1,4 +1,4 @@
-"""What has come of a run's datasets: their requests, their results, or why there are none."""
+"""The outcomes of a run's datasets: their requests, their results, or why there are none."""
 
 import contextlib
 

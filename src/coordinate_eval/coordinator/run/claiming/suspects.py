@@ -1,4 +1,4 @@
-"""Which items of a shard end engines: those that were with an engine when it died run alone.
+"""Items of a shard that end engines: those that were with an engine when it died run alone.
 
 Each death of a trial names, for each shard that it held, the items that its engine had and had not
 answered: the suspects. The shard's next owner gives its engine nothing else, and of the suspects

@@ -1,1 +1,1 @@
-"""What goes wrong with jobs and nodes, and what follows from it."""
+"""Troubles with jobs and nodes, and what follows from them."""

@@ -32,7 +32,7 @@ class Broken(NamedTuple):
 
 
 class _Fault(NamedTuple):
-    """What was seen last on a node."""
+    """The last fault seen on a node."""
 
     why: str
     job: str
@@ -43,7 +43,7 @@ class _Fault(NamedTuple):
 
 
 class _Faults(NamedTuple):
-    """What was seen of nodes since the run was last resumed, by node."""
+    """Faults and answers seen since the run was last resumed, by node."""
 
     down: dict[str, _Fault]
     hung: dict[str, _Fault]

@@ -1,4 +1,4 @@
-"""What the end of a job says about the work that it had claimed."""
+"""The meaning of a job's end for the work that it had claimed."""
 
 from coordinate_eval.cluster import End
 from coordinate_eval.coordinator.run.claiming.claims import Cause

@@ -1,4 +1,4 @@
-"""How long a trial may give no sign of life, before it counts as hanging."""
+"""The time without a sign of life after which a trial counts as hanging."""
 
 from collections.abc import Iterable, Mapping
 

@@ -19,11 +19,11 @@ MAX_HALVINGS = LEAST_PART.bit_length() - 1
 """Times that the load is halved until it is the least."""
 
 _ARGUMENTS = {"vllm": "max_num_seqs", "transformers": "batch_size"}
-"""What engines call the number of sequences that they run at once."""
+"""Engines' names for the number of sequences that they run at once."""
 
 
 class Load(NamedTuple):
-    """How many sequences an engine may run at once."""
+    """Number of sequences that an engine may run at once."""
 
     sequences: int
     full: int

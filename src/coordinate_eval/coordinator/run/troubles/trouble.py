@@ -14,7 +14,7 @@ How = End | Literal["hung"]
 
 
 class Trouble(Record):
-    """How a trial ended, as the supervisor or the job of its node saw it."""
+    """The end of a trial, as the supervisor or the job of its node saw it."""
 
     trial: str
     node: str

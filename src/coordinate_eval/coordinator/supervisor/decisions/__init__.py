@@ -1,1 +1,1 @@
-"""What the supervisor decides, one idea a module, from facts to actions."""
+"""The supervisor's decisions, one idea a module, from facts to actions."""

@@ -1,4 +1,4 @@
-"""Whether every other build, metric or scoring job would die as those before it did."""
+"""Causes of death that every other build, metric or scoring job would meet too."""
 
 from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers

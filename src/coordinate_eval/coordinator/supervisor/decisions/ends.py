@@ -1,4 +1,4 @@
-"""Whether a run goes on where its jobs have ended, and how it ends."""
+"""Decisions on a run whose jobs have ended: to go on, or how to end."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""What is decided for one node of a round: its keeper, then its trials, then its release."""
+"""Decisions for one node of a round: its keeper, then its trials, then its release."""
 
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.run import jobs

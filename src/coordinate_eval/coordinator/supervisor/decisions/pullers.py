@@ -1,4 +1,4 @@
-"""How many build, metric and scoring jobs and judges are submitted, and when."""
+"""Decide how many build, metric and scoring jobs and judges to submit, and when."""
 
 from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.run import jobs

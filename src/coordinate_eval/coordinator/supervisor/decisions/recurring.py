@@ -1,4 +1,4 @@
-"""Whether every other trial would fail as those of the last round did.
+"""Failures of the last round that every other trial would meet too.
 
 The words of a job's log count only if it failed before it had work: until then nothing is in it but
 what this program, the libraries and the checkpoint say.

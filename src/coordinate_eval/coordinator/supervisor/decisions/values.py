@@ -1,4 +1,4 @@
-"""What a decision is made from, and what it may be: facts and actions.
+"""The inputs and outcomes of decisions: facts and actions.
 
 Every action may be carried out twice without harm.
 """

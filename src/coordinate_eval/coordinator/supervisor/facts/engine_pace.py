@@ -1,4 +1,4 @@
-"""How long engines of this run took to start, and to answer what was predicted."""
+"""Time that engines of this run took to start, and to answer what was predicted."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median

@@ -1,4 +1,4 @@
-"""What one supervisor remembers of the trials' signs of life."""
+"""One supervisor's memory of the trials' signs of life."""
 
 import time
 from collections.abc import Callable, Mapping

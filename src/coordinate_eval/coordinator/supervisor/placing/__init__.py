@@ -1,1 +1,1 @@
-"""Where a run's jobs go: its plan, its later rounds, and the user's other runs."""
+"""Places for a run's jobs: its plan, its later rounds, and the user's other runs."""

@@ -1,4 +1,4 @@
-"""What a judge may be asked for a run: requests and tokens."""
+"""A judge's budget for a run: requests and tokens."""
 
 import json
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ class Spent(Exception):
 
 
 class Budget:
-    """What the judge was asked for a run, and what it may still be asked."""
+    """The requests and tokens of a run's judge: spent, and still left."""
 
     def __init__(self, settings: JudgeSettings, answers: Iterable[Answer]) -> None:
         self._settings = settings

@@ -150,9 +150,9 @@ class _JudgeJob:
         self._keepers = ThreadPoolExecutor(KEEPERS)
         self._leaving = False
         self._flying_tokens = 0
-        """What all questions in flight may take."""
+        """Most tokens of all questions in flight."""
         self._aside: list[str] = []
-        """What was wrong with questions to which nothing usable came, while others had answers."""
+        """Errors of questions to which nothing usable came, while others had answers."""
         before = _files.read_record_if_there(run_dir.judge, JudgeProgress)
         self._cpu_before = before.cpu_seconds if before else 0.0
         self._noted = 0.0

@@ -1,1 +1,1 @@
-"""What the jobs of one node share: weights in memory, and what engines compile."""
+"""Shared files of one node's jobs: weights in memory, and what engines compile."""

@@ -1,4 +1,4 @@
-"""What engines compile: in a node's memory while they run, in the user's cache between runs.
+"""Code that engines compile: in a node's memory while they run, in the user's cache between runs.
 
 An engine's libraries compile for a minute before the first request, and keep the outcome in files.
 They name these files by what they depend on, and some files hold the paths of others. So they lie
