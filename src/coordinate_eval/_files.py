@@ -25,7 +25,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 T = TypeVar("T")
 
 _seen: ContextVar[dict[Hashable, object] | None] = ContextVar("_seen", default=None)
-"""What was read within the current `one_look`, by how and where; None outside of one."""
+"""Values read within the current `one_look`, by how and where; None outside of one."""
 
 _never_made: set[Path] = set()
 

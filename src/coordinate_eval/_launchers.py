@@ -1,4 +1,4 @@
-"""What a training job's launcher puts into the environment of its processes.
+"""Environment variables that a training job's launcher sets for its processes.
 
 A command may be started by a training job. Its own jobs belong to no such job: with
 TORCHELASTIC_USE_AGENT_STORE, for instance, torch takes the process group that an engine makes for

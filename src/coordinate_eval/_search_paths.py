@@ -1,4 +1,4 @@
-"""Where this process and its children look for programs, modules and libraries.
+"""Search paths of this process and its children: programs, modules, libraries.
 
 An empty or relative entry of a search path means the working directory, which may be a checkpoint's
 folder or one that others write to. Such entries are common: `PYTHONPATH=$PYTHONPATH:/x` has one

@@ -48,7 +48,7 @@ class Node(Record):
 
 
 class JobLimits(Record):
-    """How long the scheduler lets jobs run, as far as it is limited.
+    """The scheduler's limits on how long jobs run, if there are any.
 
     Each time has what sets it, in words for a person. `until` is in seconds since the epoch.
     """
@@ -132,7 +132,7 @@ class State(StrEnum):
 
 
 class End(StrEnum):
-    """How a task ended according to the scheduler."""
+    """A task's end, as the scheduler reports it."""
 
     COMPLETED = "completed"
     FAILED = "failed"

@@ -36,7 +36,7 @@ class UserError(CoordinateError):
 
 
 class PlaceGone(UserError):
-    """What jobs are to run in is not there for this user. Waiting does not help."""
+    """The place to run jobs in is not there for this user. Waiting does not help."""
 
 
 class ForeignError(UserError):

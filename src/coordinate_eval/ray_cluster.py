@@ -85,7 +85,7 @@ class _Task:
     log: Path
     handle: Any
     end: End | None = None
-    """How it ended, if it has."""
+    """Its end, if it has ended."""
 
 
 class RayCluster:

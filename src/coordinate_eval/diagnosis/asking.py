@@ -1,4 +1,4 @@
-"""What a model is asked about logs that no rule knows, and the rule that its answer becomes.
+"""Questions to a model about logs that no rule knows, and the rule that an answer becomes.
 
 A log may hold anything: it is shown as numbered data, bounded, and nothing of an answer is used but
 a reason that is known, the number of a line that was shown, and a short text for people.
@@ -43,7 +43,7 @@ The cure is what to do next, in one sentence. If you cannot tell, the reason is 
 
 
 class Vote(NamedTuple):
-    """What most answers say."""
+    """The majority's answer."""
 
     reason: str
     votes: int

@@ -24,12 +24,12 @@ _UNKNOWN_EXCEPTION = 3
 
 
 class Ending(NamedTuple):
-    """How a job ended, in Slurm's words; empty if that is unknown."""
+    """A job's end, in Slurm's words; empty if it is unknown."""
 
     state: str = ""
     reason: str = ""
     exit_code: str = ""
-    """As sacct gives it: `exit status:signal`."""
+    """In sacct's form: `exit status:signal`."""
 
     @property
     def words(self) -> str:

@@ -70,7 +70,7 @@ class Kept:
 
 
 class Compressed:
-    """What is left of a log."""
+    """A log, compressed."""
 
     def __init__(self) -> None:
         self.kept: list[Kept] = []

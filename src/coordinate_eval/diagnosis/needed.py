@@ -1,4 +1,4 @@
-"""Which regular expressions may be found in a line, known without searching each.
+"""Regular expressions that may be found in a line, known without searching each.
 
 A log has millions of lines and there are a hundred rules. Most of these need a word like "quota",
 and each word is known by four letters of it. So a rule is tried only on lines that have these.

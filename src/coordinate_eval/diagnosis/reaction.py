@@ -1,4 +1,4 @@
-"""What follows from a cause: another node, less load, a wait, or the end."""
+"""The reaction to a cause: another node, less load, a wait, or the end."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from coordinate_eval.diagnosis.cause import Cause
 
 
 class Action(StrEnum):
-    """What a scheduler may do after a failure."""
+    """A scheduler's option after a failure."""
 
     ANOTHER_NODE = "another node"
     LESS_LOAD = "less load"

@@ -32,7 +32,7 @@ class _Strict(BaseModel):
 
 
 class Reason(_Strict):
-    """What a reason means, and what to do about it."""
+    """A reason's meaning, and what to do about it."""
 
     category: Category
     then: Then

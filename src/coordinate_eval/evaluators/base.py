@@ -90,7 +90,7 @@ class Evaluator(Protocol):
 
 
 class Noted(Protocol):
-    """What is noted of one document, for one of its task's filters."""
+    """The notes on one document, for one of its task's filters."""
 
     def verdict(self) -> LoggedVerdict:
         """Return its scores."""

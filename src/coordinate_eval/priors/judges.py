@@ -1,4 +1,4 @@
-"""What a judge takes for a question, learned from those that runs have asked it."""
+"""The cost of a question to a judge, learned from those that runs have asked it."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

@@ -129,7 +129,7 @@ class BuildSeen(_Seen):
 
 
 class JudgeSeen(_Seen):
-    """What a judge took for the questions about a dataset that it was asked and has answered."""
+    """Tokens and seconds of the questions about a dataset that a judge has answered."""
 
     kind: Literal["judge"] = "judge"
     judge: str = Field(min_length=1, description="its model and revision")

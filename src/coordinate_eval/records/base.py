@@ -1,4 +1,4 @@
-"""What all records have in common."""
+"""Common parts of all records."""
 
 from typing import Annotated
 

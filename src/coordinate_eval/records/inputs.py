@@ -1,4 +1,4 @@
-"""What a run is asked for: a checkpoint, the datasets of a suite, an engine."""
+"""The inputs of a run: a checkpoint, the datasets of a suite, an engine."""
 
 from enum import StrEnum
 from typing import Any, Literal
@@ -63,7 +63,7 @@ class Message(Record):
 
 
 class Rubric(Record):
-    """How a judge, which is another model, rates the answers of a dataset."""
+    """Rules by which a judge, another model, rates a dataset's answers."""
 
     name: str
     prompts: dict[FileName, list[Message]] = Field(

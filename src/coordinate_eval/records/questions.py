@@ -1,4 +1,4 @@
-"""What a metric asks about responses, a program to run or a judge's rating, and the answers."""
+"""A metric's questions about responses, to run a program or ask a judge, and the answers."""
 
 from enum import StrEnum
 

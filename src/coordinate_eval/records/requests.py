@@ -1,4 +1,4 @@
-"""What an engine is asked: the requests of a dataset, by item, and the index of their file."""
+"""An engine's input: the requests of a dataset, by item, and the index of their file."""
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum

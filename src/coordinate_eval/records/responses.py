@@ -1,4 +1,4 @@
-"""What an engine answers to a request."""
+"""An engine's answer to a request."""
 
 from typing import Literal
 

@@ -8,7 +8,7 @@ from coordinate_eval.records.base import Record
 
 
 class Outputs(Record):
-    """How many generated answers of a dataset show that something has gone wrong."""
+    """Counts of a dataset's generated answers that show something has gone wrong."""
 
     responses: int = Field(ge=0, description="generated answers; a conversation counts as one")
     empty: int = Field(default=0, ge=0, description="of these, without any text")

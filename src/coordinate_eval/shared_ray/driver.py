@@ -46,7 +46,7 @@ _NAME = r"[0-9a-f]+ \d{1,9} [^\0]+"
 
 _ENDS = {"NODE_DIED": End.NODE_FAILED}
 _FAILED = "Worker exits with an exit code 1."
-"""What Ray says of an actor whose process has failed: see `on_node.Task`."""
+"""Ray's words on an actor whose process has failed: see `on_node.Task`."""
 
 _STATES = {"ALIVE": State.RUNNING, "RESTARTING": State.PENDING, "DEAD": State.ENDED}
 

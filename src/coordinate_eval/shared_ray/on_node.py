@@ -1,4 +1,4 @@
-"""What runs in Ray's own processes on the nodes of a cluster.
+"""Code that runs in Ray's own processes on a cluster's nodes.
 
 Ray carries these classes and functions there as they are, so that its Python needs no package of
 this one's: import nothing here but the standard library and Ray.

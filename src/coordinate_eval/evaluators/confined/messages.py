@@ -1,4 +1,4 @@
-"""What travels between a `ConfinedEvaluator` and its processes: lines of JSON, one record each.
+"""The messages between a `ConfinedEvaluator` and its processes: lines of JSON, one record each.
 
 A process reads a `Setup`, then `Command`s, on standard input, and answers each with one `Reply` on
 a descriptor of its own. Responses and answers are read from files: only their paths travel.
@@ -118,7 +118,7 @@ class LoggedVerdict(Record):
 
 
 class LoggedSample(Record):
-    """What the harness notes of one document, for one of its task's filters."""
+    """The harness's notes on one document, for one of its task's filters."""
 
     item: int
     task: str = Field(description="as the dataset's results call it")
@@ -127,7 +127,7 @@ class LoggedSample(Record):
 
 
 class Outcome(Record):
-    """What every reply has.
+    """Base of all replies.
 
     A list is refused at its first wrong element: to note each takes two hundred times its bytes.
     """
@@ -138,7 +138,7 @@ class Outcome(Record):
 
 
 class Seen(Outcome):
-    """What a reply to a command for verdicts or samples has."""
+    """Fields of a reply to a command for verdicts or samples."""
 
     verdicts: Annotated[list[LoggedVerdict], FailFast()] = Field(
         default=[], max_length=MOST_VERDICTS
@@ -149,13 +149,13 @@ class Seen(Outcome):
 
 
 class Asked(Outcome):
-    """What a reply to a command for questions has."""
+    """Fields of a reply to a command for questions."""
 
     questions: Annotated[list[Question], FailFast()] = Field(default=[], max_length=MOST_QUESTIONS)
 
 
 class Reply(Asked, Seen):
-    """What the method returned, or the error that it raised."""
+    """The method's return value, or the error that it raised."""
 
     names: Annotated[list[str], FailFast()] = Field(
         default=[], description="tasks and groups that have scores: of load"

@@ -1,4 +1,4 @@
-"""What a confined scoring process sees of this machine: files, folders and variables."""
+"""A confined scoring process's view of this machine: files, folders and variables."""
 
 import contextlib
 import os

@@ -43,7 +43,7 @@ _NO_LIMIT = 1 << 30
 """Tokens of a context that is never full."""
 
 WORDS = ("the", "answer", "is", "yes", "no", "Paris", "42", "return", "def", "x", "=", "(A)", "\n")
-"""What it writes. A word is a token, whose id is its place here."""
+"""Words that it writes: each a token, whose id is its place here."""
 
 
 def check_args(args: Mapping[str, Any]) -> None:

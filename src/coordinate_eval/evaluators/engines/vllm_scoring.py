@@ -51,12 +51,12 @@ _REASONS = (
 
 
 class Score(NamedTuple):
-    """What is known of one token of a text."""
+    """The score of one token of a text."""
 
     logprob: float
     """In nats, given the tokens before it."""
     greedy: bool
-    """Whether no other token is likelier."""
+    """True if no other token is likelier."""
 
 
 @dataclass(frozen=True)

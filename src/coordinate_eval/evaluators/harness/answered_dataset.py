@@ -59,7 +59,7 @@ class AnsweredDataset(ABC):
     items: int
     random_states: RandomStates
     plain_chat: bool
-    """Whether the checkpoint has no chat template, so that tasks gave their own."""
+    """True if the checkpoint has no chat template, so that tasks gave their own."""
 
     def __init__(self, dataset: Dataset, loaded: LoadedTasks, model: RequestModel) -> None:
         """Prepare a dataset whose tasks are loaded."""

@@ -1,4 +1,4 @@
-"""What generated answers look like where something has gone wrong, apart from their scores.
+"""Signs in generated answers that something has gone wrong, apart from their scores.
 
 A base model that gets a chat prompt, a wrong stop string or too few tokens often shows here first:
 answers are empty, go round in circles, switch to another script, or end because no tokens are left.

@@ -1,4 +1,4 @@
-"""What the harness notes of each document that it scores, as its `--log_samples` writes it."""
+"""The harness's notes on each document that it scores, as its `--log_samples` writes them."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ from coordinate_eval.records import Answer, Question
 
 
 class Noted(NamedTuple):
-    """What the harness noted of one document, for one of its task's filters."""
+    """The harness's notes on one document, for one of its task's filters."""
 
     item: int
     task: str

@@ -1,4 +1,4 @@
-"""Where a judge is, and the key that it asks for: read from settings and the environment."""
+"""A judge's address, and the key that it asks for: read from settings and the environment."""
 
 import ipaddress
 import re
@@ -16,7 +16,7 @@ LEAST_SECRET: Final = 8
 
 @dataclass(frozen=True)
 class Access:
-    """Where a judge is, and what it is called there."""
+    """A judge's address, and its name there."""
 
     base_url: str
     model: str

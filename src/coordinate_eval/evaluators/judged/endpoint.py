@@ -141,7 +141,7 @@ class Endpoint:
         self._used: list[int] = []
         self._open = contextlib.AsyncExitStack()
         self.said = ""
-        """What was wrong when it failed last."""
+        """The reason of its last failure."""
 
     async def __aenter__(self) -> Self:
         import httpx

@@ -1,4 +1,4 @@
-"""What a judge's server replies: an answer, a reason to ask again, or one to ask no more.
+"""A reply of a judge's server: an answer, a reason to ask again, or one to ask no more.
 
 Nothing in it is trusted: not its size, its shape, or its headers.
 """

@@ -1,4 +1,4 @@
-"""What a judge's words mean, and the scores that verdicts make. Pure functions of their arguments.
+"""Verdicts in a judge's words, and the scores that they make. Pure functions of their arguments.
 
 A verdict is a list of values: one rating, or what a label stands for, once for each time that it
 counts. None stands for words without a verdict, which count in no mean and are counted themselves.

@@ -25,7 +25,7 @@ TMPFS_BYTES = 64 << 20
 INSIDE = Path(__file__).with_name("inside.py")
 
 Confinement = tuple[Mounts | None, int | None, bytes, int]
-"""What `inside.confine` takes."""
+"""Arguments of `inside.confine`."""
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32")
 _SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")

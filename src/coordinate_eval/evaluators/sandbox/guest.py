@@ -49,7 +49,7 @@ _MOST_PRINTED_BYTES = 16 << 10  # of one command; the rest is read and forgotten
 _TOLD_BYTES = 400
 
 Commands = tuple[str, list[list[str]], dict[str, str]]
-"""How a program is compiled and run: the name of its file, argvs, and their environment."""
+"""Commands to compile and run a program: the name of its file, argvs, and their environment."""
 
 _FORGED = b"failed: the program wrote where only its result goes"
 

@@ -11,7 +11,7 @@ import struct
 from _socket import AF_INET, SOCK_DGRAM, socket
 
 Mounts = tuple[list[tuple[str, bool]], dict[str, str], list[str], list[str], int]
-"""What the namespaces show: paths and whether they are writable, parents before children; links and
+"""The namespaces' contents: paths and whether they are writable, parents before children; links and
 their targets; files of /proc that are read-only; files of /proc that are empty; and the size of
 each file system in memory in bytes."""
 

@@ -25,7 +25,7 @@ _LIBRARIES = "{libraries}"
 
 @dataclass(frozen=True)
 class Language:
-    """How programs of one language are compiled and run.
+    """A language: how its programs are compiled and run.
 
     In commands and in `environment`, `{libraries}` is a copy of the language's folder in
     `libraries/`, where `prepare` has compiled what programs may import. All commands have their

@@ -1,4 +1,4 @@
-"""What all processes of a program use together: memory, which is limited, and CPU time.
+"""The joint use of a program's processes: memory, which is limited, and CPU time.
 
 The kernel's limits are for one process each. A control group would limit the sum, but Slurm hands
 none over to a job's user. So the sum is read from /proc, twenty times a second during a run.

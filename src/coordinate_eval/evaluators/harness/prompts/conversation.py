@@ -29,7 +29,7 @@ Chat = Callable[[Sequence[Message]], str]
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a task says about the turns of its documents."""
+    """A task's settings for the turns of its documents."""
 
     follow_ups: str | None = None
     sampling: str | None = None

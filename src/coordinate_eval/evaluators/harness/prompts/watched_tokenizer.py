@@ -20,7 +20,7 @@ MOST_PER_CHARACTER: Final = 64
 tokens a character, and a compatibility decomposition eighteen characters (U+FDFA)."""
 
 MOST_MORE: Final = 1 << 20
-"""What a template may add to that: its own text."""
+"""Most characters that a template adds to that: its own text."""
 
 MOST_PER_TOKEN: Final = 64
 """Most characters of a long text for one token. A word that a vocabulary lacks is one token."""
@@ -52,7 +52,7 @@ _WATCHED: Final = {
 
 
 class WatchedTokenizer:
-    """What prompts are made with of a tokenizer of transformers."""
+    """A transformers tokenizer, as far as prompts need it."""
 
     def __init__(self, folder: Path, pulse: Pulse) -> None:
         """Load the tokenizer. From then on all of its class are watched in this process.

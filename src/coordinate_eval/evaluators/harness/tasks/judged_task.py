@@ -48,7 +48,7 @@ _FILTER = "none"
 
 @dataclass(frozen=True)
 class Panel:
-    """Who judges, and against whom."""
+    """The judge and the baselines."""
 
     model: str = ""
     """The judge; empty where nobody asks."""
@@ -62,7 +62,7 @@ NOBODY = Panel()
 
 @dataclass
 class Count:
-    """How many questions a scoring asked, and how many have no verdict or were refused."""
+    """The questions that a scoring asked, and the number without a verdict or refused."""
 
     questions: set[str] = field(default_factory=set)
     without_verdict: int = 0

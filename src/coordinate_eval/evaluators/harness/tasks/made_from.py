@@ -1,4 +1,4 @@
-"""What the prompts of a dataset were made from, as digests.
+"""Digests of what the prompts of a dataset were made from.
 
 Scoring needs responses, and no prompt. It makes the prompts again only if something that they were
 made from may have changed since, or if a task's scoring might notice that they were not made.

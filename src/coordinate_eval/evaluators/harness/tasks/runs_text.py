@@ -30,7 +30,7 @@ _JUDGING = (
     Mean.__module__,
     StyleControlled.__module__,
 )
-"""What scores in place of a judged task's own functions: to it, answers are values."""
+"""Modules that replace a judged task's scoring: to them, answers are values."""
 
 _HARNESS = Path(lm_eval.__file__).parent
 _OWN_TASKS = _HARNESS / "tasks"
@@ -53,7 +53,7 @@ _RUNNING_ATTRIBUTES = frozenset(
         ),
     }
 )
-"""What runs text whatever it is taken from; the last ones find such a thing by its name."""
+"""Attributes that run text, whatever has them; the last ones find such things by name."""
 
 _RUNNING_OF_OS = ("exec", "spawn", "posix_spawn", "startfile")
 _RUNNING_PARTS = (

@@ -19,7 +19,7 @@ from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.around_import import around_import, hidden
 
 _FORMATS = "datasets.packaged_modules."
-"""What begins the module of a format that `datasets` reads itself."""
+"""Prefix of the modules of formats that `datasets` reads itself."""
 
 
 @functools.cache

@@ -26,7 +26,7 @@ NO_HUB = "it needs a hub that cannot be reached from here"
 
 _MOST_NEAR = 5
 _LEAST_ALIKE = 0.7
-"""How alike two names are, as `difflib` counts, before one is suggested for the other."""
+"""Least likeness of names, as `difflib` counts, to suggest one for the other."""
 
 
 class KeptTasks(Record):
