@@ -1,4 +1,4 @@
-"""What a Slurm cluster says of itself, in words for a person. Nothing here runs a command."""
+"""A Slurm cluster as it describes itself, in words for a person. Nothing here runs a command."""
 
 import math
 from collections.abc import Iterable

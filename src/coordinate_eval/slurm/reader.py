@@ -1,4 +1,4 @@
-"""What nodes and tasks are read with: pyslurm where it is wanted and fits, else Slurm's commands.
+"""Readers of nodes and tasks: pyslurm where it is wanted and fits, else Slurm's commands.
 
 pyslurm is an extension of Slurm's own library, of exactly one release of Slurm. Only nodes and
 tasks are read with it; all else is done by commands.

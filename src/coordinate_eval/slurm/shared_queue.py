@@ -72,13 +72,13 @@ class SharedQueue:
         self._mark = ""
         """Of the last answer, as far as there is one in the file."""
         self._shares = False
-        """Whether the last answer of this process is in the file."""
+        """True if the last answer of this process is in the file."""
         self._has_swept = False
         self._trusts = False
         self._looked = -math.inf
-        """When this process looked last, by its own clock."""
+        """This process's clock at its last look, in seconds."""
         self._locks = True
-        """Whether the file system has answered whenever it was asked for the lock."""
+        """True if the file system has answered whenever it was asked for the lock."""
         self._living: set[tuple[str, str]] = set()
         """Id and name of each job that the next answer must have."""
 

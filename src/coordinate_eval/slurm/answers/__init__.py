@@ -1,1 +1,1 @@
-"""What Slurm's commands answer, as values. No module here runs a command."""
+"""Answers of Slurm's commands, as values. No module here runs a command."""

@@ -1,4 +1,4 @@
-"""How long a job may be: limits of partitions, of QOS and of associations, and which of them holds.
+"""Time limits of jobs: those of partitions, of QOS and of associations, and which of them holds.
 
 Slurm takes the first that is set of: the QOS of the partition, that of the job, the association
 (https://slurm.schedmd.com/resource_limits.html). The partition's own limit holds besides. A job
@@ -26,7 +26,7 @@ class Longest(NamedTuple):
 
 @dataclass(frozen=True)
 class Association:
-    """What a user has in an account, perhaps only for one partition."""
+    """A user's link to an account, perhaps only for one partition."""
 
     account: str
     partition: str
@@ -36,7 +36,7 @@ class Association:
 
 @dataclass(frozen=True)
 class Accounting:
-    """What the controller enforces. It is empty on a cluster without accounting."""
+    """Limits that the controller enforces; none on a cluster without accounting."""
 
     associations: list[Association] = field(default_factory=list)
     qos: dict[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What follows from sbatch's words when it refuses a job. Nothing here runs a command.
+"""The meaning of sbatch's words when it refuses a job. Nothing here runs a command.
 
 The words are those of `slurm_errno.c` and of the reasons of pending jobs, Slurm 20.11 to 26.05.
 A site's submission plugin may use any others.
