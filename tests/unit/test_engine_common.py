@@ -118,7 +118,8 @@ except UserError as error:
 
 
 def test_last_words_fit_on_a_line() -> None:
-    assert common.last_words(ValueError("one\n  two  \n\n")) == "ValueError: two"
+    assert common.last_words(ValueError("one\n  two  \n\n")) == "ValueError: one … two"
+    assert common.last_words(ValueError("one\n two\n three")) == "ValueError: one … three"
     assert common.last_words(KeyError()) == "KeyError"
     advert = "wrong\nFor further information visit a page"
     assert common.last_words(ValueError(advert)) == "ValueError: wrong"

@@ -63,11 +63,12 @@ def load(module: str, install: str) -> Any:
 
 
 def last_words(error: BaseException) -> str:
-    """Return the type and the last line of an exception, as a message of one line."""
+    """Return the type, the first and the last line of an exception, as a message of one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[-1].startswith("For further information"):  # pydantic's advert
         lines.pop()
-    return f"{type(error).__name__}: {lines[-1][:500]}" if lines else type(error).__name__
+    words = " … ".join(line[:500] for line in dict.fromkeys([*lines[:1], *lines[-1:]]))
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def named(request: Request) -> str:
@@ -163,6 +164,25 @@ def respond(
         finish=finish,
         turns=list(turns),
     )
+
+
+def probe(kind: RequestKind, tokens: list[int], **fields: Any) -> Request:
+    """Return a request of no dataset, with which an engine is tried."""
+    key = {"dataset": "probe", "item": 0, "task": "probe", "doc": 0, "prompt_hash": ""}
+    return Request.model_validate(key | {"kind": kind, "tokens": tokens} | fields)
+
+
+def check_probed(response: Response) -> float:
+    """Return the log-likelihood of a text with which an engine was tried.
+
+    Raises:
+        EngineError: it is none.
+    """
+    if response.logprob is None or not response.logprob <= 0:  # also if it is no number
+        raise EngineError(
+            f"a text has the log-likelihood {response.logprob}: are all weights finite?"
+        )
+    return response.logprob
 
 
 def inner_tokens(encode: Callable[[str], list[int]], text: str) -> list[int]:

@@ -110,6 +110,14 @@ class TransformersEngine:
         self._ends = _end_tokens(self._model.generation_config.eos_token_id, tokenizer)
         # The checkpoint's other defaults for generation are meant for chats, not for evaluation.
         self._model.generation_config = self._transformers.GenerationConfig()
+        try:
+            self._probe()
+        except EngineError as error:
+            self.close()
+            raise EngineError(
+                f"transformers loaded {str(model)!r} with arguments {args}, and it cannot answer: "
+                f"{error}"
+            ) from error
 
     def run(
         self, requests: Iterator[Request], unwanted: Unwanted = all_wanted
@@ -148,15 +156,29 @@ class TransformersEngine:
         torch = self._torch
         gpus = torch.cuda.device_count()
         device = args.get("device") or ("auto" if gpus > 1 else "cuda" if gpus else "cpu")
-        loaded = self._transformers.AutoModelForCausalLM.from_pretrained(
+        loaded, told = self._transformers.AutoModelForCausalLM.from_pretrained(
             model,
             dtype=args.get("dtype", "auto"),
             device_map="auto" if device == "auto" else None,
             trust_remote_code=False,
             use_safetensors=True,
             local_files_only=True,
-        ).eval()
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # which is an error here, with their names
+        )
+        check_loaded(told)
+        loaded = loaded.eval()
         return loaded if device == "auto" else loaded.to(device)
+
+    def _probe(self) -> None:
+        """Score a text, before any request depends on it.
+
+        Raises:
+            EngineError: the model cannot score, or its weights are not finite.
+        """
+        tokens = [number % self._vocabulary for number in range(3, 7)]
+        request = common.probe(RequestKind.LOGLIKELIHOOD, tokens[:2], continuation=tokens[2:])
+        common.check_probed(*self._answer([request]))
 
     def _answer(self, batch: list[Request]) -> list[Response]:
         """Return the responses to a batch of requests of one kind."""
@@ -252,6 +274,33 @@ class TransformersEngine:
             stopping_criteria=self._transformers.StoppingCriteriaList([ended]),
         )
         return texts
+
+
+def check_loaded(told: Mapping[str, Any]) -> None:
+    """Check that the files of a model have all of its weights, and no others.
+
+    transformers draws weights that are missing at random, and passes over those that it does not
+    know: such scores would be of no model, and of another one in each trial. It counts as missing
+    none that are tied to others, and as unknown none that it knows to be of no use.
+
+    Args:
+        told: what `from_pretrained` says with `output_loading_info`.
+
+    Raises:
+        EngineError: weights are missing, unknown, or of another shape.
+    """
+    unknown = [name for name in told["unexpected_keys"] if name.endswith(".weight")]
+    wrong = {
+        "are missing in its files": sorted(told["missing_keys"]),
+        "have another shape": sorted(str(each[0]) for each in told["mismatched_keys"]),
+        "are not of the model in config.json": sorted(unknown),
+    }
+    for what, names in wrong.items():
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise EngineError(
+                f"config.json and the weights differ: {', '.join(names[:3])}{more} {what}"
+            )
 
 
 def batches(requests: list[Request], size: int) -> Iterator[list[Request]]:

@@ -243,18 +243,13 @@ class VllmEngine:
         # Batches of other sizes change values of 16 bits a little.
         if math.isclose(by_ids, whole, rel_tol=0.05):
             self.most_ids = ids
-        written = _probed(RequestKind.GENERATE, tokens, max_tokens=1)
+        written = common.probe(RequestKind.GENERATE, tokens, max_tokens=1)
         list(self.run(iter([written])))
 
     def _scored(self, context: list[int], continuation: list[int]) -> float:
         """Return the log-likelihood of a continuation."""
-        request = _probed(RequestKind.LOGLIKELIHOOD, context, continuation=continuation)
-        (response,) = self.run(iter([request]))
-        if response.logprob is None or not response.logprob <= 0:  # also if it is no number
-            raise EngineError(
-                f"a text has the log-likelihood {response.logprob}: are all weights finite?"
-            )
-        return response.logprob
+        request = common.probe(RequestKind.LOGLIKELIHOOD, context, continuation=continuation)
+        return common.check_probed(*self.run(iter([request])))
 
     def _work(self, group: list[Request]) -> _Work:
         """Return how to answer requests that belong together."""
@@ -341,12 +336,6 @@ def _hide_from_inspection(packages: list[str]) -> None:
         f"runpy.run_module({_REGISTRY!r}, run_name='__main__', alter_sys=True)"
     )
     registry._SUBPROCESS_COMMAND = [sys.executable, "-c", code]  # type: ignore[attr-defined]
-
-
-def _probed(kind: RequestKind, tokens: list[int], **fields: Any) -> Request:
-    """Return a request of no dataset."""
-    key = {"dataset": "probe", "item": 0, "task": "probe", "doc": 0, "prompt_hash": ""}
-    return Request.model_validate(key | {"kind": kind, "tokens": tokens} | fields)
 
 
 def _most_ids(parameters: Any, max_logprobs: int) -> int:
