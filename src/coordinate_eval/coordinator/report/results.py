@@ -3,7 +3,8 @@
 import contextlib
 import re
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ MOST_NAMES = 5
 
 
 class Rescored(Record):
-    """What a run that scores another one's responses again has found; see `differences`."""
+    """The findings of a run that scores another one's responses again; see `differences`."""
 
     dir: str
     changed: dict[str, dict[str, dict[str, dict[str, float | None]]]]
@@ -87,9 +88,10 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
         for d in run.suite.datasets
         if d.name not in scored
     }
-    merged: dict[str, dict[str, Any]] = {}
-    for part in _TABLES:
-        merged[part] = {k: v for found in scored.values() for k, v in getattr(found, part).items()}
+    merged: dict[str, dict[str, Any]] = {part: {} for part in _TABLES}
+    for found in with_distinct_names(list(scored.values())):
+        for part in _TABLES:
+            merged[part] |= getattr(found, part)
     return {
         "schema": "coordinate-eval/scores@1",
         "complete": not missing,
@@ -120,6 +122,33 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
         "seconds": round(time.time() - run.created, 3),
         "coordinate_eval_version": __version__,
     }
+
+
+def with_distinct_names(scored: Sequence[DatasetResults]) -> list[DatasetResults]:
+    """Return the results of datasets with each task's name in one of them only.
+
+    Two datasets may have a task in common, with other items or settings: a group and one of its
+    tasks, or two groups. Such a task is called `<dataset>/<task>`, but where it is the dataset.
+    """
+    owners = Counter(
+        name for found in scored for name in {n for part in _TABLES for n in getattr(found, part)}
+    )
+
+    def renamed(found: DatasetResults) -> DatasetResults:
+        def name_of(task: str) -> str:
+            own = owners[task] < 2 or task == found.dataset
+            return task if own else f"{found.dataset}/{task}"
+
+        tables: dict[str, Any] = {
+            part: {name_of(task): value for task, value in getattr(found, part).items()}
+            for part in _TABLES
+        }
+        tables["group_subtasks"] = {
+            group: [*map(name_of, members)] for group, members in tables["group_subtasks"].items()
+        }
+        return found.model_copy(update=tables)
+
+    return [renamed(found) for found in scored]
 
 
 def differences(before: RunDir, scored: Mapping[str, DatasetResults]) -> Rescored:

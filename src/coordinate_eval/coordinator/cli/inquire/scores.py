@@ -27,6 +27,7 @@ from coordinate_eval.coordinator.report.results import (
     read_dataset,
     read_results,
     warnings,
+    with_distinct_names,
 )
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -35,7 +36,7 @@ from coordinate_eval.errors import UserError
 _OF_ONE_RUN = ("lm_eval", "model-card")
 
 FORMATS = ("table", "csv", "json", "markdown", *_OF_ONE_RUN)
-"""What scores can be printed as."""
+"""Formats for printing scores."""
 
 INCOMPLETE = "*"
 """Marks a run without all of its results."""
@@ -103,7 +104,7 @@ def _show_one(names: Sequence[str], settings: Settings, metric: str | None, form
         ended = read_results(run_dir) or {}
         results = {**collect_results(run_dir, run), "seconds": ended.get("seconds", "")}
         read = (read_dataset(run_dir, dataset.name) for dataset in run.suite.datasets)
-        scored = [found for found in read if found is not None]
+        scored = with_distinct_names([found for found in read if found is not None])
     if not scored:
         raise UserError(f"run {run.id} has no scores yet")
     if form == "lm_eval":
