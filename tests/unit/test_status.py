@@ -143,6 +143,12 @@ def test_every_phase_in_order(run_dir: RunDir) -> None:
     ready = stage.model_copy(update={"state": "ready"})
     _files.write_record(run_dir.stage(0, "n1"), ready)
     at_work = [running(jobs.trials_name(RUN, 0, "n1"), index) for index in range(2)]
+    for node in ("n1", "n2"):
+        for index in range(2):
+            trial(run_dir, node, index, "staging")
+    assert "ended" not in seen(run_dir, SUPERVISOR, *at_work).detail
+    for path in run_dir.trials_folder.iterdir():
+        path.unlink()
     trial(run_dir, "n1", 0, "starting")
     assert seen(run_dir, SUPERVISOR, *at_work).phase is Phase.STARTING
     trial(run_dir, "n1", 1, "running", responses=5)

@@ -61,8 +61,8 @@ def suite_costs(
         if work is None:
             raise UserError(
                 f"dataset {dataset.name} has no figures to plan with, and its task is code, which "
-                "a dry run on a cluster file does not run: give it `items` in the suite, leave it "
-                "out with --skip, or plan on a live cluster"
+                "a dry run on a cluster file or with --estimate does not run: give it `items` in "
+                "the suite, leave it out with --skip, or plan on a live cluster without --estimate"
             )
         found.append(dataset_cost(dataset, work, on, priors, built=dataset.name in built))
     return found

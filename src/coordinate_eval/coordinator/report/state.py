@@ -258,7 +258,7 @@ def _phase(
     if "starting" in states:
         return Phase.STARTING, ""
     planned = sum(1 for round_ in current for _ in jobs.trials_of(round_))
-    if current and len(trials) == planned:
+    if current and len(trials) == planned and "staging" not in states:
         soon = "all trials have ended and work is left: the next round begins soon"
         return Phase.WAITING, _why_waiting(run_dir) or soon
     return _before_engines(run_dir, run, tasks, current)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinate_eval import _files
+from coordinate_eval._format import plural
 from coordinate_eval.cluster import Busy, Cluster, Node, State, TaskStatus
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
@@ -360,7 +361,9 @@ class Supervisor:
         self.results = ending.write_results(
             self._dir, self._run, self._cluster, action.why, self._tell
         )
-        self._note(action.why or "every dataset is scored")
+        unscored = len(self.results["missing"])
+        scored = f"{plural(unscored, 'dataset')} without scores" if unscored else "all are scored"
+        self._note(action.why or f"nothing is left to do: {scored}")
         self._search.avoid_broken_nodes(self._run)
         ending.learn(self._dir, self._run, self._tell)
         self._others.leave()
