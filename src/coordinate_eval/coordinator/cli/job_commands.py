@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     for name, command in (
         ("_supervise", supervise),
         ("_keep", keep),
+        ("_sweep", sweep),
         ("_trial", trial),
         ("_node", node),
         ("_build", build),
@@ -90,6 +91,16 @@ def keep(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) 
 
     end_with_parent_if_asked()
     raise typer.Exit(run_keeper(enter(run_dir), node, round_number, minutes))
+
+
+def sweep(run_dir: Path) -> None:
+    """Remove what killed processes left in this node's memory."""
+    from coordinate_eval.coordinator.run.records import read_run
+    from coordinate_eval.coordinator.workers.on_node import node_memory
+
+    root = read_run(enter(run_dir)).settings.stage.folder
+    for folder in node_memory.remove_abandoned(node_memory.user_folder(root)):
+        print(f"removed {folder}")
 
 
 def trial(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) -> None:

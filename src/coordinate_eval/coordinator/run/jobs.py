@@ -19,6 +19,9 @@ _SUPERVISOR = re.compile(rf"({re.escape(PREFIX)}.+-)super\d+", re.DOTALL)
 KEEPER_ROOM_GIB = 1.0
 """Memory of a keeper's own process, in GiB."""
 
+SWEEPER_MINUTES = 5
+"""Time limit of a job that only removes files from a node's memory."""
+
 CONVERTING_ROOM = 1.3
 """Memory of a keeper that converts, as a multiple of the weights: it holds some tensors twice."""
 
@@ -48,6 +51,11 @@ def trials_name(run: Run, round_number: int, node: str) -> str:
 def node_names(prefix: str, round_number: int, node: str) -> tuple[str, str]:
     """Return the names of a node's keeper and trials, in the run whose jobs have this prefix."""
     return f"{prefix}keep{round_number}-{node}", f"{prefix}trial{round_number}-{node}"
+
+
+def sweeper_name(run: Run, node: str) -> str:
+    """Return the name of a node's sweeper."""
+    return f"{prefix(run)}sweep-{node}"
 
 
 def is_keeper(run: Run, name: str) -> bool:
@@ -89,6 +97,22 @@ def keeper_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
         cpus=node.keeper_cpus,
         memory_mib=math.ceil(keeper_gib(run) * 1024),
         minutes=minutes,
+        gpu_work=True,
+        without=secrets(run),
+        folder=str(run_dir.work),
+        log=str(run_dir.logs / name),
+    )
+
+
+def sweeper_job(run: Run, run_dir: RunDir, node: str) -> Job:
+    """Return the small job that removes what killed processes left in a node's memory."""
+    name = sweeper_name(run, node)
+    return Job(
+        name=name,
+        argv=(*program(run.python), "_sweep", str(run_dir.root)),
+        node=node,
+        memory_mib=math.ceil(KEEPER_ROOM_GIB * 1024),
+        minutes=SWEEPER_MINUTES,
         gpu_work=True,
         without=secrets(run),
         folder=str(run_dir.work),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Cluster, State
+from coordinate_eval.cluster import Cluster, State, TaskStatus
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.history import read_ledger
 from coordinate_eval.coordinator.run import jobs
@@ -14,11 +14,10 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
-from coordinate_eval.coordinator.workers.on_node import node_memory
 from coordinate_eval.errors import ClusterError
 
 DRAIN_SECONDS = 60.0
-"""Time that keepers get to remove the weights before they are cancelled."""
+"""Time that jobs get to remove the weights before they are cancelled."""
 
 
 def release_nodes(run_dir: RunDir) -> None:
@@ -64,6 +63,26 @@ def drain(run: Run, cluster: Cluster, poll_seconds: float, check: Callable[[], N
         poll_seconds: between two polls, at most.
         check: raises where the run has another supervisor, whose jobs are left alone.
     """
+
+    def leaves(task: TaskStatus) -> bool:
+        may_stay = jobs.is_keeper(run, task.name) and task.state is not State.PENDING
+        return cluster.local or not may_stay
+
+    wait_for_jobs(run, cluster, poll_seconds, check, leaves)
+
+
+def wait_for_jobs(
+    run: Run,
+    cluster: Cluster,
+    poll_seconds: float,
+    check: Callable[[], None],
+    leaves: Callable[[TaskStatus], bool] = lambda task: False,
+) -> None:
+    """Wait until all jobs of a run but its supervisors have ended, at most `2 * DRAIN_SECONDS`.
+
+    Cancel at once those of which `leaves` is true, and all others after `DRAIN_SECONDS`. The
+    other arguments are those of `drain`.
+    """
     give_up = time.monotonic() + DRAIN_SECONDS
     pause = min(1.0, poll_seconds)
     cancelled: set[str] = set()
@@ -77,24 +96,10 @@ def drain(run: Run, cluster: Cluster, poll_seconds: float, check: Callable[[], N
             if not tasks:
                 return
             check()
-            late = cluster.local or time.monotonic() > give_up
-            leaving = {
-                t.job_id
-                for t in tasks
-                if late or not jobs.is_keeper(run, t.name) or t.state is State.PENDING
-            }
+            late = time.monotonic() > give_up
+            leaving = {t.job_id for t in tasks if late or leaves(t)}
             if leaving - cancelled:
                 cluster.cancel(sorted(leaving - cancelled))
                 cancelled |= leaving
         time.sleep(pause)
         pause = min(2 * pause, poll_seconds)
-
-
-def clear_memory(run: Run) -> None:
-    """Remove what dead jobs of this user have left in the memory of this machine.
-
-    Where jobs end with the process that submitted them, they die with it: nobody may come after
-    them who removes what they held.
-    """
-    with contextlib.suppress(OSError):
-        node_memory.remove_abandoned(node_memory.user_folder(run.settings.stage.folder))

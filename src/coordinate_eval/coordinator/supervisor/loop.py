@@ -50,6 +50,7 @@ from coordinate_eval.coordinator.supervisor.placing.search import Search
 from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.coordinator.supervisor.revoking import revoke
 from coordinate_eval.coordinator.supervisor.submitting import FIRST_PAUSE_SECONDS, Submitter
+from coordinate_eval.coordinator.supervisor.sweeping import sweep
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
@@ -167,8 +168,14 @@ class Supervisor:
                     self._pace.at_once()
             if self.results is not None:
                 self._drain()
-                if self._cluster.local:
-                    ending.clear_memory(self._run)
+                sweep(
+                    self._run,
+                    self._dir,
+                    self._cluster,
+                    self._poll_seconds,
+                    self._check_epoch,
+                    self._note,
+                )
         except Superseded:
             return None
         return self.results

@@ -3,8 +3,9 @@
 They lie in `<root>/coordinate-eval-<uid>/<run>/<node>/`, with a manifest written last. Every
 process that copies or uses them holds that folder (see `node_memory`).
 
-So a killed keeper leaves its weights to the trials, the last of which removes them. What a killed
-node leaves is removed by the user's next keeper there; on one machine, also by whoever ends a run.
+So a killed keeper leaves its weights to the trials, the last of which removes them. If that is
+killed, too, the end of the run has the node swept. What a crashed node leaves is removed by the
+user's next keeper there.
 """
 
 import contextlib
