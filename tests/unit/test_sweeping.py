@@ -124,7 +124,7 @@ class Cluster(FakeCluster):
 
 def swept(run_dir: RunDir, cluster: Cluster) -> list[Job]:
     run = make_run(folder=str(run_dir.root), settings={"stage": {"root": str(run_dir.root)}})
-    sweep(run, run_dir, cluster, 0.001, lambda: None, lambda step: None)
+    sweep(run, run_dir, cluster, 0.001, note=lambda step: None)
     return cluster.submitted
 
 

@@ -174,7 +174,7 @@ class Supervisor:
                     self._cluster,
                     self._poll_seconds,
                     self._check_epoch,
-                    self._note,
+                    note=self._note,
                 )
         except Superseded:
             return None

@@ -26,7 +26,8 @@ def sweep(
     run_dir: RunDir,
     cluster: Cluster,
     poll_seconds: float,
-    check: Callable[[], None],
+    check: Callable[[], None] = lambda: None,
+    *,
     note: Callable[[str], None],
 ) -> None:
     """Remove what killed processes of a run left in the memory of its nodes. Wait for that.

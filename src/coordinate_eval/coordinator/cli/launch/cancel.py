@@ -10,10 +10,14 @@ from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.coordinator.supervisor.sweeping import sweep
 from coordinate_eval.errors import ClusterSilent
 
 CANCEL_SECONDS = 60.0
 """Longest time for which `cancel` looks for jobs that are submitted meanwhile."""
+
+POLL_SECONDS = 0.5
+"""Time between two polls."""
 
 
 def cancel_run(run_dir: RunDir) -> None:
@@ -33,6 +37,7 @@ def cancel_run(run_dir: RunDir) -> None:
     try:
         with cluster:
             count = _cancel_all(run, cluster)
+            sweep(run, run_dir, cluster, POLL_SECONDS, note=say)
     except ClusterSilent as error:
         raise ClusterSilent(
             f"{error}\nrun {run.id} is marked as cancelled: its supervisor ends it as soon as the "
@@ -56,5 +61,5 @@ def _cancel_all(run: Run, cluster: Cluster) -> int:
         if ids:
             cluster.cancel(ids)
             cancelled.update(ids)
-        time.sleep(0.5)
+        time.sleep(POLL_SECONDS)
     return len(cancelled)

@@ -1,0 +1,40 @@
+"""Trials that Slurm kills while they are suspended leave nothing in their node's memory."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.dev_cluster import DevCluster
+from tests.runs import Workspace, processes, results, trials, until
+from tests.slurm.test_runs import all_gone, queue
+
+
+@pytest.fixture
+def user(slurm_cluster: DevCluster, tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+@pytest.mark.parametrize("ended_by", ["supervisor", "cancel"])
+def test_weights_of_killed_trials_are_removed_at_the_end_of_the_run(
+    user: Workspace, ended_by: str
+) -> None:
+    pause = user.pause("trials")
+    run = user.submit(user.suite("tiny_choice"), *pause.args, "--nodes", "node1", "--max-gpus", 1)
+    until(lambda: [trial.state for trial in trials(run)] == ["running"], "a trial")
+    [keeper] = processes("_keep", str(run))
+    os.kill(keeper, signal.SIGUSR1)
+    until(lambda: not processes("_keep", str(run)), "no keeper")
+    assert list(user.memory.iterdir())  # for the trials
+    for task in queue():
+        if "-trial0-" in task:
+            subprocess.run(["scontrol", "suspend", task.split()[0]], check=True)
+    if ended_by == "cancel":
+        user.call("cancel", run)
+    else:
+        (run / "cancelled").touch()
+        assert not results(run)["complete"]
+    all_gone(user)
+    assert list((run / "logs").glob("*-sweep-node1*"))
