@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledge
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, StageProgress, Submitted, TrialProgress
-from coordinate_eval.coordinator.supervisor import loop
+from coordinate_eval.coordinator.supervisor import handover, loop
 from coordinate_eval.coordinator.supervisor.decisions import ends
 from coordinate_eval.coordinator.supervisor.decisions.values import Action, Cancel, Facts
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
@@ -348,7 +348,7 @@ class Full(FakeCluster):
 def test_a_supervisor_whose_successor_is_not_taken_goes_on_and_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(handover, "FIRST_PAUSE_SECONDS", 0.0)
     run_dir, run = unplanned(tmp_path, cluster="slurm")
     cluster = Full()
     assert Supervisor(run_dir, cluster, minutes=0.0).run() is None

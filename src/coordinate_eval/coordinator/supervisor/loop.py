@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.cluster import Busy, Cluster, Node, State, TaskStatus
+from coordinate_eval.cluster import Busy, Cluster, Node, TaskStatus
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.run import jobs
@@ -23,7 +23,7 @@ from coordinate_eval.coordinator.run.claiming.work import all_spans
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.own import check_there, is_removed, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Submitted, read_run
+from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.run.troubles.trouble import write_trouble
 from coordinate_eval.coordinator.supervisor import ending
 from coordinate_eval.coordinator.supervisor.decide import decide
@@ -44,19 +44,19 @@ from coordinate_eval.coordinator.supervisor.decisions.values import (
 from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts, refresh_listings
 from coordinate_eval.coordinator.supervisor.facts.silence import Silence
+from coordinate_eval.coordinator.supervisor.handover import Handover
 from coordinate_eval.coordinator.supervisor.pace import Pace
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.search import Search
 from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.coordinator.supervisor.revoking import revoke
-from coordinate_eval.coordinator.supervisor.submitting import FIRST_PAUSE_SECONDS, Submitter
+from coordinate_eval.coordinator.supervisor.submitting import Submitter
 from coordinate_eval.coordinator.supervisor.sweeping import sweep
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
     CoordinateError,
     RecordError,
-    SettingsRefused,
     SubmitRefused,
     UserError,
 )
@@ -66,12 +66,6 @@ MAX_BACKOFF_SECONDS = 60.0
 
 MAX_FAULTS = 20
 """Errors in a row, of files or in the scheduler's answers, after which the supervisor gives up."""
-
-HANDOVER_SECONDS = 1800.0
-"""Time before its own time limit at which a supervisor submits its successor, at most.
-
-It is a quarter of a short limit. If the controller is silent for as long, the run is left alone.
-"""
 
 LOCAL_POLL_SECONDS = 0.2
 """Longest time between polls of a cluster on this machine, where a poll costs nothing."""
@@ -118,7 +112,6 @@ class Supervisor:
         self._strict = strict
         self._show, self._tell, self._draining = show, tell, draining
         self._note = note
-        self._handover = time.time() + minutes * 60 - min(HANDOVER_SECONDS, minutes * 15)
         cores = self._run.settings.ray.cpus or os.cpu_count() or 1
         self._cores = cores if cluster.local else None
         self._estimated: frozenset[str] = frozenset()
@@ -134,6 +127,7 @@ class Supervisor:
             tell=tell,
             note=note,
         )
+        self._handover = Handover(run_dir, self._submitter, minutes, tell)
         self.results: dict[str, Any] | None = None
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
@@ -195,7 +189,7 @@ class Supervisor:
 
     def leave_soon(self) -> None:
         """Hand over to a successor as soon as possible. A signal handler may call this."""
-        self._handover = 0.0
+        self._handover.ask()
 
     def step(self) -> bool:
         """Poll, decide and act until the next poll can wait: for `pause_seconds`.
@@ -219,14 +213,14 @@ class Supervisor:
         """Poll once. Return whether supervision is over; None if the next poll is due at once."""
         check_there(self._dir)
         self._check_epoch()
-        leaves = time.time() > self._handover
+        leaves = self._handover.due
         if leaves:
             self._pace.at_once()
         tasks = self._pace.tasks()
         goes_on = False
         if tasks is not None:
             if leaves:
-                left = self._hand_over(tasks)
+                left = self._handover.submit(self._run, tasks, self._epoch + 1)
                 if isinstance(left, Finish):
                     return self._finish(left, self._facts(tasks))
                 if left:
@@ -388,7 +382,7 @@ class Supervisor:
         end = time.monotonic() + seconds
         building = not self._run.planned and not self._is_built()
         while time.monotonic() < end:
-            if self._handover == 0.0 or (watch and self._is_due(building=building)):
+            if self._handover.asked or (watch and self._is_due(building=building)):
                 return True
             time.sleep(min(1.0, max(0.2, self._poll_seconds / 10), self._poll_seconds))
         return False
@@ -408,26 +402,6 @@ class Supervisor:
             _files.touch(self._dir.supervisors_folder)
         if latest_epoch(self._dir) > self._epoch:
             raise Superseded
-
-    def _hand_over(self, tasks: list[TaskStatus]) -> Finish | bool:
-        """Submit the next supervisor, which takes over when it starts.
-
-        Return False where the scheduler takes none now: this one goes on, and tries again. Where it
-        takes none of these settings and this one has to leave, the run ends.
-        """
-        job = jobs.supervisor_job(self._run, self._dir, self._epoch + 1)
-        alive = [t for t in tasks if t.state is not State.ENDED]  # one that died took nothing over
-        try:
-            job_id = self._submitter.find_or_submit(job, alive)
-        except ClusterError as error:
-            if isinstance(error, SettingsRefused) and self._handover == 0.0:
-                return Finish(f"the scheduler refused {job.name}: {str(error).splitlines()[0]}")
-            self._tell(f"no next supervisor yet: {error}")
-            self._handover = time.time() + FIRST_PAUSE_SECONDS
-            return False
-        submitted = Submitted(job=job, job_id=job_id, time=time.time())
-        _files.write_record(self._dir.job(job.name), submitted)
-        return True
 
 
 def _describe(error: Exception) -> str:
