@@ -13,7 +13,7 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import Job, TaskStatus
 from coordinate_eval.coordinator.cli.launch import foreground
 from coordinate_eval.coordinator.cli.launch.run import start_run
-from coordinate_eval.coordinator.planning.plan import NodeCapacity
+from coordinate_eval.coordinator.planning.plan import ChosenNodes
 from coordinate_eval.coordinator.planning.prepare import choose_nodes
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.report import state
@@ -77,7 +77,7 @@ def test_two_supervisors_at_the_same_time_make_one_plan(
     other = FakeCluster()
     other.free = NODES[1:]
 
-    def overtaken(*args: object) -> tuple[list[NodeCapacity], int]:
+    def overtaken(*args: object) -> ChosenNodes:
         monkeypatch.setattr(step, "choose_nodes", choose_nodes)
         step.make_plan(run_dir, run, other)
         return choose_nodes(*args)  # type: ignore[arg-type]

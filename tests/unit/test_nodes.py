@@ -26,7 +26,7 @@ def node(name: str, **values: object) -> Node:
 
 
 def chosen(among: list[Node], **settings: object) -> dict[str, int]:
-    found = select.choose(among, [], Settings.model_validate(settings), 1, 20)
+    found = select.nodes_with_room(among, [], Settings.model_validate(settings), 1, 20)
     return {n.name: n.trials for n in found}
 
 
@@ -47,7 +47,7 @@ def test_a_trial_on_several_gpus_takes_cores_and_memory_for_each() -> None:
         node("memory", memory_gib=20 + 3 * 16),
         node("keeper", cpus=34),
     ]
-    found = {n.name: n for n in select.choose(nodes, [], Settings(), 2, 20)}
+    found = {n.name: n for n in select.nodes_with_room(nodes, [], Settings(), 2, 20)}
     assert {name: n.trials for name, n in found.items()} == {
         "keeper": 4, "gpus": 3, "cores": 2, "memory": 1
     }  # fmt: skip
@@ -58,7 +58,7 @@ def test_a_trial_on_several_gpus_takes_cores_and_memory_for_each() -> None:
 def test_a_keeper_gets_the_cores_of_the_settings_unless_trials_need_them(
     cores: int, keeper: int
 ) -> None:
-    (found,) = select.choose([node("n", cpus=cores)], [], Settings(), 1, 20)
+    (found,) = select.nodes_with_room([node("n", cpus=cores)], [], Settings(), 1, 20)
     assert found.keeper_cpus == keeper
     assert found.trials == min(8, (cores - 1) // 4)
 
@@ -119,7 +119,7 @@ def test_limits() -> None:
 def test_nothing_free_says_what_is_busy() -> None:
     busy = [Busy(name="n1", why="8 of 8 GPUs in use")]
     with pytest.raises(NoFreeGpu) as caught:
-        select.choose([], busy, Settings(), 1, 20)
+        select.nodes_with_room([], busy, Settings(), 1, 20)
     assert "n1: 8 of 8 GPUs in use" in str(caught.value)
     assert "--queue" in str(caught.value)
 
@@ -130,7 +130,7 @@ def test_equal_reasons_share_a_line_and_excluded_nodes_come_last() -> None:
         *(Busy(name=f"n{i}", why="8 of 8 GPUs in use") for i in range(1, 11)),
     ]
     with pytest.raises(NoFreeGpu) as caught:
-        select.choose([], busy, Settings(), 1, 20)
+        select.nodes_with_room([], busy, Settings(), 1, 20)
     assert str(caught.value).splitlines()[:3] == [
         "no node has 1 free GPU now",
         "  n1, n2, n3, n4, n5, n6, n7, n8 and 2 more: 8 of 8 GPUs in use",
@@ -169,7 +169,7 @@ def test_a_named_node_is_not_called_busy_for_others_of_another_type() -> None:
 
 def test_too_little_memory_is_not_called_busy() -> None:
     with pytest.raises(UserError, match="room") as caught:
-        select.choose([node("n1", memory_gib=8)], [], Settings(), 1, 20)
+        select.nodes_with_room([node("n1", memory_gib=8)], [], Settings(), 1, 20)
     assert not isinstance(caught.value, NoFreeGpu)
     assert "n1" in str(caught.value)
 

@@ -1,6 +1,6 @@
 """The records of a plan (plan@1) and of its inputs. `planner` makes a plan, `simulate` plays it."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
@@ -48,6 +48,13 @@ class NodeCapacity(Record):
     gpu_type: str
     trials: int = Field(gt=0)
     keeper_cpus: int = Field(default=1, gt=0, description="cores that are left for the keeper")
+
+
+class ChosenNodes(NamedTuple):
+    """Nodes with GPUs of one type, and the GPUs of each trial on them."""
+
+    nodes: list[NodeCapacity]
+    gpus_per_trial: int
 
 
 class Capacity(Record):

@@ -35,6 +35,7 @@ from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
 from coordinate_eval.coordinator.planning.places.nodes import Demand
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
+    ChosenNodes,
     Cost,
     NodeCapacity,
     Plan,
@@ -130,9 +131,7 @@ def offer_of_cluster(
     )
 
 
-def choose_nodes(
-    run: Run, offer: Offer, reviewed: PlanFile | None = None
-) -> tuple[list[NodeCapacity], int]:
+def choose_nodes(run: Run, offer: Offer, reviewed: PlanFile | None = None) -> ChosenNodes:
     """Return the nodes that a run can use now, with GPUs of one type, and the GPUs of one trial.
 
     Raises:
@@ -145,7 +144,7 @@ def choose_nodes(
     return select.choose_nodes(_demand(run), offer.nodes, offer.busy)
 
 
-def queued_nodes(run: Run, offer: Offer) -> tuple[list[NodeCapacity], int]:
+def queued_nodes(run: Run, offer: Offer) -> ChosenNodes:
     """Return a stand-in for the nodes that a run will get which waits for a GPU."""
     return select.queued_nodes(_demand(run), offer.nodes, offer.busy)
 
@@ -157,7 +156,7 @@ def _demand(run: Run) -> Demand:
 def prepare(
     run: Run,
     offer: Offer,
-    chosen: tuple[list[NodeCapacity], int],
+    chosen: ChosenNodes,
     built: Mapping[str, DatasetRequests],
     reviewed: PlanFile | None = None,
     *,
@@ -293,7 +292,7 @@ def _longest_shard(run: Run, engine_start_seconds: float) -> float:
 def check_time(
     run: Run,
     offer: Offer,
-    chosen: tuple[list[NodeCapacity], int],
+    chosen: ChosenNodes,
     reviewed: PlanFile | None = None,
 ) -> None:
     """Check that a run ends in time, as far as that can be told before its prompts are built.

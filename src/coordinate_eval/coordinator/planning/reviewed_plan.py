@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.places.asked_nodes import check_limits
 from coordinate_eval.coordinator.planning.places.nodes import Demand
-from coordinate_eval.coordinator.planning.plan import Cost, NodeCapacity, Plan
+from coordinate_eval.coordinator.planning.plan import ChosenNodes, Cost, NodeCapacity, Plan
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, Suite
@@ -217,7 +217,7 @@ def check_run(plan: PlanFile, run_dir: RunDir) -> None:
 
 def check_nodes(
     plan: Plan, demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]
-) -> tuple[list[NodeCapacity], int]:
+) -> ChosenNodes:
     """Return the plan's nodes and the GPUs of one trial, if all of its trials can start now.
 
     Raises:
@@ -257,7 +257,7 @@ def check_nodes(
             f"the plan has {plan.gpus_per_trial} GPUs a trial, but on its nodes the checkpoint "
             f"takes {needed}: plan again, or set [trial] tensor_parallel for both"
         )
-    return chosen, plan.gpus_per_trial
+    return ChosenNodes(chosen, plan.gpus_per_trial)
 
 
 def _lacks(node: Node, trials: int, gpus: int, settings: Settings, gib: float) -> str:

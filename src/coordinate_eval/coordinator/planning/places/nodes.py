@@ -10,7 +10,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpo
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import asked, check_names, most_nodes
 from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
-from coordinate_eval.coordinator.planning.plan import NodeCapacity
+from coordinate_eval.coordinator.planning.plan import ChosenNodes, NodeCapacity
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import ANY_NODE
 from coordinate_eval.errors import UserError
@@ -60,9 +60,7 @@ class Demand:
     """The expected work of its datasets."""
 
 
-def choose_nodes(
-    demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]
-) -> tuple[list[NodeCapacity], int]:
+def choose_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) -> ChosenNodes:
     """Return the nodes of the GPU type that is fastest, and the GPUs of one trial.
 
     That is the type whose free GPUs are predicted to end the works soonest, all together; of equal
@@ -77,7 +75,7 @@ def choose_nodes(
     check_names(settings.nodes, nodes, busy)
     _check_possible(settings.nodes, nodes, busy)
     gib = keeper_gib(demand.checkpoint, settings)
-    choices: list[tuple[list[NodeCapacity], int]] = []
+    choices: list[ChosenNodes] = []
     problems: list[UserError] = []
     named = asked(nodes, settings.nodes)
     typed = [node for node in named if gpus.asked_for(node.gpu_type, settings.gpu_type)]
@@ -88,7 +86,8 @@ def choose_nodes(
         alike = [node for node in typed if node.gpu_type == kind]
         try:
             degree = gpus_per_trial(demand, alike)
-            choices.append((choose(alike, busy, settings, degree, gib), degree))
+            found = nodes_with_room(alike, busy, settings, degree, gib)
+            choices.append(ChosenNodes(found, degree))
         except UserError as error:
             problems.append(error)
     if choices:
@@ -99,9 +98,7 @@ def choose_nodes(
     raise NoFreeGpu(_nothing_free([], asked(busy, settings.nodes), 1))
 
 
-def queued_nodes(
-    demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]
-) -> tuple[list[NodeCapacity], int]:
+def queued_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) -> ChosenNodes:
     """Return a stand-in for the nodes that a queued run will get, and the GPUs of one trial.
 
     They have the GPU type that is asked for, and of several the one of which the cluster has most.
@@ -117,7 +114,7 @@ def queued_nodes(
     degree = _degree(demand, kind, QUEUED_TRIALS)
     trials = max(1, (settings.max_gpus or QUEUED_TRIALS * degree) // degree)
     stand_in = NodeCapacity(name=QUEUED_NODE, gpus=trials * degree, gpu_type=kind[0], trials=trials)
-    return [stand_in], degree
+    return ChosenNodes([stand_in], degree)
 
 
 def gpus_per_trial(demand: Demand, alike: Sequence[Node]) -> int:
@@ -160,7 +157,7 @@ def _degree(demand: Demand, kind: tuple[str, float], gpus_per_node: int) -> int:
     )
 
 
-def _speed(demand: Demand, choice: tuple[list[NodeCapacity], int]) -> tuple[float, int]:
+def _speed(demand: Demand, choice: ChosenNodes) -> tuple[float, int]:
     """Return how often per second these nodes could do the works, and the number of their GPUs."""
     nodes, degree = choice
     kind = nodes[0].gpu_type
@@ -178,7 +175,7 @@ def keeper_gib(checkpoint: Checkpoint, settings: Settings) -> float:
     return jobs.keeper_memory_gib(staged, converting, settings.stage)
 
 
-def choose(
+def nodes_with_room(
     nodes: Sequence[Node],
     busy: Sequence[Busy],
     settings: Settings,

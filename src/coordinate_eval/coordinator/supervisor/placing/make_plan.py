@@ -93,12 +93,11 @@ def _new_plan(
         if isinstance(error, NoFreeGpu) and may_queue(run, cluster):
             return _queue(run, offer, others, built)
         raise NothingFree(str(error).splitlines()[0]) from error
-    nodes, gpus = chosen
-    kept = others.within(nodes, gpus)
-    if reviewed is not None and kept != nodes:
+    kept = chosen._replace(nodes=others.within(*chosen))
+    if reviewed is not None and kept != chosen:
         raise NoRoom("your other runs leave too little of your limits for the reviewed plan")
     judging = _judging(run, offer, built)
-    made = prepare(run, offer, (kept, gpus), built, reviewed, judging=judging)
+    made = prepare(run, offer, kept, built, reviewed, judging=judging)
     if reviewed is None and may_queue(run, cluster):
         most = _most_trials(run, offer, made, built)
         made = replace(made, run=made.run.model_copy(update={"most_trials": most}))
@@ -118,10 +117,11 @@ def _most_trials(
     if len(made.plan.trials) < free:
         return 0
     with contextlib.suppress(UserError):  # what there is most of suits this model less
-        nodes, gpus = queued_nodes(run, offer)
-        alike = (nodes[0].gpu_type, gpus) == (made.run.gpu_type, made.run.tensor_parallel)
-        if alike and nodes[0].trials > free:
-            return len(prepare(run, offer, (nodes, gpus), built).plan.trials)
+        queued = queued_nodes(run, offer)
+        [stand_in] = queued.nodes
+        kind = stand_in.gpu_type, queued.gpus_per_trial
+        if kind == (made.run.gpu_type, made.run.tensor_parallel) and stand_in.trials > free:
+            return len(prepare(run, offer, queued, built).plan.trials)
     return 0
 
 
@@ -142,8 +142,8 @@ def _queue(
     run: Run, offer: Offer, others: OtherRuns, built: Mapping[str, DatasetRequests]
 ) -> Prepared:
     """Plan a run whose trials stand in the queue, and start where GPUs become free."""
-    nodes, gpus = queued_nodes(run, offer)
-    chosen = others.within(nodes, gpus), gpus
+    chosen = queued_nodes(run, offer)
+    chosen = chosen._replace(nodes=others.within(*chosen))
     made = prepare(run, offer, chosen, built, judging=_judging(run, offer, built))
     others.take(made.run, 0, made.round.nodes)
     return made

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence, Set
 
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.planning.places.asked_nodes import most_nodes
-from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu, choose
+from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu, nodes_with_room
 from coordinate_eval.coordinator.planning.plan import NodeCapacity, Plan
 from coordinate_eval.coordinator.run.jobs import keeper_gib
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, Run
@@ -61,7 +61,7 @@ def next_round(
     usable.sort(key=lambda node: node.name not in held)
     settings = run.settings.model_copy(update=limits)
     try:
-        chosen = choose(usable, busy, settings, run.tensor_parallel, keeper_gib(run))
+        chosen = nodes_with_room(usable, busy, settings, run.tensor_parallel, keeper_gib(run))
     except NoFreeGpu:
         if not queue:
             raise
