@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._controller import CPUS, GPUS, Controller, nodes
 from benchmarks._simulated_site import Site, datasets, folder
 from benchmarks._virtual_time import VirtualTime
-from coordinate_eval.coordinator.report.ledger import Use
+from coordinate_eval.coordinator.report.time_ledger import Use
 
 SPREAD = 0.25
 """Standard deviation of the logarithm of true seconds over predicted ones, of each dataset."""

@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.inputs.suites.suite import runnable
 from coordinate_eval.coordinator.planning.judge_plan import questions_to_judge
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.prepare import Offer
-from coordinate_eval.coordinator.report.history import read_ledger
+from coordinate_eval.coordinator.report.history import read_time_ledger
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.claiming.portions import all_portions
@@ -255,7 +255,7 @@ def test_what_a_judge_did_is_told_apart_from_programs(tmp_path: Path) -> None:
         _files.write(run_dir.questions(portion), "")
         lines = "".join(answer.line() for answer in answers)
         _files.write(run_dir.published("answers", portion), lines)
-    found = read_ledger(run_dir, run, ended=True)
+    found = read_time_ledger(run_dir, run, ended=True)
     assert found.cpu_seconds["metrics"] == 14
     assert found.judge is not None
     assert found.judge.model_dump() == {

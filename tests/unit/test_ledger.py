@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.random_examples import examples
 
-from coordinate_eval.coordinator.report.ledger import Asked, Life, Use, rows, sum_up
+from coordinate_eval.coordinator.report.time_ledger import Asked, Life, Use, rows, sum_up
 
 PERFECT = Life(
     "n1-0", 2, copied_from=12, copied_to=18, started=15, prepared=17, staged=18, running=30,

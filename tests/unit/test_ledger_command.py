@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.dry_run.run_page import write_report
-from coordinate_eval.coordinator.report.history import read_ledger
-from coordinate_eval.coordinator.report.ledger import Use
+from coordinate_eval.coordinator.report.history import read_time_ledger
 from coordinate_eval.coordinator.report.results import collect_results
+from coordinate_eval.coordinator.report.time_ledger import Use
 from coordinate_eval.coordinator.run.measurements import Scored, ShardDone, append_line
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress, read_run
@@ -70,7 +70,7 @@ def test_the_page_of_a_run_shows_what_happened_beside_the_plan(run_dir: RunDir) 
     run = read_run(run_dir)
     results = collect_results(run_dir, run)
     assert "cannot write" in write_report(run_dir, results)
-    results["ledger"] = read_ledger(run_dir, run, ended=True).model_dump(mode="json")
+    results["ledger"] = read_time_ledger(run_dir, run, ended=True).model_dump(mode="json")
     assert write_report(run_dir, results) == ""
     page = run_dir.report.read_text()
     assert hostile not in page
@@ -112,7 +112,7 @@ def test_a_table_and_what_to_change_next(run_dir: RunDir) -> None:
 
 def test_an_ended_run_keeps_its_ledger(run_dir: RunDir) -> None:
     run = make_run()
-    ended = read_ledger(run_dir, run, ended=True)
+    ended = read_time_ledger(run_dir, run, ended=True)
     # The trial that answered did not say that it ended: it was killed.
     assert ended.gpu_seconds[Use.REQUESTS] == pytest.approx(50, abs=0.1)
     results = collect_results(run_dir, run) | {"ledger": ended.model_dump(mode="json")}
@@ -124,11 +124,11 @@ def test_an_ended_run_keeps_its_ledger(run_dir: RunDir) -> None:
 
 def test_a_run_that_is_resumed_for_its_scores_holds_no_gpu(run_dir: RunDir) -> None:
     run = make_run(created=time.time() - SECONDS)
-    assert read_ledger(run_dir, run, ended=True).total_gpu_seconds > 0
+    assert read_time_ledger(run_dir, run, ended=True).total_gpu_seconds > 0
     trial = _files.read_record(run_dir.trial("n1-0"), TrialProgress)
     _files.write_record(run_dir.trial("n1-0"), trial.model_copy(update={"state": "ended"}))
     _files.write(run_dir.resumed, "")
-    resumed = read_ledger(run_dir, run, ended=True)
+    resumed = read_time_ledger(run_dir, run, ended=True)
     assert resumed.total_gpu_seconds == 0
     assert resumed.cpu_seconds == {"building": 0.0, "metrics": 0.0, "scoring": 0.0}
     assert resumed.advice == "no GPU was asked for"

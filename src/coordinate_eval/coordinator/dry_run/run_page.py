@@ -19,8 +19,8 @@ from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.coordinator.planning.simulate import simulate
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.history import begin_of, read_asked
-from coordinate_eval.coordinator.report.ledger import Asked, Ledger, Row, Use, rows
 from coordinate_eval.coordinator.report.samples import Card
+from coordinate_eval.coordinator.report.time_ledger import Asked, Row, TimeLedger, Use, rows
 from coordinate_eval.coordinator.run.measurements import ShardDone, read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -42,7 +42,7 @@ def write_report(run_dir: RunDir, results: Mapping[str, Any], samples: Sequence[
     Return why it could not be written, an empty string if it was: the run itself has ended well.
     """
     try:
-        run, ledger = read_run(run_dir), Ledger.model_validate(results["ledger"])
+        run, ledger = read_run(run_dir), TimeLedger.model_validate(results["ledger"])
         plan = _files.read_record_if_there(run_dir.plan, PlanFile)
         begin = begin_of(run_dir, run)
         asked = read_asked(run_dir, run, ended=True)
@@ -58,7 +58,9 @@ def write_report(run_dir: RunDir, results: Mapping[str, Any], samples: Sequence[
     return ""
 
 
-def happened(run_dir: RunDir, begin: float, asked: Sequence[Asked], ledger: Ledger) -> list[Lane]:
+def happened(
+    run_dir: RunDir, begin: float, asked: Sequence[Asked], ledger: TimeLedger
+) -> list[Lane]:
     """Return what each trial of these rounds did, in seconds from the submission at `begin`."""
     lanes = []
     for row in rows(begin, asked, begin + ledger.seconds):
@@ -71,7 +73,7 @@ def happened(run_dir: RunDir, begin: float, asked: Sequence[Asked], ledger: Ledg
 def render(
     run: Run,
     plan: PlanFile | None,
-    ledger: Ledger,
+    ledger: TimeLedger,
     lanes: list[Lane],
     results: Mapping[str, Any],
     planned_at: float,

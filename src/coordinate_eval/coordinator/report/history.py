@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.report.ledger import Asked, JudgeUse, Ledger, Life, sum_up
 from coordinate_eval.coordinator.report.results import read_results
+from coordinate_eval.coordinator.report.time_ledger import Asked, JudgeUse, Life, TimeLedger, sum_up
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.portions import portions_with_questions
 from coordinate_eval.coordinator.run.jobs import trials_of
@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.records import Answer, DatasetRequests
 
 
-def read_ledger(run_dir: RunDir, run: Run, *, ended: bool) -> Ledger:
+def read_time_ledger(run_dir: RunDir, run: Run, *, ended: bool) -> TimeLedger:
     """Return the ledger of a run that has ended just now, or goes on.
 
     A run that was resumed counts from then on: nobody waited for it before.
@@ -131,7 +131,7 @@ def _gpu_seconds_of_judges(run_dir: RunDir) -> Iterator[float]:
         if results is not None and results.get("ledger"):
             yield results["ledger"]["total_gpu_seconds"]
         elif run is not None:
-            yield read_ledger(inner, run, ended=results is not None).total_gpu_seconds
+            yield read_time_ledger(inner, run, ended=results is not None).total_gpu_seconds
 
 
 def _answers(run_dir: RunDir, run: Run, begin: float, *, judged: bool) -> Iterator[Answer]:

@@ -8,7 +8,7 @@ from typing import Any
 from coordinate_eval import _files
 from coordinate_eval.cluster import Cluster, State, TaskStatus
 from coordinate_eval.coordinator.report import results as report
-from coordinate_eval.coordinator.report.history import read_ledger
+from coordinate_eval.coordinator.report.history import read_time_ledger
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
@@ -37,7 +37,7 @@ def write_results(
     results["scheduler_calls"] = dict(cluster.calls)
     results["ledger"] = None
     try:
-        results["ledger"] = read_ledger(run_dir, run, ended=True).model_dump(mode="json")
+        results["ledger"] = read_time_ledger(run_dir, run, ended=True).model_dump(mode="json")
     except Exception as error:  # where the GPU time went is no reason to have no results
         tell(f"cannot sum up the GPU time of this run: {error}")
     _files.write(run_dir.results, _files.pretty(results))

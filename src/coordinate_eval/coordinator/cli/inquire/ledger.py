@@ -13,9 +13,9 @@ from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli.inquire.runs import find_to_show
 from coordinate_eval.coordinator.cli.output import table_console, write_json
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.report.history import read_ledger
-from coordinate_eval.coordinator.report.ledger import Ledger
+from coordinate_eval.coordinator.report.history import read_time_ledger
 from coordinate_eval.coordinator.report.results import read_results
+from coordinate_eval.coordinator.report.time_ledger import TimeLedger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError
@@ -33,22 +33,22 @@ def show_ledger(name: str | None, settings: Settings, *, as_json: bool, follow: 
     with _owner.for_show() if foreign else contextlib.nullcontext():
         run, found = read_run(run_dir), _of_results(run_dir)
         if found is None:
-            found = read_ledger(run_dir, run, ended=False)
+            found = read_time_ledger(run_dir, run, ended=False)
     if as_json:
         write_json({"run": run.id, **found.model_dump(mode="json")})
     else:
         table_console().print(_shown(run.id, found), soft_wrap=True)
 
 
-def _of_results(run_dir: RunDir) -> Ledger | None:
+def _of_results(run_dir: RunDir) -> TimeLedger | None:
     """Return the ledger that a run was ended with, if it has ended."""
     results = read_results(run_dir)
     with contextlib.suppress(ValidationError):
-        return Ledger.model_validate((results or {}).get("ledger"))
+        return TimeLedger.model_validate((results or {}).get("ledger"))
     return None
 
 
-def _shown(run_id: str, found: Ledger) -> Group:
+def _shown(run_id: str, found: TimeLedger) -> Group:
     table = Table(title=f"run {escape(run_id)}: {duration(found.seconds)}", title_justify="left")
     table.add_column("GPU time")
     table.add_column("GPU hours", justify="right")

@@ -92,7 +92,7 @@ class JudgeUse(Record):
     )
 
 
-class Ledger(Record):
+class TimeLedger(Record):
     """The sums of a run, as `results.json` and `status --ledger` have them."""
 
     seconds: float = Field(description="from the submission to the last score, or until now")
@@ -129,7 +129,7 @@ def sum_up(
     end: float,
     cpu_seconds: dict[str, float],
     judge: JudgeUse | None = None,
-) -> Ledger:
+) -> TimeLedger:
     """Return the ledger of a run; for the arguments see `rows`."""
     found = list(rows(begin, rounds, end))
     seconds = dict.fromkeys(Use, 0.0)
@@ -143,7 +143,7 @@ def sum_up(
         for stretch in row.stretches
         if stretch.begin < asked
     )
-    return Ledger(
+    return TimeLedger(
         seconds=round(max(0.0, end - begin), 3),
         gpu_seconds={use: round(value, 3) for use, value in seconds.items()},
         total_gpu_seconds=round(sum(seconds.values()), 3),
