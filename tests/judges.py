@@ -162,3 +162,16 @@ def text_of(body: dict[str, Any]) -> str:
     with contextlib.suppress(KeyError, IndexError, TypeError):
         return str(body["messages"][0]["content"])
     return ""
+
+
+RATING_RUBRIC = """\
+prompts: {rating: "Rate from 1 to 10. Q: {{ question }} A: {{ answer }}"}
+patterns: '\\[\\[(\\d+)\\]\\]'
+scale: [1, 10]
+"""
+"""A rubric, as a suite's file, that finds the rating in what `rate` says."""
+
+
+def rate(body: dict[str, Any], number: int) -> Reply:
+    """The same words about the same answer."""
+    return says(f"[[{sum(text_of(body).encode()) % 10 + 1}]]")

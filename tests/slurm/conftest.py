@@ -1,11 +1,6 @@
 """A real controller and several slurmd on this machine."""
 
-import contextlib
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,35 +9,11 @@ import pytest
 from coordinate_eval.cluster import Job
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.settings import SlurmSettings
-from tests.dev_cluster import DevCluster, slurm_dev
-from tests.slurm.jobs import not_ended, wait_for
-
-
-def short_folder() -> Path:
-    """A new folder for a cluster; pytest's own have too long names for the sockets of jobs."""
-    return Path(tempfile.mkdtemp(prefix="slurm-"))
-
-
-@contextlib.contextmanager
-def cluster_of(**shape: object) -> Iterator[DevCluster]:
-    """Have a cluster of this shape up, with SLURM_CONF set; down afterwards."""
-    script = slurm_dev()
-    if os.geteuid() != 0 or shutil.which("slurmctld") is None:
-        words = f"needs Slurm, as root: {script.INSTALL}"
-        if os.environ.get("CI"):
-            pytest.fail(words)
-        pytest.skip(words)
-    cluster = script.DevCluster(short_folder(), script.Shape(**shape))
-    before = os.environ.get("SLURM_CONF")
-    try:
-        cluster.up()
-        os.environ["SLURM_CONF"] = str(cluster.conf)
-        yield cluster
-    finally:
-        cluster.down()
-        os.environ.pop("SLURM_CONF", None)
-        if before is not None:
-            os.environ["SLURM_CONF"] = before
+from tests.dev_cluster import DevCluster
+from tests.runs import until
+from tests.slurm.clusters import cluster_of
+from tests.slurm.jobs import not_ended
+from tests.slurm.runs import queue
 
 
 @pytest.fixture(scope="session")
@@ -59,13 +30,7 @@ def cluster(slurm_cluster: DevCluster) -> Iterator[SlurmCluster]:
     yield cluster
     cluster.cancel([task.job_id for task in not_ended(cluster)])
     # A job that has ended for the backend may still hold its cores: squeue lists it until then.
-    wait_for(lambda: not squeue(), "an empty cluster")
-
-
-def squeue() -> str:
-    """Return the lines of squeue: the jobs that wait, run, or have not left their nodes."""
-    done = subprocess.run(["squeue", "--noheader"], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
+    until(lambda: not queue(), "an empty cluster")
 
 
 @pytest.fixture

@@ -1,15 +1,10 @@
 """Jobs on a real controller: what they run, and waiting for what becomes of them."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.slurm.cluster import SlurmCluster
-from tests.runs import PATIENCE_SECONDS
-
-T = TypeVar("T")
+from tests.runs import until
 
 SLEEP = "import time; time.sleep(36000)"
 
@@ -29,20 +24,12 @@ time.sleep(36000)
 """
 
 
-def wait_for(ask: Callable[[], T], what: str) -> T:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (answer := ask()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.1)
-    return answer
-
-
 def not_ended(cluster: SlurmCluster, prefix: str = "") -> list[TaskStatus]:
     return [task for task in cluster.poll(prefix) if task.state is not State.ENDED]
 
 
 def await_end(cluster: SlurmCluster, name: str) -> None:
-    wait_for(lambda: cluster.poll(name) and not not_ended(cluster, name), f"the end of {name}")
+    until(lambda: cluster.poll(name) and not not_ended(cluster, name), f"the end of {name}")
 
 
 def await_running(cluster: SlurmCluster, name: str) -> list[TaskStatus]:
@@ -50,7 +37,7 @@ def await_running(cluster: SlurmCluster, name: str) -> list[TaskStatus]:
         tasks = cluster.poll(name)
         return tasks if {task.state for task in tasks} == {State.RUNNING} else []
 
-    return wait_for(all_run, f"{name} to run")
+    return until(all_run, f"{name} to run")
 
 
 def witness(path: Path, lines: int) -> list[list[str]]:
@@ -61,4 +48,4 @@ def witness(path: Path, lines: int) -> list[list[str]]:
         words = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
         return words if len(words) >= lines else []
 
-    return wait_for(read, f"{lines} lines in {path}")
+    return until(read, f"{lines} lines in {path}")

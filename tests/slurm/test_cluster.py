@@ -16,7 +16,8 @@ from coordinate_eval.slurm.cluster import SlurmCluster, slurm_configured
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
 from tests.dev_cluster import DevCluster
-from tests.slurm.jobs import SLEEP, await_end, await_running, not_ended, wait_for
+from tests.runs import until
+from tests.slurm.jobs import SLEEP, await_end, await_running, not_ended
 
 HOSTILE = "a 'b' \"c\" 100%j %%A $(touch pwned) `id` #\n#SBATCH --hold\n\r\n ; é"
 
@@ -36,7 +37,7 @@ def nodes_when_free(cluster: SlurmCluster, *names: str) -> Nodes:
         nodes, busy = cluster.nodes()
         return (nodes, busy) if [node.name for node in nodes] == list(names) else None
 
-    found = wait_for(read, f"{names} to be free, and no others")
+    found = until(read, f"{names} to be free, and no others")
     assert found is not None
     return found
 
@@ -185,7 +186,7 @@ def test_poll_tells_pending_running_and_ended(
     await_running(cluster, "poll|runs")
     waits = cluster.submit(job(SLEEP, name="poll|waits", node="node3", gpus=5, count=2))
     cluster.submit(job("", name="unlike"))
-    wait_for(
+    until(
         lambda: all(task.reason == "Resources" for task in cluster.poll("poll|waits")[:1]),
         "a reason",
     )
@@ -212,9 +213,7 @@ def test_cancel_ends_tasks_and_knows_no_wrong_id(
     await_running(cluster, name)
     cluster.cancel([])
     cluster.cancel(["999999", "nonsense", "--signal=USR1", f"{job_id}_1"])
-    wait_for(
-        lambda: {task.index for task in not_ended(cluster, name)} == {0, 2}, "the end of task 1"
-    )
+    until(lambda: {task.index for task in not_ended(cluster, name)} == {0, 2}, "the end of task 1")
     cluster.cancel([job_id])
     await_end(cluster, name)
     cluster.cancel([job_id, f"{job_id}_1"])
@@ -334,5 +333,5 @@ def test_a_silent_controller_is_no_answer_and_jobs_survive_it(
     finally:
         monkeypatch.setenv("SLURM_CONF", str(slurm_cluster.conf))
         slurm_cluster.start_controller()
-    (task,) = wait_for(lambda: cluster.poll(name), "the job")
+    (task,) = until(lambda: cluster.poll(name), "the job")
     assert (task.job_id, task.state) == (job_id, State.RUNNING)

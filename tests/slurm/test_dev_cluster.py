@@ -10,7 +10,7 @@ import pytest
 
 from tests.dev_cluster import SCRIPT, DevCluster
 from tests.runs import until
-from tests.slurm.conftest import short_folder
+from tests.slurm.clusters import short_folder
 
 
 def slurm_dev(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:

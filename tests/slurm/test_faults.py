@@ -19,12 +19,10 @@ import yaml
 
 from coordinate_eval.coordinator.workers.on_node import node_memory
 from tests.dev_cluster import DevCluster
-from tests.judges import Judge, Reply
+from tests.judges import RATING_RUBRIC, Judge, Reply, rate
 from tests.random_examples import LONG
 from tests.runs import Workspace, processes, scores, times_answered, until
-from tests.slurm.test_judge import RUBRIC, rate
-from tests.slurm.test_picky_site import picky_site
-from tests.slurm.test_runs import SLOW, TASKS, all_gone, queue
+from tests.slurm.runs import FOUR_TASKS, SLOW, all_gone, picky_site, queue
 
 QUICK = [3, 20]
 """Schedules without faults that are only noticed after a minute."""
@@ -195,9 +193,9 @@ def judge(user: Workspace) -> Iterator[Judge]:
 @pytest.fixture(scope="module")
 def suite(user: Workspace) -> Path:
     """The usual datasets, and one that a judge rates."""
-    content = yaml.safe_load(user.suite(*TASKS, "tiny_talk").read_text())
+    content = yaml.safe_load(user.suite(*FOUR_TASKS, "tiny_talk").read_text())
     content["datasets"][-1]["rubric"] = "rubric.yaml"
-    (user.folder / "rubric.yaml").write_text(RUBRIC)
+    (user.folder / "rubric.yaml").write_text(RATING_RUBRIC)
     path = user.folder / "judged.yaml"
     path.write_text(yaml.safe_dump(content))
     return path

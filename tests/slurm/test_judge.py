@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.dev_cluster import DevCluster
-from tests.judges import Judge, Reply, says, text_of
+from tests.judges import RATING_RUBRIC, Judge, Reply, rate
 from tests.runs import (
     Workspace,
     kill,
@@ -20,19 +20,9 @@ from tests.runs import (
     scores,
     until,
 )
-from tests.slurm.test_runs import TASKS as OTHERS
+from tests.slurm.runs import FOUR_TASKS
 
-RUBRIC = """\
-prompts: {rating: "Rate from 1 to 10. Q: {{ question }} A: {{ answer }}"}
-patterns: '\\[\\[(\\d+)\\]\\]'
-scale: [1, 10]
-"""
 KEY = "sk-a-secret-of-the-judge"
-
-
-def rate(body: dict[str, Any], number: int) -> Reply:
-    """The same words about the same answer."""
-    return says(f"[[{sum(text_of(body).encode()) % 10 + 1}]]")
 
 
 def rate_three(body: dict[str, Any], number: int) -> Reply:
@@ -58,11 +48,11 @@ def nothing_kept(user: Workspace) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def suite(user: Workspace) -> Path:
     """A conversation that a judge rates, beside another dataset."""
-    path = user.suite(OTHERS[0], "tiny_talk")
+    path = user.suite(FOUR_TASKS[0], "tiny_talk")
     content = yaml.safe_load(path.read_text())
     content["datasets"][1]["rubric"] = "rubric.yaml"
     path.write_text(yaml.safe_dump(content))
-    (path.parent / "rubric.yaml").write_text(RUBRIC)
+    (path.parent / "rubric.yaml").write_text(RATING_RUBRIC)
     return path
 
 
@@ -130,7 +120,7 @@ def test_a_run_whose_judge_is_away_goes_on_with_one_that_has_moved(
     why = ended["missing"]["tiny_talk"]
     assert "waits for its judge: connection refused at http://127.0.0.1" in why
     assert "coordinate-eval resume" in why
-    assert ended["results"][OTHERS[0]] == expected[OTHERS[0]]
+    assert ended["results"][FOUR_TASKS[0]] == expected[FOUR_TASKS[0]]
     refused = user.call("resume", run, status=2)
     assert "JUDGE_KEY" in refused.stderr, "the key is not in this shell"
     with Judge(rate, models=["judge"], key=KEY) as server:
@@ -146,5 +136,5 @@ def test_a_judge_that_refuses_costs_only_its_datasets(user: Workspace, suite: Pa
     with Judge(rate, models=["another"], key=KEY) as server:
         ended = results(submit(user, suite, server.url, "refused"))
     assert "no model 'judge'" in ended["missing"]["tiny_talk"]
-    assert OTHERS[0] in ended["results"]
+    assert FOUR_TASKS[0] in ended["results"]
     assert server.asked == []

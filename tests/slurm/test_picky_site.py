@@ -1,37 +1,18 @@
 """A run where Slurm refuses jobs: for a while, or because they ask for no GPU."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, scores, until
-
-FAKES = Path(__file__).parents[1] / "fakes"
+from tests.slurm.runs import picky_site
 
 
 @pytest.fixture
 def workspace(slurm_cluster: DevCluster, tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
-
-
-def picky_site(folder: Path) -> dict[str, str]:
-    """Variables of a run whose site refuses jobs, those with GPUs while there is `folder/full`."""
-    real = shutil.which("sbatch")
-    assert real is not None
-    commands = folder / "bin"
-    commands.mkdir(exist_ok=True)
-    (commands / "sbatch").unlink(missing_ok=True)
-    (commands / "sbatch").symlink_to(FAKES / "picky_sbatch")
-    return {
-        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
-        "COORDINATE_EVAL_SLURM_ENVIRONMENT": '["REAL_SBATCH", "FULL"]',
-        "REAL_SBATCH": real,
-        "FULL": str(folder / "full"),
-    }
 
 
 def test_a_run_waits_for_its_turn_and_needs_no_keeper(workspace: Workspace) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, scores, until
-from tests.slurm.conftest import cluster_of
+from tests.slurm.clusters import cluster_of
 from tests.tiny import tiny_model
 
 

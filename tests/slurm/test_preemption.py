@@ -12,8 +12,8 @@ import pytest
 
 from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, claimant, scores, times_answered, trials, until
-from tests.slurm.conftest import cluster_of
-from tests.slurm.test_runs import TASKS, all_gone, pending, queue
+from tests.slurm.clusters import cluster_of
+from tests.slurm.runs import FOUR_TASKS, all_gone, pending, queue, times
 
 CORES = 32
 
@@ -26,7 +26,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 @pytest.fixture(scope="module")
 def expected(slurm_cluster: DevCluster, user: Workspace) -> dict[str, Any]:
     """Scores of an undisturbed run."""
-    found = scores(user.submit(user.suite(*TASKS), "--max-gpus", 2))
+    found = scores(user.submit(user.suite(*FOUR_TASKS), "--max-gpus", 2))
     all_gone(user)
     return found
 
@@ -41,7 +41,7 @@ def run(
     with cluster_of(nodes=2, gpus=2, cpus=CORES, preempt=mode) as cluster:
         user.environ["SLURM_CONF"] = str(cluster.conf)
         run = user.submit(
-            user.suite(*TASKS), "--nodes", "node1", "--max-gpus", 2, "--engine-args",
+            user.suite(*FOUR_TASKS), "--nodes", "node1", "--max-gpus", 2, "--engine-args",
             json.dumps({"times": str(user.folder / "times.json"), "concurrency": 1}),
             "--run-dir", user.folder / mode,
             COORDINATE_EVAL_TRIAL_LEAST_GAIN_SECONDS="86400",  # nobody answers for a slow one
@@ -81,12 +81,6 @@ def test_a_run_whose_cores_are_taken_goes_on_where_it_was(
     assert sum(trial.responses for trial in trials(run)) == len(times_answered(run))
     assert not list(run.glob("claims/outputs/*/*.revoked"))
     all_gone(user)
-
-
-def times(user: Workspace, *, seconds: float) -> None:
-    """Have engines that start from now on take so long for each request."""
-    found = {task: {"seconds_per_request": seconds} for task in TASKS}
-    (user.folder / "times.json").write_text(json.dumps(found))
 
 
 def urgent(run: Path, *what: str) -> str:

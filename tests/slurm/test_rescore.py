@@ -7,7 +7,7 @@ import pytest
 
 from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, kill, processes, scores, until
-from tests.slurm.test_runs import TASKS as NAMES
+from tests.slurm.runs import FOUR_TASKS
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def user(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def finished(user: Workspace) -> Path:
-    run = user.submit(user.suite(*NAMES), "--run-dir", user.folder / "finished")
+    run = user.submit(user.suite(*FOUR_TASKS), "--run-dir", user.folder / "finished")
     scores(run)
     return run
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.dev_cluster import DevCluster
-from tests.runs import TASKS as FOLDER
 from tests.runs import (
+    TASKS,
     Pause,
     Workspace,
     begun,
@@ -23,11 +23,8 @@ from tests.runs import (
     scores,
     until,
 )
+from tests.slurm.runs import FOUR_TASKS, SLOW, all_gone, pending, queue
 from tests.tiny import tiny_model
-
-TASKS = ("tiny_choice", "tiny_cloze", "tiny_code", "tiny_sums")
-SLOW = ("--engine-args", '{"seconds_per_request": 0.2}')
-"""So that no trial has done everything before the others begin, in runs that nothing holds up."""
 
 
 @pytest.fixture(scope="module")
@@ -39,30 +36,17 @@ def workspace(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def expected(workspace: Workspace) -> dict[str, Any]:
     """Scores of an undisturbed run."""
-    run = workspace.submit(workspace.suite(*TASKS), "--max-gpus", 4)
+    run = workspace.submit(workspace.suite(*FOUR_TASKS), "--max-gpus", 4)
     found = scores(run)
     all_gone(workspace)
     return found
 
 
-def all_gone(workspace: Workspace) -> None:
-    """Wait for an empty queue, and check that the nodes' memory is empty."""
-    until(lambda: not queue(), "an empty queue")
-    assert list(workspace.memory.iterdir()) == []
-
-
-def queue() -> list[str]:
-    answer = subprocess.run(
-        ["squeue", "-h", "-r", "-o", "%i %j %T %N"], capture_output=True, text=True, check=True
-    )
-    return answer.stdout.splitlines()
-
-
 def test_four_nodes_share_a_suite(workspace: Workspace, expected: dict[str, Any]) -> None:
     pause = workspace.pause("four nodes")
     run = workspace.submit(
-        workspace.suite(*TASKS), *pause.args, "--max-gpus", 8, "--nodes", "node[1-4]", "--run-dir",
-        workspace.folder / "four \"nodes\"\nand a line",
+        workspace.suite(*FOUR_TASKS), *pause.args, "--max-gpus", 8, "--nodes", "node[1-4]",
+        "--run-dir", workspace.folder / "four \"nodes\"\nand a line",
         COORDINATE_EVAL_TRIAL_MEMORY_GIB="400",
         COORDINATE_EVAL_AFTER_RUN='["sh", "-c", "cat \\"$0\\"/results.json"]',
     )  # fmt: skip
@@ -106,7 +90,7 @@ def test_others_can_write_nothing_whatever_the_umask(workspace: Workspace) -> No
 
 
 def test_asking_again_runs_nothing(workspace: Workspace, expected: dict[str, Any]) -> None:
-    suite = workspace.suite(*TASKS)
+    suite = workspace.suite(*FOUR_TASKS)
     done = workspace.call("run", tiny_model(), "--suite", suite, "--max-gpus", 4, "--json")
     assert json.loads(done.stdout)["results"] == expected
     assert queue() == []
@@ -115,7 +99,7 @@ def test_asking_again_runs_nothing(workspace: Workspace, expected: dict[str, Any
 def test_a_killed_trial_loses_nothing(workspace: Workspace, expected: dict[str, Any]) -> None:
     pause = workspace.pause("trial")
     run = workspace.submit(
-        workspace.suite(*TASKS), *pause.args, "--max-gpus", 3, "--run-dir",
+        workspace.suite(*FOUR_TASKS), *pause.args, "--max-gpus", 3, "--run-dir",
         workspace.folder / "trial",
     )  # fmt: skip
     claims = until(lambda: list(run.glob("claims/outputs/*/*.json")), "a claim")
@@ -170,10 +154,10 @@ def test_a_killed_build_job_is_replaced(workspace: Workspace, expected: dict[str
     own, hold = workspace.folder / "held tasks", workspace.folder / "hold"
     own.mkdir()
     hold.touch()
-    text = (FOLDER / f"{TASKS[0]}.yaml").read_text()
-    (own / f"{TASKS[0]}.yaml").write_text(f"{text}process_docs: !function held.documents\n")
+    text = (TASKS / f"{FOUR_TASKS[0]}.yaml").read_text()
+    (own / f"{FOUR_TASKS[0]}.yaml").write_text(f"{text}process_docs: !function held.documents\n")
     (own / "held.py").write_text(HELD.format(file=str(hold)))
-    suite = yaml.safe_load(workspace.suite(*TASKS).read_text())
+    suite = yaml.safe_load(workspace.suite(*FOUR_TASKS).read_text())
     suite["include_path"].append(str(own))
     file = workspace.folder / "held.yaml"
     file.write_text(yaml.safe_dump(suite))
@@ -181,7 +165,7 @@ def test_a_killed_build_job_is_replaced(workspace: Workspace, expected: dict[str
         file, "--max-gpus", 2, "--run-dir", workspace.folder / "rebuilt",
         COORDINATE_EVAL_CACHE_DIR=str(workspace.folder / "another cache"),
     )  # fmt: skip
-    (claim,) = until(lambda: list(run.glob(f"claims/requests/{TASKS[0]}/*.json")), "a claim")
+    (claim,) = until(lambda: list(run.glob(f"claims/requests/{FOUR_TASKS[0]}/*.json")), "a claim")
     kill([json.loads(claim.read_text())["pid"]])
     hold.unlink()
     assert scores(run) == expected
@@ -193,7 +177,7 @@ def paused(workspace: Workspace, name: str, **environ: str) -> tuple[Path, Pause
     """A run on two GPUs that has begun and does not end before its pause."""
     pause = workspace.pause(name)
     run = workspace.submit(
-        workspace.suite(*TASKS), *pause.args, "--max-gpus", 2, "--run-dir",
+        workspace.suite(*FOUR_TASKS), *pause.args, "--max-gpus", 2, "--run-dir",
         workspace.folder / name, **environ,
     )  # fmt: skip
     return begun(run), pause
@@ -223,7 +207,7 @@ def test_a_checkpoint_may_go_once_it_is_staged(
     shutil.copytree(tiny_model(), checkpoint)
     pause = workspace.pause("gone")
     done = workspace.call(
-        "run", checkpoint, "--suite", workspace.suite(*TASKS), *pause.args, "--max-gpus", 1,
+        "run", checkpoint, "--suite", workspace.suite(*FOUR_TASKS), *pause.args, "--max-gpus", 1,
         "--run-dir", workspace.folder / "gone",
     )  # fmt: skip
     run = begun(Path(done.stdout.rstrip("\n")))
@@ -277,7 +261,7 @@ def test_a_silent_controller_is_waited_for(
 
 def test_whole_nodes(workspace: Workspace, expected: dict[str, Any]) -> None:
     run = workspace.submit(
-        workspace.suite(*TASKS), *SLOW, "--max-gpus", 3, "--partition", "whole", "--run-dir",
+        workspace.suite(*FOUR_TASKS), *SLOW, "--max-gpus", 3, "--partition", "whole", "--run-dir",
         workspace.folder / "whole", COORDINATE_EVAL_SLURM_CPU_PARTITION="low",
     )  # fmt: skip
     assert scores(run) == expected
@@ -292,7 +276,7 @@ def test_waiting_here_shows_progress_and_results(
     workspace: Workspace, expected: dict[str, Any]
 ) -> None:
     done = workspace.call(
-        "run", tiny_model(), "--suite", workspace.suite(*TASKS), "--max-gpus", 2, "--wait",
+        "run", tiny_model(), "--suite", workspace.suite(*FOUR_TASKS), "--max-gpus", 2, "--wait",
         "--run-dir", workspace.folder / "waited", "--json",
     )  # fmt: skip
     assert json.loads(done.stdout)["results"] == expected
@@ -308,18 +292,13 @@ def fill(folder: Path) -> str:
     ).stdout.strip()  # fmt: skip
 
 
-def pending(what: str) -> bool:
-    """Return whether a job with this in its name is pending."""
-    return any(what in line and "PENDING" in line for line in queue())
-
-
 def test_nothing_free_says_so_and_a_queued_run_waits(
     workspace: Workspace, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     busy = fill(tmp_path)
     try:
         until(lambda: any("RUNNING" in line for line in queue()), "busy GPUs")
-        args = ("run", tiny_model(), "--suite", workspace.suite(*TASKS), "--max-gpus", 2)
+        args = ("run", tiny_model(), "--suite", workspace.suite(*FOUR_TASKS), "--max-gpus", 2)
         where = ("--run-dir", workspace.folder / "queued")
         done = workspace.call(*args, *where, status=2)
         assert "node1, node2, node3, node4: 8 of 8 GPUs in use" in done.stderr
@@ -344,8 +323,8 @@ def test_nothing_free_says_so_and_a_queued_run_waits(
 def test_a_refusal_is_passed_on_and_leaves_nothing(workspace: Workspace) -> None:
     run = workspace.folder / "refused"
     done = workspace.call(
-        "run", tiny_model(), "--suite", workspace.suite(*TASKS), "--max-gpus", 2, "--run-dir", run,
-        status=2, COORDINATE_EVAL_SLURM_EXTRA_ARGS='["--reservation=nobody"]',
+        "run", tiny_model(), "--suite", workspace.suite(*FOUR_TASKS), "--max-gpus", 2,
+        "--run-dir", run, status=2, COORDINATE_EVAL_SLURM_EXTRA_ARGS='["--reservation=nobody"]',
     )  # fmt: skip
     assert "reservation" in done.stderr.lower()
     assert "Traceback" not in done.stderr
@@ -360,7 +339,7 @@ def test_another_checkpoints_directory_is_refused(
     copy.mkdir()
     for file in tiny_model().iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
-    args = ("--suite", workspace.suite(*TASKS), "--run-dir", workspace.folder / "waited")
+    args = ("--suite", workspace.suite(*FOUR_TASKS), "--run-dir", workspace.folder / "waited")
     done = workspace.call("run", copy, *args, status=2)
     assert str(copy) in done.stderr
     assert "--run-dir" in done.stderr

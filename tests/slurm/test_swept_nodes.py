@@ -9,7 +9,7 @@ import pytest
 
 from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, processes, results, trials, until
-from tests.slurm.test_runs import all_gone, queue
+from tests.slurm.runs import all_gone, queue
 
 
 @pytest.fixture

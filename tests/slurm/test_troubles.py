@@ -22,8 +22,7 @@ from tests.runs import (
     trials,
     until,
 )
-from tests.slurm.test_preemption import times
-from tests.slurm.test_runs import TASKS, all_gone
+from tests.slurm.runs import FOUR_TASKS, all_gone, times
 from tests.tiny import need, tiny_model
 
 
@@ -35,7 +34,7 @@ def user(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def expected(user: Workspace) -> dict[str, Any]:
     """Scores of an undisturbed run."""
-    found = scores(user.submit(user.suite(*TASKS), "--max-gpus", 2))
+    found = scores(user.submit(user.suite(*FOUR_TASKS), "--max-gpus", 2))
     all_gone(user)
     return found
 
@@ -45,7 +44,7 @@ def test_a_trial_that_hangs_is_ended_and_others_take_its_shards(
 ) -> None:
     pause = user.pause("hangs")
     run = user.submit(
-        user.suite(*TASKS), *pause.args, "--max-gpus", 2, "--run-dir", user.folder / "hangs",
+        user.suite(*FOUR_TASKS), *pause.args, "--max-gpus", 2, "--run-dir", user.folder / "hangs",
         COORDINATE_EVAL_TRIAL_HANG_MINUTES="0.4",
         COORDINATE_EVAL_TRIAL_HANG_FACTOR="1",
         COORDINATE_EVAL_TRIAL_LEAST_GAIN_SECONDS="86400",  # the other one does not wait for it
@@ -90,7 +89,7 @@ def test_an_item_that_ends_engines_costs_only_its_own_dataset(
     user: Workspace, expected: dict[str, Any]
 ) -> None:
     run = user.submit(
-        user.suite(*TASKS), "--engine-args", '{"fail_at": ["tiny_sums:7"]}', "--max-gpus", 2,
+        user.suite(*FOUR_TASKS), "--engine-args", '{"fail_at": ["tiny_sums:7"]}', "--max-gpus", 2,
         "--run-dir", user.folder / "runs" / "bad item",
     )  # fmt: skip
     found = results(run)
@@ -127,7 +126,7 @@ def test_a_trial_that_is_lost_is_replaced_while_another_goes_on(
 
 def long_suite(user: Workspace) -> Path:
     """The usual suite, with so much work by its own figures that another trial always pays."""
-    suite = yaml.safe_load(user.suite(*TASKS).read_text())
+    suite = yaml.safe_load(user.suite(*FOUR_TASKS).read_text())
     for dataset in suite["datasets"]:
         dataset["prior"] = {"gpu_seconds": 9000}
     path = user.folder / "long.yaml"

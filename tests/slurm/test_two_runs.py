@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, scores, until
-from tests.slurm.test_runs import queue
+from tests.slurm.runs import queue
 
 
 def nodes_of(run: Path) -> set[str]:

@@ -13,8 +13,7 @@ from tests.dozen import LANGUAGES, PROBLEMS, humaneval_x
 from tests.judges import Judge, Reply, says
 from tests.languages import need
 from tests.runs import TASKS, Workspace, results
-from tests.slurm.test_runs import TASKS as OTHERS
-from tests.slurm.test_runs import all_gone
+from tests.slurm.runs import FOUR_TASKS, all_gone
 
 pytest.importorskip("lm_eval")
 
@@ -77,7 +76,7 @@ class Data:
         folder = self.folder / "tasks"
         folder.mkdir()
         shipped = shipped_folder() / "tasks"
-        datasets: list[dict[str, Any]] = [{"name": name, "task": name} for name in OTHERS]
+        datasets: list[dict[str, Any]] = [{"name": name, "task": name} for name in FOUR_TASKS]
         for name, files in self.files.items():
             paths = {key: self._written(f"{name}-{key}", text) for key, text in files.items()}
             self._task(name, shipped, dataset_kwargs={"data_files": paths})
@@ -125,7 +124,7 @@ def test_datasets_with_judges_and_compilers_are_scored_beside_others(
     assert found["complete"], found["missing"]
     assert not found["missing"]
     scored = found["results"]
-    assert {*OTHERS, *JUDGED, "humaneval_x"} <= scored.keys()
+    assert {*FOUR_TASKS, *JUDGED, "humaneval_x"} <= scored.keys()
     asked = {name: len(data.files[name]["questions"]) * times for name, times in JUDGED.items()}
     assert {name: judge["questions"] for name, judge in found["judge"].items()} == asked
     assert {judge["without_verdict"] for judge in found["judge"].values()} == {0}

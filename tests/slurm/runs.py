@@ -1,0 +1,58 @@
+"""Whole runs on a real controller: their tasks, their pace, the queue, and a site that refuses."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.runs import Workspace, until
+
+FAKES = Path(__file__).parents[1] / "fakes"
+
+FOUR_TASKS = ("tiny_choice", "tiny_cloze", "tiny_code", "tiny_sums")
+"""One of each kind: choices, likelihoods, programs, and texts."""
+
+SLOW = ("--engine-args", '{"seconds_per_request": 0.2}')
+"""So that no trial has done everything before the others begin, in runs that nothing holds up."""
+
+
+def all_gone(workspace: Workspace) -> None:
+    """Wait for an empty queue, and check that the nodes' memory is empty."""
+    until(lambda: not queue(), "an empty queue")
+    assert list(workspace.memory.iterdir()) == []
+
+
+def queue() -> list[str]:
+    """Return the tasks that wait, run, or have not left their nodes: id, job, state and node."""
+    answer = subprocess.run(
+        ["squeue", "-h", "-r", "-o", "%i %j %T %N"], capture_output=True, text=True, check=True
+    )
+    return answer.stdout.splitlines()
+
+
+def pending(what: str) -> bool:
+    """Return whether a job with this in its name is pending."""
+    return any(what in line and "PENDING" in line for line in queue())
+
+
+def picky_site(folder: Path) -> dict[str, str]:
+    """Variables of a run whose site refuses jobs, those with GPUs while there is `folder/full`."""
+    real = shutil.which("sbatch")
+    assert real is not None
+    commands = folder / "bin"
+    commands.mkdir(exist_ok=True)
+    (commands / "sbatch").unlink(missing_ok=True)
+    (commands / "sbatch").symlink_to(FAKES / "picky_sbatch")
+    return {
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "COORDINATE_EVAL_SLURM_ENVIRONMENT": '["REAL_SBATCH", "FULL"]',
+        "REAL_SBATCH": real,
+        "FULL": str(folder / "full"),
+    }
+
+
+def times(user: Workspace, *, seconds: float) -> None:
+    """Have engines that start from now on take so long for each request."""
+    found = {task: {"seconds_per_request": seconds} for task in FOUR_TASKS}
+    (user.folder / "times.json").write_text(json.dumps(found))
