@@ -383,7 +383,8 @@ def test_an_unknown_task_is_named_with_its_neighbours_and_what_could_not_be_read
         ({"dataset_kwargs": {"data_files": {"test": "/nowhere/x.jsonl"}}}, "/nowhere/x.jsonl"),
         ({"doc_to_text": "{{q"}, "Syntax"),
         ({"output_type": "essay"}, "essay"),
-        ({"test_split": "exam"}, "exam"),
+        ({"test_split": "exam"}, "no split 'exam', only 'test'"),
+        ({"fewshot_split": "train", "num_fewshot": 1}, "no split 'train', only 'test'"),
         ({"metric_list": [{"metric": "no_such_metric", "aggregation": "mean"}]}, "no_such_metric"),
         ({"generation_kwargs": {"until": {"a": 1}}}, "until"),
     ],
@@ -403,7 +404,7 @@ def test_a_dataset_without_items_is_refused(evaluator: Evaluators, tmp_path: Pat
     with pytest.raises(UserError, match=r"'own'.*no items"):
         _build(evaluator(tmp_path), dataset.model_copy(update={"limit": 0}))
     (tmp_path / "data's here.jsonl").write_text("")
-    with pytest.raises(UserError, match="'own'"):
+    with pytest.raises(UserError, match=r"(?s)'own'.*data file .*data's here.jsonl is empty"):
         _build(evaluator(tmp_path), dataset)
 
 

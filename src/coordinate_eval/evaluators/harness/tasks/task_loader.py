@@ -28,6 +28,7 @@ from coordinate_eval.evaluators.harness.code_eval import asks_code_eval, stand_i
 from coordinate_eval.evaluators.harness.prompts.conversation import Conversation
 from coordinate_eval.evaluators.harness.prompts.template_cache import compiled_once
 from coordinate_eval.evaluators.harness.standard_errors import bootstrapped_here
+from coordinate_eval.evaluators.harness.tasks.data_files import data_sources
 from coordinate_eval.evaluators.harness.tasks.judged_task import NOBODY, Count, JudgedTask, Panel
 from coordinate_eval.evaluators.harness.tasks.scripts import refuse_scripts
 from coordinate_eval.evaluators.harness.tasks.task_index import own_tasks
@@ -306,6 +307,8 @@ def _explained(dataset: Dataset, name: str) -> Iterator[None]:
 
 def _explanation(dataset: Dataset, name: str, error: Exception, *, offline: bool) -> str:
     culprit = f"dataset {dataset.name!r}: task {name!r} cannot be loaded"
+    task: Task | None = None
+    asked: object = None
     # The innermost index entry on the stack belongs to the leaf task that failed.
     for frame, _ in traceback.walk_tb(error.__traceback__):
         entry = frame.f_locals.get("entry")
@@ -314,6 +317,10 @@ def _explanation(dataset: Dataset, name: str, error: Exception, *, offline: bool
             culprit = f"dataset {dataset.name!r}: task {entry.name!r}{source} cannot be loaded"
         if frame.f_code.co_name == "doc_to_target" and isinstance(error, TypeError):
             return f'{culprit}: it has no doc_to_target; without targets, set it to ""'
+        asked = frame.f_locals.get("self")
+        task = asked if isinstance(asked, Task) else task
+    if task is not None and (wrong := _wrong_data(task, error, asked)):
+        return f"{culprit}: {wrong}"
     words = in_words(error)
     if offline:
         return (
@@ -324,6 +331,26 @@ def _explanation(dataset: Dataset, name: str, error: Exception, *, offline: bool
     if isinstance(error, IndexError):
         return f"{culprit}: it has no items, or asks for one beyond the last: {words}"
     return f"{culprit}: {words}"
+
+
+def _wrong_data(task: Task, error: Exception, asked: object) -> str:
+    """Return what is wrong with the data of a task, empty if that is not why it failed.
+
+    `asked` is the object in whose method it failed.
+    """
+    splits = getattr(task, "dataset", None)
+    if isinstance(error, KeyError) and isinstance(splits, dict) and asked is splits:
+        there = ", ".join(map(repr, splits))
+        return (
+            f"its data has no split {error.args[0]!r}, only {there}: name one of these in "
+            "test_split, validation_split, training_split or fewshot_split"
+        )
+    config = getattr(task, "_config", None)
+    sources = data_sources(
+        getattr(config, "dataset_path", None), getattr(config, "dataset_kwargs", None)
+    )
+    empty = [path for path, state in sources.items() if state.startswith("0 ")]
+    return f"its data file {empty[0]} is empty: write its documents again" if empty else ""
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
