@@ -1,6 +1,8 @@
 """Prompts are built before a run needs them; what fails is named, and the rest is there."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,19 @@ def test_what_fails_is_named_and_the_rest_is_there(user: Workspace) -> None:
                       "--skip", "gone", "--json")  # fmt: skip
     assert json.loads(again.stdout)["items"] == {"tiny_cloze": 10, "tiny_sums": 11}
     assert "1 of" not in again.stderr  # nothing was built
+
+
+def test_a_dry_run_shows_no_warnings_of_the_harness(user: Workspace) -> None:
+    task = user.folder / "unsaid.yaml"
+    said = (TASKS / "tiny_cloze.yaml").read_text().replace("tiny_cloze", "unsaid")
+    said = said.replace("data/", f"{TASKS}/data/").replace("loglikelihood", "generate_until")
+    task.write_text(said.partition("metric_list")[0])  # so the harness says what it takes instead
+    args = ("run", tiny_model(), "--suite", suite(user, unsaid=str(task)), "--dry-run")
+    quiet = user.call(*args)
+    assert "lm_eval" not in quiet.stderr
+    assert "unsaid" not in quiet.stderr
+    shutil.rmtree(user.folder / "cache" / f"requests-{os.geteuid()}")
+    assert "generation_kwargs" in user.call(*args, "--verbose").stderr
 
 
 def test_which_checkpoint(user: Workspace) -> None:

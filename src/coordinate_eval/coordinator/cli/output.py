@@ -35,8 +35,10 @@ QUIET_VARIABLES = {
     "TRANSFORMERS_VERBOSITY": "error",
     "DATASETS_VERBOSITY": "error",
     "HF_HUB_VERBOSITY": "error",
+    "LMEVAL_LOG_LEVEL": "ERROR",
 }
-"""Read by these libraries when they are imported; one that the user has set stays as it is."""
+"""Read by these libraries when they are imported, the last by the processes that build prompts. One
+that the user has set stays as it is."""
 
 
 @contextlib.contextmanager

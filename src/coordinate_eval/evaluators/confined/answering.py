@@ -11,6 +11,7 @@ libraries are read-only, and it works on folders of links to them in its own mem
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import resource
 import signal
@@ -58,6 +59,7 @@ def main() -> None:
     reply_to, *note = map(int, sys.argv[1:])
     commands, replies = _take_channels(reply_to)
     setup = Setup.model_validate_json(commands.readline())
+    _log_as_asked()
     if setup.memory_bytes:
         _limit(setup.memory_bytes)
     mirroring = threading.Thread(target=_mirror_all, args=(setup.mirrors,))
@@ -90,6 +92,13 @@ def main() -> None:
             os._exit(1)
         replies.write(reply.line().encode())
         replies.flush()
+
+
+def _log_as_asked() -> None:
+    """Log what the harness would log, by the variable that its own command reads."""
+    if level := os.environ.get("LMEVAL_LOG_LEVEL"):
+        with contextlib.suppress(ValueError):  # no level, which its command passes over, too
+            logging.getLogger("lm_eval").setLevel(level.upper())
 
 
 def _take_channels(reply_to: int) -> tuple[BinaryIO, BinaryIO]:
