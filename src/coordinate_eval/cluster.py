@@ -158,6 +158,9 @@ class TaskStatus(Record):
     in_turn: bool = Field(
         default=False, description="it is pending until others end, and nothing else is in its way"
     )
+    node_unavailable: bool = Field(
+        default=False, description="it is pending, and the node that it asks for takes no job now"
+    )
     node: str = ""
 
     @property

@@ -19,6 +19,11 @@ _IN_TURN = re.compile(
     r"|(QOS|Assoc)(?!\w*(PerJob|PerNode|Min|Wall|NotAllowed))\w*"
 )
 
+# The node that the job asks for is down, drained, failing, or soon in maintenance.
+_NODE_UNAVAILABLE = re.compile(
+    r"NodeDown|ReqNodeNotAvail, *(UnavailableNodes|Reserved for maintenance).*"
+)
+
 _TASK = re.compile(r"(\d{1,19})(?:_(\d{1,9}))?")
 
 # Not started yet, or to be started again.
@@ -87,6 +92,7 @@ def _task_of(fields: Sequence[str], prefix: str) -> TaskStatus | None:
         completing=fields[1] == "COMPLETING",
         reason="" if fields[2] == "None" else fields[2],
         in_turn=_IN_TURN.fullmatch(fields[2]) is not None,
+        node_unavailable=_NODE_UNAVAILABLE.fullmatch(fields[2]) is not None,
         node=fields[3],
     )
 

@@ -14,6 +14,12 @@ from coordinate_eval.coordinator.supervisor.decisions.values import (
     Submit,
 )
 
+UNAVAILABLE_SECONDS = 60.0
+"""Longest time for which tasks wait for their node where it takes no jobs, if others may.
+
+A daemon that is restarted is away for seconds.
+"""
+
 
 def for_node(
     run: Run, run_dir: RunDir, facts: Facts, round_: Round, node: RoundNode
@@ -112,20 +118,23 @@ def _waits_in_vain(run: Run, facts: Facts, key: NodeKey) -> bool:
 def _cancel_late(run: Run, facts: Facts, name: str, *, patient: bool = False) -> list[Action]:
     """Cancel tasks that are pending for longer than `patience_seconds`.
 
-    With `patient`, those stay that wait for nothing but their turn.
+    With `patient`, those stay that wait for nothing but their turn. Without, those whose node takes
+    no jobs are cancelled sooner.
     """
-    submitted = facts.submitted[name]
+    waited = facts.now - facts.submitted[name].time
     patience = run.settings.supervisor.patience_seconds
-    pending = [
-        t for t in facts.alive(name) if t.state is State.PENDING and not (patient and t.in_turn)
+    shorter = min(patience, UNAVAILABLE_SECONDS)
+    late = [
+        task
+        for task in facts.alive(name)
+        if task.state is State.PENDING
+        and not (patient and task.in_turn)
+        and waited >= (shorter if task.node_unavailable and not patient else patience)
     ]
-    if facts.now - submitted.time < patience or not pending:
+    if not late:
         return []
-    return _cancel(
-        facts,
-        pending,
-        f"not started within {patience:g} s (the scheduler says: {pending[0].reason})",
-    )
+    said = f"not started within {waited:.0f} s (the scheduler says: {late[0].reason})"
+    return _cancel(facts, late, said)
 
 
 def _release(facts: Facts, key: NodeKey) -> list[Action]:
