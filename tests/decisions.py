@@ -106,6 +106,19 @@ def tasks(name: str, *states: State) -> list[TaskStatus]:
     return [TaskStatus(name=name, job_id=name, index=i, state=s) for i, s in enumerate(states)]
 
 
+def shards(*seconds: float) -> list[Shard]:
+    """Shards of an item each, which take so long."""
+    return [
+        Shard(dataset="a", start=n, stop=n + 1, gpu_seconds=s, metric_cpu_seconds=0)
+        for n, s in enumerate(seconds)
+    ]
+
+
+def nodes(trials: int) -> list[RoundNode]:
+    """A single node of so many trials."""
+    return [RoundNode(name="n1", gpu_type="h200", trials=trials)]
+
+
 def stage(done: int, total: int, seconds: float, state: str = "copying") -> StageProgress:
     return StageProgress.model_validate(
         {"state": state, "done_bytes": done, "total_bytes": total, "started": 0, "updated": seconds}

@@ -65,9 +65,14 @@ def capacity(nodes: int, trials: int, name: str = "node") -> Capacity:
     )
 
 
-def offer(nodes: Sequence[Node], busy: Sequence[Busy] = (), metric_cpus: int = 64) -> Offer:
+def offer(
+    nodes: Sequence[Node],
+    busy: Sequence[Busy] = (),
+    metric_cpus: int = 64,
+    priors: Priors | None = None,
+) -> Offer:
     """A cluster with these nodes."""
-    return Offer("slurm", nodes, busy, metric_cpus, link_gigabits=25, priors=Priors())
+    return Offer("slurm", nodes, busy, metric_cpus, link_gigabits=25, priors=priors or Priors())
 
 
 def prepared(

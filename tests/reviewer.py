@@ -146,6 +146,14 @@ class Reviewer:
         reviewed = reviewed_plan.read(plan) if plan else None
         return read_inputs(self.settings, wanted, checkpoint, reviewed=reviewed)
 
+    def start(self) -> RunDir:
+        """A run of no plan as its command leaves it; its requests are in the cache."""
+        self.plan()
+        assert run.start_run(self.inputs(tiny_model())) == 0
+        run_dir = RunDir(Path(self.capsys.readouterr().out.strip()))
+        assert not list(run_dir.requests_folder.iterdir())
+        return run_dir
+
     def submit(self, *, run_dir: Path | None = None, **more: Any) -> Path:
         """The run of the plan in `file`, as its supervisor has planned it."""
         assert run.start_run(self.inputs(plan=self.file, **more), run_dir) == 0

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 from tests.runs import Workspace
+from tests.state_dicts import archive, described
+from tests.steering import CLEAR, TURNED, steering
 from tests.tiny import tiny_model
-from tests.unit.test_checkpoint_bounds import archive, described
-from tests.unit.test_printable import CLEAR, TURNED, steering
 
 NODE = {"name": "n1", "gpus": 8, "gpu_type": "h200", "gpu_memory_gib": 141}
 

@@ -3,9 +3,9 @@
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.troubles import avoided, ended, tell
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Busy, End, Node
@@ -18,17 +18,14 @@ from coordinate_eval.coordinator.run.records import (
     Round,
     RoundNode,
     StageProgress,
-    TrialProgress,
 )
 from coordinate_eval.coordinator.run.troubles.avoided import (
     LONGEST_SECONDS,
-    Avoided,
     avoid,
     avoided_folder,
     read_avoided,
 )
 from coordinate_eval.coordinator.run.troubles.broken import Broken, broken_nodes
-from coordinate_eval.coordinator.run.troubles.trouble import How, Trouble, write_trouble
 
 HOUR = 3600.0
 
@@ -51,16 +48,6 @@ def run_dir(tmp_path: Path) -> RunDir:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(cache_dir=str(tmp_path / "cache"))
-
-
-def tell(run_dir: RunDir, trial: str, responses: int, **fields: Any) -> None:
-    known = {"trial": trial, "task": "1.0", "node": trial[:2], "state": "running", "started": 0}
-    record = TrialProgress.model_validate(known | {"updated": 0, "responses": responses} | fields)
-    _files.write_record(run_dir.trial(trial), record)
-
-
-def ended(run_dir: RunDir, trial: str, how: How) -> None:
-    write_trouble(run_dir, Trouble(trial=trial, node=trial[:2], how=how, time=0, message=""))
 
 
 def test_a_node_is_broken_only_if_others_are_not(run_dir: RunDir) -> None:
@@ -168,10 +155,6 @@ def test_files_that_cannot_be_used_are_passed_over(settings: Settings) -> None:
     (folder / "n3.json").write_text((folder / "n1.json").read_text())
     assert read_avoided(settings, 1.0).keys() == {"n1"}
     assert folder.stat().st_mode & 0o077 == 0
-
-
-def avoided(*names: str) -> dict[str, Avoided]:
-    return {name: Avoided(node=name, until=time.time() + 60, why="it hung") for name in names}
 
 
 def test_avoided_nodes_count_as_busy() -> None:

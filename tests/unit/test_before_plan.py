@@ -1,18 +1,15 @@
 """A run before it has a plan: its requests are built by jobs, then its supervisor plans, once."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
-from tests.decisions import make_run
 from tests.reviewer import NODES, FakeCluster, Reviewer
-from tests.tiny import tiny_model
+from tests.run_dirs import unplanned
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Job, TaskStatus
 from coordinate_eval.coordinator.cli.launch import foreground
-from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.planning.plan import ChosenNodes
 from coordinate_eval.coordinator.planning.prepare import choose_nodes
 from coordinate_eval.coordinator.planning.request_cache import link_found
@@ -21,7 +18,7 @@ from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, read_run, write_run
+from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.supervisor import loop, submitting
 from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS
 from coordinate_eval.coordinator.supervisor.placing import make_plan as step
@@ -34,19 +31,10 @@ class Killed(BaseException):
     """The end of a process."""
 
 
-def submitted(reviewer: Reviewer) -> RunDir:
-    """A run as its command leaves it; its requests are in the cache."""
-    reviewer.plan()
-    assert start_run(reviewer.inputs(tiny_model())) == 0
-    run_dir = RunDir(Path(reviewer.capsys.readouterr().out.strip()))
-    assert not list(run_dir.requests_folder.iterdir())
-    return run_dir
-
-
 def test_a_kill_before_the_plan_is_recorded_changes_no_plan(
     reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = submitted(reviewer)
+    run_dir = reviewer.start()
     run = read_run(run_dir)
     assert not run.planned
     link_found(run, run_dir)
@@ -71,7 +59,7 @@ def test_a_kill_before_the_plan_is_recorded_changes_no_plan(
 def test_two_supervisors_at_the_same_time_make_one_plan(
     reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = submitted(reviewer)
+    run_dir = reviewer.start()
     run = read_run(run_dir)
     link_found(run, run_dir)
     other = FakeCluster()
@@ -107,17 +95,6 @@ class BuildJobs(FakeCluster):
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         return []
-
-
-def unplanned(tmp_path: Path, **changes: object) -> tuple[RunDir, Run]:
-    """A run of two datasets of which nothing is built."""
-    folders = {name: str(tmp_path / name) for name in ("cache_dir", "priors_dir")}
-    settings = {"supervisor": {"poll_seconds": 0.001}, **folders, **changes}
-    run = make_run(folder=str(tmp_path), settings=settings, shards=[], created=time.time())
-    run_dir = RunDir(tmp_path / "run")
-    run_dir.requests_folder.mkdir(parents=True)
-    write_run(run_dir, run)
-    return run_dir, run
 
 
 def test_all_that_cannot_be_built_is_named_before_a_gpu_is_asked_for(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import search
+from tests.plan_examples import capacity_of, plan_of
 from tests.random_examples import examples
 from tests.search import Answered, Dataset
-from tests.unit.test_plan import capacity_of, make
 
 from coordinate_eval.coordinator.planning.lower_bound import lower_bound
 from coordinate_eval.coordinator.planning.plan import Cost
@@ -81,7 +81,7 @@ def test_no_schedule_at_all_beats_the_bound(
 @examples(100)
 def test_no_plan_beats_the_best_schedule(datasets: list[Dataset], trials: int, cpus: int) -> None:
     best = search.least_makespan(datasets, [0.0] * trials, cpus)
-    made = make(costs_of(datasets), capacity_of(trials, gigabits=1e12, cpus=cpus))
+    made = plan_of(costs_of(datasets), capacity_of(trials, gigabits=1e12, cpus=cpus))
     assert made.estimate.makespan_seconds >= best * (1 - 1e-9)
 
 
@@ -139,7 +139,7 @@ def test_small_plans_and_bounds_are_near_the_best_schedule() -> None:
         rng = random.Random(seed)
         datasets, trials, cpus = drawn(rng), rng.randint(1, 3), rng.randint(1, 2)
         best = search.least_makespan(datasets, [0.0] * trials, cpus)
-        made = make(costs_of(datasets), capacity_of(trials, gigabits=1e12, cpus=cpus))
+        made = plan_of(costs_of(datasets), capacity_of(trials, gigabits=1e12, cpus=cpus))
         plans.append(made.estimate.makespan_seconds / best)
         bounds.append(best / made.estimate.lower_bound_seconds)
         if plans[-1] * bounds[-1] > LOOSE:

@@ -10,7 +10,7 @@ import pytest
 from tests.decisions import DIR, KEEP, NOTHING, RUN, SPANS, TRIAL, facts, make_run, submitted
 from tests.decisions import tasks as alive
 from tests.reviewer import FakeCluster
-from tests.unit.test_before_plan import unplanned
+from tests.run_dirs import unplanned
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import End, Job, State, TaskStatus

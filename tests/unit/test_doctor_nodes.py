@@ -1,28 +1,19 @@
 """Worlds of nodes as jobs of a scheduler: what ends how, and what the doctor says of each node."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.reviewer import FakeCluster
+from tests.worlds import Jobs, impatient, node
 
-from coordinate_eval import _files
-from coordinate_eval.cluster import Busy, End, Job, JobLimits, Node, State, TaskStatus
+from coordinate_eval.cluster import Busy, End, JobLimits, TaskStatus
 from coordinate_eval.coordinator.cli.upkeep import nodes as command
 from coordinate_eval.coordinator.doctor import nodes as doctor
 from coordinate_eval.coordinator.doctor import worlds as worlds_module
-from coordinate_eval.coordinator.doctor.gather import (
-    Address,
-    Passed,
-    World,
-    go_file,
-    passed_file,
-    ready_file,
-    stopped_file,
-    world_file,
-)
+from coordinate_eval.coordinator.doctor.gather import Passed
 from coordinate_eval.coordinator.doctor.pairing import Tried, Verdict
 from coordinate_eval.coordinator.doctor.worlds import Worlds
 from coordinate_eval.coordinator.inputs import clusters
@@ -31,106 +22,14 @@ from coordinate_eval.coordinator.run.troubles.avoided import avoided_folder, rea
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
-    SubmitLater,
-    SubmitRefused,
     UserError,
 )
-
-
-def node(name: str, **changes: Any) -> Node:
-    values = {"gpus": 8, "free_gpus": 8, "gpu_type": "h200", "cpus": 64, "memory_gib": 500}
-    return Node.model_validate({"name": name} | values | changes)
-
-
-class Jobs(FakeCluster):
-    """A scheduler whose jobs fare as their nodes do.
-
-    A node "passes"; "fails" with whoever is in its world, also alone; is "cut off", and fails with
-    others only; "dies" before it is ready; "waits" in the queue; is "preempted" or "suspended" when
-    its world has begun; ends "silently" there; or is "refused".
-    """
-
-    def __init__(self, fates: Mapping[str, str]) -> None:
-        super().__init__()
-        self.fates = dict(fates)
-        self.free = [node(name) for name in fates]
-        self.jobs: dict[str, Job] = {}
-        self.states: dict[str, TaskStatus] = {}
-        self.cancelled: list[str] = []
-        self.most = 1000
-        """Jobs that it takes at once."""
-
-    def submit(self, job: Job) -> str:
-        name = job.node or ""
-        if self.fates[name] == "refused":
-            raise SubmitRefused("no such account")
-        if len(self.alive()) >= self.most:
-            raise SubmitLater("job submit limit")
-        job_id = str(len(self.jobs) + 1)
-        self.jobs[job_id] = job
-        state = State.PENDING if self.fates[name] == "waits" else State.RUNNING
-        self.states[job_id] = TaskStatus(name=job.name, job_id=job_id, state=state, reason="Held")
-        if self.fates[name] == "dies":
-            Path(f"{job.log}.{job_id}.log").write_text("some warning\nOSError: libcudart.so.12\n")
-            self.end(job_id, End.FAILED)
-        elif state is State.RUNNING:
-            _files.write_record(ready_file(*of(job)), Address(host=name, port=7))
-        return job_id
-
-    def alive(self) -> list[str]:
-        return [each for each, task in self.states.items() if task.state is not State.ENDED]
-
-    def end(self, job_id: str, end: End) -> None:
-        update = {"state": State.ENDED, "end": end}
-        self.states[job_id] = self.states[job_id].model_copy(update=update)
-
-    def poll(self, prefix: str) -> list[TaskStatus]:
-        for job_id in self.alive():
-            folder, world, _ = of(self.jobs[job_id])
-            if go_file(folder, world).exists():
-                its = _files.read_record(world_file(folder, world), World)
-                self.go_on(job_id, [self.fates[each] for each in its.nodes])
-        return [task for task in self.states.values() if task.name.startswith(prefix)]
-
-    def go_on(self, job_id: str, fates: list[str]) -> None:
-        place = of(self.jobs[job_id])
-        fate = self.fates[place[2]]
-        if "preempted" in fates:
-            if fate == "preempted":
-                stopped_file(*place).touch()
-            self.end(job_id, End.COMPLETED if fate == "preempted" else End.FAILED)
-        elif fate == "suspended":
-            update = {"suspended": True}
-            self.states[job_id] = self.states[job_id].model_copy(update=update)
-        elif "fails" in fates or ("cut off" in fates and len(fates) > 1):
-            self.end(job_id, End.FAILED)
-        else:
-            if fate != "silently":
-                said = Passed(backend="nccl", processes=8 * len(fates), bytes_per_second=4e10)
-                _files.write_record(passed_file(*place), said)
-            self.end(job_id, End.COMPLETED)
-
-    def cancel(self, job_ids: list[str]) -> None:
-        self.cancelled += job_ids
-        for job_id in job_ids:
-            if job_id in self.alive():
-                self.end(job_id, End.CANCELLED)
-
-
-def of(job: Job) -> tuple[Path, str, str]:
-    """Folder, world and node of a job."""
-    folder, world, name = job.argv[-3:]
-    return Path(folder), world, name
 
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(worlds_module, "HIDDEN_SECONDS", 0.0)
-    return Settings.model_validate({
-        "runs_dir": str(tmp_path / "runs"),
-        "cache_dir": str(tmp_path / "cache"),
-        "supervisor": {"patience_seconds": 1e-9, "poll_seconds": 1e-9},
-    })  # fmt: skip
+    return impatient(tmp_path)
 
 
 @pytest.fixture

@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.test_doctor_nodes import Jobs
-from tests.unit.test_doctor_nodes import settings as _settings
+from tests.worlds import Jobs, impatient
 
 from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.cli.upkeep import nodes as command
 from coordinate_eval.coordinator.doctor import nodes as doctor
+from coordinate_eval.coordinator.doctor import worlds
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 
-settings = _settings
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(worlds, "HIDDEN_SECONDS", 0.0)
+    return impatient(tmp_path)
 
 
 class Interrupting(Jobs):

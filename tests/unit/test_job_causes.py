@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.decisions import ROUND, RUN, make_run
+from tests.troubles import ECC, cause, trial
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import End
@@ -15,7 +16,7 @@ from coordinate_eval.coordinator.report.causes import diagnose_run
 from coordinate_eval.coordinator.report.failures import Failure, report_failures
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Round, StageProgress, TrialProgress
+from coordinate_eval.coordinator.run.records import Round, StageProgress
 from coordinate_eval.coordinator.run.troubles.avoided import avoid
 from coordinate_eval.coordinator.run.troubles.broken import broken_nodes
 from coordinate_eval.coordinator.run.troubles.causes import (
@@ -37,29 +38,12 @@ from coordinate_eval.diagnosis.reaction import Action
 from coordinate_eval.diagnosis.rules import shipped
 
 IMPORT = "ModuleNotFoundError: No module named 'torch'\n"
-ECC = "NVRM: Xid (PCI:0000:9c:00): 48, pid=9, Double Bit ECC Error\n"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
 OCCUPIED = (
     "ValueError: Free memory on device (20.1/139.8 GiB) on startup is less than desired GPU memory "
     "utilization (0.9, 125.8 GiB). Decrease GPU memory utilization.\n"
 )
 AWAY = "requests.exceptions.ConnectionError: Connection refused by storage\n"
-
-
-def cause(job: str, node: str = "n1", **fields: Any) -> JobCause:
-    known: dict[str, Any] = {
-        "job": job,
-        "node": node,
-        "reason": "Import Error",
-        "category": "script",
-    }
-    known |= {"action": Action.STOP, "cure": "install it", "root": "", "before_work": True}
-    return JobCause.model_validate(known | fields)
-
-
-def trial(name: str, node: str, state: str = "failed", **fields: Any) -> TrialProgress:
-    known = {"trial": name, "task": "1.0", "node": node, "started": 0, "updated": 0}
-    return TrialProgress.model_validate(known | {"state": state, "cause": "other"} | fields)
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.judged_runs import checkpoint_judged
+from tests.plans import offer
 from tests.reviewer import NODES
 from tests.runs import Workspace
 from tests.tiny import tiny_model
-from tests.unit.test_learn_from_judges import offer, own
 
 from coordinate_eval.cluster import Busy
 from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import named, settings_of_judge
@@ -21,7 +22,6 @@ from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.plan import JudgeWork
 from coordinate_eval.coordinator.planning.prepare import choose_nodes, prepare
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Dataset
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster.yaml"
@@ -110,7 +110,7 @@ def test_a_dry_run_counts_the_judge_s_time_beside_the_plan(tmp_path: Path, chat:
 
 
 def test_one_on_free_gpus_of_another_type_waits_for_no_trial_to_end(tmp_path: Path) -> None:
-    run, there = own(tmp_path), offer(Priors())
+    run, there = checkpoint_judged(tmp_path), offer(NODES, metric_cpus=8)
     long = Dataset(name="long", task="long", items=100_000)
     suite = run.suite.model_copy(update={"datasets": [*run.suite.datasets, long]})
     run = run.model_copy(update={"suite": suite})

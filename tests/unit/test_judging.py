@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.plan_examples import CAPACITIES, COSTS, ENGINE, SUITE, as_file, capacity_of
 from tests.plans import CHECKPOINT
 from tests.random_examples import examples
 from tests.replay import replayed
-from tests.unit.test_plan import CAPACITIES, COSTS, ENGINE, SUITE, as_file, capacity_of
 
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.judging import judged

@@ -1,24 +1,19 @@
 """What judges took, from the answers of a run to the plans of later ones."""
 
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.decisions import make_run
+from tests.judged_runs import OTHER, RATED, RUBRIC, SERVER, checkpoint_judged, judged_run
 from tests.observed import DAY, NOW, on
-from tests.own_judge import TEMPLATE
-from tests.plans import CHECKPOINT
+from tests.plans import offer
 from tests.reviewer import NODES
-from tests.tiny import tiny_model
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.dry_run.risks import _judge_budget
 from coordinate_eval.coordinator.dry_run.summary import Review
-from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import named
-from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite as suites
 from coordinate_eval.coordinator.planning.costs import read_priors
 from coordinate_eval.coordinator.planning.judge_plan import (
@@ -29,7 +24,6 @@ from coordinate_eval.coordinator.planning.judge_plan import (
 )
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.prepare import (
-    Offer,
     Prepared,
     choose_nodes,
     prepare,
@@ -46,30 +40,7 @@ from coordinate_eval.priors.judges import PerQuestion
 from coordinate_eval.priors.observations import JudgeSeen, subject
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.priors.store import Store
-from coordinate_eval.records import Answer, Dataset, Message, Rubric, Suite
-
-RUBRIC = Rubric(
-    name="r", prompts={"one": [Message(role="user", content="Rate {{ answer }}.")]},
-    patterns=["(.)"],
-)  # fmt: skip
-RATED = Dataset(name="rated", task="rated", rubric=RUBRIC, items=100)
-OTHER = Dataset(name="other", task="other", rubric=RUBRIC, items=50)
-SUITE = Suite(name="s", digest="d", datasets=[RATED, OTHER])
-SERVER = {"base_url": "http://host/v1", "model": "gpt", "revision": "2026"}
-
-
-def run_with(folder: Path, **of_judge: Any) -> Run:
-    """A run of two judged datasets, in portions of their own."""
-    settings = Settings.model_validate(
-        {"priors_dir": str(folder / "priors"), "judge": of_judge or SERVER}
-    )
-    return make_run(
-        suite=SUITE, asks=["rated", "other"], judged=["rated", "other"], settings=settings,
-        shards=[
-            {"dataset": name, "start": 0, "stop": 9, "gpu_seconds": 1, "metric_cpu_seconds": 0}
-            for name in ("rated", "other")
-        ],
-    )  # fmt: skip
+from coordinate_eval.records import Answer, Dataset
 
 
 def answer(name: str, seconds: float = 60.0, tokens: int = 5000, **more: Any) -> Answer:
@@ -107,23 +78,19 @@ def expected(*seen: JudgeSeen, dataset: Dataset = RATED, engine: str = "vllm") -
     return Priors(seen, NOW).per_question("gpt@2026", subject(dataset), engine, GUESS)
 
 
-def offer(priors: Priors) -> Offer:
-    return Offer("slurm", NODES, [], metric_cpus=8, link_gigabits=25, priors=priors)
-
-
 def judging(run: Run, priors: Priors) -> Judging:
-    found = plan_judge(run, offer(priors), {})
+    found = plan_judge(run, offer(NODES, metric_cpus=8, priors=priors), {})
     assert found is not None
     return found
 
 
 def planned(run: Run, priors: Priors) -> Prepared:
-    there = offer(priors)
+    there = offer(NODES, metric_cpus=8, priors=priors)
     return prepare(run, there, choose_nodes(run, there), {}, judging=judging(run, priors))
 
 
 def test_the_second_run_of_a_slow_judge_is_predicted_to_end_later(tmp_path: Path) -> None:
-    run, run_dir = run_with(tmp_path), RunDir(tmp_path / "run")
+    run, run_dir = judged_run(tmp_path), RunDir(tmp_path / "run")
     answered(run_dir, run, [answer(f"q{n}") for n in range(9)], [])
     assert store_observations(run_dir, run) == 1
     first, second = planned(run, Priors()).plan, planned(run, read_priors(run.settings)).plan
@@ -136,7 +103,7 @@ def test_the_second_run_of_a_slow_judge_is_predicted_to_end_later(tmp_path: Path
 
 
 def test_what_was_really_asked_is_observed_for_each_dataset(tmp_path: Path) -> None:
-    run, run_dir = run_with(tmp_path), RunDir(tmp_path)
+    run, run_dir = judged_run(tmp_path), RunDir(tmp_path)
     kept = answer("kept", kept=True, seconds=0, tokens=0)
     refused = answer("refused", passed=False, result="refused: too long")
     answered(run_dir, run, [answer("a", 3, 100), answer("b", 5, 300), kept, refused], [kept])
@@ -148,7 +115,7 @@ def test_what_was_really_asked_is_observed_for_each_dataset(tmp_path: Path) -> N
 
 
 def test_what_several_attempts_have_of_a_question_counts_once(tmp_path: Path) -> None:
-    run, run_dir = run_with(tmp_path), RunDir(tmp_path)
+    run, run_dir = judged_run(tmp_path), RunDir(tmp_path)
     answered(run_dir, run, [answer("a")], [answer("a")])
     portion = all_portions(run)[0]
     _files.write(run_dir.unpublished("answers", portion, 1), answer("a").line() + '{"torn')
@@ -159,7 +126,7 @@ def test_what_several_attempts_have_of_a_question_counts_once(tmp_path: Path) ->
 
 
 def test_a_resumed_run_that_asked_more_replaces_what_it_said(tmp_path: Path) -> None:
-    run, run_dir = run_with(tmp_path), RunDir(tmp_path / "run")
+    run, run_dir = judged_run(tmp_path), RunDir(tmp_path / "run")
     for count in (2, 9):
         answered(run_dir, run, [answer(f"q{n}") for n in range(count)], [])
         assert store_observations(run_dir, run) == 1
@@ -169,7 +136,7 @@ def test_a_resumed_run_that_asked_more_replaces_what_it_said(tmp_path: Path) -> 
 
 
 def test_a_server_may_count_any_number_of_tokens(tmp_path: Path) -> None:
-    run, run_dir = run_with(tmp_path), RunDir(tmp_path)
+    run, run_dir = judged_run(tmp_path), RunDir(tmp_path)
     answered(run_dir, run, [answer(f"q{n}", tokens=2 << 40) for n in range(1000)], [])
     assert judged(run_dir, run)[0].tokens == 1000 * (2 << 40)
 
@@ -177,7 +144,7 @@ def test_a_server_may_count_any_number_of_tokens(tmp_path: Path) -> None:
 def test_a_judge_that_was_never_asked_is_guessed() -> None:
     assert expected() == pytest.approx(GUESS)
     assert expected(saw(judge="gpt@2025")) == pytest.approx(GUESS)
-    run = run_with(Path("/nowhere"))
+    run = judged_run(Path("/nowhere"))
     assert judging(run, Priors()).seconds == {
         "rated": pytest.approx(100 * 10 / 32),
         "other": pytest.approx(50 * 10 / 32),
@@ -212,12 +179,12 @@ def test_the_rate_that_is_allowed_bounds_what_a_quick_server_takes(tmp_path: Pat
         ({"concurrency": 10}, 0.01),
         ({"concurrency": 10, "requests_per_minute": 60}, 1.0),
     ):
-        found = judging(run_with(tmp_path, **SERVER, **given), quick)
+        found = judging(judged_run(tmp_path, **SERVER, **given), quick)
         assert found.seconds["rated"] == pytest.approx(100 * each, rel=0.2)
 
 
 def test_the_budget_of_tokens_is_compared_with_what_was_measured(tmp_path: Path) -> None:
-    run = run_with(tmp_path, **SERVER, max_tokens=500_000)
+    run = judged_run(tmp_path, **SERVER, max_tokens=500_000)
     for priors, tokens, told in (
         (Priors(), 150 * 1400, False),
         (Priors([saw(tokens=5000), saw(OTHER, tokens=1000)], NOW), 550_000, True),
@@ -225,23 +192,14 @@ def test_the_budget_of_tokens_is_compared_with_what_was_measured(tmp_path: Path)
         plan = planned(run, priors).plan
         assert tokens_of_judge(run, plan, priors) == pytest.approx(tokens, rel=0.01)
         review = Review.__new__(Review)
-        review.__dict__.update(plan=plan, run=run, offer=offer(priors))
+        review.__dict__.update(plan=plan, run=run, offer=offer(NODES, metric_cpus=8, priors=priors))
         assert bool(list(_judge_budget(review))) == told
-
-
-def own(folder: Path) -> Run:
-    """A run that a checkpoint judges."""
-    judge = folder / "chat"
-    shutil.copytree(tiny_model(), judge)
-    (judge / "chat_template.jinja").write_text(TEMPLATE)
-    run = run_with(folder, checkpoint=str(judge))
-    return run.model_copy(update={"settings": named(run.settings), "checkpoint": CHECKPOINT})
 
 
 def test_the_run_of_a_checkpoint_is_planned_with_the_tokens_of_its_questions(
     tmp_path: Path,
 ) -> None:
-    run = own(tmp_path)
+    run = checkpoint_judged(tmp_path)
     long = saw(judge=run.settings.judge.name, seconds=0, tokens=100_000)
     short = saw(judge=run.settings.judge.name, seconds=0, tokens=100)
     seconds = [judging(run, Priors(seen, NOW)).seconds["rated"] for seen in ([short], [], [long])]
@@ -257,5 +215,5 @@ def test_seconds_that_were_not_measured_teach_nothing() -> None:
 def test_the_run_of_a_checkpoint_is_planned_by_its_earlier_runs(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     (asked,) = suites.parse(run_of_judge._SUITE, where="s", folder=tmp_path).datasets
-    (planned_for,) = judge_run(own(tmp_path), questions=7).suite.datasets
+    (planned_for,) = judge_run(checkpoint_judged(tmp_path), questions=7).suite.datasets
     assert subject(planned_for) == subject(asked)

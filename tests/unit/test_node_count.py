@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 from benchmarks._instances import base, random_instance
+from tests.plan_examples import ENGINE, SUITE, capacity_of
 from tests.plans import CHECKPOINT
-from tests.unit.test_plan import ENGINE, SUITE, capacity_of
 
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.lower_bound import if_wrong

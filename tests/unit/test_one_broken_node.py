@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from tests.decisions import make_run
+from tests.plan_examples import planned
 from tests.reviewer import NODES
-from tests.unit.test_avoided import avoided, ended, tell
-from tests.unit.test_rounds import planned
-from tests.unit.test_status import SUPERVISOR, Scheduler
-from tests.unit.test_supervisor_loop import Enough, Failing
+from tests.shown_runs import SUPERVISOR, Scheduler
+from tests.troubles import Enough, Failing, avoided, ended, tell
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Busy, End
@@ -41,7 +40,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     settings |= {"priors_dir": str(tmp_path / "priors"), "cache_dir": str(tmp_path / "cache")}
     run = make_run(folder=str(tmp_path), settings=settings)
     _files.write_record(made.run, run)
-    _files.write_record(made.plan, planned(run))
+    _files.write_record(made.plan, planned())
     monkeypatch.setattr(ends, "ROUND_PAUSE_SECONDS", 0.0)
     return made
 

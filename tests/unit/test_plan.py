@@ -4,13 +4,20 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterable, Sequence
 
 import pytest
 from benchmarks._instances import random_instance
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.plans import CHECKPOINT
+from tests.plan_examples import (
+    CAPACITIES,
+    COSTS,
+    SCORED,
+    as_file,
+    capacity_of,
+    plan_of,
+    with_scoring,
+)
 from tests.random_examples import examples
 from tests.replay import replayed
 
@@ -21,83 +28,17 @@ from coordinate_eval.coordinator.planning.plan import (
     MetricJob,
     NodeCapacity,
     Plan,
-    PlanEngine,
-    PlanSuite,
     PlanTrial,
 )
 from coordinate_eval.coordinator.planning.simulate import simulate
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Shard
 
-SUITE = PlanSuite(name="s", digest="d")
-ENGINE = PlanEngine(name="vllm", args={})
-
-COSTS = st.lists(
-    st.builds(
-        Cost,
-        name=st.just(""),
-        items=st.integers(1, 20_000),
-        gpu_seconds=st.floats(0.01, 5_000),
-        metric_cpu_seconds=st.one_of(st.just(0.0), st.floats(0.0, 20_000)),
-        chunk_overhead_seconds=st.floats(0, 2),
-        floor_seconds=st.one_of(st.just(0.0), st.floats(0, 500)),
-        splittable=st.booleans(),
-    ),
-    min_size=1,
-    max_size=30,
-).map(lambda costs: [c.model_copy(update={"name": f"d{i}"}) for i, c in enumerate(costs)])
-
-SCORED = COSTS.flatmap(
-    lambda costs: st.lists(
-        st.one_of(st.just(0.0), st.floats(0.001, 1_000)), min_size=len(costs), max_size=len(costs)
-    ).map(lambda seconds: with_scoring(costs, seconds))
-)
-"""Costs of which some have a scoring that takes time."""
-
-CAPACITIES = st.builds(
-    Capacity,
-    nodes=st.lists(st.integers(1, 8), min_size=1, max_size=6).map(
-        lambda trials: [
-            NodeCapacity(name=f"n{i}", gpus=8, gpu_type="h200", trials=t)
-            for i, t in enumerate(trials)
-        ]
-    ),
-    gpus_per_trial=st.sampled_from([1, 2]),
-    engine_start_seconds=st.floats(0, 60),
-    storage_gigabits_per_node=st.floats(1, 400),
-    storage_shared=st.one_of(st.just(0.0), st.floats(0, 1)),
-    metric_cpus=st.integers(1, 512),
-)
-
-
-def with_scoring(costs: Sequence[Cost], seconds: Iterable[float]) -> list[Cost]:
-    return [c.model_copy(update={"score_seconds": s}) for c, s in zip(costs, seconds, strict=True)]
-
-
-def make(costs: list[Cost], capacity: Capacity) -> Plan:
-    return planner.make(CHECKPOINT, SUITE, ENGINE, costs, capacity)
-
-
-def capacity_of(
-    *trials: int, start: float = 0.0, gigabits: float = 112.0, cpus: int = 1
-) -> Capacity:
-    """Nodes with so many trials each; 112 Gbit/s copy the checkpoint in a second."""
-    return Capacity(
-        nodes=[
-            NodeCapacity(name=f"n{i}", gpus=8, gpu_type="h200", trials=t)
-            for i, t in enumerate(trials)
-        ],
-        gpus_per_trial=1,
-        engine_start_seconds=start,
-        storage_gigabits_per_node=gigabits,
-        metric_cpus=cpus,
-    )
-
 
 @given(COSTS, CAPACITIES)
 @examples(150)
 def test_every_item_is_in_exactly_one_shard(costs: list[Cost], capacity: Capacity) -> None:
-    made = make(costs, capacity)
+    made = plan_of(costs, capacity)
     for cost in costs:
         spans = sorted(
             (s.start, s.stop) for t in made.trials for s in t.shards if s.dataset == cost.name
@@ -112,7 +53,7 @@ def test_every_item_is_in_exactly_one_shard(costs: list[Cost], capacity: Capacit
 @given(st.one_of(COSTS, SCORED), CAPACITIES)
 @examples(200)
 def test_bound_and_estimate(costs: list[Cost], capacity: Capacity) -> None:
-    made = make(costs, capacity)
+    made = plan_of(costs, capacity)
     estimate = made.estimate
     assert estimate.lower_bound_seconds <= estimate.makespan_seconds
     assert 0 <= estimate.gpu_idle_fraction <= 1
@@ -124,21 +65,11 @@ def test_bound_and_estimate(costs: list[Cost], capacity: Capacity) -> None:
 @given(COSTS, CAPACITIES)
 @examples(50)
 def test_trials_stay_within_nodes(costs: list[Cost], capacity: Capacity) -> None:
-    made = make(costs, capacity)
+    made = plan_of(costs, capacity)
     for node in capacity.nodes:
         assert sum(1 for t in made.trials if t.node == node.name) <= node.trials
     assert len({t.id for t in made.trials}) == len(made.trials)
     assert {s.node for s in made.stages} == {t.node for t in made.trials}
-
-
-def as_file(capacity: Capacity) -> dict[str, float]:
-    """Describe a cluster for `replayed`; each node has its part of the storage."""
-    others = capacity.storage_shared * (len(capacity.nodes) - 1)
-    return {
-        "storage_gigabits_per_node": capacity.storage_gigabits_per_node / (1 + others),
-        "engine_start_seconds": capacity.engine_start_seconds,
-        "metric_cpus": capacity.metric_cpus,
-    }
 
 
 @given(st.one_of(COSTS, SCORED), CAPACITIES)
@@ -146,7 +77,7 @@ def as_file(capacity: Capacity) -> dict[str, float]:
 def test_never_worse_than_dealing_sorted_datasets_round_robin(
     costs: list[Cost], capacity: Capacity
 ) -> None:
-    made = make(costs, capacity)
+    made = plan_of(costs, capacity)
     assert made.estimate.makespan_seconds <= round_robin(made, capacity) * (1 + 1e-9)
 
 
@@ -186,7 +117,7 @@ def test_another_node_does_no_harm(costs: list[Cost], capacity: Capacity, trials
     capacity = capacity.model_copy(update={"storage_shared": 0.0})
     another = NodeCapacity(name="more", gpus=8, gpu_type="h200", trials=trials)
     larger = capacity.model_copy(update={"nodes": [*capacity.nodes, another]})
-    before, after = make(costs, capacity).estimate, make(costs, larger).estimate
+    before, after = plan_of(costs, capacity).estimate, plan_of(costs, larger).estimate
     assert after.makespan_seconds <= before.makespan_seconds * 1.05
     assert after.lower_bound_seconds <= before.lower_bound_seconds * (1 + 1e-5)
 
@@ -195,7 +126,7 @@ def test_random_suites_come_close_to_the_bound() -> None:
     ratios = []
     for seed in range(80):
         costs, capacity = random_instance(random.Random(seed), gpus=(1, 256))
-        estimate = make(costs, capacity).estimate
+        estimate = plan_of(costs, capacity).estimate
         ratios.append(estimate.makespan_seconds / estimate.lower_bound_seconds)
     assert statistics.median(ratios) <= 1.03
     assert max(ratios) <= 1.10
@@ -206,7 +137,7 @@ def test_scoring_like_that_of_a_real_suite_hardly_delays_the_end() -> None:
     for seed in range(80):
         costs, capacity = random_instance(random.Random(seed), gpus=(1, 256))
         scored = with_scoring(costs, [0.0008 * cost.items for cost in costs])
-        estimate = make(scored, capacity).estimate
+        estimate = plan_of(scored, capacity).estimate
         ratios.append(estimate.makespan_seconds / estimate.lower_bound_seconds)
     assert statistics.median(ratios) <= 1.03
     assert max(ratios) <= 1.10
@@ -217,7 +148,7 @@ def test_a_score_follows_all_responses_and_metrics_of_its_dataset() -> None:
         Cost(name="long", items=1, gpu_seconds=4, metric_cpu_seconds=6, score_seconds=9),
         Cost(name="short", items=1, gpu_seconds=10, score_seconds=1),
     ]
-    made = make(costs, capacity_of(1, cpus=2))
+    made = plan_of(costs, capacity_of(1, cpus=2))
     assert [s.dataset for s in made.trials[0].shards] == ["long", "short"]
     assert [(job.dataset, job.seconds) for job in made.score_jobs] == [("long", 9), ("short", 1)]
     # Staged at 1, answered at 5, its metric on two cores until 8.
@@ -227,7 +158,7 @@ def test_a_score_follows_all_responses_and_metrics_of_its_dataset() -> None:
 
 
 def test_a_plan_without_scoring_does_not_mention_it() -> None:
-    made = make([Cost(name="d", items=1, gpu_seconds=1)], capacity_of(1))
+    made = plan_of([Cost(name="d", items=1, gpu_seconds=1)], capacity_of(1))
     assert "score" not in made.model_dump_json(by_alias=True)
 
 
@@ -256,7 +187,7 @@ def test_long_tails_begin_first() -> None:
         Cost(name="short", items=100, gpu_seconds=10, splittable=False),
         Cost(name="tail", items=100, gpu_seconds=5, floor_seconds=100, splittable=False),
     ]
-    made = make(costs, capacity_of(1))
+    made = plan_of(costs, capacity_of(1))
     assert [s.dataset for s in made.trials[0].shards] == ["tail", "short"]
     assert made.estimate.makespan_seconds == pytest.approx(101)
 
@@ -268,7 +199,7 @@ def test_the_long_and_uncertain_begin_first_where_nothing_follows() -> None:
         Cost(name="short", items=100, gpu_seconds=1, spread=1.0, splittable=False),
         Cost(name="tail", items=100, gpu_seconds=5, floor_seconds=100, splittable=False),
     ]
-    made = make(costs, capacity_of(1))
+    made = plan_of(costs, capacity_of(1))
     order = [s.dataset for s in made.trials[0].shards]
     assert order == ["tail", "unsure", "sure", "short"]
 
@@ -279,7 +210,7 @@ def test_whole_datasets_in_the_best_order_where_cuts_cost_much() -> None:
         Cost(name="b", items=2, gpu_seconds=7, chunk_overhead_seconds=3),
         Cost(name="c", items=2, gpu_seconds=3, chunk_overhead_seconds=3, floor_seconds=12),
     ]
-    made = make(costs, capacity_of(1))
+    made = plan_of(costs, capacity_of(1))
     assert made.trials[0].shards[0].dataset == "c"
     assert made.estimate.makespan_seconds == pytest.approx(1 + 14)
 
@@ -287,7 +218,7 @@ def test_whole_datasets_in_the_best_order_where_cuts_cost_much() -> None:
 def test_hand_computed_plan() -> None:
     cost = Cost(name="d", items=10, gpu_seconds=20, metric_cpu_seconds=40, chunk_overhead_seconds=1)
     capacity = capacity_of(2, start=5, cpus=4)
-    made = make([cost.model_copy(update={"splittable": False})], capacity)
+    made = plan_of([cost.model_copy(update={"splittable": False})], capacity)
     assert len(made.trials) == 1
     # 1 s of staging, 5 s of engine start, 20 s of work, 40 core seconds on 4 cores.
     assert made.estimate.makespan_seconds == pytest.approx(1 + 5 + 20 + 10)
@@ -298,9 +229,9 @@ def test_hand_computed_plan() -> None:
 
 def test_nothing_to_plan_is_said() -> None:
     with pytest.raises(UserError, match="no node"):
-        make([Cost(name="d", items=1, gpu_seconds=1)], capacity_of())
+        plan_of([Cost(name="d", items=1, gpu_seconds=1)], capacity_of())
     with pytest.raises(UserError, match="no datasets"):
-        make([], capacity_of(1))
+        plan_of([], capacity_of(1))
 
 
 def test_costs_are_checked() -> None:

@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 from tests.decisions import make_run
 from tests.plans import CHECKPOINT, reviewed
-from tests.unit.test_status import Scheduler
+from tests.shown_runs import Scheduler
+from tests.steering import HOSTILE, steering
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
@@ -28,19 +29,6 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import DatasetResults
-
-CLEAR = "\x1b[2J\x1b]0;owned\x07\x9b31m\x90q\x9c"
-"""Clears the screen, sets a title, colors; as 7-bit and as 8-bit sequences."""
-
-TURNED = "\u202egpj\u2066\u200f\u200b\u2028\x85"
-"""Turns the order, hides, breaks the line."""
-
-HOSTILE = f"{CLEAR}{TURNED}\r\x08\x7f\x00[bold][/nonsense][link=http://x]\n\tx"
-
-
-def steering(text: str) -> set[str]:
-    """The characters of a text that a terminal would not just show."""
-    return {c for c in text if not c.isprintable() and c not in "\n\t"}
 
 
 def test_texts_of_all_kinds() -> None:

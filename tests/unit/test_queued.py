@@ -6,9 +6,8 @@ from typing import NoReturn
 
 import pytest
 from tests.decisions import DIR, facts, make_run, submits, submitted, tasks
+from tests.plan_examples import planned
 from tests.reviewer import FakeCluster, Reviewer
-from tests.unit.test_before_plan import submitted as submit
-from tests.unit.test_rounds import planned
 
 from coordinate_eval.cluster import Busy, Node, State
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -45,7 +44,7 @@ TRIALS = jobs.trials_name(RUN, 0, ANY_NODE)
 
 def test_a_queued_run_is_planned_for_the_gpus_of_which_there_are_most(reviewer: Reviewer) -> None:
     reviewer.settings = reviewer.settings.model_copy(update={"queue": True, "max_gpus": 3})
-    run_dir = submit(reviewer)
+    run_dir = reviewer.start()
     run, cluster = read_run(run_dir), reviewer.cluster
     link_found(run, run_dir)
     cluster.free, cluster.busy = [], FULL
@@ -78,7 +77,7 @@ def test_a_run_that_begins_on_a_few_free_gpus_may_grow_to_what_it_would_queue_fo
 ) -> None:
     settings = {"queue": True, "restraint": 0.0, **changes}
     reviewer.settings = reviewer.settings.model_copy(update=settings)
-    run_dir = submit(reviewer)
+    run_dir = reviewer.start()
     run, cluster = read_run(run_dir), reviewer.cluster
     link_found(run, run_dir)
     cluster.free, cluster.busy = [free_gpus(free)], FULL
@@ -95,7 +94,7 @@ def test_who_names_nodes_or_does_not_wait_stands_in_no_queue(
     reviewer: Reviewer, changes: dict[str, object]
 ) -> None:
     reviewer.settings = reviewer.settings.model_copy(update={"queue": True, **changes})
-    run_dir = submit(reviewer)
+    run_dir = reviewer.start()
     run, cluster = read_run(run_dir), reviewer.cluster
     link_found(run, run_dir)
     cluster.free, cluster.busy = [], FULL
@@ -111,7 +110,7 @@ def test_who_names_nodes_or_does_not_wait_stands_in_no_queue(
 def test_a_partition_that_takes_no_jobs_is_waited_for_and_a_lost_reservation_is_not(
     reviewer: Reviewer, error: UserError, expected: type[Exception]
 ) -> None:
-    run_dir = submit(reviewer)
+    run_dir = reviewer.start()
     run, cluster = read_run(run_dir), reviewer.cluster
     link_found(run, run_dir)
 
@@ -132,7 +131,7 @@ def test_whole_nodes_and_a_cluster_of_this_process_have_no_queue_to_stand_in() -
 
 
 def test_a_later_round_takes_what_is_free_before_it_queues() -> None:
-    plan = planned(RUN)
+    plan = planned()
     call = partial(next_round, RUN, plan, [ANYWHERE], RUN.shards, trials=len(plan.trials))
     free = Node(name="n3", gpus=4, free_gpus=4, gpu_type="h200", cpus=64, memory_gib=900)
     found = call(([free], FULL), 0, queue=True)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.decisions import ROUND, RUN, SPANS, make_run
+from tests.decisions import ROUND, SPANS, make_run
 from tests.mutations import mutated_bytes, mutated_tree
 from tests.random_examples import examples
-from tests.unit.test_status import Scheduler
+from tests.shown_runs import Scheduler, submitted_run
 from typer.testing import CliRunner
 
 from coordinate_eval import _files
@@ -26,7 +26,7 @@ from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted, TrialProgress
 from coordinate_eval.errors import CoordinateError
-from coordinate_eval.records import DatasetRequests, DatasetResults
+from coordinate_eval.records import DatasetResults
 
 COMMANDS = [
     ("status", "r"), ("status", "r", "--json"), ("runs",), ("runs", "--dataset", "a"),
@@ -37,19 +37,8 @@ COMMANDS = [
 
 def written(home: Path) -> RunDir:
     """A run with every record that one has."""
-    made = RunDir(home / "r")
-    now = time.time()
-    settings = RUN.settings.model_copy(update={"runs_dir": str(home)})
-    run = make_run(created=now - 60, settings=settings)
-    _files.write_record(made.run, run)
+    made, now = submitted_run(home), time.time()
     _files.write_record(made.round(0), ROUND)
-    for name, items in (("a", 10), ("b", 3)):
-        index = DatasetRequests(
-            dataset=name, key="k", items=items, requests=2 * items, prompt_tokens=0,
-            generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=False,
-            offsets=[0] * (items + 1),
-        )  # fmt: skip
-        _files.write_record(made.requests_index(name), index)
     scores: dict[str, Any] = {"acc,none": 0.5, "acc_stderr,none": 0.1, "alias": "a"}
     found = DatasetResults(
         dataset="a", items=3, results={"a": scores}, groups={"a": {"acc,none": 0.5}},

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.decisions import DIR, ROUND, RUN, TRIAL, facts, submitted, tasks
 from tests.random_examples import examples
-from tests.unit.test_job_causes import cause, trial
+from tests.troubles import cause, trial
 
 from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.report.failures import Failure

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from tests.plan_examples import CAPACITIES, COSTS, plan_of
 from tests.random_examples import examples
 from tests.reviewer import Reviewer
-from tests.unit.test_plan import CAPACITIES, COSTS, make
 from typer.testing import CliRunner
 
 from coordinate_eval.coordinator.cli.app import app
@@ -139,7 +139,7 @@ def run_command(*options: str) -> None:
 def test_what_the_planner_makes_is_sound_and_is_read_as_written(
     costs: list[Cost], capacity: Capacity
 ) -> None:
-    made = reviewed_plan.PlanFile.of(make(costs, capacity), metric_cpus=8, max_length=64)
+    made = reviewed_plan.PlanFile.of(plan_of(costs, capacity), metric_cpus=8, max_length=64)
     assert list(reviewed_plan.contradictions(made)) == []
     again = reviewed_plan.PlanFile.model_validate_json(made.model_dump_json(by_alias=True))
     assert again == made

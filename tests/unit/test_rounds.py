@@ -6,37 +6,23 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.decisions import make_run
-from tests.plans import CHECKPOINT, capacity, costs
+from tests.decisions import make_run, nodes, shards
+from tests.plan_examples import planned
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Node
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning import planner
-from coordinate_eval.coordinator.planning.plan import Plan, PlanEngine, PlanSuite
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
+from coordinate_eval.coordinator.run.records import Round, RoundNode, TrialProgress
 from coordinate_eval.coordinator.run.rounds import make_round
 from coordinate_eval.coordinator.supervisor.facts.idle_rounds import count_short_rounds
 from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Shard
 
 FACTOR = 2
 EXACT = Settings.model_validate(
     {"trial": {"time_limit_factor": FACTOR, "min_minutes": 1, "max_minutes": 720}}
 )
-
-
-def shards(*seconds: float) -> list[Shard]:
-    return [
-        Shard(dataset="a", start=n, stop=n + 1, gpu_seconds=s, metric_cpu_seconds=0)
-        for n, s in enumerate(seconds)
-    ]
-
-
-def nodes(trials: int) -> list[RoundNode]:
-    return [RoundNode(name="n1", gpu_type="h200", trials=trials)]
 
 
 def seconds(made: Round) -> float:
@@ -58,19 +44,6 @@ def free(count: int, gpus: int = 8, gpu_type: str = "h200") -> list[Node]:
     ]
 
 
-def planned(run: Run) -> Plan:
-    """A plan on two nodes of four trials."""
-    made = planner.make(
-        CHECKPOINT,
-        PlanSuite(name="s", digest="d"),
-        PlanEngine(name="vllm", args={}),
-        costs(30),
-        capacity(2, 4),
-    )
-    assert made.trials
-    return made
-
-
 def test_a_limit_is_for_a_trials_part_of_the_work() -> None:
     run = make_run(settings=EXACT)
     made = make_round(run, 1, 0, nodes(8), shards(*[60.0] * 80), ready_seconds=60, floor_seconds={})
@@ -82,15 +55,13 @@ def test_a_limit_is_doubled_after_each_round_without_a_response() -> None:
     settings = {"trial": {"min_minutes": 15, "max_minutes": 50}}
     run = make_run(settings=Settings.model_validate(settings))
     minutes = [
-        next_round(run, planned(run), [], shards(1.0), (free(1), []), 0, idle, trials=8).minutes
+        next_round(run, planned(), [], shards(1.0), (free(1), []), 0, idle, trials=8).minutes
         for idle in range(4)
     ]
     assert minutes == [15, 30, 50, 50]
     longer = {"trial": {"min_minutes": 60, "max_minutes": 60}}
     run = make_run(settings=Settings.model_validate(longer))
-    assert (
-        next_round(run, planned(run), [], shards(1.0), (free(1), []), 0, 2, trials=8).minutes == 60
-    )
+    assert next_round(run, planned(), [], shards(1.0), (free(1), []), 0, 2, trials=8).minutes == 60
 
 
 @pytest.mark.parametrize(("word", "short"), [("failed", 0), ("ended", 1), ("starting", 1)])
@@ -137,7 +108,7 @@ def test_trials_that_take_the_next_free_shard_end_in_time(seed: int) -> None:
 
 def test_the_first_round_has_time_for_its_plan() -> None:
     run = make_run(settings=EXACT)
-    plan = planned(run)
+    plan = planned()
     work = [shard for trial in plan.trials for shard in trial.shards]
     for makespan in (plan.estimate.makespan_seconds, 5000.0):
         made = make_round(
@@ -157,7 +128,7 @@ def test_the_first_round_has_time_for_its_plan() -> None:
 
 def test_a_second_round_asks_for_no_more_than_the_first() -> None:
     run = make_run(settings=EXACT)
-    plan = planned(run)
+    plan = planned()
     work = [shard for trial in plan.trials for shard in trial.shards]
     first = make_round(
         run, 0, 0, [RoundNode(name=n.name, gpu_type="h200", trials=4) for n in plan.nodes], work,
@@ -192,7 +163,7 @@ def asked(
 ) -> dict[str, int]:
     """Trials by node of a round, of a run with these limits that holds trials on some nodes."""
     run = make_run(settings=Settings.model_validate(limits))
-    plan, work = planned(run), shards(*[1.0] * left)
+    plan, work = planned(), shards(*[1.0] * left)
     made = next_round(run, plan, [], work, (places, []), 0, trials=trials, held=held or set())
     return {node.name: node.trials for node in made.nodes}
 
@@ -230,9 +201,9 @@ def test_a_run_stays_with_one_type_of_gpu() -> None:
     for kind in ("h200", ""):
         run = make_run(gpu_type=kind)
         with pytest.raises(UserError):
-            next_round(run, planned(run), [], shards(1.0), (other, []), 0, trials=8)
+            next_round(run, planned(), [], shards(1.0), (other, []), 0, trials=8)
         both = [*other, *free(1, gpu_type=kind)]
-        made = next_round(run, planned(run), [], shards(1.0), (both, []), 0, trials=8)
+        made = next_round(run, planned(), [], shards(1.0), (both, []), 0, trials=8)
         (node,) = made.nodes
         assert node.gpu_type == kind
 

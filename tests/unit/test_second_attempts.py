@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.decisions import make_run
-from tests.unit.test_suspects import ITEMS, SHARDS, answered, write_everything
+from tests.run_dirs import ITEMS, SHARDS, answered, write_built
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -231,7 +231,7 @@ def test_a_trial_that_is_overtaken_answers_what_nobody_else_has(
     times = tmp_path / "times.json"
     times.write_text('{"b": {"seconds_per_request": 1000}}')
     run_dir = RunDir(tmp_path / "run")
-    write_everything(run_dir, {"times": str(times), "concurrency": 3 * ITEMS})
+    write_built(run_dir, {"times": str(times), "concurrency": 3 * ITEMS})
     outputs, slow = Ledger(run_dir, "outputs"), [s.span for s in SHARDS if s.dataset == "b"]
     other = OpenShards(run_dir, "m-0", Pace(float("inf")))
     store = OpenShards.store
@@ -284,7 +284,7 @@ def test_one_that_was_helped_by_a_trial_that_left_goes_on(
     monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
     (tmp_path / "memory").mkdir()
     run_dir = RunDir(tmp_path / "run")
-    write_everything(run_dir, {"concurrency": 2 * ITEMS - 1})  # the last request comes later
+    write_built(run_dir, {"concurrency": 2 * ITEMS - 1})  # the last request comes later
     outputs, helped = Ledger(run_dir, "outputs"), SHARDS[0].span
     store = OpenShards.store
 
@@ -318,7 +318,7 @@ def test_a_trial_that_finds_nothing_free_helps_a_slow_one_and_no_other(
     monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
     (tmp_path / "memory").mkdir()
     run_dir = RunDir(tmp_path / "run")
-    write_everything(run_dir, {})
+    write_built(run_dir, {})
     outputs, slow = Ledger(run_dir, "outputs"), SHARDS[0].span
     assert outputs.claim(slow, "m-0", "1") == 1
     last = time.time() - silent

@@ -7,12 +7,13 @@ import pytest
 from benchmarks._instances import Instance, base, random_instance
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.plan_examples import ENGINE, SUITE
 from tests.plans import CHECKPOINT
 from tests.random_examples import examples
 
 from coordinate_eval.coordinator.planning import planner, signal_slices
 from coordinate_eval.coordinator.planning.packing import Piece
-from coordinate_eval.coordinator.planning.plan import Cost, Plan, PlanEngine, PlanSuite
+from coordinate_eval.coordinator.planning.plan import Cost, Plan
 
 COSTS = st.lists(
     st.builds(
@@ -30,8 +31,7 @@ COSTS = st.lists(
 
 
 def planned(instance: Instance, *, first_signal: bool) -> Plan:
-    suite, engine = PlanSuite(name="s", digest=""), PlanEngine(name="vllm", args={})
-    return planner.make(CHECKPOINT, suite, engine, *instance, first_signal=first_signal)
+    return planner.make(CHECKPOINT, SUITE, ENGINE, *instance, first_signal=first_signal)
 
 
 def check(instance: Instance) -> Plan:

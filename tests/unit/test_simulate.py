@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from tests.plan_examples import CAPACITIES, COSTS, plan_of
 from tests.random_examples import examples
-from tests.unit.test_plan import CAPACITIES, COSTS, make
 
 from coordinate_eval.coordinator.dry_run.one_job_each import (
     JobConditions,
@@ -105,7 +105,7 @@ def test_what_can_never_run_is_said() -> None:
 def test_the_estimate_of_a_plan_is_that_of_its_timeline(
     costs: list[Cost], capacity: Capacity
 ) -> None:
-    made = make(costs, capacity)
+    made = plan_of(costs, capacity)
     drawn = simulated(made, capacity.metric_cpus)
     assert drawn.end == pytest.approx(made.estimate.makespan_seconds)
     held = sum((bar.end - bar.trial.start_seconds) * bar.trial.gpus for bar in drawn.trials)

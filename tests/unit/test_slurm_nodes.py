@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.slurm_nodes import new, old
 
 from coordinate_eval.errors import ClusterError
 from coordinate_eval.slurm.answers.nodes import (
@@ -18,40 +19,6 @@ from coordinate_eval.slurm.answers.nodes import (
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "slurm-fixtures"
 LOW = Wanted(partitions=frozenset({"low"}))
-
-
-def old(**fields: object) -> dict[str, Any]:
-    """A node as `sinfo --json` of 22.05 prints it."""
-    return {
-        "name": "n1",
-        "state": "idle",
-        "state_flags": [],
-        "features": "",
-        "active_features": "",
-        "gres": "gpu:h200:8",
-        "gres_used": "gpu:h200:0(IDX:N/A)",
-        "cpus": 128,
-        "alloc_cpus": 0,
-        "real_memory": 1024000,
-        "alloc_memory": 0,
-        "free_memory": 7,
-        "partitions": ["high", "low"],
-        "reason": "",
-        **fields,
-    }
-
-
-def new(**fields: object) -> dict[str, Any]:
-    """A node as `scontrol show nodes --json` of 24.11 and 26.05 prints it."""
-    return old() | {
-        "state": ["IDLE"],
-        "state_flags": None,
-        "features": [],
-        "active_features": [],
-        "effective_cpus": 128,
-        "specialized_memory": 0,
-        **fields,
-    }
 
 
 def free(entry: dict[str, Any], wanted: Wanted = LOW) -> tuple[str, int, int]:

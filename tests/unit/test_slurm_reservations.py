@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.test_slurm_nodes import new, old
+from tests.slurm_nodes import new, old
 
 from coordinate_eval.cluster import Job
 from coordinate_eval.errors import ClusterSilent, PlaceGone

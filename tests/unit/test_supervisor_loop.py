@@ -1,15 +1,15 @@
 """A supervisor whose scheduler does not answer, or whose trials all fail."""
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.decisions import make_run
+from tests.decisions import make_run, shards
+from tests.plan_examples import planned
 from tests.reviewer import FakeCluster
-from tests.unit.test_before_plan import unplanned
-from tests.unit.test_rounds import planned
+from tests.run_dirs import unplanned
+from tests.troubles import Enough, Failing
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Busy, Job, Node, State, TaskStatus
@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, StageProgress, Submitted, TrialProgress
+from coordinate_eval.coordinator.run.records import Run, Submitted
 from coordinate_eval.coordinator.supervisor import handover, loop
 from coordinate_eval.coordinator.supervisor.decisions import ends
 from coordinate_eval.coordinator.supervisor.decisions.values import Action, Cancel, Facts
@@ -33,10 +33,6 @@ from coordinate_eval.errors import (
     UserError,
 )
 from coordinate_eval.records import Question, QuestionKind, Shard, Span
-
-
-class Enough(Exception):
-    """The test has seen what it wanted."""
 
 
 class Mute(FakeCluster):
@@ -100,60 +96,16 @@ def test_what_the_user_has_to_mend_is_waited_for_as_long(
     assert len(waits(tmp_path, UserError("takes no jobs"), 2000, monkeypatch)) == MAX_FAULTS
 
 
-class Failing(FakeCluster):
-    """A scheduler whose keepers copy at once, and whose trials all fail with these errors."""
-
-    def __init__(self, run_dir: RunDir, cause: str, message: str) -> None:
-        super().__init__()
-        self._dir, self._cause, self._message = run_dir, cause, message
-        self.trials = 0
-
-    def submit(self, job: Job) -> str:
-        if "_score" in job.argv or "_sweep" in job.argv:
-            return super().submit(job)
-        round_number = job.argv[job.argv.index("--round") + 1]
-        node = str(job.node)
-        common = {"started": 0, "updated": time.time(), "message": self._message}
-        if "_keep" in job.argv:
-            stage = {"state": "ready", "done_bytes": 1, "total_bytes": 1}
-            found = StageProgress.model_validate(common | stage)
-            _files.write_record(self._dir.stage(int(round_number), node), found)
-        else:
-            for index in range(job.count):
-                name = jobs.trial_id(node, index, int(round_number))
-                trial = {"trial": name, "task": "1.0", "node": node, "state": "failed"}
-                found_trial = TrialProgress.model_validate(common | trial | {"cause": self._cause})
-                _files.write_record(self._dir.trial(name), found_trial)
-            self.trials += job.count
-        super().submit(job)
-        return job.name
-
-    def poll(self, prefix: str) -> list[TaskStatus]:
-        return [
-            TaskStatus(name=job.name, job_id=job.name, state=State.RUNNING)
-            for job in self.submitted
-            if "_keep" in job.argv and not self._released(job)
-        ]
-
-    def _released(self, job: Job) -> bool:
-        number = int(job.argv[job.argv.index("--round") + 1])
-        return self._dir.released(number, str(job.node)).exists()
-
-
 @pytest.mark.parametrize(("cause", "rounds"), [("input", 1), ("engine start", 1), ("other", 3)])
 def test_bad_input_takes_one_round_to_be_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str, rounds: int
 ) -> None:
     run_dir = RunDir(tmp_path)
     settings = {"supervisor": {"poll_seconds": 0.001}, "nodes": "2"}
-    shards = [
-        Shard(dataset="a", start=n, stop=n + 1, gpu_seconds=1, metric_cpu_seconds=0)
-        for n in range(8)
-    ]
     settings |= {"priors_dir": str(tmp_path / "priors")}
-    run = make_run(folder=str(tmp_path), settings=settings, shards=shards)
+    run = make_run(folder=str(tmp_path), settings=settings, shards=shards(*[1.0] * 8))
     _files.write_record(run_dir.run, run)
-    _files.write_record(run_dir.plan, planned(run))
+    _files.write_record(run_dir.plan, planned())
     monkeypatch.setattr(ends, "ROUND_PAUSE_SECONDS", 0.0)
     cluster = Failing(run_dir, cause, "vLLM has no argument 'x'")
     results = Supervisor(run_dir, cluster).run()

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.decisions import make_run
 from tests.random_examples import examples
+from tests.run_dirs import ITEMS, SHARDS, answered, write_built
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import End
-from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS_OF_SHARD, Ledger
 from coordinate_eval.coordinator.run.claiming.suspects import (
@@ -30,8 +29,6 @@ from coordinate_eval.coordinator.run.records import (
     RoundNode,
     TrialProgress,
     read_run,
-    write_planned,
-    write_run,
 )
 from coordinate_eval.coordinator.supervisor.facts.idle_rounds import (
     MAX_SEARCHING_ROUNDS,
@@ -41,22 +38,6 @@ from coordinate_eval.coordinator.workers import trial
 from coordinate_eval.coordinator.workers.on_node import arrival
 from coordinate_eval.coordinator.workers.open_shards import OpenShards
 from coordinate_eval.errors import EngineError
-from coordinate_eval.records import (
-    DatasetRequests,
-    EngineSettings,
-    ItemRequests,
-    Request,
-    RequestKind,
-    Response,
-    Shard,
-)
-
-ITEMS = 40
-SHARDS = [
-    Shard(dataset=d, start=s, stop=s + 20, gpu_seconds=1, metric_cpu_seconds=0)
-    for d in "ab"
-    for s in (0, 20)
-]
 
 
 def engines(items: list[int], bad: set[int], first: Batch | None) -> tuple[set[int], list[int]]:
@@ -131,34 +112,8 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
     made = RunDir(tmp_path / "run")
     (tmp_path / "memory").mkdir()
-    write_everything(made, {})
+    write_built(made, {})
     return made
-
-
-def write_everything(made: RunDir, args: dict[str, object]) -> None:
-    settings = Settings(
-        engine=EngineSettings(name="simulated", args=args),
-        stage={"root": str(made.root.parent / "memory")},  # type: ignore[arg-type]  # a table
-    )
-    run = make_run(settings=settings, shards=SHARDS)
-    write_run(made, run)
-    write_planned(made, run)
-    for dataset in "ab":
-        lines = [ItemRequests.of([request(dataset, item)]).line() for item in range(ITEMS)]
-        _files.write(made.requests(dataset), "".join(lines))
-        index = DatasetRequests(
-            dataset=dataset, key="k", items=ITEMS, requests=ITEMS, prompt_tokens=0,
-            generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=False,
-            offsets=[sum(map(len, lines[:i])) for i in range(ITEMS + 1)],
-        )  # fmt: skip
-        _files.write_record(made.requests_index(dataset), index)
-
-
-def request(dataset: str, item: int) -> Request:
-    return Request(
-        dataset=dataset, item=item, task=dataset, doc=item, prompt_hash="h",
-        kind=RequestKind.GENERATE, tokens=[1, item], max_tokens=8,
-    )  # fmt: skip
 
 
 def trials(made: RunDir, most: int = 30) -> Iterator[TrialProgress]:
@@ -177,22 +132,6 @@ def trials(made: RunDir, most: int = 30) -> Iterator[TrialProgress]:
     raise AssertionError(f"{most} trials did not finish")
 
 
-def answered(made: RunDir) -> Counter[tuple[str, int]]:
-    """How often each item is answered, in published shards and in others."""
-    lines = [
-        line
-        for path in (made.root / "outputs").glob("*/*.jsonl")
-        for line in _files.whole_lines(path)
-    ]
-    found = Counter((r.dataset, r.item) for r in map(Response.model_validate_json, lines))
-    parts = {
-        (r.dataset, r.item)
-        for path in (made.root / "outputs").glob("*/*.part")
-        for r in map(Response.model_validate_json, _files.whole_lines(path))
-    }
-    return found + Counter(dict.fromkeys(parts, 1))
-
-
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("concurrency", [1, 7, 64])
 @pytest.mark.parametrize("item", [0, 33])
@@ -201,7 +140,7 @@ def test_one_bad_item_costs_few_engines_and_only_itself(
 ) -> None:
     if killed:  # then the supervisor ends its claims, which have no note, or that of a batch
         monkeypatch.setattr(OpenShards, "die", lambda _: None)
-    write_everything(run_dir, {"fail_at": [f"a:{item}"], "concurrency": concurrency})
+    write_built(run_dir, {"fail_at": [f"a:{item}"], "concurrency": concurrency})
     died = [done for done in trials(run_dir) if done.state == "failed"]
     assert len(died) <= 5
     assert answered(run_dir) == Counter(
@@ -215,19 +154,19 @@ def test_one_bad_item_costs_few_engines_and_only_itself(
 
 
 def test_a_resumed_run_tries_again_what_was_given_up(run_dir: RunDir) -> None:
-    write_everything(run_dir, {"fail_at": ["b:5"]})
+    write_built(run_dir, {"fail_at": ["b:5"]})
     assert sum(done.state == "failed" for done in trials(run_dir)) >= 3
     for path in run_dir.root.rglob("*"):
         if path.is_file():
             os.utime(path, (time.time() - 10,) * 2)
     _files.write(run_dir.resumed, "")
-    write_everything(run_dir, {})
+    write_built(run_dir, {})
     assert [(done.state, done.suspects) for done in trials(run_dir)] == [("ended", 0)]
     assert answered(run_dir) == Counter({(d, i): 1 for d in "ab" for i in range(ITEMS)})
 
 
 def test_shards_without_a_request_in_flight_are_not_suspects(run_dir: RunDir) -> None:
-    write_everything(run_dir, {"fail_at": ["b:39"], "concurrency": 1})
+    write_built(run_dir, {"fail_at": ["b:39"], "concurrency": 1})
     outputs, spans = Ledger(run_dir, "outputs"), [shard.span for shard in SHARDS]
     next(trials(run_dir))
     assert outputs.suspects(spans) == {spans[-1]}

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tests.decisions import make_run
+from tests.decisions import make_run, nodes, shards
 from tests.plans import CHECKPOINT, capacity
-from tests.unit.test_rounds import nodes, shards
-from tests.unit.test_suspects import SHARDS, write_everything
+from tests.run_dirs import SHARDS, write_built
 
 from coordinate_eval.cluster import JobLimits
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -97,7 +96,7 @@ def test_work_for_which_no_job_has_time_is_done_by_several(
     monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
     run_dir = RunDir(tmp_path / "run")
     (tmp_path / "memory").mkdir()
-    write_everything(run_dir, {})
+    write_built(run_dir, {})
     outputs, spans = Ledger(run_dir, "outputs"), [shard.span for shard in SHARDS]
     for number in range(len(SHARDS)):
         left = len(outputs.unpublished(spans))

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.test_suspects import SHARDS, write_everything
+from tests.run_dirs import SHARDS, write_built
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -153,7 +153,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
     (tmp_path / "memory").mkdir()
     made = RunDir(tmp_path / "run")
-    write_everything(made, {})
+    write_built(made, {})
     return made
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.decisions import ROUND, make_run
 from tests.reviewer import FakeCluster
-from tests.unit.test_job_causes import ECC, trial
-from tests.unit.test_suspects import write_everything
+from tests.run_dirs import write_built
+from tests.troubles import ECC, trial
 
 from coordinate_eval import _files, _job_log
 from coordinate_eval.cluster import End, Job, State, TaskStatus
@@ -270,7 +270,7 @@ def test_what_a_checkpoint_makes_an_engine_say_that_starts_blames_no_node(
     monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
     (tmp_path / "memory").mkdir()
     run_dir = RunDir(tmp_path / "run")
-    write_everything(run_dir, {})
+    write_built(run_dir, {})
     start = SimulatedEngine.__init__
 
     def begin(self: SimulatedEngine, *args: object, **options: object) -> None:

@@ -1,0 +1,83 @@
+"""Run directories as a supervisor or a job finds them: without a plan, or with all its requests."""
+
+import time
+from collections import Counter
+from pathlib import Path
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, write_planned, write_run
+from coordinate_eval.records import (
+    DatasetRequests,
+    EngineSettings,
+    ItemRequests,
+    Request,
+    RequestKind,
+    Response,
+    Shard,
+)
+from tests.decisions import make_run
+
+ITEMS = 40
+"""Of each of two datasets."""
+
+SHARDS = [
+    Shard(dataset=d, start=s, stop=s + 20, gpu_seconds=1, metric_cpu_seconds=0)
+    for d in "ab"
+    for s in (0, 20)
+]
+
+
+def unplanned(tmp_path: Path, **changes: object) -> tuple[RunDir, Run]:
+    """A run of two datasets of which nothing is built."""
+    folders = {name: str(tmp_path / name) for name in ("cache_dir", "priors_dir")}
+    settings = {"supervisor": {"poll_seconds": 0.001}, **folders, **changes}
+    run = make_run(folder=str(tmp_path), settings=settings, shards=[], created=time.time())
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.requests_folder.mkdir(parents=True)
+    write_run(run_dir, run)
+    return run_dir, run
+
+
+def write_built(made: RunDir, args: dict[str, object]) -> None:
+    """Write a planned run whose requests are built; its simulated engine gets these arguments."""
+    settings = Settings(
+        engine=EngineSettings(name="simulated", args=args),
+        stage={"root": str(made.root.parent / "memory")},  # type: ignore[arg-type]  # a table
+    )
+    run = make_run(settings=settings, shards=SHARDS)
+    write_run(made, run)
+    write_planned(made, run)
+    for dataset in "ab":
+        lines = [ItemRequests.of([request(dataset, item)]).line() for item in range(ITEMS)]
+        _files.write(made.requests(dataset), "".join(lines))
+        index = DatasetRequests(
+            dataset=dataset, key="k", items=ITEMS, requests=ITEMS, prompt_tokens=0,
+            generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=False,
+            offsets=[sum(map(len, lines[:i])) for i in range(ITEMS + 1)],
+        )  # fmt: skip
+        _files.write_record(made.requests_index(dataset), index)
+
+
+def request(dataset: str, item: int) -> Request:
+    return Request(
+        dataset=dataset, item=item, task=dataset, doc=item, prompt_hash="h",
+        kind=RequestKind.GENERATE, tokens=[1, item], max_tokens=8,
+    )  # fmt: skip
+
+
+def answered(made: RunDir) -> Counter[tuple[str, int]]:
+    """How often each item is answered, in published shards and in others."""
+    lines = [
+        line
+        for path in (made.root / "outputs").glob("*/*.jsonl")
+        for line in _files.whole_lines(path)
+    ]
+    found = Counter((r.dataset, r.item) for r in map(Response.model_validate_json, lines))
+    parts = {
+        (r.dataset, r.item)
+        for path in (made.root / "outputs").glob("*/*.part")
+        for r in map(Response.model_validate_json, _files.whole_lines(path))
+    }
+    return found + Counter(dict.fromkeys(parts, 1))
