@@ -103,6 +103,9 @@ def _submit(
     import threading
     from pathlib import Path
 
+    if not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
+        log.warning("no evaluation of %s: there is no such file or folder", path)
+        return
     given = list(map(str, options))
     if step is not None:
         given.append(f"--step={step}")

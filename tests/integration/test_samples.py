@@ -108,6 +108,7 @@ def test_the_report_shows_samples_escaped(call: Call, home: Path) -> None:
     ("args", "why"),
     [
         (("--dataset", "tiny_sum"), "has no dataset 'tiny_sum'; did you mean tiny_sums"),
+        ((), "name one of the 2 datasets of run r with --dataset: tiny_sums, tiny_group"),
         (("--dataset", "tiny_sums", "--item", "999"), "has no item 999"),
         (("--dataset", "tiny_sums", "--metric", "f1"), "has no metric 'f1'"),
         (("--dataset", "tiny_sums", "--wrong", "--diff", "b"), "leave out --wrong"),
@@ -119,6 +120,18 @@ def test_what_cannot_be_shown_is_refused(call: Call, args: tuple[str, ...], why:
     error = call("a", *args).exception
     assert isinstance(error, UserError)
     assert why in str(error)
+
+
+def test_the_only_dataset_need_not_be_named(call: Call, home: Path) -> None:
+    file = RunDir(home / "a").run
+    before = file.read_text()
+    run = json.loads(before)
+    run["suite"]["datasets"] = [d for d in run["suite"]["datasets"] if d["name"] == "tiny_sums"]
+    run["shards"] = [s for s in run["shards"] if s["dataset"] == "tiny_sums"]
+    file.write_text(json.dumps(run))
+    done = call("a", "--item", "0")
+    file.write_text(before)
+    assert "item 0 · tiny_sums" in done.stdout
 
 
 def test_a_dataset_without_scores_is_refused(call: Call, home: Path) -> None:

@@ -128,7 +128,7 @@ class Site:
         """Look; the state of each checkpoint as `--json` tells it."""
         made = Watch(
             self.folder,
-            Pattern(None),
+            options.pop("pattern", Pattern(None)),
             self.settings,
             Suite(name="s", digest="d", include_path=[], datasets=[]),
             self._ask,
@@ -166,6 +166,23 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (None, "no name directly in {folder} tells a step; for others, or deeper ones, give a"),
+        ("{step}/hf", "no name below {folder} has the form --pattern '{{step}}/hf'; for others"),
+    ],
+)
+def test_where_nothing_is_found_a_pattern_is_asked_for(
+    site: Site, capsys: pytest.CaptureFixture[str], pattern: str | None, words: str
+) -> None:
+    (site.folder / "run" / "step-1").mkdir(parents=True)
+    assert site.once(pattern=Pattern(pattern), dry=True) == {}
+    said = capsys.readouterr().err
+    assert words.format(folder=site.folder) in said
+    assert "--pattern such as 'run-*/iter_{step}/hf'" in said
 
 
 def test_the_latest_first_and_four_at_most(site: Site) -> None:

@@ -228,8 +228,11 @@ def results_table(results: dict[str, Any]) -> Table:
     return shown
 
 
-def differences_table(found: dict[str, Any]) -> Table:
-    """Return `rescored` of a `results.json` as a table: what has changed since the run before."""
+def differences(found: dict[str, Any]) -> Table | Text:
+    """Return `rescored` of a `results.json` for people: what has changed since the run before."""
+    notes = [f"{name}: {why}" for name, why in found["judges"].items()]
+    if not found["changed"] and not found["not_scored_before"]:
+        return Text("\n".join([f"no score has changed since {found['dir']}", *notes]))
     shown = Table(title=f"changed since {escape(found['dir'])}", title_justify="left")
     for column, justify in (("task", "left"), ("metric", "left"), ("before", "right")):
         shown.add_column(column, justify=justify)  # type: ignore[arg-type]  # rich's Literal
@@ -245,7 +248,6 @@ def differences_table(found: dict[str, Any]) -> Table:
                 shown.add_row(escape(task), name, *cells, difference)
     for name in found["not_scored_before"]:
         shown.add_row(escape(name), "", "", "not scored before", "")
-    notes = [f"{name}: {why}" for name, why in found["judges"].items()]
     shown.caption, shown.caption_justify = escape("\n".join(notes)) or None, "left"
     return shown
 

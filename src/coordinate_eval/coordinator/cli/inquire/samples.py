@@ -53,7 +53,8 @@ MOST_IN_REPORT = 200
 class Wanted(NamedTuple):
     """The samples that the user asks for, and where they go."""
 
-    dataset: str
+    dataset: str | None
+    """None for the only one of the run."""
     items: Sequence[int] = ()
     wrong: bool = False
     other: str | None = None
@@ -110,7 +111,8 @@ def show_samples(name: str | None, settings: Settings, wanted: Wanted) -> None:
         else:
             allowed = sorted({verdict.item for verdict in ours.samples.verdicts})
         known = {verdict.item for verdict in ours.samples.verdicts}
-        items = choice.select(known, wanted.items, allowed, _most(wanted), wanted.dataset)
+        dataset = ours.results.dataset
+        items = choice.select(known, wanted.items, allowed, _most(wanted), dataset)
         if folder is not None:
             _write_files(both, items, folder)
         elif wanted.as_json:
@@ -118,7 +120,7 @@ def show_samples(name: str | None, settings: Settings, wanted: Wanted) -> None:
         else:
             cards = [*_cards(both, items)]
             if wanted.report:
-                _write_report(ours, wanted.dataset, cards)
+                _write_report(ours, dataset, cards)
             else:
                 _print(console(), cards)
                 if not wanted.items and len(items) < len(set(allowed)):
@@ -180,8 +182,14 @@ def _reading(run_dir: RunDir, wanted: Wanted) -> Iterator[_Read]:
         yield _Read(run_dir, run, results, samples, shown)
 
 
-def _dataset(run: Run, name: str) -> Dataset:
+def _dataset(run: Run, name: str | None) -> Dataset:
     datasets = {dataset.name: dataset for dataset in run.suite.datasets}
+    if name is None and len(datasets) > 1:
+        raise UserError(
+            f"name one of the {len(datasets)} datasets of run {run.id} with --dataset: "
+            f"{', '.join(datasets)}"
+        )
+    name = name or next(iter(datasets))
     if name not in datasets:
         near = difflib.get_close_matches(name, datasets, n=3)
         also = f"; did you mean {', '.join(near)}?" if near else f": it has {', '.join(datasets)}"

@@ -96,7 +96,7 @@ def scores(
 
 
 def samples(
-    dataset: inquiring.SampledDataset,
+    dataset: inquiring.SampledDataset = None,
     run: common.RunName = None,
     item: inquiring.Items = None,
     wrong: inquiring.Wrong = False,

@@ -14,7 +14,7 @@ from rich.text import Text
 from coordinate_eval._format import plural, whole_duration
 from coordinate_eval.coordinator.cli.output import (
     QUIET_SECONDS,
-    differences_table,
+    differences,
     first_signal_table,
 )
 from coordinate_eval.coordinator.report.state import Phase
@@ -89,7 +89,7 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
     else:
         yield _datasets(shown)
     if shown["rescored"] is not None:
-        yield differences_table(shown["rescored"])
+        yield differences(shown["rescored"])
     for warning in itertools.chain(*(row["warnings"] for row in shown["datasets"].values())):
         yield Text(warning, style="yellow")
     if shown["first_signal"] is not None:
@@ -98,6 +98,13 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
         yield _jobs(shown)
     for reason in shown["reasons"]:
         yield Text(reason, style="red" if phase.ended else "yellow")
+    failed = [name for name, row in shown["datasets"].items() if row["state"] == "failed"]
+    if phase is Phase.INCOMPLETE and 0 < len(failed) < len(shown["datasets"]):
+        yield Text(
+            "to have a run without what failed, ask for it with --skip "
+            f"{','.join(failed)}; prompts that are built are not built again",
+            style="yellow",
+        )
     for node in shown["avoided"]:
         yield Text(node, style="yellow")
     if shown["note"]:

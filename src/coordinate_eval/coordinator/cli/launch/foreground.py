@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands
 from coordinate_eval.coordinator.cli.output import (
     QUIET_SECONDS,
-    differences_table,
+    differences,
     first_signal_table,
     results_table,
     say,
@@ -202,7 +202,7 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
         console = table_console()
         console.print(results_table(results))
         if (rescored := results["rescored"]) is not None:
-            console.print(differences_table(rescored))
+            console.print(differences(rescored), soft_wrap=True)
         lines = [
             line
             for name, outputs in results["outputs"].items()

@@ -140,6 +140,8 @@ class Watch:
                 for each in seen if self.dry else ():
                     say(f"{each.saved.path}: {each.state}")
                 say(_summary(seen))
+                if not seen:
+                    say(self.pattern.hint(self.folder))
         return 2 if any(s.error for s in seen) else 0
 
     def _seen(self) -> list[_Seen]:

@@ -73,8 +73,12 @@ MostRuns = Annotated[
     int, typer.Option("--limit", min=1, help="Show the N newest runs.", metavar="N")
 ]
 SampledDataset = Annotated[
-    str, typer.Option("--dataset", metavar="NAME", help="Show samples of this dataset.")
-]
+    str | None,
+    typer.Option(
+        "--dataset", metavar="NAME", help="Show samples of this dataset.",
+        show_default="the only one of the run",
+    ),
+]  # fmt: skip
 Items = Annotated[
     list[int] | None,
     typer.Option("--item", metavar="N", help="Show this item, counted from 0; may be repeated."),

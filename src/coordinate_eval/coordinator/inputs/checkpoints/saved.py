@@ -48,7 +48,7 @@ class Pattern:
         Raises:
             UserError: the text is no such pattern.
         """
-        self.depth = 1
+        self.depth, self.text = 1, text
         self._names: re.Pattern[str] | None = None
         if text is None:
             return
@@ -72,6 +72,14 @@ class Pattern:
             return None
         number = found.groupdict().get("step")
         return (int(number) if number else None,)
+
+    def hint(self, folder: Path) -> str:
+        """Return what to do where no checkpoint is found in a folder that should have some."""
+        wanted = f"has the form --pattern {self.text!r}" if self.text else "tells a step"
+        return (
+            f"no name {'below' if self.depth > 1 else 'directly in'} {folder} {wanted}; for "
+            f"others, or deeper ones, give a --pattern such as 'run-*/iter_{_STEP}/hf'"
+        )
 
     @property
     def takes_files(self) -> bool:

@@ -1,0 +1,59 @@
+"""What people read of a run's state."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from coordinate_eval.coordinator.cli.inquire import status_screen
+from coordinate_eval.coordinator.report.state import Phase
+
+
+def screen(phase: Phase, states: dict[str, str], rescored: dict[str, Any] | None = None) -> str:
+    """The screen of a run without trials, whose datasets are in these states."""
+    rows = {
+        name: {"state": state, "shards": 1, "shards_done": 1, "score": None, "warnings": []}
+        for name, state in states.items()
+    }
+    shown = {
+        "run": "r", "dir": "/runs/r", "state": "x", "phase": phase.value, "detail": "",
+        "checkpoint": "/ckpt", "suite": "s", "requests": 0, "portions": 0, "judge": None,
+        "trials_by_state": {}, "elapsed_seconds": 1.0, "left_seconds": None, "datasets": rows,
+        "rescored": rescored, "first_signal": None, "jobs": [], "reasons": [], "avoided": [],
+        "note": "", "next": "coordinate-eval resume r",
+    }  # fmt: skip
+    console = Console(file=io.StringIO(), width=200)
+    status_screen.show(shown, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_what_was_given_up_can_be_left_out() -> None:
+    said = screen(Phase.INCOMPLETE, {"a": "scored", "b": "failed", "c": "failed"})
+    assert "ask for it with --skip b,c;" in said
+
+
+@pytest.mark.parametrize(
+    ("phase", "states"),
+    [
+        (Phase.INCOMPLETE, {"a": "scored", "b": "running"}),
+        (Phase.INCOMPLETE, {"a": "failed", "b": "failed"}),
+        (Phase.RUNNING, {"a": "scored", "b": "failed"}),
+    ],
+)
+def test_there_may_be_nothing_to_leave_out(phase: Phase, states: dict[str, str]) -> None:
+    assert "--skip" not in screen(phase, states)
+
+
+def test_a_rescoring_that_changed_nothing_says_so() -> None:
+    found: dict[str, Any] = {
+        "dir": "/runs/[old]", "changed": {}, "not_scored_before": [], "judges": {},
+    }  # fmt: skip
+    said = screen(Phase.COMPLETE, {"a": "scored"}, found)
+    assert "no score has changed since /runs/[old]" in said
+    assert "difference" not in said
+    found |= {"not_scored_before": ["a"], "judges": {"a": "another judge"}}
+    said = screen(Phase.COMPLETE, {"a": "scored"}, found)
+    assert "not scored before" in said
+    assert "a: another judge" in said
