@@ -254,6 +254,17 @@ def _named(name: str) -> list[int]:
     return found
 
 
+def test_a_file_that_confinement_hides_is_named(user: User) -> None:
+    hidden = user.home / "right answers.txt"
+    hidden.write_text("1")
+    hidden.chmod(0o644)
+    write_task(user.tasks, "reads", f"open({str(hidden)!r}).close()\n{KEEPS}", 1)
+    run_dir = make_scorable(user.root, user.tasks, {"reads": ["1"]})
+    done = wait_for(start_scorer(run_dir, user.environ, ordinary=user.ordinary), run_dir)
+    assert f"{hidden} is there, and hidden: scoring is confined" in done.errors["reads"]
+    assert "include_path" in done.errors["reads"]
+
+
 def test_degenerate_answers_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TASKS)
     texts = ["is 3.", "", "three " * 40, "это три, потому что один и два"]

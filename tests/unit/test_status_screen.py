@@ -12,11 +12,11 @@ from coordinate_eval.coordinator.report.state import Phase
 
 def screen(phase: Phase, states: dict[str, str], rescored: dict[str, Any] | None = None) -> str:
     """The screen of a run without trials, whose datasets are in these states."""
-    rows = {
+    rows: dict[str, Any] = {
         name: {"state": state, "shards": 1, "shards_done": 1, "score": None, "warnings": []}
         for name, state in states.items()
     }
-    shown = {
+    shown: dict[str, Any] = {
         "run": "r", "dir": "/runs/r", "state": "x", "phase": phase.value, "detail": "",
         "checkpoint": "/ckpt", "suite": "s", "requests": 0, "portions": 0, "judge": None,
         "trials_by_state": {}, "elapsed_seconds": 1.0, "left_seconds": None, "datasets": rows,

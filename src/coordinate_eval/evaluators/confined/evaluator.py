@@ -65,6 +65,10 @@ class _Holder:
     """A process, and the names that the datasets loaded in it may give scores for."""
 
     process: ScoringProcess
+    hides: bool
+    """Whether files of this machine are hidden from it."""
+    folder: str
+    """The working folder, that of the command."""
     names: dict[str, set[str]] = field(default_factory=dict)
     cpu_seconds: float = 0.0
     """CPU seconds that it took since it was last told to load a dataset."""
@@ -76,7 +80,8 @@ class _Holder:
         if reply.unread:
             raise Unread(reply.error[-MOST_ERROR_CHARACTERS:])
         if reply.error:
-            raise UserError(reply.error[-MOST_ERROR_CHARACTERS:])
+            hidden = view.hidden_file(reply.error, self.folder) if self.hides else ""
+            raise UserError(reply.error[-MOST_ERROR_CHARACTERS:] + hidden)
         return reply
 
 
@@ -253,7 +258,7 @@ class ConfinedEvaluator:
         level = self._level or Level.LIMITS
         seconds, log = self._most_seconds, self._log
         process = ScoringProcess(setup, level, seen, environment, seconds, log)
-        return _Holder(process)
+        return _Holder(process, hides=confined, folder=setup.folder)
 
     def _index_file(self, dataset: str) -> Path:
         return self._place.requests / f"{dataset}.json"

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pwd
+import re
 import site
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +31,9 @@ _KEPT_VARIABLES = (
     "PYTHONUNBUFFERED",
     "TQDM_DISABLE",
     "HF_DATASETS_DISABLE_PROGRESS_BARS",
+)
+_UNSEEN = re.compile(
+    r"(?:No such file or directory|Permission denied): (?P<quote>['\"])(?P<path>.+?)(?P=quote)"
 )
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -128,6 +132,22 @@ def task_paths(
             )
     linked = [target for folder in folders for target in _targets_of_links(folder)]
     return [*folders, *linked, *_data_paths(data)]
+
+
+def hidden_file(error: str, folder: str) -> str:
+    """Return a line about the file that an error of a confined process misses and that is there.
+
+    It is empty if there is none. What is relative is looked for below `folder`.
+    """
+    for found in _UNSEEN.finditer(error):
+        path = Path(folder, found["path"])
+        if os.access(path, os.R_OK):
+            return (
+                f"\n{path} is there, and hidden: scoring is confined, and sees no file outside of "
+                "the folders of tasks but the data files that tasks name in data_files. Put it "
+                "into a folder of include_path, or a link to it"
+            )
+    return ""
 
 
 def showable(paths: Iterable[Path]) -> tuple[Path, ...]:
