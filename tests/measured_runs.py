@@ -15,7 +15,6 @@ from coordinate_eval.records import (
     Checkpoint,
     CheckpointFormat,
     Dataset,
-    DatasetRequests,
     EngineSettings,
     ItemRequests,
     Request,
@@ -23,6 +22,7 @@ from coordinate_eval.records import (
     Shard,
     Suite,
 )
+from tests.run_dirs import write_requests
 
 CHECKPOINT = Checkpoint(
     path="/c", identity="i", format=CheckpointFormat.SAFETENSORS, weights=[], files=[],
@@ -69,14 +69,7 @@ def measured_run(tmp_path: Path) -> RunDir:
     for dataset in datasets:
         asked = [[request(dataset.name, i, c) for c in range(2)] for i in range(ITEMS)]
         lines = [ItemRequests.of(item).line() for item in asked]
-        offsets = [sum(map(len, lines[:i])) for i in range(ITEMS + 1)]
-        _files.write(made.requests(dataset.name), "".join(lines))
-        index = DatasetRequests(
-            dataset=dataset.name, key="k", items=ITEMS, requests=2 * ITEMS, prompt_tokens=0,
-            generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=False,
-            offsets=offsets,
-        )  # fmt: skip
-        _files.write_record(made.requests_index(dataset.name), index)
+        write_requests(made, dataset.name, lines, requests=2 * ITEMS)
     return made
 
 

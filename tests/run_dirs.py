@@ -1,8 +1,11 @@
 """Run directories as a supervisor or a job finds them: without a plan, or with all its requests."""
 
+import itertools
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -40,6 +43,22 @@ def unplanned(tmp_path: Path, **changes: object) -> tuple[RunDir, Run]:
     return run_dir, run
 
 
+def write_index(made: RunDir, dataset: str, items: int, **fields: Any) -> None:
+    """Note that a dataset is built: a request an item, and no questions, by default."""
+    numbers = ("prompt_tokens", "generate_requests", "max_output_tokens", "longest_output_tokens")
+    known: dict[str, Any] = {"dataset": dataset, "key": "k", "items": items, "requests": items}
+    known |= dict.fromkeys(numbers, 0) | {"asks": False, "runs_text": "", "offsets": []}
+    index = DatasetRequests.model_validate(known | fields)
+    _files.write_record(made.requests_index(dataset), index)
+
+
+def write_requests(made: RunDir, dataset: str, items: Sequence[str], **fields: Any) -> None:
+    """Write the requests of a dataset, a line an item, and their index."""
+    _files.write(made.requests(dataset), "".join(items))
+    offsets = [0, *itertools.accumulate(len(line) for line in items)]
+    write_index(made, dataset, len(items), offsets=offsets, **fields)
+
+
 def write_built(made: RunDir, args: dict[str, object]) -> None:
     """Write a planned run whose requests are built; its simulated engine gets these arguments."""
     settings = Settings(
@@ -51,13 +70,7 @@ def write_built(made: RunDir, args: dict[str, object]) -> None:
     write_planned(made, run)
     for dataset in "ab":
         lines = [ItemRequests.of([request(dataset, item)]).line() for item in range(ITEMS)]
-        _files.write(made.requests(dataset), "".join(lines))
-        index = DatasetRequests(
-            dataset=dataset, key="k", items=ITEMS, requests=ITEMS, prompt_tokens=0,
-            generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=False,
-            offsets=[sum(map(len, lines[:i])) for i in range(ITEMS + 1)],
-        )  # fmt: skip
-        _files.write_record(made.requests_index(dataset), index)
+        write_requests(made, dataset, lines)
 
 
 def request(dataset: str, item: int) -> Request:

@@ -16,8 +16,9 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.errors import ClusterSilent
-from coordinate_eval.records import DatasetRequests, DatasetResults
+from coordinate_eval.records import DatasetResults
 from tests.decisions import RUN, SPANS, make_run
+from tests.run_dirs import write_index
 
 SUPERVISOR = TaskStatus(
     name=jobs.supervisor_name(RUN, 1), job_id="7", state=State.RUNNING, node="n0"
@@ -52,12 +53,7 @@ def submitted_run(runs: Path) -> RunDir:
     settings = RUN.settings.model_copy(update={"runs_dir": str(runs)})
     _files.write_record(made.run, make_run(created=time.time() - 60, settings=settings))
     for name, items in (("a", 10), ("b", 3)):
-        index = DatasetRequests(
-            dataset=name, key="k", items=items, requests=2 * items, prompt_tokens=0,
-            generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=False,
-            offsets=[0] * (items + 1),
-        )  # fmt: skip
-        _files.write_record(made.requests_index(name), index)
+        write_index(made, name, items, requests=2 * items)
     return made
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.decisions import make_run
+from tests.run_dirs import write_index
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -19,7 +20,6 @@ from coordinate_eval.evaluators.judged.baselines import BaselineAnswer, read_bas
 from coordinate_eval.records import (
     Asked,
     Dataset,
-    DatasetRequests,
     ItemRequests,
     Message,
     RequestKind,
@@ -123,13 +123,8 @@ def test_a_file_that_cannot_be_read_stops_the_run_from_coming_to_be(
 
 
 def _index(run_dir: RunDir, ids: list[str], items: int | None = None) -> None:
-    index = DatasetRequests(
-        dataset="p", key="", items=items or len(ids), requests=1, prompt_tokens=0,
-        generate_requests=1,
-        max_output_tokens=1, longest_output_tokens=1, asks=True, judged=True, runs_text="",
-        offsets=[], question_ids=ids,
-    )  # fmt: skip
-    _files.write_record(run_dir.requests_index("p"), index)
+    made = {"generate_requests": 1, "asks": True, "judged": True, "question_ids": ids}
+    write_index(run_dir, "p", items or len(ids), **made)
 
 
 def test_a_dataset_without_all_of_its_baseline_is_given_up(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.run_dirs import write_requests
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
@@ -13,7 +14,6 @@ from coordinate_eval.coordinator.workers.pace import Pace
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines.simulated import SimulatedEngine, answer
 from coordinate_eval.records import (
-    DatasetRequests,
     ItemRequests,
     Request,
     RequestKind,
@@ -39,13 +39,7 @@ REQUESTS = list(map(ask, range(SHARD.stop)))
 def run_dir(tmp_path: Path) -> RunDir:
     made = RunDir(tmp_path / "run")
     lines = [ItemRequests.of([request]).line() for request in REQUESTS]
-    _files.write(made.requests("talk"), "".join(lines))
-    index = DatasetRequests(
-        dataset="talk", key="k", items=6, requests=12, prompt_tokens=0, generate_requests=12,
-        max_output_tokens=0, longest_output_tokens=0, asks=False,
-        offsets=[sum(map(len, lines[:i])) for i in range(7)],
-    )  # fmt: skip
-    _files.write_record(made.requests_index("talk"), index)
+    write_requests(made, "talk", lines, requests=12, generate_requests=12)
     return made
 
 

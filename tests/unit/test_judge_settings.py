@@ -8,6 +8,7 @@ import pytest
 from tests.decisions import NODES, ROUND, make_run
 from tests.judges import Judge, fails
 from tests.plans import CHECKPOINT
+from tests.run_dirs import write_index
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Job
@@ -31,7 +32,7 @@ from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.predict import Priors
-from coordinate_eval.records import Answer, Dataset, DatasetRequests, Message, Rubric, Suite
+from coordinate_eval.records import Answer, Dataset, Message, Rubric, Suite
 from coordinate_eval.slurm.environment import of_job
 
 PROMPT = [Message(role="user", content="Rate {{ answer }}.")]
@@ -172,12 +173,10 @@ def test_only_what_submits_jobs_keeps_what_proves_the_user_to_the_scheduler() ->
 
 def judged_run(run_dir: RunDir, **of_judge: Any) -> Any:
     for name, judged in (("a", False), ("b", True)):
-        index = DatasetRequests(
-            dataset=name, key="", items=1, requests=1, prompt_tokens=0, generate_requests=1,
-            max_output_tokens=1, longest_output_tokens=1, asks=judged, judged=judged, runs_text="",
-            offsets=[],
+        write_index(
+            run_dir, name, 1, generate_requests=1, max_output_tokens=1, longest_output_tokens=1,
+            asks=judged, judged=judged,
         )  # fmt: skip
-        _files.write_record(run_dir.requests_index(name), index)
     return make_run(settings=settings(**{"model": "judge"} | of_judge), asks=["b"], judged=["b"])
 
 

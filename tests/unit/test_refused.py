@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.decisions import make_run
+from tests.run_dirs import write_index
 
-from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor import refused as module
@@ -16,7 +16,6 @@ from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.evaluators.sandbox import languages as languages_module
 from coordinate_eval.evaluators.sandbox.confinement import Level
 from coordinate_eval.evaluators.sandbox.languages import LANGUAGES, Language
-from coordinate_eval.records import DatasetRequests
 
 
 @pytest.mark.parametrize(
@@ -27,11 +26,7 @@ def test_what_may_run_text_is_given_up_where_nothing_confines_it(
 ) -> None:
     run_dir, run = RunDir(tmp_path), make_run()
     for name, what in (("a", ""), ("b", "metric.py, line 6, calls eval")):
-        index = DatasetRequests(
-            dataset=name, key="", items=1, requests=1, prompt_tokens=0, generate_requests=1,
-            max_output_tokens=1, longest_output_tokens=1, asks=False, runs_text=what, offsets=[],
-        )  # fmt: skip
-        _files.write_record(run_dir.requests_index(name), index)
+        write_index(run_dir, name, 1, generate_requests=1, runs_text=what)
     monkeypatch.setattr(module, "find_level", lambda _: (level, "install bubblewrap"))
     said = "".join(refuse(run_dir, run))
     assert sorted(given_up(run_dir)) == refused
@@ -49,12 +44,7 @@ def test_without_its_compiler_a_dataset_is_given_up_and_the_package_named(
 ) -> None:
     run_dir, run = RunDir(tmp_path), make_run()
     for name, languages in (("a", ["python"]), ("b", ["python", "rust", "cobol"])):
-        index = DatasetRequests(
-            dataset=name, key="", items=1, requests=1, prompt_tokens=0, generate_requests=1,
-            max_output_tokens=1, longest_output_tokens=1, asks=True, runs_text="", offsets=[],
-            languages=languages,
-        )  # fmt: skip
-        _files.write_record(run_dir.requests_index(name), index)
+        write_index(run_dir, name, 1, generate_requests=1, asks=True, languages=languages)
     absent = {"/usr/bin/not-there-1": "cobol-compiler", "/usr/*/not-there-2": "cobol-libraries"}
     row = Language(title="Cobol", timeout_seconds=1.0, cpu_seconds=1.0, needs=absent)
     known = {"python": LANGUAGES["python"], "cobol": row, "rust": replace(row, needs={"/usr": "r"})}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.decisions import make_run
+from tests.run_dirs import write_index
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report import first_signal
@@ -17,7 +18,6 @@ from coordinate_eval.coordinator.workers import scorer
 from coordinate_eval.records import (
     Answer,
     Dataset,
-    DatasetRequests,
     DatasetResults,
     Key,
     Response,
@@ -61,11 +61,7 @@ def run_dir(tmp_path: Path) -> RunDir:
     ]
     _files.write_record(made.run, make_run(folder=str(tmp_path), shards=shards))
     _files.write(made.dataset_error("b"), "no\n")
-    index = DatasetRequests(
-        dataset="a", key="", items=9, requests=9, prompt_tokens=0, generate_requests=0,
-        max_output_tokens=0, longest_output_tokens=0, asks=False, versions={"a": "1"}, offsets=[],
-    )  # fmt: skip
-    _files.write_record(made.requests_index("a"), index)
+    write_index(made, "a", 9, versions={"a": "1"})
     for shard in shards:
         publish(made, shard)
     return made

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.decisions import make_run
+from tests.run_dirs import write_index
 from tests.runs import PATIENCE_SECONDS, until
 
 from coordinate_eval import _files
@@ -25,7 +26,6 @@ from coordinate_eval.evaluators.confined.process import ProcessEnded
 from coordinate_eval.records import (
     Answer,
     Dataset,
-    DatasetRequests,
     DatasetResults,
     Question,
     QuestionKind,
@@ -80,12 +80,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     )
     _files.write_record(made.run, run)
     for name in SECONDS:
-        index = DatasetRequests(
-            dataset=name, key="", items=4, requests=4, prompt_tokens=0,
-            generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=False,
-            offsets=[],
-        )  # fmt: skip
-        _files.write_record(made.requests_index(name), index)
+        write_index(made, name, 4)
     for shard in run.shards:
         _files.write(made.published("outputs", shard.span), "")
     monkeypatch.setattr(scorer, "POLL_SECONDS", 0.01)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.decisions import make_run
 from tests.random_examples import FACTOR
+from tests.run_dirs import write_index
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import INDEX_VARIABLE, TASK_VARIABLE, State, TaskStatus
@@ -28,7 +29,6 @@ from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFi
 from coordinate_eval.records import (
     Answer,
     Dataset,
-    DatasetRequests,
     DatasetResults,
     Question,
     QuestionKind,
@@ -95,12 +95,7 @@ def made(folder: Path) -> tuple[RunDir, Run]:
     for shard in run.shards:
         _files.write(run_dir.published("outputs", shard.span), "")
     for name in NAMES:
-        index = DatasetRequests(
-            dataset=name, key="", items=ITEMS, requests=ITEMS, prompt_tokens=0,
-            generate_requests=0, max_output_tokens=0, longest_output_tokens=0, asks=True,
-            offsets=[],
-        )  # fmt: skip
-        _files.write_record(run_dir.requests_index(name), index)
+        write_index(run_dir, name, ITEMS, asks=True)
     return run_dir, run
 
 

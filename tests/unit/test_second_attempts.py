@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.decisions import make_run
-from tests.run_dirs import ITEMS, SHARDS, answered, write_built
+from tests.run_dirs import ITEMS, SHARDS, answered, write_built, write_requests
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -30,7 +30,6 @@ from coordinate_eval.coordinator.workers.second_attempts import (
 )
 from coordinate_eval.evaluators.engines.simulated import answer
 from coordinate_eval.records import (
-    DatasetRequests,
     ItemRequests,
     Request,
     RequestKind,
@@ -109,13 +108,7 @@ class Trials:
             for n in range(SHARD.stop)
         ]  # fmt: skip
         lines = [ItemRequests.of([request]).line() for request in self.requests]
-        _files.write(self.dir.requests("a"), "".join(lines))
-        index = DatasetRequests(
-            dataset="a", key="k", items=6, requests=6, prompt_tokens=0, generate_requests=6,
-            max_output_tokens=0, longest_output_tokens=0, asks=False,
-            offsets=[sum(map(len, lines[:i])) for i in range(7)],
-        )  # fmt: skip
-        _files.write_record(self.dir.requests_index("a"), index)
+        write_requests(self.dir, "a", lines, generate_requests=6)
         last = time.time() - silent
         known = {"node": "n", "started": 0, "updated": last, "ready": last - 5, "last": last}
         for name in ("slow", "idle"):
