@@ -10,8 +10,8 @@ import numpy
 import pytest
 import yaml
 from safetensors.numpy import save_file
+from tests.checkpoints import archive, described
 from tests.runs import Workspace
-from tests.state_dicts import archive, described
 from tests.steering import CLEAR, TURNED, steering
 from tests.tiny import tiny_model
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy
 import pytest
 from safetensors.numpy import save_file
-from tests.state_dicts import archive, described
+from tests.checkpoints import archive, described
 
 from coordinate_eval.coordinator.inputs.checkpoints import safetensors_file, torch_file
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect

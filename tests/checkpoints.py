@@ -1,7 +1,8 @@
-"""Checkpoints of PyTorch that claim to hold tensors of any size."""
+"""Folders of checkpoints without weights, of PyTorch's files, and of files that claim anything."""
 
 import collections
 import io
+import json
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -10,6 +11,17 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.errors import UserError
+
+CONFIG = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "max_position_embeddings": 512,
+}
 
 
 def described(shape: tuple[int, ...], stride: tuple[int, ...], cells: int = 4) -> bytes:
@@ -54,3 +66,29 @@ def archive(
         made.writestr("x/data/0", bytes(4 * cells))
         made.writestr("x/version", b"3\n")
     return path
+
+
+def sides(folder: Path, **config: Any) -> Path:
+    """Write what lies beside weights, a configuration and a tokenizer; the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def refused(path: Path, *hints: str, **flags: Path) -> None:
+    """Check that a checkpoint is refused in words that have these hints."""
+    with pytest.raises(UserError) as caught:
+        inspect(path, **flags)
+    for hint in hints:
+        assert hint in str(caught.value)
+
+
+def of_torch(folder: Path) -> Path:
+    """Write a checkpoint of 26 numbers, some of them shared, as `torch.save` does; the folder."""
+    torch = pytest.importorskip("torch")
+    sides(folder)
+    shared = torch.zeros(10, dtype=torch.bfloat16)
+    tensors = {"a": shared, "b": shared, "c": torch.zeros(4), "d": torch.zeros(6, 2).T}
+    torch.save(tensors, folder / "model.pt")
+    return folder
