@@ -140,6 +140,27 @@ def build_apart(home: Home) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_prompts_with_tokens_that_the_model_lacks_are_refused(home: Home, nested: bool) -> None:
+    largest = max(max(r.tokens + r.continuation) for r in requests(home.get()))
+    file = home.model / "config.json"
+    config = json.loads(file.read_text())
+
+    def vocabulary(size: int) -> None:
+        own = {"text_config": {"vocab_size": size}} if nested else {"vocab_size": size}
+        file.write_text(json.dumps(config | own))
+
+    vocabulary(largest + 1)  # the tokenizer may have tokens that no prompt has
+    assert home.builder().find(home.dataset) is not None
+    vocabulary(largest)
+    assert home.builder().find(home.dataset) is None
+    with pytest.raises(UserError) as raised:
+        home.get()
+    said = f"the token id {largest}, and the model has 0 to {largest - 1} (vocab_size in {file})"
+    assert said in str(raised.value)
+    assert "--tokenizer" in str(raised.value)
+
+
 def test_two_who_build_at_once_and_one_who_comes_later(home: Home) -> None:
     both = [build_apart(home), build_apart(home)]
     keys = [process.communicate(timeout=PATIENCE_SECONDS)[0].split()[0] for process in both]

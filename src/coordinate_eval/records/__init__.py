@@ -25,6 +25,7 @@ from coordinate_eval.records.prompt_tokens import (
     CACHE_BLOCK,
     computed_before,
     computed_by_turns,
+    largest_token,
     prompt_lengths,
 )
 from coordinate_eval.records.questions import PYTHON, Answer, Question, QuestionKind, judge_name
@@ -71,5 +72,6 @@ __all__ = [
     "computed_before",
     "computed_by_turns",
     "judge_name",
+    "largest_token",
     "prompt_lengths",
 ]

@@ -28,6 +28,9 @@ class Checkpoint(Record):
     dtype: str = Field(description="of most parameters, such as 'bfloat16'")
     max_length: int = Field(description="length of the model's context in tokens")
     attention_heads: int
+    vocabulary: int = Field(
+        default=0, description="tokens that the model has an embedding for; 0 if not known"
+    )
     kv_bytes_per_token: int = Field(description="keys and values of one token, all layers")
     kv_heads: int = Field(
         default=0, description="GPUs that keys and values divide among; 0 if not known"

@@ -17,6 +17,12 @@ def prompt_lengths(request: Request) -> list[int]:
     return list(itertools.accumulate(map(len, request.follow_ups), initial=first))
 
 
+def largest_token(request: Request) -> int:
+    """Return the largest token id that a request has, -1 if it has no tokens."""
+    texts = (request.tokens, request.continuation, *request.follow_ups)
+    return max(max(tokens, default=-1) for tokens in texts)
+
+
 def computed_by_turns(request: Request) -> int:
     """Return how many tokens of later turns an engine need not compute: blocks of those before."""
     return sum(length // CACHE_BLOCK * CACHE_BLOCK for length in prompt_lengths(request)[:-1])

@@ -145,6 +145,9 @@ class DatasetRequests(Record):
     longest_output_tokens: int = Field(
         description="largest output limit of one request, or of all turns of a conversation"
     )
+    largest_token: int = Field(
+        default=-1, description="largest token id of any request; -1 if not known"
+    )
     asks: bool = Field(description="whether its metric asks questions")
     judged: bool = Field(default=False, description="whether it asks a judge")
     question_ids: list[str] = Field(

@@ -34,7 +34,7 @@ from coordinate_eval.evaluators.harness.tasks.task_names import kept_file
 from coordinate_eval.evaluators.pulse import EndlessCall
 from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Suite
 
-FORMAT = 6
+FORMAT = 7
 """Increased when a key comes to mean different requests, or an index has new facts."""
 
 
@@ -68,6 +68,7 @@ class Builder:
         self._kept_tasks = kept_file(cache)
         self._files, self._suite = checkpoint.files, suite
         self._engine, self._max_length = engine, max_length
+        self._vocabulary = checkpoint.vocabulary
         self._models = False
         self._tokenizer = self._tokenizer_now()
         self._common = [
@@ -105,13 +106,15 @@ class Builder:
                 # Leave nothing. At worst, two that waited for the lock build at once.
                 lock.unlink(missing_ok=True)
                 raise
+        if not self._fits(made):
+            raise UserError(self._does_not_fit(made))
         return Built(requests, made)
 
     def find(self, dataset: Dataset) -> Built | None:
-        """Return the dataset's requests if they are in the cache."""
+        """Return the dataset's requests if they are in the cache, and the model can answer them."""
         requests, index = self._paths(self._key(dataset))
         found = _usable(requests, index)
-        return Built(requests, found) if found else None
+        return Built(requests, found) if found and self._fits(found) else None
 
     def stop(self) -> None:
         """End the process that builds, whatever it is doing: another thread may wait for it."""
@@ -198,6 +201,18 @@ class Builder:
         process = BuildingProcess(setup)
         weakref.finalize(self, process.close)
         return process
+
+    def _fits(self, index: DatasetRequests) -> bool:
+        """Return whether the model has all tokens of some requests, as far as that is known."""
+        return not self._vocabulary or index.largest_token < self._vocabulary
+
+    def _does_not_fit(self, index: DatasetRequests) -> str:
+        config = next((f for f in self._files if Path(f).name == "config.json"), "its config")
+        return (
+            f"dataset {index.dataset!r}: the tokenizer gives the token id {index.largest_token}, "
+            f"and the model has 0 to {self._vocabulary - 1} (vocab_size in {config}). Put the "
+            "model's own tokenizer beside the weights, or name its folder with --tokenizer"
+        )
 
     def _of_the_checkpoint(self, message: str) -> str:
         """Return a message with the folder of the tokenizer instead of that of its copy."""

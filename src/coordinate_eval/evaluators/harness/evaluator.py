@@ -74,6 +74,7 @@ from coordinate_eval.records import (
     Response,
     computed_before,
     computed_by_turns,
+    largest_token,
     prompt_lengths,
 )
 
@@ -138,6 +139,7 @@ class HarnessEvaluator:
                 this model.
         """
         prompt_tokens = cached_tokens = generate_requests = 0
+        largest = -1
         by_task: Counter[str] = Counter()
         outputs: list[int] = []
         before: Request | None = None
@@ -154,6 +156,7 @@ class HarnessEvaluator:
                 if digests:
                     digests[request.item].add(request)
                 by_task[request.task] += request.turns
+                largest = max(largest, largest_token(request))
                 prompt_tokens += sum(prompt_lengths(request))
                 cached_tokens += computed_before(request, before) + computed_by_turns(request)
                 before = request
@@ -175,6 +178,7 @@ class HarnessEvaluator:
             max_output_tokens=sum(outputs),
             longest_output_tokens=max(outputs, default=0),
             build_cpu_seconds=time.process_time() - began,
+            largest_token=largest,
             asks=bool(rows) or dataset.rubric is not None,
             judged=dataset.rubric is not None,
             question_ids=question_ids,

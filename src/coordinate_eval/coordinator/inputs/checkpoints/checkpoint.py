@@ -314,6 +314,8 @@ def _shape(config: dict[str, Any], counts: dict[str, int], file: Path) -> dict[s
         )
     return {
         "max_length": max_length or DEFAULT_MAX_LENGTH,
+        # Engines take the nested one, too. Some models pad it, and name both.
+        "vocabulary": number("padded_vocab_size", "vocab_size", most=_MOST_TOKENS) or 0,
         "attention_heads": heads,
         "kv_bytes_per_token": kv_bytes,
         "kv_heads": kv_heads,
