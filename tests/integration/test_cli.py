@@ -1,11 +1,9 @@
 """The command line: what is wrong is said once and clearly, and nothing is left behind."""
 
 import io
-import json
 import os
 import pickle
 import re
-import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,98 +11,18 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.replay import replayed
+from tests.command_line import NODE, copy_of_model, dry, refused, refused_here, user_without_slurm
 from tests.runs import TASKS, Workspace
 from tests.tiny import tiny_model
 from typer.testing import CliRunner
 
-from coordinate_eval import __version__
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.errors import CoordinateError, RecordError
-
-NODE = {
-    "name": "n1", "gpus": 8, "free_gpus": 8, "gpu_type": "h200", "gpu_memory_gib": 141,
-    "cpus": 128, "memory_gib": 1000,
-}  # fmt: skip
-GIVEN = """\
-datasets:
-- {name: big, items: 5000, prior: {gpu_seconds: 900, cpu_seconds: 4000,
-   chunk_overhead_seconds: 0.5, floor_seconds: 60}}
-- {name: long, items: 40, prior: {gpu_seconds: 70, floor_seconds: 69}, splittable: false}
-- {name: code, items: 164, prior: {gpu_seconds: 12, cpu_seconds: 900, floor_seconds: 5}}
-"""
+from coordinate_eval.errors import RecordError
 
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A user on a machine without Slurm, with a suite of given costs and a cluster file."""
-    made = Workspace(tmp_path_factory.mktemp("user"))
-    made.environ["COORDINATE_EVAL_CLUSTER"] = "ray"
-    assert made.memory.is_dir()
-    (made.folder / "given.yaml").write_text(GIVEN)
-    (made.folder / "cluster.yaml").write_text(yaml.safe_dump({"nodes": [NODE]}))
-    return made
-
-
-def dry(user: Workspace, *more: object, checkpoint: object = None) -> tuple[object, ...]:
-    """Arguments of a dry run on the cluster file."""
-    given, cluster = user.folder / "given.yaml", user.folder / "cluster.yaml"
-    where = checkpoint or tiny_model()
-    return "run", where, "--suite", given, "--cluster", cluster, "--dry-run", *more
-
-
-def refused(user: Workspace, *args: object, words: tuple[str, ...], **environ: str) -> str:
-    """The message of a command that is refused, after which everything is as it was."""
-    before = everything(user.folder)
-    done = user.call(*args, status=2, **environ)
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    assert_clear(done.stderr, words)
-    assert everything(user.folder) == before
-    return done.stderr
-
-
-def refused_here(user: Workspace, *args: object, words: tuple[str, ...], **environ: str) -> None:
-    """The same within this process, where a second a case would add up to minutes."""
-    before = everything(user.folder)
-    ran = CliRunner().invoke(app, list(map(str, args)), env=user.environ | environ)
-    error = ran.exception
-    assert isinstance(error, CoordinateError | SystemExit), repr(error)
-    message = str(error) if isinstance(error, CoordinateError) else ran.stderr
-    status = error.exit_status if isinstance(error, CoordinateError) else ran.exit_code
-    assert status == 2, message
-    assert ran.stdout == ""
-    assert_clear(message, words)
-    assert everything(user.folder) == before
-
-
-def assert_clear(message: str, words: tuple[str, ...]) -> None:
-    """A few lines that say these words; a long message may be in a box that breaks lines."""
-    assert 0 < len(message.splitlines()) < 9, message
-    flat = " ".join(message.replace("│", " ").split())
-    for word in words:
-        assert word in flat, message
-
-
-def everything(folder: Path) -> set[Path]:
-    """All there is but what others keep: Ray's token, the harness's data sets, locks."""
-    others = {
-        folder / ".ray",
-        folder / ".cache",
-        folder / "cache",
-        folder / "cache" / f"requests-{os.geteuid()}",
-    }
-    theirs = {folder / ".ray", folder / ".cache"}
-    return {
-        path
-        for path in folder.rglob("*")
-        if path not in others and not theirs & {*path.parents} and path.suffix != ".lock"
-    }
-
-
-def copy_of_model(folder: Path) -> Path:
-    """A checkpoint to spoil."""
-    return Path(shutil.copytree(tiny_model(), folder))
+    return user_without_slurm(tmp_path_factory.mktemp("user"))
 
 
 def missing(folder: Path) -> Path:
@@ -339,15 +257,6 @@ def test_a_wrong_slurm_configuration_is_said_and_not_worked_around(user: Workspa
         assert "ray" not in message.lower()
 
 
-def test_forms_of_the_command_line(user: Workspace) -> None:
-    usual = json.loads(user.call(*dry(user, "--json")).stdout)
-    _, checkpoint, *options = dry(user, "--json")
-    for args in ((checkpoint, *options), (*options, checkpoint), (*options, "--", checkpoint)):
-        assert json.loads(user.call(*args).stdout) == usual
-    assert user.call("--version").stdout == f"{__version__}\n"
-    assert "--dry-run" in user.call("run", "--help").stdout
-
-
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
@@ -375,63 +284,3 @@ def test_settings_in_a_pipe_are_whole_lines(user: Workspace) -> None:
     assert all(re.match(r"[a-z_.]+ = .*  # \([^)]+\) .", line) for line in lines), lines
     assert f'runs_dir = "{user.folder / "runs"}"  # (environment) ' in ran.stdout
     assert any(line.startswith("slurm.setup = [") for line in lines)
-
-
-def test_a_path_with_everything_in_it(user: Workspace, tmp_path: Path) -> None:
-    checkpoint = copy_of_model(tmp_path / "step 1 \"best\" of 'all'\n[bold]$(touch it-ran)")
-    plan = json.loads(user.call(*dry(user, "--json", checkpoint=checkpoint)).stdout)
-    assert plan["checkpoint"]["path"] == str(checkpoint)
-    shown = user.call(*dry(user, "--verbose", checkpoint=checkpoint)).stdout
-    assert "[bold]" in shown
-    assert "sbatch" in shown or "#SBATCH" in shown
-    assert not (TASKS / "it-ran").exists()
-
-
-def test_a_dry_run_writes_what_it_shows(user: Workspace, tmp_path: Path) -> None:
-    page, folder = tmp_path / "plan.html", tmp_path / "scripts"
-    shown = user.call(*dry(user, "--verbose", "--html", page, "--scripts", folder)).stdout
-    scripts = sorted(folder.glob("*.sh"))
-    assert [s.stem.rpartition(".")[2].split("-", 1)[1] for s in scripts] == [
-        "keep0-n1",
-        "metric0",
-        "score0",
-        "super1",
-        "trial0-n1",
-    ]
-    for script in scripts:
-        assert script.read_text() in shown
-        command = script.with_suffix(".argv").read_text()
-        assert f"--job-name={script.stem}" in command
-    text = page.read_text()
-    assert text.startswith("<!DOCTYPE html>")
-    assert "makespan" in text
-    assert "what runs when" in shown
-    assert "#SBATCH" not in (brief := user.call(*dry(user)).stdout)
-    assert "5 jobs: --verbose prints the scripts" in brief
-    words = ("--html", "not the page of a plan")
-    refused(user, *dry(user, "--html", user.folder / "given.yaml"), words=words)
-
-
-@pytest.mark.parametrize(
-    ("cluster", "suite", "options"),
-    [
-        ({"nodes": [NODE]}, "given", []),
-        ({"nodes": [NODE], "metric_cpus": 3, "engine_start_seconds": 0}, "given", []),
-        ({"nodes": [NODE | {"name": f"n{i}", "free_gpus": i} for i in range(1, 6)]}, "base", []),
-        ({"nodes": [NODE], "storage_gigabits_per_node": 0.01}, "base", ["--max-gpus", "3"]),
-        ({"nodes": [NODE | {"cpus": 9}], "metric_cpus": 1}, "given", ["--nodes", "1"]),
-    ],
-)
-def test_a_plan_can_be_replayed(
-    user: Workspace, cluster: dict[str, Any], suite: str, options: list[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "cluster.yaml"
-    file.write_text(yaml.safe_dump(cluster))
-    name = user.folder / "given.yaml" if suite == "given" else suite
-    plan = json.loads(
-        user.call(*dry(user, "--suite", name, "--cluster", file, *options, "--json")).stdout
-    )
-    estimate = plan["estimate"]
-    for key, value in replayed(plan, cluster).items():
-        assert estimate[key] == pytest.approx(value, rel=1e-3, abs=1e-9), key
-    assert estimate["lower_bound_seconds"] <= estimate["makespan_seconds"] * 1.000001

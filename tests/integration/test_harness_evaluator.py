@@ -3,7 +3,8 @@
 import itertools
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,59 +13,25 @@ import pytest
 pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
-from transformers import PreTrainedTokenizerFast
+from tests.evaluators import BOS, Evaluators, byte_tokenizer, evaluator_of, requests_of, write_task
+from tests.runs import TASKS
 
 from coordinate_eval.errors import RecordError, UserError
-from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.evaluators.harness.prompts.language_models import Backend, RequestModel
 from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer
 from coordinate_eval.evaluators.harness.tasks.data_files import data_sources
 from coordinate_eval.records import Answer, Dataset, Key, Request, RequestKind, Response
 
-TASKS = Path(__file__).parents[1] / "fixtures" / "tasks"
-BOS, EOS = 0, 1
-
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One token a byte, with a BOS in front."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-
-    alphabet = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    made = Tokenizer(models.BPE({text: number for number, text in enumerate(alphabet)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", BOS)]
-    )
-    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # not typed there
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>"
-    )
-    folder = tmp_path_factory.mktemp("it's a tokenizer")
-    fast.save_pretrained(folder)
-    return folder
-
-
-Evaluators = Callable[..., HarnessEvaluator]
+    return byte_tokenizer(tmp_path_factory.mktemp("it's a tokenizer"))
 
 
 @pytest.fixture
 def evaluator(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluators:
     monkeypatch.chdir(TASKS)  # the tasks' data paths are relative, as the harness wants them
-
-    def make(*folders: Path, **options: Any) -> HarnessEvaluator:
-        include = [str(folder) for folder in folders or (TASKS,)]
-        return HarnessEvaluator(
-            tokenizer=tokenizer, include_path=include, **{"max_length": 2000, **options}
-        )
-
-    return make
-
-
-def _build(evaluator: HarnessEvaluator, dataset: Dataset) -> list[Request]:
-    requests: list[Request] = []
-    evaluator.build(dataset, requests.append)
-    return requests
+    return partial(evaluator_of, tokenizer)
 
 
 def _answer(request: Request, text: str = "") -> Response:
@@ -83,23 +50,14 @@ def _lines(name: str) -> list[str]:
     return (TASKS / "data" / name).read_text().splitlines()
 
 
-def _write_task(folder: Path, **config: object) -> Dataset:
-    data = folder / "data's here.jsonl"
-    data.write_text('{"q": "a", "a": "b"}\n')
-    task = {
-        "task": "own",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}},
-        "test_split": "test",
-        "output_type": "generate_until",
-        "doc_to_text": "q",
-        "doc_to_target": "a",
-        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 7},
-        "metric_list": [{"metric": "exact_match"}],
-        **config,
-    }
-    (folder / "own task.yaml").write_text(json.dumps(task))  # JSON is YAML
-    return Dataset(name="own")
+def alike_blocks(before: list[int], tokens: list[int]) -> int:
+    """Tokens in the blocks of 16 at the beginning of both, but for the last token."""
+    shared = 0
+    while before[shared : shared + 16] == tokens[shared : shared + 16] and shared + 16 < len(
+        tokens
+    ):
+        shared += 16
+    return shared
 
 
 def test_a_group_is_numbered_through_its_leaf_tasks(evaluator: Evaluators) -> None:
@@ -130,7 +88,7 @@ def test_the_data_files_of_a_dataset_are_written_down(
         str(path): f"{path.stat().st_size} {path.stat().st_mtime_ns}"
         for path in ((TASKS / "data" / f"choice_{split}.jsonl") for split in ("train", "test"))
     }
-    own = evaluator(tmp_path).build(_write_task(tmp_path), lambda _: None)
+    own = evaluator(tmp_path).build(write_task(tmp_path), lambda _: None)
     assert [Path(path).name for path in own.sources] == ["data's here.jsonl"]
 
 
@@ -167,24 +125,24 @@ def test_building_twice_gives_the_same_and_touches_neither_stdout_nor_the_genera
 ) -> None:
     random.seed(5)
     before = random.getstate()
-    first = _build(evaluator(), Dataset(name="tiny_group"))
+    first = requests_of(evaluator(), Dataset(name="tiny_group"))
     assert random.getstate() == before
     random.random()
-    assert _build(evaluator(), Dataset(name="tiny_group")) == first
-    other_seed = _build(evaluator(seed=1), Dataset(name="tiny_group"))
+    assert requests_of(evaluator(), Dataset(name="tiny_group")) == first
+    other_seed = requests_of(evaluator(seed=1), Dataset(name="tiny_group"))
     assert [r.tokens for r in other_seed] != [r.tokens for r in first]
     assert capsys.readouterr().out == ""
 
 
 def test_a_limit_is_a_prefix_of_the_whole(evaluator: Evaluators) -> None:
-    whole = _build(evaluator(), Dataset(name="tiny_choice"))
-    assert _build(evaluator(), Dataset(name="tiny_choice", limit=4)) == whole[:12]
+    whole = requests_of(evaluator(), Dataset(name="tiny_choice"))
+    assert requests_of(evaluator(), Dataset(name="tiny_choice", limit=4)) == whole[:12]
 
 
 def test_the_words_of_a_request_are_those_of_the_task(
     evaluator: Evaluators, tokenizer: Path
 ) -> None:
-    request = _build(evaluator(), Dataset(name="tiny_sums", num_fewshot=1))[1]
+    request = requests_of(evaluator(), Dataset(name="tiny_sums", num_fewshot=1))[1]
     assert _text(request.tokens, tokenizer) == (
         "<s>Question: What is 1 plus 2?\nAnswer: 1 plus 2 is 3.\n\n"
         "Question: What is 2 plus 2?\nAnswer:"
@@ -194,14 +152,14 @@ def test_the_words_of_a_request_are_those_of_the_task(
 
 
 def test_trailing_spaces_move_into_the_continuation(evaluator: Evaluators, tokenizer: Path) -> None:
-    last = _build(evaluator(), Dataset(name="tiny_choice"))[-1]
+    last = requests_of(evaluator(), Dataset(name="tiny_choice"))[-1]
     assert _text(last.continuation, tokenizer) == "  green"
     assert _text(last.tokens, tokenizer).endswith("soot? It is")
 
 
 def test_an_empty_context_is_the_prefix_token(evaluator: Evaluators, tokenizer: Path) -> None:
     conditional, unconditional = (
-        _build(evaluator(), Dataset(name="tiny_mutual"))[index] for index in (0, 3)
+        requests_of(evaluator(), Dataset(name="tiny_mutual"))[index] for index in (0, 3)
     )
     assert unconditional.tokens == [BOS]
     assert unconditional.continuation == conditional.continuation
@@ -211,10 +169,10 @@ def test_an_empty_context_is_the_prefix_token(evaluator: Evaluators, tokenizer: 
 def test_long_contexts_lose_their_beginning(
     evaluator: Evaluators, tokenizer: Path, backend: str, most: int
 ) -> None:
-    last = _build(evaluator(max_length=100, backend=backend), Dataset(name="tiny_choice"))[-1]
+    last = requests_of(evaluator(max_length=100, backend=backend), Dataset(name="tiny_choice"))[-1]
     assert len(last.tokens) + len(last.continuation) == most
     assert _text(last.continuation, tokenizer) == "  green"
-    asked = _build(evaluator(max_length=100, backend=backend), Dataset(name="tiny_sums"))[-1]
+    asked = requests_of(evaluator(max_length=100, backend=backend), Dataset(name="tiny_sums"))[-1]
     assert len(asked.tokens) == 100 - 24
     assert _text(asked.tokens, tokenizer).endswith("What is 1 plus 1?\nAnswer:")
 
@@ -223,7 +181,7 @@ def test_long_contexts_lose_their_beginning(
 def test_rolling_windows_score_every_token_once(
     evaluator: Evaluators, tokenizer: Path, backend: str, most: int
 ) -> None:
-    requests = _build(evaluator(max_length=50, backend=backend), Dataset(name="tiny_prose"))
+    requests = requests_of(evaluator(max_length=50, backend=backend), Dataset(name="tiny_prose"))
     pages = [json.loads(line)["page"] for line in _lines("prose.jsonl")]
     for doc, page in enumerate(pages):
         windows = [request for request in requests if request.doc == doc]
@@ -241,12 +199,12 @@ def test_the_options_of_a_dataset_reach_the_requests(evaluator: Evaluators) -> N
         repeats=2,
         limit=1,
     )
-    first, second = _build(evaluator(), dataset)
+    first, second = requests_of(evaluator(), dataset)
     assert first.sampling == {"temperature": 0.5, "top_k": 9}
     assert first.max_tokens == 5
     assert (first.repeat, second.repeat) == (0, 1)
     assert first.tokens == second.tokens
-    plain = _build(evaluator(), Dataset(name="tiny_sums", limit=1))[0]
+    plain = requests_of(evaluator(), Dataset(name="tiny_sums", limit=1))[0]
     assert plain.tokens == first.tokens
     assert plain.prompt_hash != first.prompt_hash  # arguments of a generation are part of it
 
@@ -264,7 +222,7 @@ def test_generation_that_cannot_be_had_is_refused(
     evaluator: Evaluators, gen_kwargs: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UserError, match=rf"(?s)'tiny_sums'.*document 0.*{words}"):
-        _build(evaluator(), Dataset(name="tiny_sums", gen_kwargs=gen_kwargs))
+        requests_of(evaluator(), Dataset(name="tiny_sums", gen_kwargs=gen_kwargs))
 
 
 def test_a_model_thinks_until_it_says_so(tokenizer: Path) -> None:
@@ -285,7 +243,7 @@ def test_texts_are_cut_at_stops_and_repeats_all_count(evaluator: Evaluators) -> 
     dataset = Dataset(name="votes-of-three", task="tiny_votes", limit=1)
     ours = evaluator()
     texts = ["1 plus 2 is 3.\n\n4", "it is 5", "3 Question: 6"]
-    responses = [_answer(r, texts[r.repeat]) for r in _build(ours, dataset)]
+    responses = [_answer(r, texts[r.repeat]) for r in requests_of(ours, dataset)]
     results = ours.finish(dataset, reversed(responses), {})
     assert results.results["votes-of-three"]["exact_match,vote"] == 1.0
     assert results.items == 1
@@ -295,7 +253,7 @@ def test_names_of_results(evaluator: Evaluators) -> None:
     ours = evaluator()
     for name, leaf in (("tiny_group", "tiny_short"), ("renamed", "renamed/tiny_short")):
         dataset = Dataset(name=name, task="tiny_group")
-        results = ours.finish(dataset, map(_answer, _build(ours, dataset)), {})
+        results = ours.finish(dataset, map(_answer, requests_of(ours, dataset)), {})
         assert {name, leaf} < results.results.keys()
         inner = leaf.replace("tiny_short", "tiny_group::tiny_inner")  # the harness's own name
         assert results.groups.keys() == {name, inner}
@@ -307,7 +265,7 @@ def test_names_of_results(evaluator: Evaluators) -> None:
 def test_a_lost_or_strange_response_is_no_score(evaluator: Evaluators) -> None:
     ours = evaluator()
     dataset = Dataset(name="tiny_cloze")
-    responses = list(map(_answer, _build(ours, dataset)))
+    responses = list(map(_answer, requests_of(ours, dataset)))
     with pytest.raises(RecordError, match=r"'tiny_cloze', document 3.*missing"):
         ours.finish(dataset, [r for r in responses if r.doc != 3], {})
     strange = responses[2].model_copy(update={"prompt_hash": "0" * 16})
@@ -358,85 +316,8 @@ def test_programs_are_asked_shard_by_shard_and_looked_up_at_the_end(
 def test_questions_change_nothing_of_the_scores(evaluator: Evaluators) -> None:
     """Even where a metric draws random numbers."""
     dataset = Dataset(name="tiny_guess")
-    responses = list(map(_answer, _build(evaluator(), dataset)))
+    responses = list(map(_answer, requests_of(evaluator(), dataset)))
     alone = evaluator().finish(dataset, responses, {})
     ours = evaluator()
     assert ours.questions(dataset, [r for r in responses if r.item < 5]) == []
     assert ours.finish(dataset, responses, {}) == alone
-
-
-def test_an_unknown_task_is_named_with_its_neighbours_and_what_could_not_be_read(
-    evaluator: Evaluators, tmp_path: Path
-) -> None:
-    broken = tmp_path / "broken.yaml"
-    broken.write_text("task: [never closed")
-    with pytest.raises(UserError) as raised:
-        _build(evaluator(TASKS, tmp_path), Dataset(name="mine", task="tiny_chioce"))
-    message = str(raised.value)
-    for words in ("'mine'", "'tiny_chioce'", "'tiny_choice'", str(TASKS), str(broken), "expected"):
-        assert words in message
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"dataset_kwargs": {"data_files": {"test": "/nowhere/x.jsonl"}}}, "/nowhere/x.jsonl"),
-        ({"doc_to_text": "{{q"}, "Syntax"),
-        ({"output_type": "essay"}, "essay"),
-        ({"test_split": "exam"}, "no split 'exam', only 'test'"),
-        ({"fewshot_split": "train", "num_fewshot": 1}, "no split 'train', only 'test'"),
-        ({"metric_list": [{"metric": "no_such_metric", "aggregation": "mean"}]}, "no_such_metric"),
-        ({"generation_kwargs": {"until": {"a": 1}}}, "until"),
-    ],
-)
-def test_a_task_that_cannot_be_loaded_is_named_with_its_file(
-    evaluator: Evaluators, tmp_path: Path, config: dict[str, Any], words: str
-) -> None:
-    dataset = _write_task(tmp_path, **config)
-    with pytest.raises(UserError) as raised:
-        _build(evaluator(tmp_path), dataset)
-    assert "'own'" in str(raised.value)
-    assert words in str(raised.value)
-
-
-def test_a_dataset_without_items_is_refused(evaluator: Evaluators, tmp_path: Path) -> None:
-    dataset = _write_task(tmp_path)
-    with pytest.raises(UserError, match=r"'own'.*no items"):
-        _build(evaluator(tmp_path), dataset.model_copy(update={"limit": 0}))
-    (tmp_path / "data's here.jsonl").write_text("")
-    with pytest.raises(UserError, match=r"(?s)'own'.*data file .*data's here.jsonl is empty"):
-        _build(evaluator(tmp_path), dataset)
-
-
-def test_what_lies_on_an_unreachable_hub_is_said_to(
-    evaluator: Evaluators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import datasets.config
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    dataset = _write_task(tmp_path, dataset_path="nobody/nothing", dataset_kwargs=None)
-    with pytest.raises(UserError, match=r"(?s)own task\.yaml.*hub.*HF_HOME"):
-        _build(evaluator(tmp_path), dataset)
-
-
-def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
-    ours = HarnessEvaluator(tokenizer=tmp_path, max_length=10, include_path=[str(TASKS)])
-    with pytest.raises(UserError, match="tokenizer"):
-        _build(ours, Dataset(name="tiny_choice"))
-
-
-def test_a_missing_include_path_is_refused(evaluator: Evaluators, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="gone"):
-        _build(evaluator(tmp_path / "gone"), Dataset(name="tiny_choice"))
-
-
-def alike_blocks(before: list[int], tokens: list[int]) -> int:
-    """Tokens in the blocks of 16 at the beginning of both, but for the last token."""
-    shared = 0
-    while before[shared : shared + 16] == tokens[shared : shared + 16] and shared + 16 < len(
-        tokens
-    ):
-        shared += 16
-    return shared
