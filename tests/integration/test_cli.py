@@ -74,7 +74,7 @@ def malicious(folder: Path) -> Path:
         (malicious, ("system", "would run code")),
     ],
 )
-def test_bad_checkpoints(
+def test_bad_checkpoints_are_refused(
     user: Workspace, spoil: Callable[[Path], Path], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     refused(user, *dry(user, checkpoint=spoil(tmp_path)), words=words)
@@ -94,13 +94,15 @@ def test_bad_checkpoints(
         (f"include_path: ['{TASKS}', nowhere]\ndatasets: [a]\n", ("line 1", "no folder")),
     ],
 )
-def test_bad_suites(user: Workspace, text: str, words: tuple[str, ...], tmp_path: Path) -> None:
+def test_bad_suites_are_refused(
+    user: Workspace, text: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
     suite = tmp_path / "su ite.yaml"
     suite.write_text(text)
     refused(user, *dry(user, "--suite", suite), words=("su ite.yaml", *words)[-len(words) :])
 
 
-def test_a_task_without_items(user: Workspace, tmp_path: Path) -> None:
+def test_a_task_without_items_is_refused(user: Workspace, tmp_path: Path) -> None:
     (tmp_path / "empty.json").write_text("[]")
     (tmp_path / "hollow.yaml").write_text(
         f"task: hollow\ndataset_path: json\ndataset_kwargs:\n  data_files:\n"
@@ -149,7 +151,7 @@ def test_a_task_without_items(user: Workspace, tmp_path: Path) -> None:
         ("!!python/object/apply:os.system [touch it-ran]", ("is not YAML",)),
     ],
 )
-def test_bad_cluster_files(
+def test_bad_cluster_files_are_refused(
     user: Workspace, text: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     file = tmp_path / "cluster.yaml"
@@ -181,7 +183,7 @@ def test_bad_cluster_files(
         (["--no-such-option"], ("--no-such-option",)),
     ],
 )
-def test_bad_options(user: Workspace, args: list[str], words: tuple[str, ...]) -> None:
+def test_bad_options_are_refused(user: Workspace, args: list[str], words: tuple[str, ...]) -> None:
     refused_here(user, *dry(user, *args), words=words)
 
 
@@ -195,14 +197,16 @@ def test_bad_options(user: Workspace, args: list[str], words: tuple[str, ...]) -
         ("suite = \n", ("cannot be read", "line 1")),
     ],
 )
-def test_bad_settings(user: Workspace, text: str, words: tuple[str, ...], tmp_path: Path) -> None:
+def test_bad_settings_are_refused(
+    user: Workspace, text: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
     file = tmp_path / "my settings.toml"
     file.write_text(text)
     refused_here(user, *dry(user, "--settings", file), words=(str(file), *words))
     refused_here(user, "config", words=words, COORDINATE_EVAL_CONFIG=str(file))
 
 
-def test_a_bad_variable_of_the_environment(user: Workspace) -> None:
+def test_a_bad_variable_of_the_environment_is_refused(user: Workspace) -> None:
     words = ("max_gpus", "environment")
     refused_here(user, *dry(user), words=words, COORDINATE_EVAL_MAX_GPUS="many")
 
@@ -212,7 +216,7 @@ def test_a_cluster_file_is_no_cluster(user: Workspace) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "resume", "cancel"])
-def test_no_run(user: Workspace, command: str) -> None:
+def test_a_run_that_is_not_there_is_refused(user: Workspace, command: str) -> None:
     refused_here(user, command, words=("no runs under", "runs"))
     refused_here(user, command, "nobody's", words=("nobody's",))
     refused_here(user, command, "x" * 400, words=("no run",))
@@ -233,7 +237,7 @@ def test_a_torn_run_record_is_said_in_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_places_that_are_no_run_directory(user: Workspace, tmp_path: Path) -> None:
+def test_places_that_are_no_run_directory_are_refused(user: Workspace, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     args = ("run", tiny_model(), "--suite", user.folder / "given.yaml", "--run-dir")
     refused_here(user, *args, tmp_path / "file", words=("is a file",))

@@ -18,7 +18,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return user_without_slurm(tmp_path_factory.mktemp("user"))
 
 
-def test_forms_of_the_command_line(user: Workspace) -> None:
+def test_options_may_stand_before_or_after_the_checkpoint(user: Workspace) -> None:
     usual = json.loads(user.call(*dry(user, "--json")).stdout)
     _, checkpoint, *options = dry(user, "--json")
     for args in ((checkpoint, *options), (*options, checkpoint), (*options, "--", checkpoint)):
@@ -27,7 +27,9 @@ def test_forms_of_the_command_line(user: Workspace) -> None:
     assert "--dry-run" in user.call("run", "--help").stdout
 
 
-def test_a_path_with_everything_in_it(user: Workspace, tmp_path: Path) -> None:
+def test_a_path_of_any_characters_is_shown_and_runs_nothing(
+    user: Workspace, tmp_path: Path
+) -> None:
     checkpoint = copy_of_model(tmp_path / "step 1 \"best\" of 'all'\n[bold]$(touch it-ran)")
     plan = json.loads(user.call(*dry(user, "--json", checkpoint=checkpoint)).stdout)
     assert plan["checkpoint"]["path"] == str(checkpoint)

@@ -95,7 +95,7 @@ def test_status_and_results_name_the_cause(run_dir: RunDir) -> None:
     assert any("cause: Out of Memory Error (framework): use less" in line for line in lines)
 
 
-def test_logs_of_a_job(tmp_path: Path) -> None:
+def test_the_cause_is_found_among_all_logs_of_a_job(tmp_path: Path) -> None:
     (tmp_path / "0.log").write_text("Watchdog caught collective operation timeout: x\n")
     (tmp_path / "1.log").write_text(OOM)
     done = diagnose(tmp_path / "0.log", tmp_path / "1.log")

@@ -19,7 +19,7 @@ KNOWN_WRONG = {"loader-reset"}
 
 
 @pytest.mark.parametrize("case", whole_corpus(), ids=lambda case: case.name)
-def test_corpus(case: Case) -> None:
+def test_the_cause_of_each_job_of_the_corpus_is_found(case: Case) -> None:
     found = diagnosed(case.logs, case.end)
     if case.name not in KNOWN_WRONG:
         assert (found and found.reason) == case.reason
@@ -224,7 +224,7 @@ def test_rules_that_others_can_write_are_refused(tmp_path: Path) -> None:
         ("frob.FrobException: x", Action.ANOTHER_NODE),
     ],
 )
-def test_cause_decides(log: str, action: Action) -> None:
+def test_what_is_done_follows_from_the_cause(log: str, action: Action) -> None:
     assert reaction(diagnosed([log + "\n"])).action is action
     assert reaction(None).action is Action.ANOTHER_NODE
 

@@ -41,7 +41,9 @@ def state(finding: Finding) -> str:
         ({"locks": "Not supported"}, "warning", "cannot be locked"),
     ],
 )
-def test_folders(changes: dict[str, Any], expected: str, words: str) -> None:
+def test_a_folder_is_found_well_or_why_it_is_not(
+    changes: dict[str, Any], expected: str, words: str
+) -> None:
     tried = replace(Tried(Path("/x"), free_bytes=9 * GIB), **changes)
     found = folders.finding_of("cache_dir", Path("/x/y"), tried)
     assert state(found) == expected
@@ -60,7 +62,7 @@ def test_a_folder_that_cannot_be_made_fails(tmp_path: Path) -> None:
     assert found == {"cache_dir": "ok", "runs_dir": "failure", "priors_dir": "ok"}
 
 
-def test_the_place_for_weights(tmp_path: Path) -> None:
+def test_the_place_for_weights_has_to_be_there_where_jobs_run(tmp_path: Path) -> None:
     def states(root: Path, role: Role) -> list[str]:
         settings = Settings(stage=StageSettings(root=str(root)))
         return [state(each) for each in folders.stage(settings, role)]
@@ -71,7 +73,7 @@ def test_the_place_for_weights(tmp_path: Path) -> None:
     assert states(tmp_path, Role.GPU_JOB) == ["failure"]
 
 
-def test_the_hubs_cache(tmp_path: Path) -> None:
+def test_a_cache_of_the_hub_that_is_not_there_yet_is_no_trouble(tmp_path: Path) -> None:
     assert state(folders.hub_cache({"HF_HOME": str(tmp_path / "missing")})) == "ok"
 
 
@@ -87,7 +89,7 @@ def test_imports_happen_in_a_child() -> None:
     assert "did not end" in programs.imported("while True: pass", seconds=0.01).error
 
 
-def test_what_an_import_means() -> None:
+def test_an_engine_that_cannot_be_imported_is_worse_where_it_has_to_run() -> None:
     fine = programs.Imported({"version": "1"})
     assert state(programs.finding_of("engine vllm", fine, Role.GPU_JOB)) == "ok"
     missing = programs.finding_of("engine", programs.Imported({}, "No module", "vllm"), Role.LOGIN)
@@ -105,7 +107,9 @@ def test_gpus_that_an_engine_sees() -> None:
     assert state(programs.gpus({"gpus": [], "for_gpus": False})) == "warning"
 
 
-def test_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_that_do_not_answer_are_warned_of_without_their_passwords(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
     nobody = "http://127.0.0.1:9"
     settings = Settings(judge=JudgeSettings(base_url=f"{nobody}/v1", model="judge"))
@@ -154,7 +158,7 @@ def node(**changes: object) -> Node:
     return Node.model_validate({"name": "n", "memory_gib": 99} | values | changes)
 
 
-def test_nodes() -> None:
+def test_free_and_unusable_nodes_are_counted_by_kind() -> None:
     drained = Busy(name="n3", why="drained")
     found = list(scheduler.of_nodes([node(), node()], [drained]))
     assert [state(each) for each in found] == ["ok", "ok"]
@@ -184,7 +188,7 @@ def test_a_silent_or_refusing_scheduler_fails() -> None:
     assert state(next(scheduler.of_cluster(FakeCluster()))) == "ok"
 
 
-def test_a_cluster_file(tmp_path: Path) -> None:
+def test_a_cluster_file_has_to_be_readable(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     assert state(scheduler.of_file(file)) == "failure"
     file.write_text("nodes: [{name: n, gpus: 1}]\n")

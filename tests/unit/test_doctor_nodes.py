@@ -53,7 +53,9 @@ def verdicts(found: dict[str, Any]) -> dict[str, str]:
     return {each["node"]: each["verdict"] for each in found["nodes"]}
 
 
-def test_all_is_well(ask: Callable[..., dict[str, Any]], settings: Settings) -> None:
+def test_good_nodes_pass_in_one_world(
+    ask: Callable[..., dict[str, Any]], settings: Settings
+) -> None:
     cluster = Jobs(dict.fromkeys(("n1", "n2", "n3"), "passes"))
     found = ask(cluster)
     assert verdicts(found) == {"n1": "good", "n2": "good", "n3": "good"}
@@ -217,7 +219,9 @@ def test_no_job_asks_for_more_time_than_the_partition_allows(
     assert max(job.minutes for job in cluster.jobs.values()) <= 7
 
 
-def test_named_nodes(ask: Callable[..., dict[str, Any]], settings: Settings) -> None:
+def test_named_nodes_alone_are_tested(
+    ask: Callable[..., dict[str, Any]], settings: Settings
+) -> None:
     cluster = Jobs(dict.fromkeys(("n1", "n2", "n3"), "passes"))
     cluster.busy = [Busy(name="n4", why="drained: fan"), Busy(name="x", why="", excluded=True)]
     found = ask(cluster, "n[2-4]")
@@ -272,7 +276,7 @@ def test_without_torch_nothing_is_submitted(monkeypatch: pytest.MonkeyPatch) -> 
         doctor.check_torch()
 
 
-def test_results_as_lines() -> None:
+def test_a_result_is_a_line_of_the_report() -> None:
     passed = Passed(backend="gloo", processes=1, bytes_per_second=0)
     alone = worlds_module.Result(Tried(("n1",), passed=True), passed=passed)
     assert doctor.of_result(alone).found == "passed alone (gloo)"

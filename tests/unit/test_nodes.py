@@ -109,7 +109,7 @@ def test_a_large_model_gets_several_gpus_also_where_no_type_is_known() -> None:
         assert select.gpus_per_trial(Demand(seventy, Settings(), 2048, []), alike) > 1
 
 
-def test_limits() -> None:
+def test_a_run_takes_no_more_gpus_or_nodes_than_are_asked_for() -> None:
     nodes = [node(f"n{i}") for i in range(1, 5)]
     assert chosen(nodes, max_gpus=11) == {"n1": 8, "n2": 3}
     assert chosen(nodes, nodes="2") == {"n1": 8, "n2": 8}
@@ -184,7 +184,7 @@ def test_too_little_memory_is_not_called_busy() -> None:
         ("a,b[8-10]", ["a", "b8", "b9", "b10"]),
     ],
 )
-def test_node_lists(text: str, names: list[str]) -> None:
+def test_lists_of_nodes_are_expanded(text: str, names: list[str]) -> None:
     assert asked_nodes.expand(text) == names
 
 

@@ -127,7 +127,7 @@ def test_a_node_two_nodes_and_all_but_one(kind: str) -> None:
         assert named(all_but_one, Verdict.SUSPECT) == {"a", "b", "c", "d"}
 
 
-def test_few_nodes() -> None:
+def test_bad_ones_among_one_to_three_nodes_are_found() -> None:
     assert next_worlds([], []) == []
     assert Cluster(["a"]).test() == {"a": Verdict.ALONE}
     assert Cluster(["a"], broken={"a"}).test() == {"a": Verdict.SUSPECT}

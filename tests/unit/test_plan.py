@@ -52,7 +52,9 @@ def test_every_item_is_in_exactly_one_shard(costs: list[Cost], capacity: Capacit
 
 @given(st.one_of(COSTS, SCORED), CAPACITIES)
 @examples(200)
-def test_bound_and_estimate(costs: list[Cost], capacity: Capacity) -> None:
+def test_an_estimate_can_be_replayed_and_is_never_under_the_bound(
+    costs: list[Cost], capacity: Capacity
+) -> None:
     made = plan_of(costs, capacity)
     estimate = made.estimate
     assert estimate.lower_bound_seconds <= estimate.makespan_seconds
@@ -215,7 +217,7 @@ def test_whole_datasets_in_the_best_order_where_cuts_cost_much() -> None:
     assert made.estimate.makespan_seconds == pytest.approx(1 + 14)
 
 
-def test_hand_computed_plan() -> None:
+def test_an_estimate_is_what_a_hand_computes() -> None:
     cost = Cost(name="d", items=10, gpu_seconds=20, metric_cpu_seconds=40, chunk_overhead_seconds=1)
     capacity = capacity_of(2, start=5, cpus=4)
     made = plan_of([cost.model_copy(update={"splittable": False})], capacity)

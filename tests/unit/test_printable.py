@@ -31,7 +31,7 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.records import DatasetResults
 
 
-def test_texts_of_all_kinds() -> None:
+def test_texts_of_all_kinds_steer_no_terminal() -> None:
     assert plain("Köln 東京 a\tb") == "Köln 東京 a\N{REPLACEMENT CHARACTER}b"
     assert visible("a\tb\nc d\n") == "a\tb\nc d\n"
     assert not steering(visible(HOSTILE))
@@ -101,7 +101,7 @@ def main(monkeypatch: pytest.MonkeyPatch, *args: str) -> object:
         ("status", f"--{HOSTILE}"),
     ],
 )
-def test_words_of_a_command_line(
+def test_words_of_a_command_line_are_shown_and_steer_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: tuple[str, ...]
 ) -> None:
     assert main(monkeypatch, *args) == 2
@@ -159,7 +159,7 @@ def asked(planted: RunDir, *args: str) -> Result:
      ("scores", "--markdown"), ("status", "--json"), ("runs", "--json"),
      ("runs", "--dataset", "a", "--json"), ("scores", "--json")],
 )  # fmt: skip
-def test_run_directories(
+def test_what_run_directories_hold_steers_no_terminal(
     planted: RunDir, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
 ) -> None:
     task = TaskStatus(
@@ -176,7 +176,9 @@ def test_run_directories(
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_results(planted: RunDir, capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+def test_results_steer_no_terminal(
+    planted: RunDir, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
     from coordinate_eval.coordinator.cli.launch.foreground import show_results
 
     results = {

@@ -77,7 +77,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @examples(60)
 @given(random=st.randoms(use_true_random=False))
-def test_records(original: Path, tmp_path_factory: pytest.TempPathFactory, random: Random) -> None:
+def test_commands_answer_whatever_the_records_of_a_run_hold(
+    original: Path, tmp_path_factory: pytest.TempPathFactory, random: Random
+) -> None:
     home = tmp_path_factory.mktemp("runs")
     shutil.copytree(original, home, dirs_exist_ok=True)
     if random.randrange(2):

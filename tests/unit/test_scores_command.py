@@ -25,7 +25,7 @@ def results(name: str, tasks: dict[str, dict[str, Any]], **more: Any) -> Dataset
     return DatasetResults(dataset=name, items=1, results=tasks, **more)
 
 
-def test_the_main_metric() -> None:
+def test_the_main_metric_stands_for_a_dataset_unless_another_is_asked_for() -> None:
     choice: dict[str, Any] = {
               "alias": "a", "sample_len": 9, "acc,none": 0.5, "acc_stderr,none": 0.1,
               "acc_norm,none": 0.6, "acc_norm_stderr,none": 0.2}  # fmt: skip
@@ -129,7 +129,7 @@ def test_a_run_that_is_linked_is_listed_once(home: Path) -> None:
     assert len(json.loads(call(home, "runs", "--json").stdout)) == 3
 
 
-def test_no_runs(tmp_path: Path) -> None:
+def test_without_runs_that_is_said(tmp_path: Path) -> None:
     assert call(tmp_path, "runs").stdout.startswith("no runs under")
     assert call(tmp_path, "scores").stdout.startswith("no runs under")
     assert json.loads(call(tmp_path, "runs", "--json").stdout) == []
@@ -240,7 +240,7 @@ def test_scores_are_ordered_by_step(home: Path) -> None:
     ]  # fmt: skip
 
 
-def test_scores_of_some_runs(home: Path) -> None:
+def test_scores_of_named_runs_come_once_each_and_in_order(home: Path) -> None:
     done = call(home, "scores", "step-200-x", str(home / "step-100-x"), "step-200-x", "--json")
     assert [row["step"] for row in json.loads(done.stdout)["rows"]] == [100, 200]
     assert isinstance(call(home, "scores", "nobody's").exception, UserError)

@@ -92,7 +92,7 @@ def test_nodes_of_one_host_have_different_names() -> None:
     }
 
 
-def test_what_a_node_lacks(tmp_path: Path) -> None:
+def test_it_is_said_what_a_node_lacks(tmp_path: Path) -> None:
     seen, user = tmp_path / "seen", os.getuid()
     seen.write_text("token")
     assert what_is_missing({"runs_dir": (str(seen), "token")}, sys.executable, user) == ""
@@ -130,7 +130,7 @@ def test_actors_are_tasks(said: str, state: State) -> None:
     assert task.node == ("gpu 1" if state is State.RUNNING else "")
 
 
-def test_how_actors_end() -> None:
+def test_the_end_of_an_actor_is_told_from_rays_words() -> None:
     messages = pytest.importorskip("ray.core.generated.common_pb2")
 
     def end(**cause: Any) -> End:
@@ -289,7 +289,7 @@ def test_other_addresses_are_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:6379", "[fd00::1]:6379", "auto", "head-svc.ns:1"])
-def test_addresses(address: str) -> None:
+def test_addresses_of_ray_clusters_are_taken(address: str) -> None:
     found, _ = layers.load({"ray.address": address})
     assert found.ray.address == address
 

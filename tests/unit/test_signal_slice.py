@@ -88,7 +88,7 @@ def test_the_base_suite_has_a_signal_of_every_dataset_by_a_tenth(nodes: int) -> 
 
 @given(st.integers(0, 10_000))
 @examples(40)
-def test_on_random_suites(seed: int) -> None:
+def test_slices_of_random_suites_end_early(seed: int) -> None:
     made = check(random_instance(random.Random(seed), datasets=(5, 100), gpus=(1, 64)))
     assert max(ends(made).values(), default=0.0) <= 0.1
 

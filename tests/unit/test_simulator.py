@@ -121,7 +121,7 @@ def test_metric_holds_the_gpu_or_not() -> None:
     assert play_jobs(jobs, costs, where, "after") == inferred + 4 + 10 + 5 + 10
 
 
-def test_floors_and_overheads() -> None:
+def test_longest_items_and_overheads_delay_what_follows() -> None:
     costs = by_name(dataset("a", 10, floor_seconds=30, chunk_overhead_seconds=2), dataset("b", 5))
     jobs = [[Span("a", 0, 50), Span("a", 50, 100), Span("b", 0, 100)]]
     # The second half begins 5 s after the first, takes 5 + 2, and its longest item 30: the
@@ -191,7 +191,7 @@ def test_a_metric_uses_a_core_an_item_and_keeps_what_it_was_given() -> None:
     assert scored([a, b], spans, costs, 4) == 10 + 5
 
 
-def test_bounds() -> None:
+def test_the_bound_is_the_longest_of_all_that_cannot_be_shortened() -> None:
     a, b = dataset("a", 30), dataset("b", 10, items=1)
     assert bound([a, b], TWO) == 14 + 20
     assert bound([a.model_copy(update={"splittable": False}), b], TWO) == 14 + 30

@@ -48,7 +48,9 @@ def why(entry: dict[str, Any], wanted: Wanted = LOW) -> str:
         ("gpu", "gpu:0", ("", 1, 1)),
     ],
 )
-def test_free_gpus(gres: str, used: str, expected: tuple[str, int, int]) -> None:
+def test_free_gpus_are_counted_by_type(
+    gres: str, used: str, expected: tuple[str, int, int]
+) -> None:
     for shape in (old, new):
         assert free(shape(gres=gres, gres_used=used)) == expected
 
@@ -158,7 +160,7 @@ def test_a_reason_of_the_past_keeps_no_node_away() -> None:
     assert free(new(state=["IDLE", "CLOUD"])) == ("h200", 8, 8)
 
 
-def test_what_has_run_out() -> None:
+def test_a_busy_node_says_what_has_run_out() -> None:
     assert why(old(gres_used="gpu:h200:8(IDX:0-7)", state="mixed")) == "8 of 8 GPUs in use"
     assert "all CPUs" in why(old(alloc_cpus=128, state="allocated"))
     assert "all memory" in why(old(alloc_memory=1024000, state="mixed"))
@@ -197,7 +199,9 @@ def test_a_whole_node_with_one_core_in_use_is_busy() -> None:
         ("eth&(a|b)", True),
     ],
 )
-def test_features(constraint: str, fits: bool) -> None:
+def test_a_node_is_left_out_without_the_features_that_are_asked_for(
+    constraint: str, fits: bool
+) -> None:
     wanted = Wanted(frozenset({"low"}), constraint=constraint)
     for entry in (old(features="h200,ib"), new(features=["h200", "ib"])):
         if fits:
@@ -231,11 +235,11 @@ def test_an_answer_of_another_shape_is_an_error(answer: dict[str, Any]) -> None:
         ("", 0),
     ],
 )
-def test_memory_by_type(kind: str, gib: float) -> None:
+def test_the_memory_of_a_gpu_follows_from_its_type(kind: str, gib: float) -> None:
     assert gpu_memory_gib(kind) == gib
 
 
-def test_partitions() -> None:
+def test_partitions_are_read_with_their_limits() -> None:
     text = (
         "PartitionName=low AllowGroups=ALL Default=YES OverSubscribe=NO TRES=cpu=512,node=4 "
         "MaxTime=UNLIMITED State=UP\n"
@@ -256,7 +260,7 @@ def test_partitions() -> None:
         ("nodefail", {"node1": 8, "node2": 8, "node4": 8}, {"node3": "down: Not responding"}),
     ],
 )
-def test_captured_answers(
+def test_answers_of_real_controllers_are_understood(
     version: str, case: str, free_gpus: dict[str, int], reasons: dict[str, str]
 ) -> None:
     nodes, busy = read_nodes(json.loads((FIXTURES / f"{version}_{case}.json").read_text()), LOW)

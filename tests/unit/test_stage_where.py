@@ -12,7 +12,7 @@ from coordinate_eval.errors import UserError
     ("where", "folder"),
     [("shm", "/dev/shm"), ("none", "/dev/shm"), ("local /scratch/a b", "/scratch/a b")],
 )
-def test_folders(where: str, folder: str) -> None:
+def test_each_place_has_its_folder(where: str, folder: str) -> None:
     assert StageSettings(where=where).folder == folder
 
 

@@ -56,7 +56,7 @@ def test_a_supervisor_in_a_terminal_elsewhere_is_named(
         (None, 3, ("the jobs are not shown: no answer", "unknown")),
     ],
 )
-def test_the_exit_status_tells(
+def test_the_exit_status_tells_whether_a_run_goes_on(
     run_dir: RunDir,
     monkeypatch: pytest.MonkeyPatch,
     tasks: list[TaskStatus] | None,

@@ -110,7 +110,7 @@ def test_costs_of_a_suite_win_and_unknown_ones_are_said(tmp_path: Path) -> None:
         (("base", "--checkpoint", "/nowhere"), "/nowhere does not exist"),
     ],
 )
-def test_bad_questions(args: tuple[str, ...], words: str) -> None:
+def test_what_no_suite_answers_is_refused(args: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError) as caught:
         call("suites", *args)
     assert words in str(caught.value)

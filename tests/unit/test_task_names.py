@@ -64,7 +64,9 @@ def test_another_version_has_another_file(cache: Path, monkeypatch: pytest.Monke
     assert task_names.unknown(["nonsense"], cache) == ([], [])
 
 
-def test_no_harness(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_harness_no_name_is_unknown(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(task_names, "_tasks_folder", lambda: None)
     assert task_names.unknown(["nonsense"], cache) == ([], [])
 

@@ -199,13 +199,13 @@ def test_nothing_wrong_says_nothing() -> None:
     assert found(EVEN, NODES) == ""
 
 
-def test_little_memory() -> None:
+def test_a_node_with_little_memory_is_named() -> None:
     tight = NODES[0].model_copy(update={"memory_gib": 8 * 16 + 14.75})
     assert "memory" in found(EVEN, [tight])
     assert "node1 (0.5 of 142.8 GiB left)" in found(EVEN, [tight])
 
 
-def test_few_gpus_free() -> None:
+def test_it_is_said_how_few_gpus_are_free() -> None:
     few = NODES[0].model_copy(update={"free_gpus": 3})
     assert "3 of 8 are free" in found(EVEN, [few])
     busy = [Busy(name=f"b{i}", why="8 of 8 GPUs in use") for i in range(5)]
@@ -242,7 +242,7 @@ def test_prompts_that_are_not_built_yet() -> None:
     )
 
 
-def test_nodes_not_known_yet() -> None:
+def test_a_plan_without_nodes_says_that_no_gpu_is_free() -> None:
     assert "no GPU is free now" in found(EVEN, [])
 
 
@@ -266,7 +266,7 @@ def test_what_cannot_be_split_decides() -> None:
     assert "not splittable" not in found([small, *EVEN], NODES)
 
 
-def test_metrics_that_end_last() -> None:
+def test_metrics_that_end_last_are_named() -> None:
     code = Cost(name="code", items=100, gpu_seconds=10, metric_cpu_seconds=9000)
     text = found([code, *EVEN], NODES, metric_cpus=4)
     assert "metrics: those of code decide the end" in text
@@ -279,7 +279,7 @@ def test_metrics_that_occupy_all_cores_until_another_dataset_is_scored() -> None
     assert "metrics: those of code decide" in found([code, scored, *EVEN], NODES, metric_cpus=4)
 
 
-def test_scoring_that_ends_last() -> None:
+def test_scoring_that_ends_last_is_named_and_drawn() -> None:
     long = Cost(name="long", items=100, gpu_seconds=10, score_seconds=400)
     assert "scoring: that of long ends" in found([long, *EVEN], NODES)
     assert "it takes 6 min 40 s on one core" in found([long, *EVEN], NODES)
@@ -309,7 +309,7 @@ def test_a_time_limit_that_is_cut() -> None:
     assert "no job has time for d0 as a whole; several do it in turn" in text
 
 
-def test_datasets_without_a_prior() -> None:
+def test_datasets_without_a_prior_are_said_to_be_guessed() -> None:
     guesses = [c.model_copy(update={"spread": 0.7}) for c in EVEN[1:3]]
     costs_ = [EVEN[0], *guesses, *EVEN[3:]]
     assert "guessed: d1, d2 (25% of the GPU time)" in found(costs_, NODES, guessed=("d1", "d2"))

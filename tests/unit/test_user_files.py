@@ -44,7 +44,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     assert writer.wait() == 0
 
 
-def test_no_path_at_all() -> None:
+def test_what_is_no_path_is_refused() -> None:
     with pytest.raises(UserError, match="null byte"):
         _user_files.read_text(Path("a\0b"), "suite")
     with pytest.raises(UserError, match="too long"):

@@ -35,7 +35,7 @@ def verdict(result: str, cpu_seconds: float = 0.0) -> Answer:
         "failed: its process ended before the program did (exit status -9)",
     ],
 )
-def test_want_of_resources(result: str) -> None:
+def test_a_want_of_resources_may_be_the_machines(result: str) -> None:
     assert may_be_scarcity(QUESTION, verdict(result))
 
 
@@ -55,7 +55,7 @@ def test_want_of_resources(result: str) -> None:
         metric.DEADLY,
     ],
 )
-def test_the_programs_own_doing(result: str) -> None:
+def test_what_a_program_does_itself_is_its_own_fault(result: str) -> None:
     assert not may_be_scarcity(QUESTION, verdict(result))
 
 
