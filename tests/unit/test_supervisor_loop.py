@@ -203,6 +203,20 @@ def test_one_that_has_ended_the_run_leaves_the_jobs_of_the_next_alone(tmp_path: 
     assert not cluster.cancelled
 
 
+def test_who_waits_for_results_hears_of_them_before_the_last_jobs_have_left(tmp_path: Path) -> None:
+    run_dir, run = unplanned(tmp_path)
+    _files.write(run_dir.cancelled, "")
+    told: list[dict[str, Any]] = []
+
+    class Leaving(FakeCluster):
+        def poll(self, prefix: str) -> list[TaskStatus]:
+            keeper = TaskStatus(name=f"{prefix}keep0-n1", job_id="7", state=State.RUNNING)
+            return [] if told else [keeper]
+
+    results = Supervisor(run_dir, Leaving(), ended=told.append).run()
+    assert told == [results]
+
+
 @pytest.mark.parametrize("local", [True, False])
 def test_who_ends_a_run_on_one_machine_clears_its_memory_of_what_the_dead_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: bool

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -61,7 +61,7 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
     from coordinate_eval.coordinator.dry_run.run_page import write_report
     from coordinate_eval.coordinator.inputs import clusters
     from coordinate_eval.coordinator.run.records import read_run
-    from coordinate_eval.coordinator.supervisor.after_run import call_after_run
+    from coordinate_eval.coordinator.supervisor.after_run import AfterRun
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
     end_with_parent_if_asked()
@@ -70,18 +70,21 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
     # The job's script starts a killed supervisor again, within the same time limit.
     began = float(os.environ.get(STARTED_VARIABLE) or time.time())
     limit = minutes - (time.time() - began) / 60 if minutes else float("inf")
-    with clusters.by_name(run.cluster, run.settings) as cluster:
-        log = _Log()
+    log, after_run = _Log(), AfterRun(entered, run)
+
+    def ended(results: dict[str, Any]) -> None:
+        log.note(write_report(entered, results))
+        after_run.begin()
+        log.note("waiting for jobs to end and free their nodes")
+
+    with after_run, clusters.by_name(run.cluster, run.settings) as cluster:
         supervisor = Supervisor(
-            entered, cluster, minutes=limit, tell=log.note, draining=log.draining, note=log.note
+            entered, cluster, minutes=limit, tell=log.note, ended=ended, note=log.note
         )
         # Slurm warns of preemption as well as of the time limit.
         signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
         results = supervisor.run()
-    if results is not None:
-        for problem in (write_report(entered, results), call_after_run(entered, run)):
-            if problem:
-                log.note(problem)
+        log.note(after_run.wait())
     raise typer.Exit(0 if results is None or results["complete"] else 1)
 
 
@@ -179,11 +182,7 @@ class _Log:
         self._last = ""
 
     def note(self, step: str) -> None:
-        """Write a step, or what has happened."""
-        if step != self._last:
+        """Write a step, or what has happened, unless it is empty."""
+        if step and step != self._last:
             print(time.strftime("%Y-%m-%d %H:%M:%S"), step, flush=True)
             self._last = step
-
-    def draining(self) -> None:
-        """Write that the run has ended."""
-        self.note("waiting for jobs to end and free their nodes")

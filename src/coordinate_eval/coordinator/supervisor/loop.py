@@ -85,7 +85,7 @@ class Supervisor:
         strict: raise `SubmitRefused` if the scheduler refuses the run's first job.
         show: called with the facts after each poll.
         tell: called with what happens, in words for people.
-        draining: called when the run has ended and waits for its last jobs.
+        ended: called with the results when the run has ended, before its last jobs leave.
         note: called with each step that is taken, in words for a log.
         beside: called after each step, to look after something else.
         nodes: what the run is planned on, though it may have to wait for the GPUs; if None, what is
@@ -101,7 +101,7 @@ class Supervisor:
         strict: bool = False,
         show: Callable[[Facts], None] = lambda facts: None,
         tell: Callable[[str], None] = lambda event: None,
-        draining: Callable[[], None] = lambda: None,
+        ended: Callable[[dict[str, Any]], None] = lambda results: None,
         note: Callable[[str], None] = lambda step: None,
         beside: Callable[[], object] = lambda: None,
         nodes: tuple[list[Node], list[Busy]] | None = None,
@@ -110,7 +110,7 @@ class Supervisor:
         self._run = read_run(run_dir)
         self._cluster = cluster
         self._strict = strict
-        self._show, self._tell, self._draining = show, tell, draining
+        self._show, self._tell, self._ended = show, tell, ended
         self._note = note
         cores = self._run.settings.ray.cpus or os.cpu_count() or 1
         self._cores = cores if cluster.local else None
@@ -368,7 +368,7 @@ class Supervisor:
         self._search.avoid_broken_nodes(self._run)
         ending.learn(self._dir, self._run, self._tell)
         self._others.leave()
-        self._draining()
+        self._ended(self.results)
         return True
 
     def _drain(self) -> None:

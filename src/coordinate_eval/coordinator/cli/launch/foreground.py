@@ -64,8 +64,8 @@ class Display:
         self._update(*self._line(facts))
 
     def tell(self, event: str) -> None:
-        """Print an event on a line of its own."""
-        if event != self._last:
+        """Print an event on a line of its own, unless it is empty."""
+        if event and event != self._last:
             self._console.print(event, style="yellow", markup=False, highlight=False)
             self._last = event
 
@@ -160,11 +160,6 @@ def supervise(
     if not (results["complete"] or read_run(run_dir).planned or run_dir.cancelled.exists()):
         # Nothing was started on a GPU: what the user gave cannot work.
         raise UserError("\n".join(report.build_errors(run_dir) or [results["reason"]]))
-    from coordinate_eval.coordinator.supervisor.after_run import call_after_run
-
-    for problem in (write_report(run_dir, results), call_after_run(run_dir, run)):
-        if problem:
-            say(problem)
     return show_results(run_dir, as_json=as_json)
 
 
@@ -173,22 +168,30 @@ def _supervise(
 ) -> dict[str, Any] | None:
     """Supervise a run and, where nobody else can, that of its judge. Return the run's results."""
     # A command that only submits does without them, and returns sooner.
+    from coordinate_eval.coordinator.supervisor.after_run import AfterRun
     from coordinate_eval.coordinator.supervisor.judge_runs import JudgeRuns
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
+    after_run = AfterRun(run_dir, run)
+
+    def ended(results: dict[str, Any]) -> None:
+        display.tell(write_report(run_dir, results))
+        after_run.begin()
+        display.draining()
+
     supervised = partial(
-        Supervisor,
-        strict=strict,
-        show=display.show,
-        tell=display.tell,
-        draining=display.draining,
-    )
-    if not (cluster.local and run.settings.judge.checkpoint):
-        return supervised(run_dir, cluster).run()
-    judge_runs = JudgeRuns(run_dir, cluster, display.tell)
-    results = supervised(run_dir, cluster, beside=judge_runs.step).run()
-    while results and results["complete"] and judge_runs.step():
-        time.sleep(0.2)  # its answers are there, and its own results soon
+        Supervisor, run_dir, cluster, strict=strict, show=display.show, tell=display.tell,
+        ended=ended,
+    )  # fmt: skip
+    with after_run:
+        if cluster.local and run.settings.judge.checkpoint:
+            judge_runs = JudgeRuns(run_dir, cluster, display.tell)
+            results = supervised(beside=judge_runs.step).run()
+            while results and results["complete"] and judge_runs.step():
+                time.sleep(0.2)  # its answers are there, and its own results soon
+        else:
+            results = supervised().run()
+        display.tell(after_run.wait())
     return results
 
 
