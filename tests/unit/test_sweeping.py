@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.decisions import make_run
@@ -22,7 +21,7 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
 )
 from coordinate_eval.coordinator.run.troubles.trouble import Trouble, write_trouble
-from coordinate_eval.coordinator.supervisor import ending
+from coordinate_eval.coordinator.supervisor import sweeping
 from coordinate_eval.coordinator.supervisor.sweeping import nodes_to_sweep, sweep
 from coordinate_eval.coordinator.workers.on_node import node_memory
 from coordinate_eval.errors import SubmitRefused
@@ -144,26 +143,32 @@ def test_a_small_job_on_the_node_removes_what_nobody_holds(run_dir: RunDir, tmp_
 def test_a_node_that_is_taken_is_left_to_the_next_keeper(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(sweeping, "SWEEP_SECONDS", 0.1)
     keeper(run_dir, "ready")
     cluster = Cluster(busy=True)
     [job] = swept(run_dir, cluster)
     assert cluster.cancelled == [job.name]
 
 
-def test_a_site_that_takes_no_job_without_gpus(
+def test_a_node_that_takes_no_such_job_keeps_no_other_from_being_swept(run_dir: RunDir) -> None:
+    class Picky(Cluster):
+        def submit(self, job: Job) -> str:
+            if job.node == "m":
+                raise SubmitRefused("no GPUs asked for")
+            return super().submit(job)
+
+    keeper(run_dir, "ready")
+    trial(run_dir, "running", node="m", name="m-0")
+    assert nodes_to_sweep(run_dir) == ["m", "n"]
+    assert [job.node for job in swept(run_dir, Picky())] == ["n"]
+
+
+def test_nothing_is_submitted_and_waited_for_where_nobody_was_killed(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(job: Job) -> Any:
-        raise SubmitRefused("no GPUs asked for")
-
-    cluster = Cluster()
-    monkeypatch.setattr(cluster, "submit", refuse)
-    keeper(run_dir, "ready")
-    assert swept(run_dir, cluster) == []
-
-
-def test_nothing_is_submitted_where_nobody_was_killed(run_dir: RunDir) -> None:
     keeper(run_dir, "removed")
     trial(run_dir, "ended")
-    assert swept(run_dir, Cluster()) == []
+    cluster = Cluster()
+    monkeypatch.delattr(Cluster, "poll")
+    monkeypatch.delattr(FakeCluster, "poll")
+    assert swept(run_dir, cluster) == []

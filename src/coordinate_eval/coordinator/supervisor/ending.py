@@ -77,16 +77,17 @@ def wait_for_jobs(
     poll_seconds: float,
     check: Callable[[], None],
     leaves: Callable[[TaskStatus], bool] = lambda task: False,
+    seconds: float = DRAIN_SECONDS,
 ) -> None:
-    """Wait until all jobs of a run but its supervisors have ended, at most `2 * DRAIN_SECONDS`.
+    """Wait until all jobs of a run but its supervisors have ended, at most for twice `seconds`.
 
-    Cancel at once those of which `leaves` is true, and all others after `DRAIN_SECONDS`. The
-    other arguments are those of `drain`.
+    Cancel at once those of which `leaves` is true, and all others after `seconds`. The other
+    arguments are those of `drain`.
     """
-    give_up = time.monotonic() + DRAIN_SECONDS
+    give_up = time.monotonic() + seconds
     pause = min(1.0, poll_seconds)
     cancelled: set[str] = set()
-    while time.monotonic() < give_up + DRAIN_SECONDS:
+    while time.monotonic() < give_up + seconds:
         with contextlib.suppress(ClusterError, OSError):
             tasks = [
                 t

@@ -18,7 +18,10 @@ from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.troubles.trouble import Trouble
 from coordinate_eval.coordinator.supervisor.ending import wait_for_jobs
 from coordinate_eval.coordinator.workers.on_node import node_memory
-from coordinate_eval.errors import CoordinateError
+from coordinate_eval.errors import ClusterError, RecordError, SubmitRefused
+
+SWEEP_SECONDS = 30.0
+"""Time that sweepers get to begin and end before they are cancelled."""
 
 
 def sweep(
@@ -44,15 +47,26 @@ def sweep(
         check: raises where the run has another supervisor.
         note: called with what is done, in words for a log.
     """
-    with contextlib.suppress(OSError, CoordinateError):
-        if cluster.local:
+    if cluster.local:
+        with contextlib.suppress(OSError):
             node_memory.remove_abandoned(node_memory.user_folder(run.settings.stage.folder))
-        elif nodes := nodes_to_sweep(run_dir):
-            note(f"removing what killed processes left in the memory of {', '.join(nodes)}")
-            for node in nodes:
-                check()
-                cluster.submit(jobs.sweeper_job(run, run_dir, node))
-    wait_for_jobs(run, cluster, poll_seconds, check)
+        return
+    nodes: list[str] = []
+    with contextlib.suppress(OSError, RecordError):
+        nodes = nodes_to_sweep(run_dir)
+    swept = []
+    for node in nodes:
+        check()
+        try:
+            cluster.submit(jobs.sweeper_job(run, run_dir, node))
+            swept.append(node)
+        except SubmitRefused:
+            continue
+        except (ClusterError, OSError):
+            break
+    if swept:
+        note(f"removing what killed processes left in the memory of {', '.join(swept)}")
+        wait_for_jobs(run, cluster, poll_seconds, check, seconds=SWEEP_SECONDS)
 
 
 def nodes_to_sweep(run_dir: RunDir) -> list[str]:
