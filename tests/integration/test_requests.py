@@ -5,7 +5,6 @@ import fcntl
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,32 +13,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.runs import PATIENCE_SECONDS, TASKS
-from tests.tiny import tiny_model
+from tests.request_caches import MAX_LENGTH, Home, requests
+from tests.runs import PATIENCE_SECONDS
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.planning import request_cache
 from coordinate_eval.coordinator.planning.building import Progress, build_all
 from coordinate_eval.coordinator.planning.costs import conditions
 from coordinate_eval.coordinator.planning.request_cache import Builder, Built, link
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import ForeignError, UserError
-from coordinate_eval.evaluators import pulse
-from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer
 from coordinate_eval.priors.observations import BuildSeen, subject
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import (
-    Checkpoint,
     Dataset,
     DatasetRequests,
     EngineSettings,
     ItemRequests,
-    Request,
-    Suite,
 )
-
-MAX_LENGTH = 512
 
 BUILD = """
 import sys
@@ -56,68 +47,9 @@ print("lm_eval" in sys.modules)
 """
 
 
-class Home:
-    """Somebody's tasks, tokenizer and cache, each to be changed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.cache = folder / "cache"
-        self.model = Path(shutil.copytree(tiny_model(), folder / "model"))
-        self.tasks = folder / "tasks"
-        self.tasks.mkdir()
-        self.data = self.tasks / "cloze.jsonl"
-        shutil.copyfile(TASKS / "data" / "cloze.jsonl", self.data)
-        task = (TASKS / "tiny_cloze.yaml").read_text()
-        (self.tasks / "cloze.yaml").write_text(task.replace("data/cloze.jsonl", str(self.data)))
-        self.dataset = Dataset(name="cloze", task="tiny_cloze")
-        self.max_length = MAX_LENGTH
-        self.engine = "simulated"
-
-    def builder(self) -> Builder:
-        """What a new command builds with."""
-        return Builder(self.cache, self.inspect(), self.suite(), self.engine, self.max_length)
-
-    def get(self) -> Built:
-        """The requests as a new command would find or build them."""
-        return self.builder().get(self.dataset)
-
-    def suite(self) -> Suite:
-        return Suite(name="s", digest="d", include_path=[str(self.tasks)], datasets=[self.dataset])
-
-    def inspect(self) -> Checkpoint:
-        return checkpoints.inspect(self.model)
-
-    def own(self, code: str) -> None:
-        """Have the task make its texts with `text` of this code."""
-        path = self.tasks / "cloze.yaml"
-        text = path.read_text().replace("""doc_to_text: "{{text.rsplit(' ', 1)[0]}}\"""", "")
-        path.write_text(f"{text}doc_to_text: !function own.text\n")
-        (self.tasks / "own.py").write_text(code)
-
-    def suite_file(self) -> Path:
-        path = self.folder / "suite.yaml"
-        content = {"include_path": ["tasks"], "datasets": [{"name": "cloze", "task": "tiny_cloze"}]}
-        path.write_text(json.dumps(content))
-        return path
-
-    def entries(self) -> list[Path]:
-        """Files of the cache but its locks: requests and their descriptions, torn ones too."""
-        folder = self.cache / f"requests-{os.geteuid()}"
-        return sorted(path for path in folder.iterdir() if path.suffix != ".lock")
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
-
-
-def requests(built: Built) -> list[Request]:
-    lines = built.requests.read_bytes().splitlines()
-    return [
-        request
-        for line in lines
-        for request in ItemRequests.model_validate_json(line).of_dataset(built.index.dataset)
-    ]
 
 
 def test_offsets_find_every_item(home: Home) -> None:
@@ -358,88 +290,3 @@ def test_what_cannot_be_built_leaves_nothing(home: Home) -> None:
     with pytest.raises(UserError, match="has no task"):
         home.get()
     assert list((home.cache / f"requests-{os.geteuid()}").iterdir()) == []
-
-
-LOOKS = """import sys
-
-
-def text(doc):
-    return str("torch" in sys.modules)
-"""
-WANTS = """import transformers
-
-
-def text(doc):
-    config = transformers.BertConfig(
-        vocab_size=2, hidden_size=2, num_hidden_layers=1, num_attention_heads=1
-    )
-    return str(len(list(transformers.BertModel(config).parameters())) > 0)
-"""
-
-WANTS_EARLY = f"""from transformers.models.bert.modeling_bert import BertModel
-
-{WANTS}"""
-IMPORTS = """import torch
-
-
-def text(doc):
-    return str(int(torch.zeros(2).sum()) == 0)
-"""
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [(LOOKS, "False"), (WANTS, "True"), (WANTS_EARLY, "True"), (IMPORTS, "True")],
-)
-def test_models_are_loaded_for_tasks_that_want_one_alone(home: Home, code: str, said: str) -> None:
-    home.own(code)
-    made = requests(home.get())
-    tokenizer = load_tokenizer(home.model)
-    texts = {tokenizer.decode(request.tokens).removeprefix("<s>") for request in made}
-    assert texts == {said}
-
-
-FAILS = """import os
-from pathlib import Path
-
-
-def text(doc):
-    with (Path(__file__).parent / "pids").open("a") as file:
-        print(os.getpid(), file=file)
-    raise {error}
-"""
-
-
-@pytest.mark.parametrize(
-    ("error", "processes"),
-    [('KeyError("answer")', 1), ('ImportError("X requires the PyTorch library")', 2)],
-)
-def test_only_what_may_want_models_is_built_again(home: Home, error: str, processes: int) -> None:
-    home.own(FAILS.format(error=error))
-    with pytest.raises(UserError, match=error.split("(")[0]):
-        home.get()
-    assert len(set((home.tasks / "pids").read_text().split())) == processes
-
-
-def test_a_chat_template_without_an_end_ends_the_building(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    (home.model / "chat_template.jinja").write_text(loop)
-    builder = home.builder()
-    kept = builder.get(home.dataset).requests  # loads the tokenizer, which takes seconds of its own
-    monkeypatch.setattr(pulse, "CPU_SECONDS", 2.0)
-    with pytest.raises(UserError, match="the chat template takes more than 2 seconds") as caught:
-        builder.get(home.dataset.model_copy(update={"chat_template": True}))
-    assert str(home.model) in str(caught.value)
-    assert [path for path in home.entries() if path.suffix != ".json"] == [kept]
-
-
-def test_nothing_is_left_of_the_process_that_builds(home: Home) -> None:
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    others = set(children.read_text().split())
-    builder = home.builder()
-    builder.get(home.dataset)
-    (builds,) = set(children.read_text().split()) - others
-    del builder
-    assert builds not in children.read_text().split()
