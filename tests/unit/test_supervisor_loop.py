@@ -204,7 +204,7 @@ def test_one_that_has_ended_the_run_leaves_the_jobs_of_the_next_alone(tmp_path: 
 
 
 def test_who_waits_for_results_hears_of_them_before_the_last_jobs_have_left(tmp_path: Path) -> None:
-    run_dir, run = unplanned(tmp_path)
+    run_dir, _ = unplanned(tmp_path)
     _files.write(run_dir.cancelled, "")
     told: list[dict[str, Any]] = []
 
