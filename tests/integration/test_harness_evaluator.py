@@ -225,6 +225,11 @@ def test_generation_that_cannot_be_had_is_refused(
         requests_of(evaluator(), Dataset(name="tiny_sums", gen_kwargs=gen_kwargs))
 
 
+def test_a_chat_template_that_is_not_there_is_said_to_be_missing(evaluator: Evaluators) -> None:
+    with pytest.raises(UserError, match=r"^dataset 'tiny_sums': .* has no chat template: set"):
+        requests_of(evaluator(), Dataset(name="tiny_sums", chat_template=True))
+
+
 def test_a_model_thinks_until_it_says_so(tokenizer: Path) -> None:
     def model(backend: Backend) -> RequestModel:
         loaded = load_tokenizer(tokenizer)

@@ -106,6 +106,7 @@ def test_all_that_cannot_be_built_is_named_before_a_gpu_is_asked_for(tmp_path: P
     results = json.loads(run_dir.results.read_text())
     assert results["missing"] == errors
     assert results["failures"] == list(errors.values())
+    assert results["reason"] == "the requests of a, b cannot be built"
     assert state.phase_of(run_dir, run, [], silent=False) is Phase.INCOMPLETE
 
 

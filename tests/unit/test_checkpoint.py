@@ -126,6 +126,12 @@ def test_identity_follows_what_counts(single: Path, tmp_path: Path) -> None:
     assert inspect(single).identity != found.identity
 
 
+@pytest.mark.parametrize("text", ['{"model": {"vocab": {"a"', "", "\0" * 9, '[{"a": 1}]'])
+def test_a_torn_tokenizer_is_reported(single: Path, text: str) -> None:
+    (single / "tokenizer.json").write_text(text)
+    refused(single, f"{single / 'tokenizer.json'} is torn")
+
+
 def test_what_is_gone_is_not_unchanged(single: Path) -> None:
     found = inspect(single)
     (single / "model.safetensors").unlink()

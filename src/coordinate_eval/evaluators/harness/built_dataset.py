@@ -22,6 +22,7 @@ from coordinate_eval.evaluators.harness.prompts.language_models import (
 )
 from coordinate_eval.evaluators.harness.tasks.made_from import ItemDigest, item_digests
 from coordinate_eval.evaluators.harness.tasks.task_loader import LoadedTasks, in_words
+from coordinate_eval.evaluators.harness.tasks.task_names import no_chat_template
 from coordinate_eval.records import Dataset, Request, RequestKind, Response
 
 _Identity = tuple[str, int, int, int, int]
@@ -178,6 +179,8 @@ def _build_instances(
     model: RequestModel,
 ) -> None:
     chat: Chat | None = None
+    if dataset.chat_template and not (conversation.turn_template or model.has_chat_template):
+        raise UserError(no_chat_template(dataset.name))
     try:
         if dataset.chat_template:
             has_one = conversation.turn_template is None or model.has_chat_template

@@ -24,8 +24,7 @@ from coordinate_eval.coordinator.inputs import cluster_file, clusters, judge
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable, working_in
 from coordinate_eval.coordinator.inputs.layers import flatten
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.inputs.suites import suite
-from coordinate_eval.coordinator.inputs.suites.known_tasks import check_known
+from coordinate_eval.coordinator.inputs.suites import known_tasks, suite
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.inputs import Inputs, new_run
 from coordinate_eval.coordinator.planning.judge_plan import (
@@ -306,10 +305,13 @@ def runnable(inputs: Inputs, *, scored: bool = True) -> Inputs:
     With `scored`, datasets that no judge would rate are left out, too.
 
     Raises:
-        UserError: No dataset can be run, or there is no task of some name.
+        UserError: No dataset can be run, there is no task of some name, or the suite asks for what
+            engines or the checkpoint do not have.
     """
     kept, left_out = suite.runnable(inputs.suite, inputs.settings.judge if scored else None)
-    check_known(kept, Path(inputs.settings.cache_dir).expanduser(), inputs.folder)
+    known_tasks.check_known(kept, Path(inputs.settings.cache_dir).expanduser(), inputs.folder)
+    known_tasks.check_generation(kept)
+    known_tasks.check_chat_template(kept, inputs.checkpoint.files, inputs.folder)
     _say_by_reason(f"left out of suite {inputs.suite.name}", left_out)
     return replace(inputs, suite=kept, left_out=left_out)
 

@@ -61,6 +61,7 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
         }
         sides = sorted(files, key=lambda file: file.name)
         _check_sides(sides)
+        _check_whole(sides)
         counts = _count(weights, kind, extra)
         identity = _identity(weights, sides)
         size = sum(file.stat().st_size for file in weights)
@@ -223,6 +224,18 @@ def _check_sides(files: Sequence[Path]) -> None:
             f"the files beside the weights have {_format.size(sum(sizes.values()))}, more than "
             f"the {_format.size(most)} that a checkpoint may have. The largest is {largest}"
         )
+
+
+def _check_whole(files: Sequence[Path]) -> None:
+    """Refuse a torn tokenizer.json, by its ends: to parse one takes seconds and much memory."""
+    for file in files:
+        if file.name == "tokenizer.json":
+            content = checkpoint_files.read(file).strip()
+            if not (content.startswith(b"{") and content.endswith(b"}")):
+                raise UserError(
+                    f"{file} is torn: it is no JSON object. If it is being written, try again "
+                    "afterwards; else save the tokenizer again"
+                )
 
 
 def _count(

@@ -34,7 +34,7 @@ def named(settings: Settings) -> Settings:
         found = checkpoints.inspect(Path(judge.checkpoint))
     except UserError as error:
         raise UserError(f"setting judge.checkpoint: {error}") from error
-    if not _has_chat_template(found):
+    if not checkpoint_files.has_chat_template(found.files):
         raise UserError(
             f"the judge {found.path} has no chat template, in which questions are put to it: use "
             "a checkpoint that was tuned for chats, or add chat_template.jinja to it"
@@ -74,12 +74,3 @@ def settings_of_judge(settings: Settings) -> Settings:
 def longest_answer(max_length: int) -> int:
     """Return the most tokens of a judge's answer: half of its context. Questions have the rest."""
     return max_length // 2
-
-
-def _has_chat_template(checkpoint: Checkpoint) -> bool:
-    for file in map(Path, checkpoint.files):
-        if file.name in ("chat_template.jinja", "chat_template.json"):
-            return True
-        if file.name == "tokenizer_config.json":
-            return b'"chat_template"' in checkpoint_files.read(file)
-    return False

@@ -1,15 +1,24 @@
-"""Check the names of a suite's tasks at once, without loading the harness."""
+"""Check at once what a suite asks for: its tasks, of a checkpoint and of engines.
+
+The harness is not loaded. What only it can tell, building the prompts tells.
+"""
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.errors import UserError
-from coordinate_eval.evaluators.harness.tasks.task_names import no_such_task, unknown
+from coordinate_eval.evaluators.harness.prompts.generation_arguments import why_not
+from coordinate_eval.evaluators.harness.tasks.task_names import (
+    no_chat_template,
+    no_such_task,
+    unknown,
+)
 from coordinate_eval.records import Suite
 
 
@@ -29,7 +38,7 @@ def check_known(suite: Suite, cache: Path, folder: str = "") -> None:
     Raises:
         UserError: a dataset's task is neither the harness's own nor in the suite's folders.
     """
-    own = set(itertools.chain.from_iterable(map(_names_in, suite.include_path)))
+    own = _own_tasks(suite)
     names = {
         d.name: d.task
         for d in suite.datasets
@@ -47,8 +56,68 @@ def check_known(suite: Suite, cache: Path, folder: str = "") -> None:
         raise UserError("\n".join(lacking))
 
 
-def _names_in(folder: str) -> Iterator[str]:
-    """Yield the tasks, groups and tags that the harness would find in a folder."""
+def check_generation(suite: Suite) -> None:
+    """Check that engines honour the generation arguments that a suite gives.
+
+    Raises:
+        UserError: they do not honour some.
+    """
+    wrong = [
+        f"dataset {dataset.name!r}, gen_kwargs: {why}"
+        for dataset in suite.datasets
+        for name, value in dataset.gen_kwargs.items()
+        if (why := why_not(name, value))
+    ]
+    if wrong:
+        raise UserError("\n".join(wrong))
+
+
+def check_chat_template(suite: Suite, files: Sequence[str], folder: str = "") -> None:
+    """Check that the checkpoint with these small files has a chat template, if it is asked for.
+
+    A task of the user's own may have a `turn_template` in its place. A task may be the path of a
+    file from `folder`.
+
+    Raises:
+        UserError: datasets ask for a chat template, and there is none.
+    """
+    asking = [d for d in suite.datasets if d.chat_template and d.task is not None]
+    if not asking or checkpoint_files.has_chat_template(files):
+        return
+    own = _own_tasks(suite)
+    lacking = [
+        no_chat_template(d.name)
+        for d in asking
+        if not d.metadata
+        and not _may_have_turns(own.get(str(d.task), {}), str(d.task))
+        and not (Path(folder) / Path(str(d.task)).expanduser()).is_file()
+    ]
+    if lacking:
+        raise UserError("\n".join(lacking))
+
+
+def _may_have_turns(config: dict[str, Any], name: str) -> bool:
+    """Return whether a task, as its file is, may say itself what stands between turns.
+
+    The harness's own tasks, which have no file here, never do. Groups and tags may hold any task.
+    """
+    if not config:
+        return False
+    metadata = config.get("metadata")
+    return config.get("task") != name or (
+        isinstance(metadata, dict) and bool(metadata.get("turn_template"))
+    )
+
+
+def _own_tasks(suite: Suite) -> dict[str, dict[str, Any]]:
+    """Return the names that a suite's folders define, each with the content of its file."""
+    return dict(itertools.chain.from_iterable(map(_names_in, suite.include_path)))
+
+
+def _names_in(folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the tasks, groups and tags that the harness would find in a folder, with their files'
+    content.
+    """
     for path in Path(folder).glob("**/*.yaml"):
         # The harness passes over what it cannot read, and says so when the task is loaded.
         with contextlib.suppress(Exception):
@@ -56,7 +125,7 @@ def _names_in(folder: str) -> Iterator[str]:
             tags = config.get("tag") or []
             found = [config.get("task"), config.get("group")]
             found += tags if isinstance(tags, list) else [tags]
-            yield from (name for name in found if isinstance(name, str))
+            yield from ((name, config) for name in found if isinstance(name, str))
 
 
 def _merged(path: Path, above: frozenset[Path]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Decisions on a run whose jobs have ended: to go on, or how to end."""
 
-import shlex
-
 from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers
@@ -34,14 +32,7 @@ def before_plan(run: Run, facts: Facts) -> list[Action]:
         if not facts.unbuildable:
             return [MakePlan()]
         names = ", ".join(facts.unbuildable)
-        prefetch = ["coordinate-eval", "prefetch", "--suite", run.settings.suite]
-        return [
-            Finish(
-                f"the requests of {names} cannot be built. If data is missing here, "
-                f"`{shlex.join([*prefetch, run.checkpoint.path])}` on a machine with a network "
-                "gets it"
-            )
-        ]
+        return [Finish(f"the requests of {names} cannot be built")]  # their errors say why
     if why := all_die(run, facts, Pullers.BUILD):
         return [Finish(why)]
     building = any(ledger == "requests" for ledger, _ in facts.open_claims) or any(

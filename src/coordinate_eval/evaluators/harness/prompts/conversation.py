@@ -17,8 +17,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 from lm_eval.utils import apply_template
 
-_LIMITS = frozenset({"max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"})
-"""The harness's names of one argument: the most tokens to generate."""
+from coordinate_eval.evaluators.harness.prompts.generation_arguments import LIMITS
 
 Message = Mapping[str, str]
 """A message of a chat: its `role` and its `content`."""
@@ -77,7 +76,7 @@ class Conversation:
             raise ValueError(f"field {self.sampling!r} (sampling) is no mapping: {own!r}")
         # A table has the keys of all rows in each.
         own = {key: value for key, value in own.items() if value is not None}
-        replaced = _LIMITS if _LIMITS & own.keys() else frozenset[str]()
+        replaced = LIMITS if LIMITS & own.keys() else frozenset[str]()
         replaced |= {"do_sample"} if "temperature" in own else set()
         return {key: value for key, value in given.items() if key not in replaced} | own
 

@@ -34,6 +34,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from coordinate_eval.evaluators.engines.common import SAMPLING, inner_tokens
 from coordinate_eval.evaluators.harness.prompts.conversation import Message
+from coordinate_eval.evaluators.harness.prompts.generation_arguments import why_not
 from coordinate_eval.evaluators.harness.prompts.word_tokens import WordTokens
 
 Backend = Literal["hf", "vllm"]
@@ -43,7 +44,6 @@ _DEFAULT_MAX_GEN_TOKENS = 256  # of both classes, for tasks without max_gen_toks
 _SPARE_LOGLIKELIHOOD = {"hf": 1, "vllm": -1}
 _SPARE_ROLLING = {"hf": 0, "vllm": -2}
 _OF_SAMPLING_ONLY = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
-_NO_SAMPLING_PARAMETER = frozenset({"do_sample", "use_cache", "until", "max_gen_toks"})
 
 
 @dataclass(frozen=True)
@@ -304,18 +304,10 @@ class ReplayModel(LM):  # type: ignore[misc]  # lm_eval has no types
 
 def _sampling(normal: Mapping[str, Any]) -> dict[str, float]:
     """Return the sampling parameters in generation arguments, empty for greedy decoding."""
-    given = {key: normal[key] for key in normal if key not in _NO_SAMPLING_PARAMETER}
-    if given.pop("num_beams", 1) != 1:
-        raise ValueError("it asks for beam search (num_beams), which is not supported")
-    if "max_length" in given:
-        raise ValueError("it limits prompt and output together (max_length); set max_gen_toks")
-    for key, value in given.items():
-        known = key in SAMPLING and not isinstance(value, bool) and isinstance(value, int | float)
-        if not known:
-            raise ValueError(
-                f"its generation argument {key}={value!r} is not supported; "
-                f"engines know {', '.join(SAMPLING)}"
-            )
+    for key, value in normal.items():
+        if wrong := why_not(key, value):
+            raise ValueError(wrong)
+    given = {key: value for key, value in normal.items() if key in SAMPLING}
     greedy = not normal["do_sample"] or given.get("temperature") == 0
     if greedy:
         given = {key: value for key, value in given.items() if key not in _OF_SAMPLING_ONLY}

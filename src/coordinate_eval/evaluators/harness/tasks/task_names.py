@@ -110,6 +110,14 @@ def no_such_task(dataset: str, name: str, known: Iterable[str], include_path: Se
     return message + "\nlooked in: " + ", ".join([*include_path, "the harness's own tasks"])
 
 
+def no_chat_template(dataset: str) -> str:
+    """Return the message for a dataset that asks for a chat template which is not there."""
+    return (
+        f"dataset {dataset!r}: it has `chat_template: true`, and the checkpoint has no chat "
+        "template: set it to false, or put chat_template.jinja beside the tokenizer"
+    )
+
+
 def _read(file: Path) -> KeptTasks | None:
     with contextlib.suppress(OSError, CoordinateError):
         return _files.read_record_if_there(file, KeptTasks)
