@@ -23,7 +23,13 @@ from coordinate_eval.errors import (
 )
 from coordinate_eval.slurm.about import describe
 from coordinate_eval.slurm.answers.limits import Accounting, Longest, longest, read_accounting
-from coordinate_eval.slurm.answers.nodes import Partition, Wanted, read_nodes, read_partitions
+from coordinate_eval.slurm.answers.nodes import (
+    Partition,
+    Wanted,
+    read_nodes,
+    read_partitions,
+    read_places,
+)
 from coordinate_eval.slurm.answers.queue import read_job_id, read_tasks
 from coordinate_eval.slurm.answers.refusals import refusal
 from coordinate_eval.slurm.answers.reservations import (
@@ -64,6 +70,7 @@ class SlurmCluster:
         self._settings = settings
         self._shared = shared
         self._partitions: dict[str, Partition] = {}
+        self._places: dict[str, frozenset[str]] = {}
         self._accounting: Accounting | None = None
 
     def __enter__(self) -> Self:
@@ -140,7 +147,7 @@ class SlurmCluster:
         Raises:
             UserError: sbatch would not understand a setting.
         """
-        made = submission(job, self._settings)
+        made = submission(job, self._settings, self._places.get(job.node or "", ()))
         return ShownJob(job.name, made.command(), made.script, made.text())
 
     def about(self) -> Mapping[str, str]:
@@ -182,7 +189,9 @@ class SlurmCluster:
             excluded=self._excluded,
             reserved=self._names(reservation.nodes) if reservation is not None else None,
         )
-        free, busy = read_nodes(self._reader.nodes(), wanted)
+        answer = self._reader.nodes()
+        free, busy = read_nodes(answer, wanted)
+        self._places = read_places(answer)
         why = ""
         if all(partition.state == "DOWN" for partition in partitions):
             # Slurm queues jobs for such a partition, and starts none.
@@ -266,7 +275,7 @@ class SlurmCluster:
             ClusterSilent: no answer. The job may exist: look it up by its name.
             UserError: sbatch would not understand a setting.
         """
-        made = submission(job, self._settings)
+        made = submission(job, self._settings, self._partitions_of(job))
         self._check_minutes(job)
         Path(job.log).parent.mkdir(exist_ok=True)
         try:
@@ -366,6 +375,18 @@ class SlurmCluster:
         """Return those partitions of a setting that exist; '' means the default."""
         known, wanted = self._known_partitions(), names.split(",")
         return [p for p in known.values() if (p.name in wanted if names else p.default)]
+
+    def _partitions_of(self, job: Job) -> frozenset[str]:
+        """Return the partitions of the node that a job is pinned to, if the settings name several.
+
+        They are asked for where no list of nodes has been read that has it.
+        """
+        several = "," in f"{self._settings.partition}{self._settings.cpu_partition}"
+        if job.node is None or not several:
+            return frozenset()
+        if job.node not in self._places:
+            self._places = read_places(self._reader.nodes())
+        return self._places.get(job.node, frozenset())
 
     def _known_partitions(self) -> dict[str, Partition]:
         """Return all partitions by name. They are asked for once."""

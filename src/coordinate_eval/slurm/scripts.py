@@ -11,6 +11,7 @@ each task and may differ between nodes.
 """
 
 import shlex
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -49,8 +50,13 @@ class Submission:
         return " ".join(map(_quote, ("sbatch", *self.args)))
 
 
-def submission(job: Job, settings: SlurmSettings) -> Submission:
+def submission(job: Job, settings: SlurmSettings, within: Collection[str] = ()) -> Submission:
     """Return the submission of `job` on a site with these settings.
+
+    Args:
+        job: to be submitted.
+        settings: of the site.
+        within: the partitions with the node that the job is pinned to, as far as they are known.
 
     Raises:
         UserError: an `extra_args` entry is not an option, or a text has a NUL character.
@@ -65,20 +71,20 @@ def submission(job: Job, settings: SlurmSettings) -> Submission:
         line_of_log=_quote(_job_log.LINE),
         most_restarts=_MOST_RESTARTS,
     )
-    made = Submission(args=_options(job, settings), script=script)
+    made = Submission(args=_options(job, settings, within), script=script)
     if any("\0" in text for text in (*made.args, made.script)):
         raise UserError(f"job {job.name!r}: a NUL character in its name, paths or settings")
     return made
 
 
-def _options(job: Job, settings: SlurmSettings) -> tuple[str, ...]:
+def _options(job: Job, settings: SlurmSettings, within: Collection[str]) -> tuple[str, ...]:
     gpu_work = job.gpu_work or job.gpus > 0
     cpu_partition = settings.cpu_partition or settings.partition
     optional = {
         "--array": f"0-{job.count - 1}" if job.count > 1 else "",
         "--gres": _gres(job, settings),
         "--nodelist": job.node,
-        "--partition": settings.partition if gpu_work else cpu_partition,
+        "--partition": _partitions(settings.partition if gpu_work else cpu_partition, within),
         "--account": (not gpu_work and settings.cpu_account) or settings.account,
         "--qos": (not gpu_work and settings.cpu_qos) or settings.qos,
         "--reservation": settings.reservation
@@ -105,6 +111,14 @@ def _options(job: Job, settings: SlurmSettings) -> tuple[str, ...]:
         *(f"{name}={value}" for name, value in optional.items() if value),
         *_extra(settings),
     )
+
+
+def _partitions(names: str, within: Collection[str]) -> str:
+    """Return the partitions of a setting that have the job's node; all if none is known to.
+
+    With EnforcePartLimits=ALL, Slurm refuses a job whose node is not in all of its partitions.
+    """
+    return ",".join(name for name in names.split(",") if name in within) or names
 
 
 def _gres(job: Job, settings: SlurmSettings) -> str:

@@ -4,9 +4,11 @@ Reads `sinfo --json` of 22.05, which has one entry per node, and `scontrol show 
 later versions. Nothing here runs a command.
 """
 
+import contextlib
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +112,7 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
     nodes: list[Node] = []
     asleep: list[Node] = []
     busy: list[Busy] = []
-    try:
+    with _known_form(answer):
         for entry in answer["nodes"]:
             all_types = [
                 Node(
@@ -136,12 +138,31 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
                 known = most.model_dump(include={"name", "gpus", "gpu_type", "gpu_memory_gib"})
                 away = bool(_AWAY.intersection(_states(entry)))
                 busy.append(Busy(why=why, excluded=bool(excluded), away=away, **known))
+    return [*nodes, *asleep], busy
+
+
+def read_places(answer: dict[str, Any]) -> dict[str, frozenset[str]]:
+    """Return the partitions of each node.
+
+    Raises:
+        ClusterError: the answer has another form than Slurm's.
+    """
+    with _known_form(answer):
+        return {
+            entry["name"]: frozenset(entry.get("partitions") or ()) for entry in answer["nodes"]
+        }
+
+
+@contextlib.contextmanager
+def _known_form(answer: dict[str, Any]) -> Iterator[None]:
+    """Turn what is raised by an answer of another form than Slurm's into `ClusterError`."""
+    try:
+        yield
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ClusterError(
             f"Slurm's list of nodes has an unknown form ({brief(repr(error))}); "
             f"it begins {str(answer)[:200]}"
         ) from error
-    return [*nodes, *asleep], busy
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,97 @@
+"""Jobs that are pinned to a node where the settings name several partitions."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.slurm_nodes import new, old
+
+from coordinate_eval.cluster import Job
+from coordinate_eval.errors import ClusterError, SubmitRefused
+from coordinate_eval.slurm.answers.nodes import read_places
+from coordinate_eval.slurm.answers.text_answers import read_nodes_text
+from coordinate_eval.slurm.cluster import SlurmCluster
+from coordinate_eval.slurm.settings import SlurmSettings
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+    """A cluster that refuses a job whose node is not in all of its partitions."""
+    (tmp_path / "sbatch").symlink_to(TESTS / "fakes" / "enforcing_sbatch")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    for folder in (TESTS / "fakes" / "slurm-24.11", tmp_path):
+        monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return SlurmCluster(SlurmSettings(partition="whole,low", reader="commands"))
+
+
+def job(folder: Path, node: str | None) -> Job:
+    return Job(name="n", argv=("x",), node=node, gpus=1, minutes=5, log=str(folder / "log"))
+
+
+def partitions(cluster: SlurmCluster, made: Job) -> str:
+    (found,) = [
+        word for word in cluster.shown(made).command.split() if word.startswith("--partition=")
+    ]
+    return found.removeprefix("--partition=")
+
+
+def test_a_pinned_job_goes_to_the_partitions_of_its_node_alone(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    cluster.nodes()
+    assert cluster.submit(job(tmp_path, "a1")) == "7"
+    assert cluster.client.calls["scontrol"] == 3  # partitions, nodes, accounting
+    assert partitions(cluster, job(tmp_path, "a1")) == "low"
+    assert partitions(cluster, job(tmp_path, None)) == "whole,low"
+
+
+def test_the_partitions_of_a_node_are_asked_for_where_nodes_were_not_read(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    assert partitions(cluster, job(tmp_path, "a1")) == "whole,low"
+    assert not cluster.client.calls  # what is shown asks nothing
+    assert cluster.submit(job(tmp_path, "a1")) == "7"
+    assert partitions(cluster, job(tmp_path, "a1")) == "low"
+
+
+def test_a_node_that_slurm_does_not_know_is_for_sbatch_to_refuse(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    with pytest.raises(SubmitRefused, match=r"not in this partition(.|\n)*--partition=whole,low"):
+        cluster.submit(job(tmp_path, "gone"))
+
+
+def test_one_partition_needs_no_list_of_nodes(cluster: SlurmCluster, tmp_path: Path) -> None:
+    one = SlurmCluster(SlurmSettings(partition="low", reader="commands"))
+    assert one.submit(job(tmp_path, "a1")) == "7"
+    assert one.client.calls["scontrol"] == 2  # partitions, accounting
+
+
+@pytest.mark.parametrize("shape", [old, new])
+def test_the_partitions_of_nodes_are_read_from_json(shape: Callable[..., dict[str, Any]]) -> None:
+    answer = {"nodes": [shape(), shape(name="n2", partitions=[]), {"name": "cpu", "gres": ""}]}
+    assert read_places(answer) == {
+        "n1": {"high", "low"},
+        "n2": frozenset(),
+        "cpu": frozenset(),
+    }
+
+
+def test_text_and_json_have_the_same_partitions_of_nodes() -> None:
+    captured = TESTS / "fixtures" / "slurm"
+    of_json = read_places(json.loads((captured / "nodes-22.05.json").read_text()))
+    assert of_json["node1"] >= {"low"}
+    for version in ("20.11", "22.05"):
+        assert read_places(read_nodes_text((captured / f"nodes-{version}.txt").read_text())) == (
+            of_json
+        )
+
+
+def test_an_unknown_form_of_the_list_of_nodes_is_an_error() -> None:
+    with pytest.raises(ClusterError, match="unknown form"):
+        read_places({"nodes": [7]})
