@@ -50,8 +50,16 @@ def test_names_that_are_not_there(cache: Path) -> None:
     )
 
 
-def test_nothing_is_said_where_nothing_is_kept(tasks: Path, tmp_path: Path) -> None:
-    assert task_names.unknown(["nonsense"], tmp_path / "empty") == ([], [])
+def test_where_nothing_is_kept_the_files_tell_what_is_in_none(tasks: Path, tmp_path: Path) -> None:
+    (tasks / "more.yaml").write_text('group: "many"\ntask:\n- gsm8k\n- task: one_of_them\n')
+    (tasks / "more.md").write_text("nonsense")
+    empty = tmp_path / "empty"
+    missing, known = task_names.unknown(["gsm8k", "nonsense", "many", "nonsense"], empty)
+    assert (missing, known) == (["nonsense"], ["gsm8k", "many"])
+    assert task_names.unknown(["many", "one_of_them"], empty) == ([], [])
+    assert task_names.unknown([], empty) == ([], [])
+    (tasks / "broken.yaml").symlink_to("nowhere")
+    assert task_names.unknown(["nonsense"], empty) == ([], [])
 
 
 def test_nothing_is_said_of_a_harness_that_has_changed(tasks: Path, cache: Path) -> None:
@@ -60,8 +68,9 @@ def test_nothing_is_said_of_a_harness_that_has_changed(tasks: Path, cache: Path)
 
 
 def test_another_version_has_another_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert task_names.unknown(["math"], cache) == ([], ["gsm8k", "math"])
     monkeypatch.setattr("importlib.metadata.version", lambda package: "0.5.0")
-    assert task_names.unknown(["nonsense"], cache) == ([], [])
+    assert task_names.unknown(["math"], cache) == (["math"], ["gsm8k"])
 
 
 def test_without_the_harness_no_name_is_unknown(
@@ -77,7 +86,7 @@ def test_what_others_can_write_is_not_taken_for_true(
 ) -> None:
     file = keep(tmp_path, tasks)
     os.chmod(file, mode)  # noqa: PTH101
-    assert task_names.unknown(["nonsense"], tmp_path) == ([], [])
+    assert task_names.unknown(["math"], tmp_path) == (["math"], ["gsm8k"])
     assert task_names.read(file, tasks) is None
 
 
@@ -123,5 +132,8 @@ def test_a_suite_with_tasks_of_other_names(cache: Path, tmp_path: Path) -> None:
     assert len(lines) == 4
 
 
-def test_a_suite_is_not_judged_where_nothing_is_kept(tasks: Path, tmp_path: Path) -> None:
-    check_known(suite_of(tmp_path / "users", "mein"), tmp_path / "empty")
+def test_a_suite_with_tasks_of_other_names_where_nothing_is_kept(
+    tasks: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"'mein'; did you mean 'mine'\?"):
+        check_known(suite_of(tmp_path / "users", "mein", "gsm8k", "ours"), tmp_path / "empty")

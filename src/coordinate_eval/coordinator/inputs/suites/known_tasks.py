@@ -32,8 +32,9 @@ _Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
 def check_known(suite: Suite, cache: Path, folder: str = "") -> None:
     """Check the names of a suite's tasks, as far as they can be checked at once.
 
-    They are checked if an earlier process has kept the index of the installed harness in the folder
-    `cache`. Otherwise building the prompts tells. A task may be the path of a file from `folder`.
+    They are looked up in the index of the installed harness that an earlier process has kept in the
+    folder `cache`, or else in the text of its files. Where these do not tell, building the prompts
+    does. A task may be the path of a file from `folder`.
 
     Raises:
         UserError: a dataset's task is neither the harness's own nor in the suite's folders.
