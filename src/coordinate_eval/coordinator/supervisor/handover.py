@@ -1,4 +1,8 @@
-"""Handing a run over: a supervisor submits the next one before its own time is up."""
+"""Handing a run over: a supervisor submits the next one before its own time is up.
+
+It goes on until that one has taken over, which may have to wait in the queue, or until it has to
+leave itself.
+"""
 
 import time
 from collections.abc import Callable
@@ -18,6 +22,12 @@ HANDOVER_SECONDS = 1800.0
 It is a quarter of a short limit. If the controller is silent for as long, the run is left alone.
 """
 
+LEAVE_SECONDS = 60.0
+"""Time before its own time limit at which a supervisor leaves, at the latest."""
+
+LOOK_SECONDS = 60.0
+"""Time between two looks at whether the next supervisor is still in the queue."""
+
 
 class Handover:
     """The end of one supervisor's time, and the job of the next.
@@ -33,24 +43,28 @@ class Handover:
         self, run_dir: RunDir, submitter: Submitter, minutes: float, tell: Callable[[str], None]
     ) -> None:
         self._dir, self._submitter, self._tell = run_dir, submitter, tell
-        self._when = time.time() + minutes * 60 - min(HANDOVER_SECONDS, minutes * 15)
+        self._end = time.time() + minutes * 60
+        self._when = self._end - min(HANDOVER_SECONDS, minutes * 15)
+        self._asked = False
+        self.job_id: str | None = None
+        """The job of the next supervisor, once it is submitted."""
 
     def ask(self) -> None:
-        """Make it due now. A signal handler may call this."""
-        self._when = 0.0
-
-    @property
-    def asked(self) -> bool:
-        """Return whether this supervisor was asked to leave, and has not tried since."""
-        return self._when == 0.0
+        """Have this supervisor leave as soon as it can. A signal handler may call this."""
+        self._asked, self._when = True, 0.0
 
     @property
     def due(self) -> bool:
-        """Return whether it is time to submit the next supervisor."""
+        """Return whether it is time to submit the next supervisor, or to look after it."""
         return time.time() > self._when
 
+    @property
+    def has_to_leave(self) -> bool:
+        """Return whether this supervisor was asked to leave, or its time is up."""
+        return self._asked or time.time() > self._end - LEAVE_SECONDS
+
     def submit(self, run: Run, tasks: list[TaskStatus], epoch: int) -> Finish | bool:
-        """Submit the supervisor of this epoch, which takes over when it starts.
+        """Submit the supervisor of this epoch, which takes over when it starts, if none is there.
 
         Return False where the scheduler takes none now: this one goes on, and tries again. Where it
         takes none of these settings and this one has to leave, the run ends.
@@ -60,11 +74,14 @@ class Handover:
         try:
             job_id = self._submitter.find_or_submit(job, alive)
         except ClusterError as error:
-            if isinstance(error, SettingsRefused) and self.asked:
+            if isinstance(error, SettingsRefused) and self.has_to_leave:
                 return Finish(f"the scheduler refused {job.name}: {str(error).splitlines()[0]}")
             self._tell(f"no next supervisor yet: {error}")
             self._when = time.time() + FIRST_PAUSE_SECONDS
             return False
-        submitted = Submitted(job=job, job_id=job_id, time=time.time())
-        _files.write_record(self._dir.job(job.name), submitted)
+        if job_id != self.job_id:
+            submitted = Submitted(job=job, job_id=job_id, time=time.time())
+            _files.write_record(self._dir.job(job.name), submitted)
+        self.job_id = job_id
+        self._when = min(time.time() + LOOK_SECONDS, self._end - LEAVE_SECONDS)
         return True

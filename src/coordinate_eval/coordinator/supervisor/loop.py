@@ -223,7 +223,7 @@ class Supervisor:
                 left = self._handover.submit(self._run, tasks, self._epoch + 1)
                 if isinstance(left, Finish):
                     return self._finish(left, self._facts(tasks))
-                if left:
+                if left and self._handover.has_to_leave:
                     return True
             facts, actions = self._decide(tasks)
             for action in actions:
@@ -364,6 +364,9 @@ class Supervisor:
         )
         unscored = len(self.results["missing"])
         scored = f"{plural(unscored, 'dataset')} without scores" if unscored else "all are scored"
+        if self._handover.job_id is not None:  # it waits in the queue, for nothing
+            with contextlib.suppress(ClusterError):
+                self._cluster.cancel([self._handover.job_id])
         self._note(action.why or f"nothing is left to do: {scored}")
         self._search.avoid_broken_nodes(self._run)
         ending.learn(self._dir, self._run, self._tell)
@@ -382,7 +385,7 @@ class Supervisor:
         end = time.monotonic() + seconds
         building = not self._run.planned and not self._is_built()
         while time.monotonic() < end:
-            if self._handover.asked or (watch and self._is_due(building=building)):
+            if self._handover.due or (watch and self._is_due(building=building)):
                 return True
             time.sleep(min(1.0, max(0.2, self._poll_seconds / 10), self._poll_seconds))
         return False

@@ -1,0 +1,111 @@
+"""A supervisor whose time is nearly up has the next one submitted, and goes on until it begins."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.reviewer import FakeCluster
+from tests.run_dirs import unplanned
+
+from coordinate_eval import _files
+from coordinate_eval.cluster import Job, State, TaskStatus
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.epochs import take_over
+from coordinate_eval.coordinator.supervisor import handover, loop
+from coordinate_eval.coordinator.supervisor.loop import Supervisor
+
+MINUTES = 60.0
+
+
+class Busy(FakeCluster):
+    """A scheduler in whose queue supervisors wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled: list[str] = []
+
+    def submit(self, job: Job) -> str:
+        super().submit(job)
+        return job.name
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        return [
+            TaskStatus(name=job.name, job_id=job.name, state=State.PENDING)
+            for job in self.submitted
+            if job.name not in self.cancelled
+        ]
+
+    def cancel(self, job_ids: list[str]) -> None:
+        self.cancelled += job_ids
+
+    def supervisors(self) -> list[str]:
+        return [job.name for job in self.submitted if "_supervise" in job.argv]
+
+
+class Clock:
+    """A clock that can be put forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(handover, "time", SimpleNamespace(time=made))
+    return made
+
+
+def test_it_goes_on_while_the_next_one_waits_in_the_queue(tmp_path: Path, clock: Clock) -> None:
+    run_dir, run = unplanned(tmp_path, cluster="slurm")
+    cluster = Busy()
+    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES)
+    assert not supervisor.step()
+    assert cluster.supervisors() == []
+    next_one = jobs.supervisor_name(run, 2)
+    for minutes in (46, 50, 58):
+        clock.ahead = minutes * 60
+        assert not supervisor.step()
+        assert cluster.supervisors() == [next_one]
+    take_over(run_dir)
+    with pytest.raises(loop.Superseded):
+        supervisor.step()
+
+
+def test_it_leaves_when_its_time_is_up(tmp_path: Path, clock: Clock) -> None:
+    run_dir, run = unplanned(tmp_path, cluster="slurm")
+    cluster = Busy()
+    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES)
+    clock.ahead = MINUTES * 60 - 1
+    assert supervisor.step()
+    assert cluster.supervisors() == [jobs.supervisor_name(run, 2)]
+    assert supervisor.results is None
+
+
+def test_one_that_vanishes_from_the_queue_is_submitted_again(tmp_path: Path, clock: Clock) -> None:
+    run_dir, run = unplanned(tmp_path, cluster="slurm")
+    cluster = Busy()
+    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES)
+    clock.ahead = 46 * 60
+    assert not supervisor.step()
+    cluster.submitted.clear()
+    clock.ahead = 48 * 60
+    assert not supervisor.step()
+    assert cluster.supervisors() == [jobs.supervisor_name(run, 2)]
+
+
+def test_the_next_one_is_cancelled_where_the_run_ends_before_it_begins(
+    tmp_path: Path, clock: Clock
+) -> None:
+    run_dir, run = unplanned(tmp_path, cluster="slurm")
+    cluster = Busy()
+    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES)
+    clock.ahead = 46 * 60
+    assert not supervisor.step()
+    _files.write(run_dir.cancelled, "")
+    assert supervisor.run() is not None
+    assert jobs.supervisor_name(run, 2) in cluster.cancelled
