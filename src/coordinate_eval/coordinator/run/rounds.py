@@ -3,10 +3,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run.jobs import most_minutes, time_limit_minutes
+from coordinate_eval.coordinator.run.jobs import most_minutes, time_limit_minutes, trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
 from coordinate_eval.records import Shard
+
+UNAVAILABLE_SECONDS = 60.0
+"""Longest time for which tasks wait for a node that takes no jobs now, where others may.
+
+A daemon that is restarted is away for seconds.
+"""
 
 
 def make_round(
@@ -26,7 +32,8 @@ def make_round(
 
     Its time limit is the least time in which the trials can complete the shards, as predicted,
     times the setting `[trial] time_limit_factor`, within `min_minutes` and `max_minutes`, and never
-    more than the scheduler allows: later rounds do what does not fit into it. The least
+    more than the scheduler allows or than ends before a window: later rounds do what does not fit
+    into it. The least
     time is the shards' seconds divided by the trials, or the longest shard. Trials that each take
     the next free shard need less than twice as long (R. L. Graham, "Bounds for Certain
     Multiprocessing Anomalies", 1966); the default factor is 4. For each of the last
@@ -59,7 +66,23 @@ def make_round(
         most,
     )
     minutes = max(minutes, min(most, minutes << short_rounds))
-    return Round(number=number, created=created, nodes=list(nodes), minutes=minutes)
+    return Round(
+        number=number, created=created, nodes=list(nodes), minutes=minutes, most_minutes=most
+    )
+
+
+def nodes_in_vain(run_dir: RunDir, since: float) -> frozenset[str]:
+    """Return the nodes on which the scheduler started no trial of the last round that had them.
+
+    Only rounds count that were created after `since`, in seconds since the epoch. Such a node may
+    look free all the same: it is kept for a reservation, or for one user at a time.
+    """
+    found: dict[str, bool] = {}
+    for round_ in read_rounds(run_dir):
+        for node in round_.nodes if round_.created > since else ():
+            trials = [trial_id(node.name, index, round_.number) for index in range(node.trials)]
+            found[node.name] = not any(run_dir.trial(trial).exists() for trial in trials)
+    return frozenset(name for name, vain in found.items() if vain)
 
 
 def read_rounds(run_dir: RunDir) -> Iterator[Round]:

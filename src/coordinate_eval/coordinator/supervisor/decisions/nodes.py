@@ -4,6 +4,7 @@ from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, Run
+from coordinate_eval.coordinator.run.rounds import UNAVAILABLE_SECONDS
 from coordinate_eval.coordinator.supervisor.decisions.replacements import pays_no_more
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
@@ -13,12 +14,6 @@ from coordinate_eval.coordinator.supervisor.decisions.values import (
     Release,
     Submit,
 )
-
-UNAVAILABLE_SECONDS = 60.0
-"""Longest time for which tasks wait for their node where it takes no jobs, if others may.
-
-A daemon that is restarted is away for seconds.
-"""
 
 
 def for_node(

@@ -7,6 +7,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.report.failures import read_trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, Run, TrialProgress
+from coordinate_eval.coordinator.run.rounds import UNAVAILABLE_SECONDS
 from coordinate_eval.coordinator.run.troubles.causes import JobCause, keeper_id, read_causes
 from coordinate_eval.coordinator.run.troubles.memory import (
     MAX_HALVINGS,
@@ -40,8 +41,8 @@ def count_idle_rounds(run_dir: RunDir, run: Run, rounds: Sequence[Round], now: f
     A round that began while an earlier one's trials still answered does not count, nor do those
     before it. Nor do a few in which items that end engines were looked for, or in which all trials
     ran out of memory, as long as the next engine runs fewer sequences than any before. For a day a
-    round does not count of which no trial began and which lasted `patience_seconds`: it waited in
-    the queue. For an hour one does not whose jobs all died of what passes by itself.
+    round does not count of which no trial began, and which waited in the queue. For an hour one
+    does not whose jobs all died of what passes by itself.
     """
     answering = [
         _files.modified(run_dir.trial(trial.trial))
@@ -67,7 +68,7 @@ def count_idle_rounds(run_dir: RunDir, run: Run, rounds: Sequence[Round], now: f
         shrinking += shrunk
         searches = searched and searching <= MAX_SEARCHING_ROUNDS
         if not (searches or (shrunk and shrinking <= MAX_HALVINGS)):
-            queued = not trials and end - round_.created >= run.settings.supervisor.patience_seconds
+            queued = not trials and _waited(run_dir, run, round_, end - round_.created)
             excused = LONGEST_QUEUE_SECONDS if queued else 0.0
             if not queued and _met_an_outage(causes, round_, trials):
                 excused = LONGEST_OUTAGE_SECONDS
@@ -75,6 +76,14 @@ def count_idle_rounds(run_dir: RunDir, run: Run, rounds: Sequence[Round], now: f
             idle, waits = idle + counts, waits + (not counts)
         end = round_.created
     return IdleRounds(idle, waits)
+
+
+def _waited(run_dir: RunDir, run: Run, round_: Round, seconds: float) -> bool:
+    """Return whether a round without any trial, over after so long, waited in the queue."""
+    if seconds >= run.settings.supervisor.patience_seconds:
+        return True
+    begun = any(run_dir.stage(round_.number, node.name).exists() for node in round_.nodes)
+    return seconds >= UNAVAILABLE_SECONDS and not begun
 
 
 def count_short_rounds(run_dir: RunDir, run: Run, rounds: Sequence[Round], now: float) -> int:

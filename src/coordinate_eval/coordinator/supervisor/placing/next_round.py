@@ -1,14 +1,17 @@
 """A later round: for shards that are left, beside trials that go on or when all have ended."""
 
+import contextlib
 from collections.abc import Callable, Sequence, Set
 
 from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import most_nodes
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu, nodes_with_room
 from coordinate_eval.coordinator.planning.plan import NodeCapacity, Plan
 from coordinate_eval.coordinator.run.jobs import keeper_gib
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, Run
 from coordinate_eval.coordinator.run.rounds import make_round
+from coordinate_eval.errors import UserError
 from coordinate_eval.records import Shard
 
 
@@ -25,6 +28,7 @@ def next_round(
     trials: int,
     beside: int = 0,
     held: Set[str] = frozenset(),
+    vain: Set[str] = frozenset(),
     queue: bool = False,
 ) -> Round:
     """Return a round for the shards that are `left`, on nodes that are `available` now.
@@ -44,6 +48,7 @@ def next_round(
         trials: to ask for at most.
         beside: trials that go on meanwhile, or will.
         held: nodes of these trials.
+        vain: nodes on which no trial began the last time, which are taken if there is no other.
         queue: if no GPU is free, trials stand in the scheduler's queue for any node.
 
     Raises:
@@ -61,7 +66,7 @@ def next_round(
     usable.sort(key=lambda node: node.name not in held)
     settings = run.settings.model_copy(update=limits)
     try:
-        chosen = nodes_with_room(usable, busy, settings, run.tensor_parallel, keeper_gib(run))
+        chosen = _with_room(run, settings, usable, busy, vain)
     except NoFreeGpu:
         if not queue:
             raise
@@ -85,3 +90,15 @@ def next_round(
         short_rounds=short_rounds,
         beside=beside,
     )
+
+
+def _with_room(
+    run: Run, settings: Settings, nodes: Sequence[Node], busy: Sequence[Busy], vain: Set[str]
+) -> list[NodeCapacity]:
+    """Return the nodes to ask for, as `nodes_with_room` does: none in vain if there is another."""
+    gpus, gib = run.tensor_parallel, keeper_gib(run)
+    others = [node for node in nodes if node.name not in vain]
+    if len(others) < len(nodes):
+        with contextlib.suppress(UserError):
+            return nodes_with_room(others, busy, settings, gpus, gib)
+    return nodes_with_room(nodes, busy, settings, gpus, gib)

@@ -13,7 +13,7 @@ from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.run.rounds import nodes_in_vain, read_rounds
 from coordinate_eval.coordinator.run.troubles.avoided import avoid
 from coordinate_eval.coordinator.run.troubles.broken import broken_nodes, suspected_nodes
 from coordinate_eval.coordinator.supervisor.decisions.replacements import count_trials, held_nodes
@@ -103,10 +103,11 @@ class Search:
             if action.otherwise and any(node.name in suspected for node in available[0]):
                 return Finish(f"{action.otherwise}. No other node is there to try")
             limited = run.model_copy(update={"limits": self._cluster.limits()})
+            vain = nodes_in_vain(self._dir, now - 60 * run.settings.trial.avoid_minutes)
             short = count_short_rounds(self._dir, run, rounds, now)
             new = next_round(
                 limited, plan, rounds, left, available, now, short, self._others.within,
-                trials=action.trials, beside=beside, held=held,
+                trials=action.trials, beside=beside, held=held, vain=vain,
                 queue=not beside and may_queue(run, self._cluster),
             )  # fmt: skip
             self._others.take(run, new.number, new.nodes)
