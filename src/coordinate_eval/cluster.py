@@ -7,7 +7,7 @@ its name before it is submitted again.
 To add a scheduler, write a class with this protocol and add it to `clusters.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple, Protocol, Self
 
@@ -47,10 +47,35 @@ class Node(Record):
     memory_gib: float = Field(description="free to be allocated")
 
 
+LEAST_BEFORE_WINDOW_MINUTES = 10
+"""Less time than this before a window is not used: jobs wait until it is over."""
+
+_MARGIN_MINUTES = 1.0
+_MARGIN_SHARE = 0.05
+# Between the submission of a job and its start the time before a window grows shorter.
+
+
+class Window(Record):
+    """A time from which on others have all nodes of some jobs, such as a maintenance."""
+
+    start: float = Field(description="in seconds since the epoch")
+    why: str = Field(description="what it is and how long it takes, in words for a person")
+
+    def minutes_before(self, now: float) -> int | None:
+        """Return the longest time limit of a job that starts about `now` and ends before.
+
+        None where that is too short for any work, or the window has begun: it cuts no job then.
+        """
+        left = (self.start - now) / 60
+        most = int(left * (1 - _MARGIN_SHARE) - _MARGIN_MINUTES)
+        return most if most >= LEAST_BEFORE_WINDOW_MINUTES else None
+
+
 class JobLimits(Record):
     """The scheduler's limits on how long jobs run, if there are any.
 
-    Each time has what sets it, in words for a person. `until` is in seconds since the epoch.
+    Each time has what sets it, in words for a person. `until` is in seconds since the epoch. What
+    does not end before a window is done after it, while nothing is done after `until`.
     """
 
     gpu_minutes: int | None = Field(
@@ -61,6 +86,31 @@ class JobLimits(Record):
     cpu_why: str = ""
     until: float | None = Field(default=None, description="when all jobs have to end")
     until_why: str = ""
+    gpu_window: Window | None = Field(
+        default=None, description="the next one of all nodes in the GPU partition"
+    )
+    cpu_window: Window | None = Field(
+        default=None, description="the next one of all nodes where all others run"
+    )
+
+    def bounds(self, now: float, *, gpu_work: bool) -> Iterator[tuple[int, str]]:
+        """Yield the limits in minutes of a job that starts about `now`, and what sets each."""
+        minutes, why = self.cpu_minutes, self.cpu_why
+        if gpu_work:
+            minutes, why = self.gpu_minutes, self.gpu_why
+        if minutes is not None:
+            yield minutes, why
+        window = self.window(gpu_work=gpu_work)
+        if window is not None and (before := window.minutes_before(now)) is not None:
+            yield before, window.why
+
+    def allowed(self, minutes: int, now: float, *, gpu_work: bool) -> int:
+        """Return a time limit in minutes, shortened to what a job may have that starts `now`."""
+        return min([minutes, *(most for most, _ in self.bounds(now, gpu_work=gpu_work))])
+
+    def window(self, *, gpu_work: bool) -> Window | None:
+        """Return the window of these jobs."""
+        return self.gpu_window if gpu_work else self.cpu_window
 
 
 class Busy(Record):

@@ -12,7 +12,7 @@ from tests.runs import Workspace
 from tests.tiny import tiny_model
 from typer.testing import CliRunner
 
-from coordinate_eval.cluster import Busy, JobLimits, Node
+from coordinate_eval.cluster import Busy, JobLimits, Node, Window
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cli.launch import run as launch
 from coordinate_eval.coordinator.inputs.settings import (
@@ -268,3 +268,14 @@ def test_what_would_not_end_in_time_is_refused_before_anything_is_made(reviewer:
         launch.start_run(reviewer.inputs(checkpoint=tiny_model()))
     assert not (reviewer.folder / "runs").exists()
     assert not reviewer.cluster.submitted
+
+
+def test_jobs_that_end_before_a_maintenance_are_announced(reviewer: Reviewer) -> None:
+    reviewer.plan()
+    window = Window(start=time.time() + 6030, why="reservation maint (tonight)")
+    reviewer.cluster.limited = JobLimits(gpu_window=window, cpu_window=window)
+    assert launch.start_run(reviewer.inputs(plan=reviewer.file)) == 0
+    said = reviewer.capsys.readouterr().err
+    assert said.count("reservation maint (tonight) takes all nodes: jobs ask for at most 9") == 1
+    (job,) = reviewer.cluster.submitted
+    assert 90 <= job.minutes <= 94

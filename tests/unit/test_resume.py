@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests.reviewer import Reviewer
 from tests.tiny import tiny_model
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job, State, TaskStatus
+from coordinate_eval.cluster import Job, JobLimits, State, TaskStatus, Window
 from coordinate_eval.coordinator.cli.launch import resume
 from coordinate_eval.coordinator.cli.launch.cancel import cancel_run
 from coordinate_eval.coordinator.cli.launch.run import start_run
@@ -74,6 +75,19 @@ def test_asking_again_says_why_it_failed_and_stops_after_some_tries(reviewer: Re
     assert len(reviewer.cluster.submitted) == 1
     fail(reviewer)
     ask(reviewer)
+
+
+def test_a_supervisor_that_is_resumed_ends_before_a_maintenance_announced_since(
+    reviewer: Reviewer,
+) -> None:
+    ask(reviewer)
+    run_dir = fail(reviewer)
+    window = Window(start=time.time() + 6030, why="reservation maint (tonight)")
+    reviewer.cluster.limited = JobLimits(gpu_window=window, cpu_window=window)
+    assert resume.resume_run(run_dir, Settings(), wait=False, as_json=False) == 0
+    (job,) = reviewer.cluster.submitted
+    assert 90 <= job.minutes <= 94
+    assert "reservation maint (tonight) takes all nodes" in reviewer.capsys.readouterr().err
 
 
 def test_several_who_ask_at_once_make_one_try(

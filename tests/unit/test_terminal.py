@@ -1,6 +1,7 @@
 """A plan in a terminal: it fits the window, and says what could go wrong."""
 
 import io
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 from tests.plans import CHECKPOINT, capacity, costs, offer, prepared, reviewed
 from tests.random_examples import examples
 
-from coordinate_eval.cluster import Busy, JobLimits, Node
+from coordinate_eval.cluster import Busy, JobLimits, Node, Window
 from coordinate_eval.coordinator.dry_run import gantt, terminal
 from coordinate_eval.coordinator.dry_run.gantt import Phase
 from coordinate_eval.coordinator.dry_run.risks import risks
@@ -304,6 +305,12 @@ def test_a_time_limit_that_is_cut() -> None:
     sites = JobLimits(gpu_minutes=1, gpu_why="MaxWall of QOS tiny")
     assert "time limit: MaxWall of QOS tiny cuts it to 60.0 s" in found(EVEN, NODES, limits=sites)
     assert found(EVEN, NODES, limits=JobLimits(gpu_minutes=600, gpu_why="x")) == ""
+    window = Window(start=time.time() + 3600, why="reservation maint (tonight)")
+    text = found(EVEN, NODES, limits=JobLimits(gpu_window=window))
+    assert text.startswith("maintenance: reservation maint (tonight) takes all nodes: jobs ask for")
+    window = Window(start=time.time() + 600, why="reservation maint (tonight)")
+    text = found(EVEN, NODES, limits=JobLimits(gpu_window=window))
+    assert text.endswith("jobs that do not end before it wait until it is over")
     whole = [EVEN[0].model_copy(update={"gpu_seconds": 900.0, "splittable": False}), *EVEN[1:]]
     text = found(whole, NODES, limits=sites)
     assert "no job has time for d0 as a whole; several do it in turn" in text

@@ -44,6 +44,7 @@ from coordinate_eval.slurm.reader import Reader, reader_for
 from coordinate_eval.slurm.scripts import LEAST_MINUTES, submission
 from coordinate_eval.slurm.settings import SlurmSettings
 from coordinate_eval.slurm.shared_queue import SharedQueue
+from coordinate_eval.slurm.windows import find_windows
 
 _CONFIGURATIONS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
 _PROBE_SECONDS = 15.0
@@ -207,7 +208,7 @@ class SlurmCluster:
     def limits(self) -> JobLimits:
         """Return how long jobs with these settings may run.
 
-        Partitions and accounting are asked once.
+        Partitions and accounting are asked once, reservations each time.
 
         Raises:
             UserError: only jobs that are too short for any work are allowed.
@@ -222,6 +223,13 @@ class SlurmCluster:
                     "run does any work: choose another partition, account or QOS"
                 )
         reservation = self._reservation()
+        gpu_window, cpu_window = find_windows(
+            self.client,
+            self._settings.reservation,
+            self._names,
+            lambda: self._usable(reservation, gpu_work=True),
+            lambda: self._usable(reservation, gpu_work=False),
+        )
         ends = reservation is not None and math.isfinite(reservation.end)
         return JobLimits(
             gpu_minutes=int(gpu.minutes) if gpu.why else None,
@@ -230,7 +238,19 @@ class SlurmCluster:
             cpu_why=cpu.why,
             until=reservation.end if reservation is not None and ends else None,
             until_why=f"reservation {self._settings.reservation} ends" if ends else "",
+            gpu_window=gpu_window,
+            cpu_window=cpu_window,
         )
+
+    def _usable(self, own: Reservation | None, *, gpu_work: bool) -> frozenset[str]:
+        """Return the nodes on which jobs may run, now or later; `own` is their reservation."""
+        settings = self._settings
+        alone = not gpu_work and settings.cpu_partition not in ("", settings.partition)
+        chosen = self._of_setting(settings.cpu_partition if alone else settings.partition)
+        nodes = self._names(",".join(each.nodes for each in chosen if each.nodes))
+        if own is not None and not alone:
+            nodes &= self._names(own.nodes)
+        return nodes - self._excluded
 
     def _longest(self, *, gpu_work: bool) -> Longest:
         """Return the longest time limit of a job."""

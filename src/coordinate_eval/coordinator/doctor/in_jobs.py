@@ -107,8 +107,8 @@ def job(place: Place, folder: Path, token: str) -> Job:
 
 def _allowed(made: Job, limits: JobLimits) -> Job:
     """Return a job that asks for no more time than the scheduler allows."""
-    most = limits.gpu_minutes if made.gpu_work else limits.cpu_minutes
-    return made if most is None else made.model_copy(update={"minutes": min(made.minutes, most)})
+    minutes = limits.allowed(made.minutes, time.time(), gpu_work=made.gpu_work)
+    return made.model_copy(update={"minutes": minutes})
 
 
 def answer(folder: Path, name: str, role: Role) -> None:

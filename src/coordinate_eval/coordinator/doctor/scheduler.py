@@ -1,15 +1,19 @@
 """The scheduler's answers: its version, its queues, and the GPUs that runs could get."""
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from coordinate_eval._format import plural
+from coordinate_eval._format import duration, plural
 from coordinate_eval.cluster import Busy, Cluster, JobLimits, Node
 from coordinate_eval.coordinator.doctor.findings import Finding, failure, ok, warning
 from coordinate_eval.coordinator.inputs import cluster_file
 from coordinate_eval.errors import ClusterSilent, CoordinateError
 from coordinate_eval.priors.gpus import known, lookup
+
+SOON_SECONDS = 86_400.0
+"""Time before a window within which it is warned of: jobs may be as long."""
 
 _REASONS = 4
 """Reasons of busy nodes that are named, the commonest first."""
@@ -40,6 +44,29 @@ def of_limits(limits: JobLimits) -> Iterator[Finding]:
     ):
         if minutes is not None:
             yield ok(check, f"{minutes} minutes: {why}")
+    yield from _of_windows(limits, time.time())
+
+
+def _of_windows(limits: JobLimits, now: float) -> Iterator[Finding]:
+    """Return when all nodes are next reserved, such as for a maintenance."""
+    gpu, cpu = limits.gpu_window, limits.cpu_window
+    for check, window in (
+        ("maintenance", gpu),
+        ("maintenance of nodes for other jobs", None if cpu == gpu else cpu),
+    ):
+        if window is None or window.start <= now:
+            continue
+        found = f"{window.why} takes all nodes in {duration(window.start - now)}"
+        if window.start - now > SOON_SECONDS:
+            yield ok(check, found)
+            continue
+        before = window.minutes_before(now)
+        do = (
+            "jobs that do not end before wait until it is over"
+            if before is None
+            else f"nothing has to be done: until then jobs of runs ask for at most {before} minutes"
+        )
+        yield warning(check, found, do)
 
 
 def of_file(path: Path) -> Finding:

@@ -132,7 +132,9 @@ class Worlds:
         self.token = _files.token()
         """A part of the names of all jobs, which no other call has."""
         self._patience = settings.supervisor.patience_seconds
-        self._minutes = cluster.limits().gpu_minutes or settings.trial.max_minutes
+        limits = cluster.limits()
+        most = limits.gpu_minutes or settings.trial.max_minutes
+        self._minutes = limits.allowed(most, time.time(), gpu_work=True)
         """Longest time limit of a job. In a short one, nodes wait less long for each other."""
         spare = 60.0 * (self._minutes - MARGIN_MINUTES) - START_SECONDS - GATHER_SECONDS
         self._patience = max(0.0, min(self._patience, spare))

@@ -1,6 +1,7 @@
 """The risks of a plan, one line each with names and numbers."""
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +10,7 @@ from coordinate_eval.coordinator.dry_run.summary import Review
 from coordinate_eval.coordinator.planning.costs import without_prior
 from coordinate_eval.coordinator.planning.judge_plan import tokens_of_judge
 from coordinate_eval.coordinator.planning.simulate import ScoreBar
-from coordinate_eval.coordinator.run.jobs import keeper_gib, most_minutes
+from coordinate_eval.coordinator.run.jobs import before_windows, keeper_gib, longest_trial
 
 HEADROOM = 0.1
 """Free memory is reported if it is less than this part of what a node is asked for."""
@@ -31,6 +32,7 @@ def risks(found: Review) -> list[str]:
     """Return a line for each risk, those of the whole run first."""
     return [
         *_nodes_unknown(found),
+        *(f"maintenance: {line}" for line in before_windows(found.run, time.time())),
         *_time_limit(found),
         *_few_gpus(found),
         *_no_signal(found),
@@ -54,15 +56,15 @@ def _nodes_unknown(found: Review) -> Iterator[str]:
 
 
 def _time_limit(found: Review) -> Iterator[str]:
-    trial, limits = found.run.settings.trial, found.run.limits
+    trial = found.run.settings.trial
     makespan = found.plan.estimate.makespan_seconds
-    most = 60 * most_minutes(found.run)
+    minutes, why = longest_trial(found.run, time.time())
+    most = 60 * minutes
     if trial.time_limit_factor * makespan <= most:
         return
-    sites = limits.gpu_minutes is not None and limits.gpu_minutes < trial.max_minutes
     times = most / makespan
     yield (
-        f"time limit: {limits.gpu_why if sites else '[trial] max_minutes'} cuts it to "
+        f"time limit: {why} cuts it to "
         f"{duration(most)}, {times:.1f} × the makespan instead of {trial.time_limit_factor:g} ×"
         + ("; further rounds of jobs do the rest" if times < 1 else "")
     )

@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from collections.abc import Iterator
 
 from coordinate_eval import _files
@@ -89,7 +90,8 @@ def keeper_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
     name = keeper_name(run, round_.number, node.name)
     # A keeper begins before the trials. It must not end before them if the limits allow that.
     longer = round_.minutes + math.ceil(run.settings.supervisor.patience_seconds / 60) + 5
-    minutes = max(round_.minutes, min(longer, most_minutes(run)))
+    most = round_.most_minutes or most_minutes(run, round_.created)
+    minutes = max(round_.minutes, min(longer, most))
     return Job(
         name=name,
         argv=_argv(run, run_dir, "_keep", node.name, round_.number, minutes),
@@ -210,23 +212,47 @@ def keeper_memory_gib(weights_bytes: int, converting: bool, stage: StageSettings
     )
 
 
-def most_minutes(run: Run, now: float = 0.0) -> int:
-    """Return the longest time limit of a trial: by the settings, the scheduler, and the end of all.
+def most_minutes(run: Run, now: float) -> int:
+    """Return the longest time limit of a trial that starts at `now`, in seconds since the epoch."""
+    return longest_trial(run, now)[0]
 
-    `now` is in seconds since the epoch. What is left is at least a minute.
+
+def longest_trial(run: Run, now: float) -> tuple[int, str]:
+    """Return the longest time limit of a trial, in minutes, and what sets it.
+
+    That is the settings, the scheduler, a window, or the end of all jobs: a minute at least.
     """
-    most = run.settings.trial.max_minutes
-    if run.limits.gpu_minutes is not None:
-        most = min(most, run.limits.gpu_minutes)
-    if run.limits.until is not None and now:
-        most = min(most, max(1, int((run.limits.until - now) / 60)))
-    return most
+    limits = run.limits
+    bounds = [(run.settings.trial.max_minutes, "[trial] max_minutes")]
+    bounds.extend(limits.bounds(now, gpu_work=True))
+    if limits.until is not None:
+        bounds.append((max(1, int((limits.until - now) / 60)), limits.until_why))
+    return min(bounds, key=lambda bound: bound[0])
 
 
 def allowed_minutes(run: Run, minutes: int) -> int:
-    """Return a time limit of a job without GPUs that the scheduler allows."""
-    allowed = run.limits.cpu_minutes
-    return minutes if allowed is None else min(minutes, allowed)
+    """Return a time limit that the scheduler allows a job without GPUs that starts now."""
+    return run.limits.allowed(minutes, time.time(), gpu_work=False)
+
+
+def before_windows(run: Run, now: float) -> list[str]:
+    """Return what windows mean for the jobs of a run, in words, where they cut or hold up any."""
+    settings, said = run.settings, {}
+    for gpu_work, minutes in (
+        (True, settings.trial.max_minutes),
+        (False, max(settings.supervisor.minutes, settings.build.minutes)),
+    ):
+        window = run.limits.window(gpu_work=gpu_work)
+        if window is None or not now < window.start < now + 60 * minutes:
+            continue
+        before = window.minutes_before(now)
+        does = (
+            "jobs that do not end before it wait until it is over"
+            if before is None
+            else f"jobs ask for at most {before} minutes, to end before it, and the rest follows it"
+        )
+        said[window.why] = f"{window.why} takes all nodes: {does}"
+    return list(said.values())
 
 
 def time_limit_minutes(factor: float, seconds: float, least: int, most: int) -> int:

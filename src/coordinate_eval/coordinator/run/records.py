@@ -190,7 +190,10 @@ class Round(Record):
     number: int
     created: float
     nodes: list[RoundNode] = Field(validation_alias=AliasChoices("nodes", "shares"))
-    minutes: int = Field(description="time limit of trials and keepers")
+    minutes: int = Field(description="time limit of trials")
+    most_minutes: int | None = Field(
+        default=None, description="longest time limit of its jobs that was allowed"
+    )
 
 
 class Waiting(Record):

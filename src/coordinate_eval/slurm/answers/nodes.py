@@ -170,7 +170,8 @@ class Partition:
     """A partition. A `whole` one allocates whole nodes to jobs.
 
     `state` is UP if jobs can be submitted and start, and DOWN if they can only be submitted.
-    `minutes` is the longest time limit, and `qos` the QOS whose limits hold for all jobs in it.
+    `minutes` is the longest time limit, `qos` the QOS whose limits hold for all jobs in it, and
+    `nodes` a host list.
     """
 
     name: str
@@ -179,6 +180,7 @@ class Partition:
     state: str = "UP"
     minutes: float = math.inf
     qos: str = ""
+    nodes: str = ""
 
 
 def read_partitions(text: str) -> dict[str, Partition]:
@@ -194,6 +196,7 @@ def read_partitions(text: str) -> dict[str, Partition]:
                 state=fields.get("State", "UP"),
                 minutes=_minutes(fields.get("MaxTime", "")),
                 qos="" if fields.get("QoS") == "N/A" else fields.get("QoS", ""),
+                nodes="" if fields.get("Nodes") == "(null)" else fields.get("Nodes", ""),
             )
     return partitions
 

@@ -1,4 +1,4 @@
-"""Reservations: Slurm's text about one, and whether this user's jobs may run in it.
+"""Reservations: Slurm's text about them, which this user's jobs may run in, and which end jobs.
 
 `scontrol --oneliner show reservation` prints the same fields in all versions from 20.11 on. Nothing
 here runs a command.
@@ -10,6 +10,7 @@ import math
 import os
 import pwd
 import time
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 IN_RESERVATION = {"RESERVED", "MAINT", "MAINTENANCE"}
@@ -21,7 +22,7 @@ class Reservation:
     """A reservation. `nodes` is a host list; times are seconds since the epoch.
 
     `users` and `groups` are lists as Slurm prints them: names that may use it or, each after a
-    minus sign, names that may not.
+    minus sign, names that may not. A `whole` one leaves nothing of its nodes to others.
     """
 
     name: str
@@ -30,25 +31,66 @@ class Reservation:
     end: float
     users: str = ""
     groups: str = ""
+    whole: bool = False
 
 
 def read_reservation(text: str, name: str) -> Reservation | None:
     """Return the reservation of this name; None where the text has none."""
+    return next((found for found in read_reservations(text) if found.name == name), None)
+
+
+def read_reservations(text: str) -> Iterator[Reservation]:
+    """Yield all reservations of a text."""
     for line in text.splitlines():
         fields: dict[str, str] = {}
         for word in line.split():  # the first of a name counts: comments come last
             key, _, value = word.partition("=")
             fields.setdefault(key, "" if value == "(null)" else value)
-        if fields.get("ReservationName") == name:
-            return Reservation(
+        if name := fields.get("ReservationName", ""):
+            yield Reservation(
                 name=name,
                 nodes=fields.get("Nodes", ""),
                 start=_seconds(fields.get("StartTime", ""), -math.inf),
                 end=_seconds(fields.get("EndTime", ""), math.inf),
                 users=fields.get("Users", ""),
                 groups=fields.get("Groups", ""),
+                whole=_is_whole(fields),
             )
-    return None
+
+
+def _is_whole(fields: Mapping[str, str]) -> bool:
+    """Return whether a reservation has its nodes whole.
+
+    One of some cores or of some number of nodes is in a partition, of which it is not all.
+    """
+    flags = set(fields.get("Flags", "").split(","))
+    if flags & {"MAINT", "PART_NODES"}:
+        return True
+    return bool(flags & {"SPEC_NODES", "ALL_NODES"}) and not fields.get("PartitionName")
+
+
+def next_window(
+    found: Mapping[Reservation, Set[str]], nodes: Set[str], now: float
+) -> Reservation | None:
+    """Return the reservation before which jobs have to end if they are to start now.
+
+    It takes the last of those nodes that none has now; None if one of them stays free, or if there
+    is none.
+
+    Args:
+        found: reservations of others, with the names of their nodes.
+        nodes: on which the jobs may run.
+        now: seconds since the epoch.
+    """
+    firsts = []
+    for node in nodes:
+        of_node = [each for each, names in found.items() if node in names and each.end > now]
+        if any(each.start <= now for each in of_node):
+            continue
+        if not of_node:
+            return None
+        firsts.append(min(of_node, key=lambda each: (each.start, each.name)))
+    return max(firsts, key=lambda each: (each.start, each.name), default=None)
 
 
 def of_this_user(found: Reservation | None, now: float) -> Reservation:

@@ -222,6 +222,12 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
     return 0 if results["complete"] else 1
 
 
+def say_windows(run: Run) -> None:
+    """Say on stderr that jobs are cut or wait because others have reserved all nodes, if so."""
+    for line in jobs.before_windows(run, time.time()):
+        say(line)
+
+
 def announce(run_dir: RunDir, run: Run, submitted: Submitted, *, as_json: bool) -> None:
     """Print the run's directory, and the job that supervises it."""
     if as_json:

@@ -8,6 +8,7 @@ from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands
 from coordinate_eval.coordinator.cli.launch.foreground import (
     announce,
     reasons_why_stopped,
+    say_windows,
     show_results,
     supervise,
 )
@@ -66,6 +67,8 @@ def resume_run(
             # One that starts later would take over from this one.
             cluster.cancel([t.job_id for t in alive])
             return supervise(run_dir, run, cluster, as_json=as_json)
+        run = run.model_copy(update={"limits": clusters.patiently(cluster.limits)})
+        say_windows(run)
         announce(run_dir, run, submit_supervisor(run_dir, run, cluster), as_json=as_json)
     return 0
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 from coordinate_eval import _files, _owner
 from coordinate_eval.cluster import Cluster
 from coordinate_eval.coordinator.cli import output
-from coordinate_eval.coordinator.cli.launch.foreground import announce, supervise
+from coordinate_eval.coordinator.cli.launch.foreground import announce, say_windows, supervise
 from coordinate_eval.coordinator.cli.launch.resume import resume_run
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, judge
@@ -107,6 +107,7 @@ def start_run(
             return 0
         _say_who_has_one(settings, made.id, found.root)
         remember(settings, made.id, found.root)
+        say_windows(made)
         try:
             if cluster.local or wait:
                 return supervise(found, made, cluster, as_json=as_json, strict=True)
