@@ -9,6 +9,7 @@ CoordinateError
 ├── ClusterError         the scheduler answered with an error
 │   ├── ClusterSilent    the scheduler did not answer; try again later
 │   └── SubmitRefused    the scheduler refused a job, and would refuse it again
+│       ├── ArrayRefused     it takes no array of so many tasks
 │       ├── SubmitLater      it takes no more jobs now, and may take the same one later
 │       └── SettingsRefused  it takes no job of these settings
 ├── EngineError          an engine failed to start or to answer
@@ -65,6 +66,10 @@ class SubmitRefused(ClusterError):
     """The scheduler refused a job. The text has its words."""
 
     exit_status = 2
+
+
+class ArrayRefused(SubmitRefused):
+    """The scheduler takes no array of so many tasks. It may take a smaller one."""
 
 
 class SubmitLater(SubmitRefused):

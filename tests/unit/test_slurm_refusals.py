@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinate_eval.errors import SettingsRefused, SubmitLater, SubmitRefused
+from coordinate_eval.errors import ArrayRefused, SettingsRefused, SubmitLater, SubmitRefused
 from coordinate_eval.slurm.answers.refusals import refusal
 
 FAILED = "sbatch: error: Batch job submission failed: "
@@ -74,6 +74,11 @@ def test_a_setting_that_has_to_change_is_named(words: str, setting: str) -> None
     assert type(found) is SettingsRefused
     first = str(found).splitlines()[0]
     assert setting in first
+
+
+def test_a_smaller_array_may_be_taken() -> None:
+    words = FAILED + "Invalid job array specification"
+    assert type(refusal(words, "sbatch --array=0-3", gpus=True)) is ArrayRefused
 
 
 @pytest.mark.parametrize("words", ELSEWHERE)

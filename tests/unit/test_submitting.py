@@ -26,7 +26,13 @@ from coordinate_eval.coordinator.supervisor.submitting import (
     PULLERS_PAUSE_SECONDS,
     Submitter,
 )
-from coordinate_eval.errors import SettingsRefused, SubmitLater, SubmitRefused, UserError
+from coordinate_eval.errors import (
+    ArrayRefused,
+    SettingsRefused,
+    SubmitLater,
+    SubmitRefused,
+    UserError,
+)
 
 FULL = SubmitLater("Slurm refused the job: QOSMaxSubmitJobPerUserLimit\n(submitted with sbatch)")
 METRIC = pullers_name(RUN, Pullers.METRIC, 0)
@@ -39,11 +45,14 @@ class Refusing(FakeCluster):
         super().__init__()
         self.error: SubmitRefused | None = None
         self.asked = 0
+        self.most_tasks: int | None = None
 
     def submit(self, job: Job) -> str:
         self.asked += 1
         if self.error is not None:
             raise self.error
+        if self.most_tasks is not None and job.count > self.most_tasks:
+            raise ArrayRefused("Slurm refused the job: Invalid job array specification")
         return super().submit(job)
 
 
@@ -189,6 +198,31 @@ def test_an_array_that_is_refused_for_long_becomes_smaller(desk: Desk) -> None:
     assert [job.count for job in desk.cluster.submitted] == [2]
     desk.submit(TRIAL[1], 3 * patience)
     assert [job.count for job in desk.cluster.submitted] == [2, 8]
+
+
+@pytest.mark.parametrize("name", [TRIAL[0], METRIC])
+@pytest.mark.parametrize(("most", "taken"), [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8)])
+def test_an_array_is_as_large_as_the_scheduler_takes_it(
+    desk: Desk, name: str, most: int, taken: int
+) -> None:
+    desk.cluster.most_tasks = most
+    desk.submit(name, 0.0)
+    assert [job.count for job in desk.cluster.submitted] == [taken]
+    assert [each.job.count for each in read_submitted(desk.dir)] == [taken]
+    asked = desk.cluster.asked
+    desk.submit(TRIAL[1], 1.0, count=taken)
+    assert desk.cluster.asked == asked + 1
+    if taken < 8:  # what was refused once is not asked for again
+        desk.submit(pullers_name(RUN, Pullers.SCORE, 0), 2.0, count=100)
+        assert desk.cluster.asked == asked + 2
+        assert desk.cluster.submitted[-1].count == taken
+    assert report_failures(desk.dir) == []
+
+
+def test_a_single_task_that_is_refused_as_an_array_is_a_refused_job(desk: Desk) -> None:
+    desk.cluster.most_tasks = 0
+    desk.submit(TRIAL[0], 0.0)
+    assert desk.recorded() == {TRIAL[0]: None}
 
 
 def test_a_refused_metric_array_is_not_tried_for_ever(desk: Desk) -> None:

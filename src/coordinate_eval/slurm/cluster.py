@@ -289,6 +289,7 @@ class SlurmCluster:
 
         Raises:
             SubmitRefused: Slurm refused, and the message has its words.
+            ArrayRefused: it takes no array of so many tasks.
             SubmitLater: it takes no more jobs now.
             SettingsRefused: it takes no job of these settings, such as one whose time limit is
                 longer than its partition's.

@@ -16,7 +16,13 @@ from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
 from coordinate_eval.coordinator.supervisor.arrays import Arrays
 from coordinate_eval.coordinator.supervisor.decisions.pullers import is_hopeful
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Finish, Submit
-from coordinate_eval.errors import SettingsRefused, SubmitLater, SubmitRefused, UserError
+from coordinate_eval.errors import (
+    ArrayRefused,
+    SettingsRefused,
+    SubmitLater,
+    SubmitRefused,
+    UserError,
+)
 
 FIRST_PAUSE_SECONDS = 15.0
 """Wait after a scheduler took no more jobs, before one is tried again. It doubles each time."""
@@ -64,6 +70,7 @@ class Submitter:
         self._tell = tell
         self._note = note
         self._refused: dict[str, Refusal] = {}
+        self._most_tasks: int | None = None
         self.arrays = Arrays(run_dir)
 
     def submit(self, run: Run, action: Submit, facts: Facts) -> Finish | None:
@@ -89,7 +96,7 @@ class Submitter:
             return None
         job = fitting if fitting.node or not fitting.gpus else self._away_from_avoided(run, fitting)
         try:
-            job_id = self.find_or_submit(job, facts.tasks)
+            job, job_id = self._submit_as_allowed(job, facts.tasks)
         except SubmitRefused as error:
             return self._refuse(run, job, error, facts)
         if self._refused.pop(what, None) is not None:
@@ -100,6 +107,23 @@ class Submitter:
         self._note(f"{job.name} is job {job_id}: {plural(job.count, 'task')}{where}")
         self._record(job, job_id)
         return None
+
+    def _submit_as_allowed(self, job: Job, tasks: list[TaskStatus]) -> tuple[Job, str]:
+        """Return a job with its id, with as many tasks as the scheduler takes in one array.
+
+        Later rounds and arrays have the others. Where the scheduler refuses an array, ask for half
+        of it until it is taken, or has become a single task.
+        """
+        while True:
+            if self._most_tasks is not None:
+                job = job.model_copy(update={"count": min(job.count, self._most_tasks)})
+            try:
+                return job, self.find_or_submit(job, tasks)
+            except ArrayRefused:
+                if job.count == 1:
+                    raise
+                self._most_tasks = job.count // 2
+                self._note(f"the scheduler takes no array of {plural(job.count, 'task')}")
 
     def find_or_submit(self, job: Job, tasks: list[TaskStatus]) -> str:
         """Return the id of a job: of the one with its name if there is one, else of a new one."""

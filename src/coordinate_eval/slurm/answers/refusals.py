@@ -6,7 +6,7 @@ A site's submission plugin may use any others.
 
 import re
 
-from coordinate_eval.errors import SettingsRefused, SubmitLater, SubmitRefused
+from coordinate_eval.errors import ArrayRefused, SettingsRefused, SubmitLater, SubmitRefused
 
 # Slurm is full now, or this user's or account's jobs are. Limits on what a single job may ask for
 # are not among them.
@@ -21,6 +21,9 @@ _LATER = re.compile(
 # default; others leave it pending.
 _POLICY = "job violates accounting/qos policy"
 _REASON = re.compile(r"error: ((qos|assoc)\w+)")
+
+# The highest index is below MaxArraySize, which may be too small for any array.
+_ARRAY = "invalid job array specification"
 
 _PLACES = "[slurm] partition, or cpu_partition for jobs without GPUs"
 
@@ -61,6 +64,8 @@ def refusal(words: str, command: str, *, gpus: bool) -> SubmitRefused:
     submitted = f"\n(submitted with {command})"
     if _LATER.search(said) or (_POLICY in said and not _REASON.search(said)):
         return SubmitLater(text + submitted)
+    if _ARRAY in said:
+        return ArrayRefused(text + submitted)
     for pattern, cure in _NEVER:
         if re.search(pattern, said):
             return SettingsRefused(f"{text}: {cure}{submitted}")
