@@ -1,5 +1,6 @@
 """Runs on clusters of other kinds: what Slurm does not say, the settings do."""
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -47,14 +48,11 @@ def gpu_types(run: Path) -> set[str]:
     return {node["gpu_type"] for node in nodes}
 
 
-@pytest.fixture
-def reservation(untyped: DevCluster) -> Iterator[str]:
-    """A reservation of the second node."""
-    create = ["scontrol", "create", "reservation", "StartTime=now", "Duration=1-00:00:00"]
-    name = "evenings"
-    subprocess.run(
-        [*create, f"ReservationName={name}", "Users=root", "Nodes=node2"], check=True, timeout=60
-    )
+@contextlib.contextmanager
+def reserved(name: str, *options: str) -> Iterator[str]:
+    """Have a reservation with these options of scontrol."""
+    create = ["scontrol", "create", "reservation", f"ReservationName={name}", "Users=root"]
+    subprocess.run([*create, *options], check=True, timeout=60)
     try:
         yield name
     finally:
@@ -63,6 +61,23 @@ def reservation(untyped: DevCluster) -> Iterator[str]:
             lambda: subprocess.run(delete, check=False, timeout=60).returncode == 0,
             "a reservation that no job uses",
         )
+
+
+@pytest.fixture
+def reservation(untyped: DevCluster) -> Iterator[str]:
+    """A reservation of the second node."""
+    assert untyped
+    with reserved("evenings", "StartTime=now", "Duration=1-00:00:00", "Nodes=node2") as name:
+        yield name
+
+
+@pytest.fixture
+def maintenance(untyped: DevCluster) -> Iterator[str]:
+    """A maintenance of all nodes that begins while a supervisor of usual length would run."""
+    assert untyped
+    times = "StartTime=now+100minutes", "Duration=10:00:00"
+    with reserved("patches", *times, "Flags=MAINT,IGNORE_JOBS", "Nodes=ALL") as name:
+        yield name
 
 
 def test_a_run_is_on_the_nodes_of_its_reservation(workspace: Workspace, reservation: str) -> None:
@@ -80,6 +95,18 @@ def test_a_run_is_on_the_nodes_of_its_reservation(workspace: Workspace, reservat
     )  # fmt: skip
     assert "reservation nights does not exist" in " ".join(refused.stderr.split())
     assert not (workspace.folder / "none").exists()
+
+
+def test_a_run_ends_before_a_maintenance(workspace: Workspace, maintenance: str) -> None:
+    """Slurm would start none of its jobs before the end of it, were they as long as usual."""
+    run = workspace.submit(workspace.suite("tiny_choice"), "--run-dir", workspace.folder / "before")
+    assert scores(run)
+    asked = [
+        json.loads(path.read_text())["job"]["minutes"] for path in (run / "jobs").glob("*.json")
+    ]
+    assert max(asked) <= 94
+    warned = workspace.call("doctor", status=None).stdout
+    assert f"reservation {maintenance} (" in warned
 
 
 def test_a_run_keeps_to_the_time_limit_of_its_partition(
