@@ -145,7 +145,7 @@ def hidden_file(error: str, folder: str) -> str:
             return (
                 f"\n{path} is there, and hidden: scoring is confined, and sees no file outside of "
                 "the folders of tasks but the data files that tasks name in data_files. Put it "
-                "into a folder of include_path, or a link to it"
+                "into a folder of include_path"
             )
     return ""
 
