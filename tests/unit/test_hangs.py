@@ -141,6 +141,31 @@ def test_trials_that_go_on_long_after_the_last_shard_are_cancelled() -> None:
     assert cancelled(replace(over, tasks=[first]), whole) == ["7"]
 
 
+def lingering(run: Any = RUN, tasks: list[TaskStatus] | None = None, **silent: float) -> list[str]:
+    """Return what is cancelled of two trials that have ended, while shards are left."""
+    over = {name: progress("ended", trial=name) for name in ("n1-0", "n1-1")}
+    found = running(trials=over, silent={name.replace("_", "-"): s for name, s in silent.items()})
+    found = found if tasks is None else replace(found, tasks=tasks)
+    why = "its trial has ended, and its process has not"
+    actions = [a for a in d.decide(run, DIR, found) if isinstance(a, Cancel) and a.why == why]
+    return [job for action in actions for job in action.job_ids]
+
+
+def test_tasks_that_go_on_long_after_their_trials_have_ended_are_cancelled() -> None:
+    assert lingering(n1_0=END_SECONDS - 1, n1_1=0) == []
+    assert lingering(n1_0=END_SECONDS, n1_1=END_SECONDS - 1) == ["7_0"]
+    assert lingering(n1_0=END_SECONDS, n1_1=END_SECONDS) == ["7_0", "7_1"]
+    completing = [each.model_copy(update={"completing": True}) for each in running().tasks]
+    assert lingering(tasks=completing, n1_0=END_SECONDS, n1_1=END_SECONDS) == []
+
+
+def test_a_job_of_a_whole_node_is_cancelled_when_all_of_its_trials_have_ended() -> None:
+    whole = make_run(exclusive=True)
+    task = [TaskStatus(name=TRIAL[0], job_id="7", state=State.RUNNING)]
+    assert lingering(whole, task, n1_0=END_SECONDS, n1_1=0) == []
+    assert lingering(whole, task, n1_0=END_SECONDS, n1_1=END_SECONDS) == ["7"]
+
+
 def test_a_supervisor_times_how_long_nothing_is_unpublished(tmp_path: Path) -> None:
     now = [100.0]
     silence = Silence(RunDir(tmp_path), lambda: now[0])

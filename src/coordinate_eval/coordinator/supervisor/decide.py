@@ -22,6 +22,7 @@ from coordinate_eval.coordinator.supervisor.decisions.recurring import ends_earl
 from coordinate_eval.coordinator.supervisor.decisions.replacements import replace_lost
 from coordinate_eval.coordinator.supervisor.decisions.troubles import (
     hanging_trials,
+    lingering_tasks,
     needless_trials,
     silent_ends,
     undiagnosed,
@@ -49,7 +50,8 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
         return actions + (undiagnosed(facts) or before_plan(run, facts))
     nodes = [(round_, node) for round_ in facts.rounds for node in round_.nodes]
     unclear = [*silent_ends(facts), *undiagnosed(facts)]
-    actions += [*hanging_trials(run, held), *needless_trials(run, held), *unclear]
+    actions += [*hanging_trials(run, held), *lingering_tasks(run, held)]
+    actions += [*needless_trials(run, held), *unclear]
     for round_, node in nodes:
         actions += for_node(run, run_dir, facts, round_, node)
     all_over = all(is_over(run, facts, round_, node) for round_, node in nodes)

@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.supervisor.decisions.values import (
 )
 
 END_SECONDS = 180.0
-"""Time in which trials end by themselves when the last shard is published, at most.
+"""Time in which trials end by themselves when nothing is left for them to do, at most.
 
 An engine ends, and what it has compiled is stored.
 """
@@ -83,6 +83,17 @@ def needless_trials(run: Run, facts: Facts) -> list[Action]:
         and not task.completing
     ]
     return [Cancel(tuple(left), "every shard is published")] if left else []
+
+
+def lingering_tasks(run: Run, facts: Facts) -> list[Action]:
+    """Cancel the tasks that go on long after their trials have ended: their processes hang."""
+    lingering: dict[str, bool] = {}
+    for trial, (_, task) in facts.trials_with_tasks(run).items():
+        ended = facts.says_it_ended(trial) and facts.silent.get(trial, 0.0) >= END_SECONDS
+        job_id = _job_id(run, facts, task)
+        lingering[job_id] = lingering.get(job_id, not task.completing) and ended
+    left = tuple(job_id for job_id, all_ended in lingering.items() if all_ended)
+    return [Cancel(left, "its trial has ended, and its process has not")] if left else []
 
 
 def silent_ends(facts: Facts) -> list[Action]:

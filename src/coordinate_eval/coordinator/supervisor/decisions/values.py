@@ -68,7 +68,7 @@ class Facts:
         judge: how far the judge is, None before it is asked.
         trials: progress of the trials of these rounds that have begun.
         troubles: trials of which it is noted how they ended.
-        silent: seconds since the last sign of life of each running trial.
+        silent: seconds since the last sign of life of each trial whose task runs.
         due: seconds after which an answer of each dataset is due.
     """
 
@@ -109,7 +109,23 @@ class Facts:
     due: Mapping[str, float] = field(default_factory=dict)
 
     def running_trials(self, run: Run) -> dict[str, tuple[NodeKey, TaskStatus]]:
-        """Return the trials whose tasks run, with their round and node."""
+        """Return the trials that have not ended and whose tasks run, with their round and node."""
+        return {
+            trial: found
+            for trial, found in self.trials_with_tasks(run).items()
+            if not self.says_it_ended(trial)
+        }
+
+    def says_it_ended(self, trial: str) -> bool:
+        """Return whether a trial's own record says that it has ended."""
+        progress = self.trials.get(trial)
+        return progress is not None and progress.state in ("ended", "failed")
+
+    def trials_with_tasks(self, run: Run) -> dict[str, tuple[NodeKey, TaskStatus]]:
+        """Return the trials whose tasks run, with their round and node.
+
+        A trial may have ended while its process has not.
+        """
         nodes = {
             jobs.trials_name(run, round_.number, node.name): (round_, node)
             for round_ in self.rounds
@@ -122,9 +138,7 @@ class Facts:
                 whole = self.is_whole(run, task.name)
                 for index in range(node.trials) if whole else [task.index]:
                     trial = jobs.trial_id(node.name, index, round_.number)
-                    progress = self.trials.get(trial)
-                    if progress is None or progress.state not in ("ended", "failed"):
-                        found[trial] = (round_.number, node.name), task
+                    found[trial] = (round_.number, node.name), task
         return found
 
     def is_whole(self, run: Run, name: str) -> bool:

@@ -31,7 +31,7 @@ class Silence:
         self._due: Mapping[str, float] | None = None
 
     def of(self, run: Run, facts: Facts) -> Facts:
-        """Return the facts with the seconds since each running trial's last sign of life.
+        """Return the facts with the seconds since the last sign of life of each trial with a task.
 
         And with those since no shard is unpublished, of a run that is planned.
         """
@@ -42,7 +42,7 @@ class Silence:
             self._published = now
         published = 0.0 if self._published is None else now - self._published
         silent = {}
-        for trial, (key, _) in facts.running_trials(run).items():
+        for trial, (key, _) in facts.trials_with_tasks(run).items():
             sign = facts.trials.get(trial), facts.stages.get(key)
             if trial not in self._last or self._last[trial][0] != sign:
                 self._last[trial] = sign, now
