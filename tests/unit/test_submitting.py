@@ -263,3 +263,12 @@ def test_a_first_job_that_is_refused_is_an_error_of_the_command(tmp_path: Path) 
     desk.cluster.error = SubmitRefused("no")
     with pytest.raises(SubmitRefused):
         desk.submit(METRIC, FIRST_PAUSE_SECONDS)
+
+
+def test_a_first_keeper_that_is_refused_is_none_as_its_trials_may_be_taken(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, strict=True)
+    desk.cluster.error = SubmitRefused("no job without GPUs")
+    assert desk.submit(KEEP[0], 0, count=1) is None
+    assert desk.recorded() == {KEEP[0]: None}
+    with pytest.raises(SubmitRefused):
+        desk.submit(TRIAL[0], 1)

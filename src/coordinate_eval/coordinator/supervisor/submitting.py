@@ -155,10 +155,12 @@ class Submitter:
     def _refuse(self, run: Run, job: Job, error: SubmitRefused, facts: Facts) -> Finish | None:
         """Note a refusal: for a while, for this job, or for all of its kind."""
         later, settings = isinstance(error, SubmitLater), isinstance(error, SettingsRefused)
-        if self._strict and not later and not any(s.job_id for s in read_submitted(self._dir)):
+        words, what = str(error).splitlines()[0], what_of(run, job)
+        # Without a keeper its trials may be taken: as one job with it.
+        hopeless = not later and (settings or what != KEEPER)
+        if self._strict and hopeless and not any(s.job_id for s in read_submitted(self._dir)):
             raise error
         self._tell(f"the scheduler refused {job.name}: {error}")
-        words, what = str(error).splitlines()[0], what_of(run, job)
         kind = kind_of(run, job.name)
         if kind is None and not later:
             # Another node may do, or another form of the job.
