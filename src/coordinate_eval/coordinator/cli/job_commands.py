@@ -57,10 +57,12 @@ def _printing(command: Callable[..., None]) -> Callable[..., None]:
 
 def supervise(run_dir: Path, minutes: int = 0) -> None:
     """Supervise a run as a job of the cluster; 0 minutes mean no time limit."""
-    from coordinate_eval.cluster import STARTED_VARIABLE
+    from coordinate_eval.cluster import STARTED_VARIABLE, TASK_VARIABLE
     from coordinate_eval.coordinator.dry_run.run_page import write_report
     from coordinate_eval.coordinator.inputs import clusters
     from coordinate_eval.coordinator.run.records import read_run
+    from coordinate_eval.coordinator.run.renamed import why_no_job_is_found
+    from coordinate_eval.coordinator.supervisor import ending
     from coordinate_eval.coordinator.supervisor.after_run import AfterRun
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
@@ -71,13 +73,22 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
     began = float(os.environ.get(STARTED_VARIABLE) or time.time())
     limit = minutes - (time.time() - began) / 60 if minutes else float("inf")
     log, after_run = _Log(), AfterRun(entered, run)
+    task = os.environ.get(TASK_VARIABLE, "").rpartition(".")[0]
 
-    def ended(results: dict[str, Any]) -> None:
+    def report(results: dict[str, Any]) -> None:
         log.note(write_report(entered, results))
         after_run.begin()
+
+    def ended(results: dict[str, Any]) -> None:
+        report(results)
         log.note("waiting for jobs to end and free their nodes")
 
     with after_run, clusters.by_name(run.cluster, run.settings) as cluster:
+        if why := why_no_job_is_found(run, cluster, task):
+            log.note(why)
+            report(ending.write_results(entered, run, cluster, why, log.note))
+            log.note(after_run.wait())
+            raise typer.Exit(1)
         supervisor = Supervisor(
             entered, cluster, minutes=limit, tell=log.note, ended=ended, note=log.note
         )

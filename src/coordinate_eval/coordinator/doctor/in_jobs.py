@@ -27,6 +27,7 @@ from coordinate_eval.coordinator.doctor.findings import (
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.jobs import PREFIX, program
+from coordinate_eval.coordinator.run.renamed import CURE, name_of
 from coordinate_eval.errors import ClusterSilent, CoordinateError, UserError
 
 MINUTES = 15
@@ -144,6 +145,11 @@ def ask(
                 yield _unanswered(place, failure("submission", str(error), do))
             else:
                 waiting.append(_Waiting(place, cluster, made, job_id, time.monotonic()))
+                known = name_of(cluster, job_id)
+                if known not in (None, made.name):
+                    _cancel([waiting.pop()])
+                    said = f"the scheduler has changed {made.name!r} into {known!r}"
+                    yield _unanswered(place, failure("job name", said, CURE))
         while waiting:
             for each in list(waiting):
                 if (found := _look(each, folder)) is not None:
