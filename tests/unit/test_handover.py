@@ -13,7 +13,8 @@ from coordinate_eval.cluster import Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.supervisor import handover, loop
-from coordinate_eval.coordinator.supervisor.loop import Supervisor
+from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, Supervisor
+from coordinate_eval.errors import ClusterError
 
 MINUTES = 60.0
 
@@ -67,7 +68,7 @@ def test_it_goes_on_while_the_next_one_waits_in_the_queue(tmp_path: Path, clock:
     assert not supervisor.step()
     assert cluster.supervisors() == []
     next_one = jobs.supervisor_name(run, 2)
-    for minutes in (46, 50, 58):
+    for minutes in (46, 49, 52):
         clock.ahead = minutes * 60
         assert not supervisor.step()
         assert cluster.supervisors() == [next_one]
@@ -109,3 +110,46 @@ def test_the_next_one_is_cancelled_where_the_run_ends_before_it_begins(
     _files.write(run_dir.cancelled, "")
     assert supervisor.run() is not None
     assert jobs.supervisor_name(run, 2) in cluster.cancelled
+
+
+def test_one_that_another_process_has_submitted_is_not_submitted_twice(
+    tmp_path: Path, clock: Clock
+) -> None:
+    run_dir, run = unplanned(tmp_path, cluster="slurm")
+    cluster = Busy()
+    killed = Supervisor(run_dir, cluster, minutes=MINUTES)
+    clock.ahead = 46 * 60
+    assert not killed.step()
+    clock.ahead = 0
+    again = Supervisor(run_dir, cluster, minutes=MINUTES)
+    clock.ahead = 48 * 60
+    assert not again.step()
+    assert cluster.supervisors() == [jobs.supervisor_name(run, 2)]
+    _files.write(run_dir.cancelled, "")
+    assert again.run() is not None
+    assert jobs.supervisor_name(run, 2) in cluster.cancelled
+
+
+def test_errors_meanwhile_are_borne_as_at_any_time(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits ever longer between its tries, and does not give up at once."""
+    run_dir, _ = unplanned(tmp_path, cluster="slurm")
+    cluster = Busy()
+    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES)
+    clock.ahead = 46 * 60
+
+    def silent(prefix: str) -> list[TaskStatus]:
+        raise ClusterError("no such thing")
+
+    monkeypatch.setattr(cluster, "poll", silent)
+    waited = Clock()
+
+    def wait(seconds: float) -> None:
+        waited.ahead += seconds
+
+    monkeypatch.setattr(loop.time, "sleep", wait)
+    monkeypatch.setattr(loop.time, "monotonic", lambda: waited.ahead)
+    with pytest.raises(ClusterError):
+        supervisor.run()
+    assert waited.ahead > MAX_BACKOFF_SECONDS

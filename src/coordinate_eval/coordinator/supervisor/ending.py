@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from coordinate_eval import _files
@@ -52,7 +52,13 @@ def learn(run_dir: RunDir, run: Run, tell: Callable[[str], None]) -> None:
         tell(f"cannot store this run's measurements for later plans: {error}")
 
 
-def drain(run: Run, cluster: Cluster, poll_seconds: float, check: Callable[[], None]) -> None:
+def drain(
+    run: Run,
+    cluster: Cluster,
+    poll_seconds: float,
+    check: Callable[[], None],
+    successors: Set[str] = frozenset(),
+) -> None:
     """Cancel all jobs but keepers, and wait for keepers to end. Cancel those that stay.
 
     On a local cluster keepers are cancelled too, which they notice sooner than their release.
@@ -62,13 +68,15 @@ def drain(run: Run, cluster: Cluster, poll_seconds: float, check: Callable[[], N
         cluster: the scheduler.
         poll_seconds: between two polls, at most.
         check: raises where the run has another supervisor, whose jobs are left alone.
+        successors: jobs of supervisors that waited in the queue when the run ended. They are
+            cancelled, too; one of a run that is resumed meanwhile is not.
     """
 
     def leaves(task: TaskStatus) -> bool:
         may_stay = jobs.is_keeper(run, task.name) and task.state is not State.PENDING
         return cluster.local or not may_stay
 
-    wait_for_jobs(run, cluster, poll_seconds, check, leaves)
+    wait_for_jobs(run, cluster, poll_seconds, check, leaves, successors=successors)
 
 
 def wait_for_jobs(
@@ -77,7 +85,9 @@ def wait_for_jobs(
     poll_seconds: float,
     check: Callable[[], None],
     leaves: Callable[[TaskStatus], bool] = lambda task: False,
+    *,
     seconds: float = DRAIN_SECONDS,
+    successors: Set[str] = frozenset(),
 ) -> None:
     """Wait until all jobs of a run but its supervisors have ended, at most for twice `seconds`.
 
@@ -92,7 +102,8 @@ def wait_for_jobs(
             tasks = [
                 t
                 for t in cluster.poll(jobs.prefix(run))
-                if t.state is not State.ENDED and not jobs.is_supervisor(run, t.name)
+                if t.state is not State.ENDED
+                and (t.job_id in successors or not jobs.is_supervisor(run, t.name))
             ]
             if not tasks:
                 return

@@ -22,8 +22,11 @@ HANDOVER_SECONDS = 1800.0
 It is a quarter of a short limit. If the controller is silent for as long, the run is left alone.
 """
 
-LEAVE_SECONDS = 60.0
-"""Time before its own time limit at which a supervisor leaves, at the latest."""
+LEAVE_SECONDS = 900.0
+"""Time before its own time limit at which a supervisor leaves, at most, if there is a successor.
+
+It is an eighth of a short limit. Who ends a run needs time: for its last jobs, and for `after_run`.
+"""
 
 LOOK_SECONDS = 60.0
 """Time between two looks at whether the next supervisor is still in the queue."""
@@ -45,13 +48,18 @@ class Handover:
         self._dir, self._submitter, self._tell = run_dir, submitter, tell
         self._end = time.time() + minutes * 60
         self._when = self._end - min(HANDOVER_SECONDS, minutes * 15)
-        self._asked = False
-        self.job_id: str | None = None
-        """The job of the next supervisor, once it is submitted."""
+        self._leaves = self._end - min(LEAVE_SECONDS, minutes * 7.5)
+        self._was_asked = False
+        self._job_id: str | None = None
 
     def ask(self) -> None:
         """Have this supervisor leave as soon as it can. A signal handler may call this."""
-        self._asked, self._when = True, 0.0
+        self._was_asked, self._when = True, 0.0
+
+    @property
+    def asked(self) -> bool:
+        """Return whether this supervisor was asked to leave, and has not tried since."""
+        return self._when == 0.0
 
     @property
     def due(self) -> bool:
@@ -61,7 +69,7 @@ class Handover:
     @property
     def has_to_leave(self) -> bool:
         """Return whether this supervisor was asked to leave, or its time is up."""
-        return self._asked or time.time() > self._end - LEAVE_SECONDS
+        return self._was_asked or time.time() > self._leaves
 
     def submit(self, run: Run, tasks: list[TaskStatus], epoch: int) -> Finish | bool:
         """Submit the supervisor of this epoch, which takes over when it starts, if none is there.
@@ -71,17 +79,23 @@ class Handover:
         """
         job = jobs.supervisor_job(run, self._dir, epoch)
         alive = [t for t in tasks if t.state is not State.ENDED]  # one that died took nothing over
+        # One that this process has submitted before it was killed and started again.
+        queued = (
+            task.job_id
+            for task in alive
+            if task.state is State.PENDING and jobs.is_supervisor(run, task.name)
+        )
         try:
-            job_id = self._submitter.find_or_submit(job, alive)
+            job_id = next(queued, None) or self._submitter.find_or_submit(job, alive)
         except ClusterError as error:
-            if isinstance(error, SettingsRefused) and self.has_to_leave:
+            if isinstance(error, SettingsRefused) and self._was_asked:
                 return Finish(f"the scheduler refused {job.name}: {str(error).splitlines()[0]}")
             self._tell(f"no next supervisor yet: {error}")
             self._when = time.time() + FIRST_PAUSE_SECONDS
             return False
-        if job_id != self.job_id:
+        if job_id != self._job_id:
             submitted = Submitted(job=job, job_id=job_id, time=time.time())
             _files.write_record(self._dir.job(job.name), submitted)
-        self.job_id = job_id
-        self._when = min(time.time() + LOOK_SECONDS, self._end - LEAVE_SECONDS)
+        self._job_id = job_id
+        self._when = min(time.time() + LOOK_SECONDS, self._leaves)
         return True

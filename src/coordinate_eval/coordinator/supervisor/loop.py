@@ -8,12 +8,12 @@ with the lower epoch leaves.
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.cluster import Busy, Cluster, Node, TaskStatus
+from coordinate_eval.cluster import Busy, Cluster, Node, State, TaskStatus
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.run import jobs
@@ -128,6 +128,7 @@ class Supervisor:
             note=note,
         )
         self._handover = Handover(run_dir, self._submitter, minutes, tell)
+        self._successors: Set[str] = frozenset()
         self.results: dict[str, Any] | None = None
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
@@ -364,9 +365,11 @@ class Supervisor:
         )
         unscored = len(self.results["missing"])
         scored = f"{plural(unscored, 'dataset')} without scores" if unscored else "all are scored"
-        if self._handover.job_id is not None:  # it waits in the queue, for nothing
-            with contextlib.suppress(ClusterError):
-                self._cluster.cancel([self._handover.job_id])
+        self._successors = {
+            task.job_id
+            for task in facts.tasks
+            if task.state is State.PENDING and jobs.is_supervisor(self._run, task.name)
+        }
         self._note(action.why or f"nothing is left to do: {scored}")
         self._search.avoid_broken_nodes(self._run)
         ending.learn(self._dir, self._run, self._tell)
@@ -375,7 +378,9 @@ class Supervisor:
         return True
 
     def _drain(self) -> None:
-        ending.drain(self._run, self._cluster, self._poll_seconds, self._check_epoch)
+        ending.drain(
+            self._run, self._cluster, self._poll_seconds, self._check_epoch, self._successors
+        )
 
     def _wait(self, seconds: float, *, watch: bool) -> bool:
         """Sleep; return early, and True, when it is time to hand over.
@@ -385,7 +390,7 @@ class Supervisor:
         end = time.monotonic() + seconds
         building = not self._run.planned and not self._is_built()
         while time.monotonic() < end:
-            if self._handover.due or (watch and self._is_due(building=building)):
+            if self._handover.asked or (watch and self._is_due(building=building)):
                 return True
             time.sleep(min(1.0, max(0.2, self._poll_seconds / 10), self._poll_seconds))
         return False
