@@ -3,6 +3,7 @@
 import heapq
 import random
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.decisions import make_run, nodes, shards
 from tests.plan_examples import planned
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Node
+from coordinate_eval.cluster import JobLimits, Node, Window
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, TrialProgress
@@ -194,6 +195,17 @@ def test_a_limit_counts_the_trials_of_other_rounds() -> None:
         for n in (0, 7)
     )
     assert (alone.minutes, beside.minutes) == (FACTOR * (80 + 1), FACTOR * (10 + 1))
+
+
+@pytest.mark.parametrize(("minutes", "waits"), [(5, True), (60, False), (-5, False)])
+def test_no_round_begins_just_before_a_maintenance_of_all_nodes(
+    minutes: float, *, waits: bool
+) -> None:
+    """Its jobs would wait in the queue until that is over."""
+    window = Window(start=1000 + 60 * minutes, why="reservation maint")
+    run = make_run(limits=JobLimits(gpu_window=window))
+    with pytest.raises(UserError, match="maint") if waits else nullcontext():
+        next_round(run, planned(), [], shards(1.0), (free(1), []), 1000, trials=8)
 
 
 def test_a_run_stays_with_one_type_of_gpu() -> None:

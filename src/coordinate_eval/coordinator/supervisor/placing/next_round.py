@@ -54,6 +54,9 @@ def next_round(
     Raises:
         UserError: no trial can start now; waiting may help.
     """
+    window = run.limits.gpu_window
+    if window is not None and window.start > now and window.minutes_before(now) is None:
+        raise UserError(f"{window.why} takes all nodes soon, so the run waits until it is over")
     nodes, busy = available
     usable = [node for node in nodes if node.gpu_type == run.gpu_type]
     trials = min(trials, len(left))
