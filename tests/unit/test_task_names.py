@@ -58,6 +58,8 @@ def test_where_nothing_is_kept_the_files_tell_what_is_in_none(tasks: Path, tmp_p
     assert (missing, known) == (["nonsense"], ["gsm8k", "many"])
     assert task_names.unknown(["many", "one_of_them"], empty) == ([], [])
     assert task_names.unknown([], empty) == ([], [])
+    (tasks / "included_by_others").write_text("tag: shared\n")
+    assert task_names.unknown(["shared"], empty) == ([], [])
     (tasks / "broken.yaml").symlink_to("nowhere")
     assert task_names.unknown(["nonsense"], empty) == ([], [])
 

@@ -117,7 +117,8 @@ def _in_no_file(names: list[str], folder: Path) -> tuple[list[str], list[str]]:
     left, seen = set(names), set[bytes]()
     for place, _, files in os.walk(folder):
         for name in files:
-            if name.endswith(".yaml"):
+            # Those that others include have any suffix, or none.
+            if not name.endswith((".py", ".md")):
                 try:
                     text = Path(place, name).read_bytes()
                 except OSError:
