@@ -127,8 +127,12 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     @property
     def has_chat_template(self) -> bool:
-        """Return whether the checkpoint has a chat template."""
-        return self.tokenizer.chat_template is not None
+        """Return whether the checkpoint has a chat template: in a file, or in code as Mistral's."""
+        from transformers import PreTrainedTokenizerBase
+
+        plain = PreTrainedTokenizerBase.apply_chat_template
+        own = type(self.tokenizer).apply_chat_template is not plain
+        return own or self.tokenizer.chat_template is not None
 
     def apply_chat_template(
         self, chat_history: Sequence[Message], add_generation_prompt: bool = True
