@@ -349,7 +349,12 @@ def _wrong_data(task: Task, error: Exception, asked: object) -> str:
     sources = data_sources(
         getattr(config, "dataset_path", None), getattr(config, "dataset_kwargs", None)
     )
-    empty = [path for path, state in sources.items() if state.startswith("0 ")]
+    # A whole folder may have empty files that are no data, such as those that mark its state.
+    empty = [
+        path
+        for path, state in sources.items()
+        if state.startswith("0 ") and not Path(path).name.startswith((".", "_"))
+    ]
     return f"its data file {empty[0]} is empty: write its documents again" if empty else ""
 
 
