@@ -230,6 +230,20 @@ def test_a_chat_template_that_is_not_there_is_said_to_be_missing(evaluator: Eval
         requests_of(evaluator(), Dataset(name="tiny_sums", chat_template=True))
 
 
+def test_a_tokenizer_may_have_its_chat_template_in_its_code(tokenizer: Path) -> None:
+    """As those of Mistral's own format do."""
+    loaded = load_tokenizer(tokenizer)
+    model = RequestModel(lambda: loaded, max_length=99, backend="vllm", think_end=None)
+    assert not model.has_chat_template
+
+    class InCode(type(loaded)):  # type: ignore[misc]  # it is known at run time only
+        def apply_chat_template(self, *args: object, **options: object) -> str:
+            return "[INST]hi[/INST]"
+
+    loaded.__class__ = InCode
+    assert model.has_chat_template
+
+
 def test_a_model_thinks_until_it_says_so(tokenizer: Path) -> None:
     def model(backend: Backend) -> RequestModel:
         loaded = load_tokenizer(tokenizer)

@@ -71,6 +71,19 @@ def test_a_dataset_without_items_is_refused(evaluator: Evaluators, tmp_path: Pat
         requests_of(evaluator(tmp_path), dataset)
 
 
+def test_an_empty_file_that_marks_a_folder_is_not_blamed(
+    evaluator: Evaluators, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "_SUCCESS").write_text("")
+    (folder / "test.jsonl").write_text("torn")
+    dataset = write_task(tmp_path, dataset_path=str(folder), dataset_kwargs=None)
+    with pytest.raises(UserError) as raised:
+        requests_of(evaluator(tmp_path), dataset)
+    assert "_SUCCESS" not in str(raised.value)
+
+
 def test_what_lies_on_an_unreachable_hub_is_said_to(
     evaluator: Evaluators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,8 +148,8 @@ def test_errors_meanwhile_are_borne_as_at_any_time(
     def wait(seconds: float) -> None:
         waited.ahead += seconds
 
-    monkeypatch.setattr(loop.time, "sleep", wait)
-    monkeypatch.setattr(loop.time, "monotonic", lambda: waited.ahead)
+    monkeypatch.setattr(time, "sleep", wait)
+    monkeypatch.setattr(time, "monotonic", lambda: waited.ahead)
     with pytest.raises(ClusterError):
         supervisor.run()
     assert waited.ahead > MAX_BACKOFF_SECONDS
