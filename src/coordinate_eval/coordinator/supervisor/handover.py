@@ -50,7 +50,6 @@ class Handover:
         self._when = self._end - min(HANDOVER_SECONDS, minutes * 15)
         self._leaves = self._end - min(LEAVE_SECONDS, minutes * 7.5)
         self._was_asked = False
-        self._job_id: str | None = None
 
     def ask(self) -> None:
         """Have this supervisor leave as soon as it can. A signal handler may call this."""
@@ -77,25 +76,19 @@ class Handover:
         Return False where the scheduler takes none now: this one goes on, and tries again. Where it
         takes none of these settings and this one has to leave, the run ends.
         """
-        job = jobs.supervisor_job(run, self._dir, epoch)
         alive = [t for t in tasks if t.state is not State.ENDED]  # one that died took nothing over
-        # One that this process has submitted before it was killed and started again.
-        queued = (
-            task.job_id
-            for task in alive
-            if task.state is State.PENDING and jobs.is_supervisor(run, task.name)
-        )
-        try:
-            job_id = next(queued, None) or self._submitter.find_or_submit(job, alive)
-        except ClusterError as error:
-            if isinstance(error, SettingsRefused) and self._was_asked:
-                return Finish(f"the scheduler refused {job.name}: {str(error).splitlines()[0]}")
-            self._tell(f"no next supervisor yet: {error}")
-            self._when = time.time() + FIRST_PAUSE_SECONDS
-            return False
-        if job_id != self._job_id:
+        # This process may have submitted one before it was killed and started again.
+        if not any(t.state is State.PENDING and jobs.is_supervisor(run, t.name) for t in alive):
+            job = jobs.supervisor_job(run, self._dir, epoch)
+            try:
+                job_id = self._submitter.find_or_submit(job, alive)
+            except ClusterError as error:
+                if isinstance(error, SettingsRefused) and self._was_asked:
+                    return Finish(f"the scheduler refused {job.name}: {str(error).splitlines()[0]}")
+                self._tell(f"no next supervisor yet: {error}")
+                self._when = time.time() + FIRST_PAUSE_SECONDS
+                return False
             submitted = Submitted(job=job, job_id=job_id, time=time.time())
             _files.write_record(self._dir.job(job.name), submitted)
-        self._job_id = job_id
         self._when = min(time.time() + LOOK_SECONDS, self._leaves)
         return True
