@@ -17,6 +17,7 @@ from jinja2.exceptions import TemplateError
 from tests.tiny import tiny_model
 
 from coordinate_eval.evaluators import pulse
+from coordinate_eval.evaluators.harness.prompts.language_models import RequestModel
 from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer
 from coordinate_eval.evaluators.harness.prompts.watched_tokenizer import WatchedTokenizer
 from coordinate_eval.evaluators.pulse import EndlessCall, Pulse, PulseWatch
@@ -116,6 +117,17 @@ def test_it_answers_as_the_tokenizer_itself(folder: Path, note: int) -> None:
         options["tokenize"] = False
         expected = here.apply_chat_template(CHAT, **options)
         assert there.apply_chat_template(CHAT, **options) == expected
+
+
+def test_it_has_a_chat_template_only_if_the_checkpoint_has_one(folder: Path, note: int) -> None:
+    def has_one() -> bool:
+        made = WatchedTokenizer(folder, Pulse(note))
+        model = RequestModel(lambda: made, max_length=99, backend="vllm", think_end=None)
+        return model.has_chat_template
+
+    assert [has_one(), has_one()] == [False, False]
+    template(folder, "{{ messages[0].content }}")
+    assert has_one()
 
 
 def test_a_template_may_refuse_a_chat(folder: Path, note: int) -> None:

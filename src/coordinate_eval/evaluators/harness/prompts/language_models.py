@@ -35,6 +35,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from coordinate_eval.evaluators.engines.common import SAMPLING, inner_tokens
 from coordinate_eval.evaluators.harness.prompts.conversation import Message
 from coordinate_eval.evaluators.harness.prompts.generation_arguments import why_not
+from coordinate_eval.evaluators.harness.prompts.tokenizer import has_chat_template
 from coordinate_eval.evaluators.harness.prompts.word_tokens import WordTokens
 
 Backend = Literal["hf", "vllm"]
@@ -128,11 +129,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     @property
     def has_chat_template(self) -> bool:
         """Return whether the checkpoint has a chat template: in a file, or in code as Mistral's."""
-        from transformers import PreTrainedTokenizerBase
-
-        plain = PreTrainedTokenizerBase.apply_chat_template
-        own = type(self.tokenizer).apply_chat_template is not plain
-        return own or self.tokenizer.chat_template is not None
+        return has_chat_template(getattr(self.tokenizer, "watched", self.tokenizer))
 
     def apply_chat_template(
         self, chat_history: Sequence[Message], add_generation_prompt: bool = True

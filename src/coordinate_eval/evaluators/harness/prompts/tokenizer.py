@@ -1,5 +1,6 @@
 """The tokenizer of a checkpoint, loaded without running the checkpoint's own code."""
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,16 @@ def load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  one of many classes of
             f"tokenizer\n{_ADVICE}"
         )
     return tokenizer
+
+
+def has_chat_template(tokenizer: Any) -> bool:  # noqa: ANN401  one of many classes
+    """Return whether a tokenizer has a chat template: in a file, or in code as Mistral's."""
+    from transformers import PreTrainedTokenizerBase
+
+    of_all = PreTrainedTokenizerBase.apply_chat_template
+    # Its calls may be watched: then its class has a function around that of its own.
+    own = inspect.unwrap(type(tokenizer).apply_chat_template) is not inspect.unwrap(of_all)
+    return own or tokenizer.chat_template is not None
 
 
 def tokenizers_alone() -> None:
