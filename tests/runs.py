@@ -122,15 +122,17 @@ def command(*args: object) -> list[str]:
     return [sys.executable, "-m", "coordinate_eval", *map(str, args)]
 
 
-def until(holds: Callable[[], T], what: str) -> T:
-    """Wait until something is the case; its value."""
+def until(holds: Callable[[], T], what: str, run: Path | None = None) -> T:
+    """Wait until something is the case; its value. A failure has what `run`'s supervisors said."""
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         value = holds()
         if value:
             return value
         time.sleep(0.2)  # what is asked may be a scheduler, or all processes
-    raise AssertionError(f"not in {PATIENCE_SECONDS:g} s: {what}")
+    logs = sorted(run.glob("logs/*super*.log")) if run else []
+    said = "\n".join(log.read_text(errors="replace") for log in logs)
+    raise AssertionError(f"not in {PATIENCE_SECONDS:g} s: {what}\n{said}")
 
 
 def lasting_port() -> int:
@@ -144,13 +146,13 @@ def lasting_port() -> int:
 
 def begun(run: Path) -> Path:
     """Wait until an engine of a run works, and return the run."""
-    until(lambda: list(run.glob("outputs/*/*.part")), f"responses of {run} on their way")
+    until(lambda: list(run.glob("outputs/*/*.part")), f"responses of {run} on their way", run)
     return run
 
 
 def results(run: Path) -> dict[str, Any]:
     """The results of a run, once they are there."""
-    until((run / "results.json").exists, f"results of {run}")
+    until((run / "results.json").exists, f"results of {run}", run)
     found: dict[str, Any] = json.loads((run / "results.json").read_text())
     return found
 
@@ -158,7 +160,7 @@ def results(run: Path) -> dict[str, Any]:
 def scores(run: Path) -> dict[str, Any]:
     """The scores of a complete run."""
     found = results(run)
-    assert found["complete"], found["missing"]
+    assert found["complete"], (found["missing"], found["failures"])
     return dict(found["results"])
 
 

@@ -107,7 +107,7 @@ def test_a_run_goes_on_by_itself_on_all_nodes(
     run, names, pause = caller.folder / "on all nodes", servers.names(), caller.pause("all nodes")
     done = caller.call(*asked(caller, run, *pause.args, "--nodes", ",".join(names)))
     assert Path(done.stdout.strip()) == run
-    until(lambda: {trial.node for trial in trials(run)} == {*names}, "a trial on each node")
+    until(lambda: {trial.node for trial in trials(run)} == {*names}, "a trial on each node", run)
     shown = json.loads(caller.call("status", run, "--json").stdout)
     assert any(job["what"].startswith("super") for job in shown["jobs"])
     pause.end()
@@ -175,7 +175,7 @@ def test_how_jobs_end_is_told(
 def test_a_node_is_lost(caller: Workspace, servers: Servers, expected: dict[str, Any]) -> None:
     run, names, pause = caller.folder / "node lost", servers.names(), caller.pause("node lost")
     caller.call(*asked(caller, run, *pause.args, "--nodes", ",".join(names)))
-    until(lambda: {trial.node for trial in trials(run)} == {*names}, "a trial on each node")
+    until(lambda: {trial.node for trial in trials(run)} == {*names}, "a trial on each node", run)
     servers.kill(names[0])
     pause.end()
     assert scores(run) == expected

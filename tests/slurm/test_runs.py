@@ -50,7 +50,7 @@ def test_four_nodes_share_a_suite(workspace: Workspace, expected: dict[str, Any]
         COORDINATE_EVAL_TRIAL_MEMORY_GIB="400",
         COORDINATE_EVAL_AFTER_RUN='["sh", "-c", "cat \\"$0\\"/results.json"]',
     )  # fmt: skip
-    until(lambda: len(nodes_of_trials(run)) == 4, "a trial on each node")
+    until(lambda: len(nodes_of_trials(run)) == 4, "a trial on each node", run)
     pause.end()
     assert scores(run) == expected
     found = results(run)

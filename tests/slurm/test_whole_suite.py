@@ -121,7 +121,7 @@ def test_datasets_with_judges_and_compilers_are_scored_beside_others(
             COORDINATE_EVAL_JUDGE_BASELINE=data.baseline,
         )  # fmt: skip
         found = results(run)
-    assert found["complete"], found["missing"]
+    assert found["complete"], (found["missing"], found["failures"])
     assert not found["missing"]
     scored = found["results"]
     assert {*FOUR_TASKS, *JUDGED, "humaneval_x"} <= scored.keys()
