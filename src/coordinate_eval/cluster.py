@@ -160,6 +160,11 @@ class Job(Record):
     folder: str = Field(default="/", description="working directory, which is there already")
     log: str = Field(description="absolute path, to which a task adds its id and '.log'")
 
+    @property
+    def in_gpu_partition(self) -> bool:
+        """Return whether it runs in the GPU partition."""
+        return self.gpu_work or self.gpus > 0
+
 
 class ShownJob(NamedTuple):
     """A submission in the form in which a person reads it."""

@@ -12,7 +12,8 @@ import pytest
 from coordinate_eval import _job_log
 from coordinate_eval.cluster import Busy, Job, Node, State
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
-from coordinate_eval.slurm.cluster import SlurmCluster, slurm_configured
+from coordinate_eval.slurm.cluster import SlurmCluster
+from coordinate_eval.slurm.presence import slurm_configured
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
 from tests.dev_cluster import DevCluster

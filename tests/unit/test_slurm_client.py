@@ -10,7 +10,8 @@ import pytest
 
 from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.slurm.client import SlurmClient
-from coordinate_eval.slurm.cluster import SlurmCluster, slurm_configured
+from coordinate_eval.slurm.cluster import SlurmCluster
+from coordinate_eval.slurm.presence import slurm_configured
 from coordinate_eval.slurm.settings import SlurmSettings
 
 FAKES = Path(__file__).parents[1] / "fakes"

@@ -78,20 +78,17 @@ def submission(job: Job, settings: SlurmSettings, within: Collection[str] = ()) 
 
 
 def _options(job: Job, settings: SlurmSettings, within: Collection[str]) -> tuple[str, ...]:
-    gpu_work = job.gpu_work or job.gpus > 0
-    cpu_partition = settings.cpu_partition or settings.partition
+    chosen = settings.of(job.in_gpu_partition)
     optional = {
         "--array": f"0-{job.count - 1}" if job.count > 1 else "",
         "--gres": _gres(job, settings),
         "--nodelist": job.node,
-        "--partition": _partitions(settings.partition if gpu_work else cpu_partition, within),
-        "--account": (not gpu_work and settings.cpu_account) or settings.account,
-        "--qos": (not gpu_work and settings.cpu_qos) or settings.qos,
-        "--reservation": settings.reservation
-        if gpu_work or cpu_partition == settings.partition
-        else "",
+        "--partition": _partitions(chosen.partition, within),
+        "--account": chosen.account,
+        "--qos": chosen.qos,
+        "--reservation": chosen.reservation,
         "--exclude": ",".join(filter(None, (settings.exclude, *job.avoid))),
-        "--constraint": settings.constraint if gpu_work else "",
+        "--constraint": settings.constraint if job.in_gpu_partition else "",
     }
     return (
         "--parsable",

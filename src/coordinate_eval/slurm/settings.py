@@ -1,10 +1,19 @@
 """The settings of a site that runs Slurm."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from coordinate_eval.records import Record
+
+
+class Chosen(NamedTuple):
+    """Where jobs of one kind run, and who pays for them."""
+
+    partition: str
+    account: str
+    qos: str
+    reservation: str
 
 
 class SlurmSettings(Record):
@@ -74,3 +83,15 @@ class SlurmSettings(Record):
     timeout_seconds: float = Field(
         default=60.0, gt=0, le=1e6, description="time limit of one Slurm command"
     )
+
+    def of(self, gpu_work: bool) -> Chosen:
+        """Return what is chosen for jobs of the GPU partition, or for all others."""
+        if gpu_work:
+            return Chosen(self.partition, self.account, self.qos, self.reservation)
+        partition = self.cpu_partition or self.partition
+        return Chosen(
+            partition,
+            self.cpu_account or self.account,
+            self.cpu_qos or self.qos,
+            self.reservation if partition == self.partition else "",
+        )

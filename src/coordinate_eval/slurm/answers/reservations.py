@@ -105,10 +105,10 @@ def of_this_user(found: Reservation | None, now: float) -> Reservation:
         raise ValueError("does not exist, or is hidden from you")
     if found.end <= now:
         raise ValueError(f"ended at {clock(found.end)}")
-    user, groups = _names_of_user()
+    user = name_of_user()
     for what, listed, mine in (
         ("users", found.users, {user}),
-        ("groups", found.groups, groups),
+        ("groups", found.groups, _groups_of_user()),
     ):
         names = {name for name in listed.split(",") if name}
         denied = {name[1:] for name in names if name.startswith("-")}
@@ -124,15 +124,20 @@ def clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
-def _names_of_user() -> tuple[str, set[str]]:
-    """Return the names of this user and of the user's groups, numbers where there is no name."""
-    user, groups = str(os.getuid()), set()
+def name_of_user() -> str:
+    """Return the name of this user, the number where there is no name."""
     with contextlib.suppress(KeyError):
-        user = pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(os.getuid()).pw_name
+    return str(os.getuid())
+
+
+def _groups_of_user() -> set[str]:
+    """Return the names of those groups of this user that have one."""
+    groups = set()
     for number in {os.getgid(), *os.getgroups()}:
         with contextlib.suppress(KeyError):
             groups.add(grp.getgrgid(number).gr_name)
-    return user, groups
+    return groups
 
 
 def _seconds(text: str, otherwise: float) -> float:
