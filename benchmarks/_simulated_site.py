@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning.inputs import Inputs, new_run
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.create import create, submit_supervisor
+from coordinate_eval.coordinator.run.starting.create import create, submit_supervisor
 from coordinate_eval.records import Suite
 
 _MEMORY = "/dev/shm"  # noqa: S108  # a folder that only the user can enter is made in it

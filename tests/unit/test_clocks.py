@@ -11,11 +11,11 @@ from tests.decisions import make_run
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report.failures import report_failures
 from coordinate_eval.coordinator.report.state import has_ended_incomplete
-from coordinate_eval.coordinator.run import resumes
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
+from coordinate_eval.coordinator.run.starting import resumes
 from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 

@@ -18,14 +18,15 @@ from coordinate_eval.coordinator.cli.inquire.runs import find_all
 from coordinate_eval.coordinator.cli.upkeep.prune import prune
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run import compacting, jobs
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.work import all_spans
-from coordinate_eval.coordinator.run.compacting import compact
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run, write_planned, write_run
-from coordinate_eval.coordinator.run.removing import OWN_NAMES, remove
-from coordinate_eval.coordinator.run.rescoring import rescoring
+from coordinate_eval.coordinator.run.starting.rescoring import rescoring
+from coordinate_eval.coordinator.run.upkeep import compacting
+from coordinate_eval.coordinator.run.upkeep.compacting import compact
+from coordinate_eval.coordinator.run.upkeep.removing import OWN_NAMES, remove
 from coordinate_eval.errors import ClusterSilent, CoordinateError, UserError
 from coordinate_eval.records import Shard
 

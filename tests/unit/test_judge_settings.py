@@ -26,9 +26,9 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.claiming.portions import all_portions
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_job
-from coordinate_eval.coordinator.run.create import existing, run_id
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.coordinator.run.starting.create import existing, run_id
 from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.predict import Priors

@@ -15,9 +15,9 @@ from tests import plans
 from coordinate_eval import _files, _owner
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.plan import PlanEngine, PlanSuite
-from coordinate_eval.coordinator.run.create import create
 from coordinate_eval.coordinator.run.own import enter, own
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.starting.create import create
 from coordinate_eval.errors import ForeignError, RecordError
 
 

@@ -21,10 +21,11 @@ from tests.shown_runs import (
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report.state import Phase
-from coordinate_eval.coordinator.run import jobs, resumes
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, StageProgress
+from coordinate_eval.coordinator.run.starting import resumes
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from tests.shown_runs import publish, submitted_run
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report.results import collect_results, reasons
-from coordinate_eval.coordinator.run import resumes
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.starting import resumes
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.coordinator.run.rescoring import create_rescoring, rescoring
+from coordinate_eval.coordinator.run.starting.rescoring import create_rescoring, rescoring
 from coordinate_eval.errors import RunExists, UserError
 
 

@@ -19,11 +19,12 @@ from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.run import jobs, resumes
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted, read_run
-from coordinate_eval.coordinator.run.resumes import MOST_TRIES
+from coordinate_eval.coordinator.run.starting import resumes
+from coordinate_eval.coordinator.run.starting.resumes import MOST_TRIES
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.errors import ClusterSilent, CoordinateError, UserError
 

@@ -12,9 +12,9 @@ from coordinate_eval.coordinator.cli.inquire.runs import find, name_for_commands
 from coordinate_eval.coordinator.cli.launch import run as launch
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import own
-from coordinate_eval.coordinator.run.create import create_whole
 from coordinate_eval.coordinator.run.own import place
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.starting.create import create_whole
 from coordinate_eval.errors import RunExists, UserError
 
 MINE = f"x-{os.geteuid()}"

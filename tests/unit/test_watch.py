@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.inputs import Inputs
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
-from coordinate_eval.coordinator.run import resumes
+from coordinate_eval.coordinator.run.starting import resumes
 from coordinate_eval.errors import ClusterSilent, UserError
 from coordinate_eval.records import Suite
 

@@ -61,7 +61,7 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
     from coordinate_eval.coordinator.dry_run.run_page import write_report
     from coordinate_eval.coordinator.inputs import clusters
     from coordinate_eval.coordinator.run.records import read_run
-    from coordinate_eval.coordinator.run.renamed import why_no_job_is_found
+    from coordinate_eval.coordinator.run.troubles.renamed import why_no_job_is_found
     from coordinate_eval.coordinator.supervisor import ending
     from coordinate_eval.coordinator.supervisor.after_run import AfterRun
     from coordinate_eval.coordinator.supervisor.loop import Supervisor

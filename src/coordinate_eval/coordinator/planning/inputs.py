@@ -18,8 +18,8 @@ from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
-from coordinate_eval.coordinator.run.create import run_id
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.starting.create import run_id
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.records import Checkpoint, CheckpointFormat, Suite

@@ -5,11 +5,11 @@ import os
 from collections.abc import Iterator
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run.baselines import name_by_item, why_incomplete
 from coordinate_eval.coordinator.run.claiming.outcomes import request_indexes, unscored_datasets
 from coordinate_eval.coordinator.run.claiming.portions import unanswered_portions
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.starting.baselines import name_by_item, why_incomplete
 from coordinate_eval.errors import JudgeRefuses, JudgeSilent, UserError
 from coordinate_eval.evaluators.confined.evaluator import find_level, refusal
 from coordinate_eval.evaluators.judged.access import Access

@@ -24,7 +24,7 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import is_own, own, place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.coordinator.run.removing import REMOVED
+from coordinate_eval.coordinator.run.upkeep.removing import REMOVED
 from coordinate_eval.errors import ClusterError, ForeignError, RecordError, UserError
 
 Found = tuple[RunDir, Run]

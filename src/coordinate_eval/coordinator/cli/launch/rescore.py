@@ -23,10 +23,10 @@ from coordinate_eval.coordinator.inputs.suites.suite import check_tasks, narrow
 from coordinate_eval.coordinator.planning.judge_plan import judge_run
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.prepare import choose_nodes
-from coordinate_eval.coordinator.run.create import submit_supervisor
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.coordinator.run.rescoring import create_rescoring, rescoring
+from coordinate_eval.coordinator.run.starting.create import submit_supervisor
+from coordinate_eval.coordinator.run.starting.rescoring import create_rescoring, rescoring
 from coordinate_eval.errors import SubmitRefused
 from coordinate_eval.evaluators.engines import base as engines
 

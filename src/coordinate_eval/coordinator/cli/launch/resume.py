@@ -17,11 +17,12 @@ from coordinate_eval.coordinator.inputs import clusters, judge
 from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.run import jobs, resumes
-from coordinate_eval.coordinator.run.create import submit_supervisor
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.coordinator.run.starting import resumes
+from coordinate_eval.coordinator.run.starting.create import submit_supervisor
 from coordinate_eval.errors import CoordinateError
 
 _ANOTHER_PROCESS = "another process on this machine"

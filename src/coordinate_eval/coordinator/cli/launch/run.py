@@ -45,10 +45,10 @@ from coordinate_eval.coordinator.planning.prepare import (
     queued_nodes,
 )
 from coordinate_eval.coordinator.report.state import is_complete
-from coordinate_eval.coordinator.run.create import create, existing, submit_supervisor
 from coordinate_eval.coordinator.run.own import place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.starting.create import create, existing, submit_supervisor
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
 from coordinate_eval.errors import RunExists, SubmitRefused, UserError
 

@@ -31,11 +31,11 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.inputs import Inputs
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
-from coordinate_eval.coordinator.run import resumes
 from coordinate_eval.coordinator.run.jobs import program
 from coordinate_eval.coordinator.run.own import place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.starting import resumes
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,

@@ -15,11 +15,11 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.compacting import compact
 from coordinate_eval.coordinator.run.own import is_own
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.coordinator.run.removing import remove, remove_leftovers
+from coordinate_eval.coordinator.run.upkeep.compacting import compact
+from coordinate_eval.coordinator.run.upkeep.removing import remove, remove_leftovers
 from coordinate_eval.errors import CoordinateError, RecordError, UserError
 
 DAY_SECONDS = 86_400.0

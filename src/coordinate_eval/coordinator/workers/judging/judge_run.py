@@ -31,11 +31,12 @@ from coordinate_eval.coordinator.report.state import (
     is_complete,
     is_supervised,
 )
-from coordinate_eval.coordinator.run import jobs, resumes
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.create import create, submit_supervisor
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, read_run_if_there
+from coordinate_eval.coordinator.run.starting import resumes
+from coordinate_eval.coordinator.run.starting.create import create, submit_supervisor
 from coordinate_eval.coordinator.workers.open_shards import read_requests
 from coordinate_eval.errors import (
     ClusterError,

@@ -19,11 +19,11 @@ from typing import Any
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
-from coordinate_eval.coordinator.run import baselines
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.create import create_whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, portion_seconds, write_planned, write_run
+from coordinate_eval.coordinator.run.starting import baselines
+from coordinate_eval.coordinator.run.starting.create import create_whole
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record, Suite
 

@@ -1,0 +1,1 @@
+"""How a run begins: created whole, resumed, or beside another one to score its responses again."""

@@ -1,0 +1,1 @@
+"""Runs that have ended: made small, or removed."""
