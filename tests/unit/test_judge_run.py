@@ -13,7 +13,7 @@ from tests.judges import question
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job, TaskStatus
+from coordinate_eval.cluster import Job, JobLimits, TaskStatus
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
@@ -212,3 +212,12 @@ def test_a_job_that_may_have_been_begun_meanwhile_finds_its_run_cancelled(asking
     with pytest.raises(ClusterSilent):
         asking.judge_run().start()
     assert asking.inner.cancelled.exists()
+
+
+def test_its_supervisor_asks_for_what_is_allowed_now(asking: Asking) -> None:
+    """A maintenance was announced since the run that asks was created."""
+    cluster = Reluctant()
+    cluster.limited = JobLimits(cpu_minutes=30, cpu_why="partition cpu")
+    asking.uses(cluster)
+    asking.judge_run().start()
+    assert [job.minutes for job in cluster.submitted] == [30]

@@ -11,8 +11,11 @@ from coordinate_eval.cluster import Job
 from coordinate_eval.errors import ClusterSilent, SettingsRefused, UserError
 from coordinate_eval.slurm.answers.limits import Accounting, Longest, longest, read_accounting
 from coordinate_eval.slurm.answers.nodes import Partition, read_partitions
+from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.cluster import SlurmCluster
+from coordinate_eval.slurm.places import Places
 from coordinate_eval.slurm.settings import SlurmSettings
+from coordinate_eval.slurm.time_limits import KNOWN_SECONDS, TimeLimits
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -144,6 +147,21 @@ def test_jobs_on_cpus_have_limits_of_their_own() -> None:
     assert (found.cpu_minutes, found.cpu_why) == (10, "MaxWall of QOS tiny")
     assert cluster.limits() == found
     assert cluster.client.calls["scontrol"] == 2 + 2  # reservations each time, all else once
+
+
+def test_limits_that_are_lowered_are_known_after_some_minutes(slurm: Path) -> None:
+    settings, now = SlurmSettings(partition="cpu"), [0.0]
+    client = SlurmClient(settings.timeout_seconds)
+    limits = TimeLimits(client, settings, Places(client, settings), lambda: now[0])
+    assert limits.read().cpu_minutes == 180
+    script = slurm / "scontrol"
+    script.write_text(script.read_text().replace("UNLIMITED", "01:00:00"))
+    (slurm / "accounting").unlink()
+    now[0] += KNOWN_SECONDS - 1
+    assert limits.read().cpu_minutes == 180
+    now[0] += 1
+    assert limits.read().cpu_minutes == 60
+    assert client.calls["scontrol"] == 2 + 3 + 2  # reservations each time
 
 
 def test_accounting_may_be_silent_or_absent(slurm: Path) -> None:

@@ -6,7 +6,7 @@ for a maintenance: Slurm starts no job whose time limit reaches into them.
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 
 from coordinate_eval.cluster import Job, JobLimits, Window
 from coordinate_eval.errors import ClusterError, ClusterSilent, SettingsRefused, UserError
@@ -23,15 +23,25 @@ from coordinate_eval.slurm.places import Places
 from coordinate_eval.slurm.scripts import LEAST_MINUTES
 from coordinate_eval.slurm.settings import SlurmSettings
 
+KNOWN_SECONDS = 240.0
+"""Time for which what partitions and accounting said counts: both are changed rarely."""
+
 
 class TimeLimits:
-    """The time limits of jobs. Accounting is asked once, reservations each time."""
+    """The time limits of jobs. Reservations are asked each time, all else rarely."""
 
-    def __init__(self, client: SlurmClient, settings: SlurmSettings, places: Places) -> None:
+    def __init__(
+        self,
+        client: SlurmClient,
+        settings: SlurmSettings,
+        places: Places,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
         self._settings = settings
         self._places = places
         self._accounting: Accounting | None = None
+        self._clock, self._since = clock, clock()
 
     def read(self) -> JobLimits:
         """Return all limits.
@@ -41,6 +51,9 @@ class TimeLimits:
             PlaceGone: the reservation of the settings is not there for this user.
             ClusterSilent: no answer.
         """
+        if self._clock() - self._since >= KNOWN_SECONDS:
+            self._places.forget()
+            self._accounting, self._since = None, self._clock()
         gpu, cpu = self._longest(gpu_work=True), self._longest(gpu_work=False)
         for limit in (gpu, cpu):
             if limit.minutes < LEAST_MINUTES:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job
+from coordinate_eval.cluster import Job, JobLimits
 from coordinate_eval.coordinator.inputs.settings import StageSettings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, Submitted
@@ -16,6 +16,8 @@ PREFIX = "ce-"
 """The names of all jobs of this program begin with it."""
 
 _SUPERVISOR = re.compile(rf"({re.escape(PREFIX)}.+-)super\d+", re.DOTALL)
+
+_MINUTES = "--minutes"
 
 KEEPER_ROOM_GIB = 1.0
 """Memory of a keeper's own process, in GiB."""
@@ -180,7 +182,7 @@ def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
     argv = (*program(run.python), "_supervise", str(run_dir.root))
     return Job(
         name=name,
-        argv=(*argv, "--minutes", str(minutes)),
+        argv=(*argv, _MINUTES, str(minutes)),
         cpus=settings.cpus,
         memory_mib=math.ceil(settings.memory_gib * 1024),
         minutes=minutes,
@@ -235,6 +237,22 @@ def allowed_minutes(run: Run, minutes: int) -> int:
     return run.limits.allowed(minutes, time.time(), gpu_work=False)
 
 
+def within(job: Job, limits: JobLimits, now: float) -> Job:
+    """Return a job that was made before, as long as limits allow it that starts `now`.
+
+    A process that is told its job's time limit is told the shorter one.
+    """
+    minutes = limits.allowed(job.minutes, now, gpu_work=job.in_gpu_partition)
+    if job.in_gpu_partition and limits.until is not None:
+        minutes = min(minutes, max(1, int((limits.until - now) / 60)))
+    if minutes == job.minutes:
+        return job
+    argv = list(job.argv)
+    if _MINUTES in argv:
+        argv[argv.index(_MINUTES) + 1] = str(minutes)
+    return job.model_copy(update={"minutes": minutes, "argv": tuple(argv)})
+
+
 def before_windows(run: Run, now: float) -> list[str]:
     """Return what windows mean for the jobs of a run, in words, where they cut or hold up any."""
     settings, said = run.settings, {}
@@ -270,7 +288,7 @@ def _argv(
         node,
         "--round",
         str(number),
-        "--minutes",
+        _MINUTES,
         str(minutes),
     )
 

@@ -81,7 +81,7 @@ class Handover:
         if not any(t.state is State.PENDING and jobs.is_supervisor(run, t.name) for t in alive):
             job = jobs.supervisor_job(run, self._dir, epoch)
             try:
-                job_id = self._submitter.find_or_submit(job, alive)
+                job, job_id = self._submitter.find_or_submit(job, alive)
             except ClusterError as error:
                 if isinstance(error, SettingsRefused) and self._was_asked:
                     return Finish(f"the scheduler refused {job.name}: {str(error).splitlines()[0]}")

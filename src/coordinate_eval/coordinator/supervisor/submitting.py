@@ -14,6 +14,7 @@ from coordinate_eval.coordinator.run.records import Refusal, Refusals, Run, Subm
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
 from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
 from coordinate_eval.coordinator.supervisor.arrays import Arrays
+from coordinate_eval.coordinator.supervisor.current_limits import CurrentLimits
 from coordinate_eval.coordinator.supervisor.decisions.pullers import is_hopeful
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Finish, Submit
 from coordinate_eval.errors import (
@@ -71,6 +72,7 @@ class Submitter:
         self._note = note
         self._refused: dict[str, Refusal] = {}
         self._most_tasks: int | None = None
+        self._limits = CurrentLimits(cluster)
         self.arrays = Arrays(run_dir)
 
     def submit(self, run: Run, action: Submit, facts: Facts) -> Finish | None:
@@ -118,17 +120,23 @@ class Submitter:
             if self._most_tasks is not None:
                 job = job.model_copy(update={"count": min(job.count, self._most_tasks)})
             try:
-                return job, self.find_or_submit(job, tasks)
+                return self.find_or_submit(job, tasks)
             except ArrayRefused:
                 if job.count == 1:
                     raise
                 self._most_tasks = job.count // 2
                 self._note(f"the scheduler takes no array of {plural(job.count, 'task')}")
 
-    def find_or_submit(self, job: Job, tasks: list[TaskStatus]) -> str:
-        """Return the id of a job: of the one with its name if there is one, else of a new one."""
+    def find_or_submit(self, job: Job, tasks: list[TaskStatus]) -> tuple[Job, str]:
+        """Return a job with its id: of the one with its name if there is one, else of a new one.
+
+        A new one asks for no more time than the scheduler allows now.
+        """
         found = next((t.job_id for t in tasks if t.name == job.name), None)
-        return found or self._cluster.submit(job)
+        if found is not None:
+            return job, found
+        job = self._limits.within(job)
+        return job, self._cluster.submit(job)
 
     def _away_from_avoided(self, run: Run, job: Job) -> Job:
         """Return a job that may start on any node, kept from those that the user's runs avoid.

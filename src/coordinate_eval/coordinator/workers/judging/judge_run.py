@@ -131,6 +131,8 @@ class JudgeRun:
         """
         if self._is_cancelled():
             return
+        with contextlib.suppress(ClusterError, UserError):  # those of the run that asks will do
+            run = run.model_copy(update={"limits": cluster.limits()})
         job_id = None
         try:
             job_id = submit_supervisor(self._dir, run, cluster).job_id
