@@ -1,6 +1,7 @@
 """A supervisor whose time is nearly up has the next one submitted, and goes on until it begins."""
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,11 +10,13 @@ from tests.reviewer import FakeCluster
 from tests.run_dirs import unplanned
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job, State, TaskStatus
+from coordinate_eval.cluster import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.supervisor import handover, loop
+from coordinate_eval.coordinator.supervisor.handover import LOOK_SECONDS
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, Supervisor
+from coordinate_eval.coordinator.supervisor.submitting import LONGEST_PAUSE_SECONDS
 from coordinate_eval.errors import ClusterError
 
 MINUTES = 60.0
@@ -97,6 +100,57 @@ def test_one_that_vanishes_from_the_queue_is_submitted_again(tmp_path: Path, clo
     clock.ahead = 48 * 60
     assert not supervisor.step()
     assert cluster.supervisors() == [jobs.supervisor_name(run, 2)]
+
+
+def test_one_that_dies_at_once_is_submitted_ever_less_often_and_that_is_said(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, run = unplanned(tmp_path, cluster="slurm")
+    cluster, said = Busy(), list[str]()
+    name = jobs.supervisor_name(run, 2)
+
+    def poll(prefix: str) -> list[TaskStatus]:
+        tasks = Busy.poll(cluster, prefix)
+        over = {"state": State.ENDED, "end": End.FAILED}
+        return [t.model_copy(update=over) if t.name == name else t for t in tasks]
+
+    monkeypatch.setattr(cluster, "poll", poll)
+    supervisor = Supervisor(run_dir, cluster, minutes=240, tell=said.append)
+    clock.ahead = 210 * 60.0 + 1
+    submitted = dict[int, float]()
+    while not supervisor.step():
+        submitted.setdefault(len(cluster.supervisors()), clock.ahead)
+        clock.ahead += 10
+    assert clock.ahead >= 225 * 60
+    waits = [after - before for before, after in pairwise(submitted.values())]
+    doubled = [LOOK_SECONDS, 2 * LOOK_SECONDS, 4 * LOOK_SECONDS, LONGEST_PAUSE_SECONDS]
+    assert all(
+        expected <= wait < expected + 30 for wait, expected in zip(waits, doubled, strict=False)
+    )
+    assert len(submitted) <= 6
+    told = [event for event in said if name in event]
+    assert all(f"{name}, ended (failed) before it took over" in event for event in told)
+    assert any(
+        "3 times in a row" in event and "It is submitted again in" in event for event in told
+    )
+    assert str(run_dir.logs) in told[0]
+
+
+def test_one_that_runs_and_takes_nothing_over_yet_is_not_submitted_again(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, run = unplanned(tmp_path, cluster="slurm")
+    cluster, said = Busy(), list[str]()
+    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES, tell=said.append)
+    clock.ahead = 46 * 60
+    assert not supervisor.step()
+    name = jobs.supervisor_name(run, 2)
+    running = TaskStatus(name=name, job_id=name, state=State.RUNNING)
+    monkeypatch.setattr(cluster, "poll", lambda prefix: [running])
+    clock.ahead = 48 * 60
+    assert not supervisor.step()
+    assert cluster.supervisors() == [name]
+    assert not [event for event in said if name in event]
 
 
 def test_the_next_one_is_cancelled_where_the_run_ends_before_it_begins(

@@ -8,12 +8,17 @@ import time
 from collections.abc import Callable
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval._format import duration
+from coordinate_eval.cluster import End, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, Submitted
 from coordinate_eval.coordinator.supervisor.decisions.values import Finish
-from coordinate_eval.coordinator.supervisor.submitting import FIRST_PAUSE_SECONDS, Submitter
+from coordinate_eval.coordinator.supervisor.submitting import (
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    Submitter,
+)
 from coordinate_eval.errors import ClusterError, SettingsRefused
 
 HANDOVER_SECONDS = 1800.0
@@ -29,7 +34,10 @@ It is an eighth of a short limit. Who ends a run needs time: for its last jobs, 
 """
 
 LOOK_SECONDS = 60.0
-"""Time between two looks at whether the next supervisor is still in the queue."""
+"""Time between two looks at whether the next supervisor is still in the queue.
+
+After so long one that died is submitted again. It doubles each time.
+"""
 
 
 class Handover:
@@ -50,6 +58,7 @@ class Handover:
         self._when = self._end - min(HANDOVER_SECONDS, minutes * 15)
         self._leaves = self._end - min(LEAVE_SECONDS, minutes * 7.5)
         self._was_asked = False
+        self._tries, self._again = 0, 0.0
 
     def ask(self) -> None:
         """Have this supervisor leave as soon as it can. A signal handler may call this."""
@@ -80,6 +89,12 @@ class Handover:
         # This process may have submitted one before it was killed and started again.
         if not any(t.state is State.PENDING and jobs.is_supervisor(run, t.name) for t in alive):
             job = jobs.supervisor_job(run, self._dir, epoch)
+            if self._tries and all(task.name != job.name for task in alive):
+                pause = 0.0 if self.has_to_leave else max(0.0, self._again - time.time())
+                self._tell(self._how_it_died(job.name, tasks, pause))
+                if pause:
+                    self._when = min(self._again, self._leaves)
+                    return False
             try:
                 job, job_id = self._submitter.find_or_submit(job, alive)
             except ClusterError as error:
@@ -90,5 +105,19 @@ class Handover:
                 return False
             submitted = Submitted(job=job, job_id=job_id, time=time.time())
             _files.write_record(self._dir.job(job.name), submitted)
+            if all(task.job_id != job_id for task in alive):
+                pause = min(LONGEST_PAUSE_SECONDS, LOOK_SECONDS * 2 ** min(self._tries, 16))
+                self._tries, self._again = self._tries + 1, time.time() + pause
         self._when = min(time.time() + LOOK_SECONDS, self._leaves)
         return True
+
+    def _how_it_died(self, name: str, tasks: list[TaskStatus], pause: float) -> str:
+        """Return in words that the next supervisor has died, and when it is submitted again."""
+        ends = [task.end for task in tasks if task.name == name and task.end is not End.UNKNOWN]
+        how = f" ({ends[-1]})" if ends else ""
+        times = f", {self._tries} times in a row" if self._tries > 1 else ""
+        again = f"in {duration(pause)}" if pause else "now"
+        return (
+            f"the next supervisor, {name}, ended{how} before it took over{times}; its log in "
+            f"{self._dir.logs} may say why. It is submitted again {again}"
+        )
