@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from coordinate_eval._engines import kind_of
 from coordinate_eval.evaluators.confined.messages import (
     AnswerFiles,
     LoggedSample,
@@ -146,7 +147,7 @@ def harness_evaluator(
         tokenizer=tokenizer,
         max_length=max_length,
         include_path=include_path,
-        backend="vllm" if engine == "vllm" else "hf",
+        backend=kind_of(engine).model_class,
         pulse=pulse,
         kept_tasks=kept_tasks,
         panel=Panel(*judge, baselines),

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from coordinate_eval import _owner
+from coordinate_eval._engines import kind_of
 from coordinate_eval.priors import gpus, roofline
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.records import Checkpoint, EngineSettings
 
-LARGE_GPU_SEQUENCES, LARGE_MEMORY = 1024, 70 * 2**30
-"""Sequences that vLLM runs at once by default, on GPUs with this memory in bytes."""
+LARGE_MEMORY = 70 * 2**30
+"""Memory in bytes of GPUs on which vLLM runs more sequences at once by default."""
 
 
 def conditions(engine: EngineSettings, version: str, gpu: str, of: roofline.Model) -> Conditions:
@@ -47,17 +48,14 @@ def model_of(checkpoint: Checkpoint, tensor_parallel: int, config: Path | None) 
 def sequences(engine: EngineSettings, gpu: str) -> int:
     """Return how many sequences the engine runs at once, by its arguments or its default.
 
-    vLLM runs 1,024 offline on GPUs with 70 GiB or more, but not on an A100, and 256 on others
-    (`EngineArgs.get_batch_defaults` in vllm/engine/arg_utils.py, version 0.32).
+    To vLLM an A100 is no large GPU, whatever its memory.
     """
+    kind = kind_of(engine.name)
     large = gpus.lookup(gpu).memory >= LARGE_MEMORY and gpus.name(gpu) != "a100"
-    name, default = {
-        "vllm": ("max_num_seqs", LARGE_GPU_SEQUENCES if large else roofline.MAX_SEQUENCES),
-        "transformers": ("batch_size", 8),
-        "simulated": ("", 1),
-    }[engine.name]
-    given = engine.args.get(name)
-    return given if isinstance(given, int) and given > 0 else default
+    given = engine.args.get(kind.sequences_argument)
+    if isinstance(given, int) and given > 0:
+        return given
+    return kind.sequences_on_large_gpus if large else kind.sequences
 
 
 def _family(config: Path | None) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from coordinate_eval._engines import kind_of
 from coordinate_eval.priors import fit as fits
 from coordinate_eval.priors import gpus, judges, roofline, staging
 from coordinate_eval.priors.fit import Fit
@@ -73,9 +74,6 @@ RECENT_STARTS = 50
 
 RECENT_COPIES = 500
 """Newest copies of weights that count."""
-
-CACHING_ENGINES = ("vllm",)
-"""Engines that compute what neighbouring prompts share only once."""
 
 
 class Prediction(NamedTuple):
@@ -152,7 +150,7 @@ class Priors:
     ) -> Prediction:
         """Predict the cost of a dataset; `built` says that `work` counts its real prompts."""
         work = self._learned_work(subject, work, on, built=built)
-        if on.engine not in CACHING_ENGINES:
+        if not kind_of(on.engine).shares_prefixes:
             work = work.model_copy(update={"cached_tokens": 0.0})
         found, gpu = self.fit(on), gpus.lookup(on.gpu)
         base = roofline.gpu_seconds(work, on.model, gpu, on.sequences, found.coefficients)
@@ -418,8 +416,8 @@ def _answers_alike(seen: Conditions, on: Conditions) -> float:
 
 
 def _same_kind(seen: str, engine: str) -> bool:
-    """Return whether both engines' answers are a model's, or both made up by `simulated`."""
-    return (seen == "simulated") == (engine == "simulated")
+    """Return whether both engines' answers are a model's, or both made up."""
+    return kind_of(seen).makes_up == kind_of(engine).makes_up
 
 
 def _settings_alike(seen: Subject, subject: Subject) -> float:

@@ -31,7 +31,7 @@ MEMORY_FRACTION = 0.85
 """Part of a GPU's memory for weights, keys and values. Activations and runtime take the rest."""
 
 MAX_SEQUENCES = 256
-"""Sequences that an engine runs at once; vLLM's default on small GPUs (see `conditions`)."""
+"""Sequences that an engine runs at once, where that is not known."""
 
 REQUEST_SECONDS = 0.0008
 """Host seconds that a request costs the engine."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from coordinate_eval import _files
+from coordinate_eval._engines import CACHE_ROOTS
 from coordinate_eval._launchers import is_for_training
 from coordinate_eval.cluster import Busy, Job, JobLimits, Node, ShownJob, TaskStatus
 from coordinate_eval.shared_ray.link import Link
@@ -30,9 +31,6 @@ _OF_JOBS_BEGIN = (
     "XDG_CACHE_HOME",
 )
 """Beginnings of variables that jobs get from the caller. All else they have from their node."""
-
-_PLACES_OF_ENGINES = ("VLLM_CACHE_ROOT",)
-"""Variables that begin so, and that a trial sets for itself."""
 
 
 class SharedRayCluster:
@@ -179,7 +177,7 @@ def of_job(environ: Mapping[str, str], job: Job) -> dict[str, str]:
             name in job.needs
             or (
                 name.startswith(_OF_JOBS_BEGIN)
-                and name not in _PLACES_OF_ENGINES
+                and name not in CACHE_ROOTS
                 and not is_for_training(name)
             )
         )

@@ -8,6 +8,7 @@ shells would differ. A job gets what is listed here and in `[slurm] environment`
 
 from collections.abc import Iterable, Mapping
 
+from coordinate_eval._engines import CACHE_ROOTS
 from coordinate_eval._launchers import is_for_training
 from coordinate_eval._no_telemetry import NO_TELEMETRY
 
@@ -91,9 +92,6 @@ _OF_JOBS_BEGIN = (
 )
 """Beginnings of more such variables."""
 
-_PLACES_OF_ENGINES = ("VLLM_CACHE_ROOT",)
-"""Variables that begin so, and that a trial sets for itself."""
-
 
 def of_command(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for a command that starts no job: all that do not change its work."""
@@ -129,7 +127,7 @@ def of_job(
     def passes(name: str) -> bool:
         if name in names or name.startswith(tuple(beginnings)):
             return True
-        if name in _PLACES_OF_ENGINES or is_for_training(name):
+        if name in CACHE_ROOTS or is_for_training(name):
             return False
         return name in _OF_JOBS or name.startswith(_OF_JOBS_BEGIN)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinate_eval import __version__
+from coordinate_eval._engines import ENGINES
 from coordinate_eval._format import brief
 from coordinate_eval.coordinator.doctor.findings import Finding, Role, failure, ok, warning
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -26,11 +27,7 @@ said = {
     'for_gpus': bool(torch.version.cuda or torch.version.hip),
 }
 """
-_ENGINES: Mapping[str, str] = {
-    "vllm": f"import vllm as package\n{_GPUS}",
-    "transformers": f"import accelerate, transformers as package\n{_GPUS}",
-}
-_EXTRAS = {"vllm": "vllm", "transformers": "transformers", "ray": "ray", "lm_eval": "harness"}
+_EXTRAS = {**{name: name for name in ENGINES}, "ray": "ray", "lm_eval": "harness"}
 
 
 @dataclass(frozen=True)
@@ -94,8 +91,8 @@ def ray() -> Finding:
 def engine(settings: Settings, role: Role) -> Iterator[Finding]:
     """Import the engine, and see which GPUs it sees."""
     name = settings.engine.name
-    if name in _ENGINES:
-        found = imported(_ENGINES[name])
+    if packages := ENGINES[name].packages:
+        found = imported(f"import {', '.join(packages)} as package\n{_GPUS}")
         yield finding_of(f"engine {name}", found, role)
         if found.said and role is not Role.LOGIN:
             yield gpus(found.said)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from coordinate_eval._engines import kind_of
 from coordinate_eval.coordinator.report.main_metric import Score, main_score
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import Dataset, DatasetResults, judge_name
@@ -34,7 +35,8 @@ def lm_eval_results(
         if task not in found.group_subtasks
     }
     engine = run.settings.engine
-    source = "hf" if engine.name == "transformers" else engine.name
+    kind = kind_of(engine.name)
+    source = engine.name if kind.makes_up else kind.model_class
     path = run.checkpoint.path
     told = _alike([dataset.system_instruction for dataset in datasets.values()])
     return {

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from coordinate_eval import _files
+from coordinate_eval._engines import kind_of
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.portions import recorded_answers_about
 from coordinate_eval.coordinator.run.jobs import trials_of
@@ -35,7 +36,6 @@ from coordinate_eval.priors.observations import (
     TrialSeen,
     subject,
 )
-from coordinate_eval.priors.predict import CACHING_ENGINES
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.store import Store
 from coordinate_eval.records import Answer, CheckpointFormat, DatasetRequests
@@ -148,7 +148,7 @@ def _datasets(run_dir: RunDir, run: Run, name: str, shards: Shards) -> Iterator[
 def _cached_share(run_dir: RunDir, dataset: str, on: Conditions) -> float:
     """Return the share of a dataset's prompts that the engine need not compute again."""
     index = _files.read_record_if_there(run_dir.requests_index(dataset), DatasetRequests)
-    if index is None or on.engine not in CACHING_ENGINES:
+    if index is None or not kind_of(on.engine).shares_prefixes:
         return 0.0
     return index.cached_tokens / max(1, index.prompt_tokens)
 

@@ -11,8 +11,8 @@ The evaluator truncates prompts, cuts texts at stop strings and removes thinking
 a generation once its text holds one of `Request.stop`. The text may or may not include that stop
 string.
 
-To add an engine, write a module with the protocol `EngineModule`, and add it to `by_name` and to
-`EngineSettings.name`.
+To add an engine, write a module with the protocol `EngineModule`, and add it to `by_name`, to
+`EngineSettings.name`, and to `_engines.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

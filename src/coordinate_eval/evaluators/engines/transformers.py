@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from coordinate_eval._engines import ENGINES
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import arguments, common
@@ -24,7 +25,7 @@ from coordinate_eval.records import Request, RequestKind, Response
 
 _INSTALL = "coordinate-eval[transformers]"
 
-_BATCH_SIZE = 8
+_BATCH_SIZE = ENGINES["transformers"].sequences
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "float", "half", "double")
 

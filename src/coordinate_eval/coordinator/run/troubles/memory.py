@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from coordinate_eval import _files
+from coordinate_eval._engines import kind_of
 from coordinate_eval.cluster import End
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, TrialProgress
@@ -17,9 +18,6 @@ LEAST_PART = 8
 
 MAX_HALVINGS = LEAST_PART.bit_length() - 1
 """Times that the load is halved until it is the least."""
-
-_ARGUMENTS = {"vllm": "max_num_seqs", "transformers": "batch_size"}
-"""Engines' names for the number of sequences that they run at once."""
 
 
 class Load(NamedTuple):
@@ -41,8 +39,8 @@ class Load(NamedTuple):
 
     def engine_args(self, engine: EngineSettings) -> dict[str, Any]:
         """Return the engine's arguments for this load."""
-        name = _ARGUMENTS.get(engine.name)
-        if name is None or self.sequences == self.full:
+        name = kind_of(engine.name).sequences_argument
+        if not name or self.sequences == self.full:
             return engine.args
         return {**engine.args, name: self.sequences}
 
