@@ -1,13 +1,15 @@
-"""Fixtures of several files: reviewed plans, and weights to be staged."""
+"""Fixtures of several files: submitted runs, reviewed plans, and weights to be staged."""
 
 from pathlib import Path
 
 import pytest
 from tests.reviewer import Reviewer
 from tests.runs import TASKS
+from tests.shown_runs import submitted_run
 from tests.staging import checkpoint
 
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.placing import other_runs
 from coordinate_eval.records import Checkpoint
@@ -45,6 +47,12 @@ def reviewer(
     monkeypatch.setattr(clusters, "_MAKERS", {"slurm": lambda settings: made.cluster})
     monkeypatch.chdir(TASKS)
     return made
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    """A run that was submitted, and of which nothing is done."""
+    return submitted_run(tmp_path / "runs")
 
 
 @pytest.fixture

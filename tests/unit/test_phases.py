@@ -2,9 +2,7 @@
 
 import os
 import time
-from pathlib import Path
 
-import pytest
 from tests.decisions import NODES, ROUND, RUN, SPANS
 from tests.shown_runs import (
     REQUESTS,
@@ -15,7 +13,6 @@ from tests.shown_runs import (
     running,
     score,
     seen,
-    submitted_run,
     trial,
 )
 
@@ -28,27 +25,25 @@ from coordinate_eval.coordinator.run.records import Round, StageProgress
 from coordinate_eval.coordinator.run.starting import resumes
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    return submitted_run(tmp_path / "runs")
-
-
 def test_every_phase_in_order(run_dir: RunDir) -> None:
     queued = pending(SUPERVISOR.name, "Priority")
     assert seen(run_dir, queued).phase is Phase.QUEUED
     assert "Priority" in seen(run_dir, queued).detail
     assert seen(run_dir, SUPERVISOR).phase is Phase.WAITING
     assert seen(run_dir, SUPERVISOR, pending("another")).phase is Phase.WAITING
+
     _files.write_record(run_dir.round(0), ROUND)
     waits = pending(jobs.keeper_name(RUN, 0, "n1"))
     assert seen(run_dir, SUPERVISOR, waits).phase is Phase.WAITING
     assert seen(run_dir, SUPERVISOR, waits).detail == "job 8 is pending: Resources"
+
     stage = StageProgress(state="copying", done_bytes=3, total_bytes=10, started=0, updated=1)
     _files.write_record(run_dir.stage(0, "n1"), stage)
     assert seen(run_dir, SUPERVISOR).phase is Phase.STAGING
     assert "30%" in seen(run_dir, SUPERVISOR).detail
     ready = stage.model_copy(update={"state": "ready"})
     _files.write_record(run_dir.stage(0, "n1"), ready)
+
     at_work = [running(jobs.trials_name(RUN, 0, "n1"), index) for index in range(2)]
     for node in ("n1", "n2"):
         for index in range(2):
@@ -56,6 +51,7 @@ def test_every_phase_in_order(run_dir: RunDir) -> None:
     assert "ended" not in seen(run_dir, SUPERVISOR, *at_work).detail
     for path in run_dir.trials_folder.iterdir():
         path.unlink()
+
     trial(run_dir, "n1", 0, "starting")
     assert seen(run_dir, SUPERVISOR, *at_work).phase is Phase.STARTING
     trial(run_dir, "n1", 1, "running", responses=5)
@@ -63,9 +59,11 @@ def test_every_phase_in_order(run_dir: RunDir) -> None:
     assert found.phase is Phase.RUNNING
     assert found.trials == {"starting": 1, "running": 1, "waiting": 2}
     assert (found.responses, found.requests, found.nodes) == (5, REQUESTS, len(NODES))
+
     publish(run_dir, len(SPANS))
     assert seen(run_dir, SUPERVISOR).phase is Phase.SCORING
     assert seen(run_dir, SUPERVISOR).responses == REQUESTS
+
     score(run_dir, "a", "b")
     finish(run_dir)
     assert seen(run_dir).phase is Phase.COMPLETE

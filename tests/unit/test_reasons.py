@@ -5,18 +5,13 @@ from typing import Any
 
 import pytest
 from tests.decisions import SPANS, make_run
-from tests.shown_runs import publish, submitted_run
+from tests.shown_runs import publish
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report.results import collect_results, reasons
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.starting import resumes
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    return submitted_run(tmp_path / "runs")
 
 
 def test_reasons_of_many_datasets_are_said_once() -> None:

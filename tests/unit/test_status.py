@@ -2,22 +2,16 @@
 
 import json
 import time
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from tests.decisions import NODES, ROUND, RUN, SPANS
-from tests.shown_runs import (
-    SUPERVISOR,
-    ask,
-    finish,
-    publish,
-    score,
-    submitted_run,
-    trial,
-)
+from tests.shown_runs import SUPERVISOR, ask, complete, finish, publish, running, score, trial
+from typer.testing import Result
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.epochs import Epoch
@@ -28,86 +22,66 @@ from coordinate_eval.coordinator.run.records import (
     read_run,
 )
 
+Status = Callable[..., Result]
+
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    return submitted_run(tmp_path / "runs")
+def status(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> Status:
+    """Call `status` beside a scheduler with these tasks; without any (None) it does not answer."""
+    return partial(ask, run_dir, monkeypatch)
 
 
-def test_a_supervisor_in_a_terminal_elsewhere_is_named(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_supervisor_in_a_terminal_elsewhere_is_named(run_dir: RunDir, status: Status) -> None:
     epoch = Epoch(epoch=1, host="login2", pid=1, time=time.time(), token="t", task="")
     _files.write_record(run_dir.supervisor(1), epoch)
-    assert "a terminal on login2" in ask(run_dir, monkeypatch, []).stdout
-    assert "login2" not in ask(run_dir, monkeypatch, [SUPERVISOR]).stdout
+    assert "a terminal on login2" in status([]).stdout
+    assert "login2" not in status([SUPERVISOR]).stdout
 
 
 @pytest.mark.parametrize(
-    ("tasks", "status", "words"),
+    ("tasks", "code", "words"),
     [
         ([SUPERVISOR], 0, ("waiting for GPUs", "0 of 26 (0%)", "super1")),
         ([], 1, ("has no supervisor", "coordinate-eval resume r")),
-        (
-            [TaskStatus(name=jobs.trials_name(RUN, 0, "n1"), job_id="8", state=State.RUNNING)],
-            1,
-            ("its jobs go on", "coordinate-eval cancel r"),
-        ),
+        ([running(jobs.trials_name(RUN, 0, "n1"))], 1, ("jobs go on", "coordinate-eval cancel r")),
         (None, 3, ("the jobs are not shown: no answer", "unknown")),
     ],
 )
 def test_the_exit_status_tells_whether_a_run_goes_on(
-    run_dir: RunDir,
-    monkeypatch: pytest.MonkeyPatch,
-    tasks: list[TaskStatus] | None,
-    status: int,
-    words: tuple[str, ...],
+    status: Status, tasks: list[TaskStatus] | None, code: int, words: tuple[str, ...]
 ) -> None:
-    done = ask(run_dir, monkeypatch, tasks)
-    assert done.exit_code == status, done.output
+    done = status(tasks)
+    assert done.exit_code == code, done.output
     for word in words:
         assert word in done.output
 
 
-def test_a_finished_run_shows_its_scores(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(run_dir, len(SPANS))
-    score(run_dir, "a", "b")
-    finish(run_dir)
-    done = ask(run_dir, monkeypatch, [])
+def test_a_finished_run_shows_its_scores(run_dir: RunDir, status: Status) -> None:
+    complete(run_dir)
+    done = status([])
     assert done.exit_code == 0
     for word in ("complete", "0.5000", "0.1000", "acc", "coordinate-eval scores r"):
         assert word in done.output
 
 
-def test_a_finished_run_needs_no_scheduler(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(run_dir, len(SPANS))
-    score(run_dir, "a", "b")
-    finish(run_dir)
-    done = ask(run_dir, monkeypatch, None)
+def test_a_finished_run_needs_no_scheduler(run_dir: RunDir, status: Status) -> None:
+    complete(run_dir)
+    done = status(None)
     assert done.exit_code == 0
     assert "no answer" not in done.output
 
 
-def test_tasks_of_an_array_have_ids_of_their_own(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_of_an_array_have_ids_of_their_own(run_dir: RunDir, status: Status) -> None:
     run = read_run(run_dir)
     job = jobs.trials_job(run, run_dir, ROUND, ROUND.nodes[0])
     submitted = Submitted(job=job, job_id="8", time=time.time())
     _files.write_record(run_dir.job(job.name), submitted)
-    tasks = [
-        TaskStatus(name=job.name, job_id="8", index=index, state=State.RUNNING)
-        for index in range(job.count)
-    ]
-    shown = json.loads(ask(run_dir, monkeypatch, [SUPERVISOR, *tasks], "--json").output)
+    tasks = [running(job.name, index) for index in range(job.count)]
+    shown = json.loads(status([SUPERVISOR, *tasks], "--json").output)
     assert [task["id"] for task in shown["jobs"]] == ["7", "8_0", "8_1"]
 
 
-def test_a_failed_run_says_why_once_and_what_to_do(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_run_says_why_once_and_what_to_do(run_dir: RunDir, status: Status) -> None:
     _files.write_record(run_dir.round(0), ROUND)
     for node in NODES:
         for index in range(2):
@@ -118,19 +92,19 @@ def test_a_failed_run_says_why_once_and_what_to_do(
             failed = said.model_copy(update={"message": "out of memory", "log": log})
             _files.write_record(path, failed)
     finish(run_dir, "3 rounds in a row answered nothing")
-    done = ask(run_dir, monkeypatch, [])
+    done = status([])
     assert done.exit_code == 1
     assert done.output.count("out of memory") == 1
     for word in ("4 trials", str(run_dir.logs / "trial.log"), "a, b: items have no responses",
                  "3 rounds in a row", "coordinate-eval resume r"):  # fmt: skip
         assert word in done.output
-    shown = json.loads(ask(run_dir, monkeypatch, [], "--json").output)
+    shown = json.loads(status([], "--json").output)
     assert shown["state"] == shown["phase"] == "incomplete"
     assert len(shown["reasons"]) == 3
 
 
-def test_json_has_all_fields(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = json.loads(ask(run_dir, monkeypatch, [SUPERVISOR], "r", "--json").output)
+def test_json_has_all_fields(status: Status) -> None:
+    shown = json.loads(status([SUPERVISOR], "r", "--json").output)
     assert shown.keys() >= {
         "run", "dir", "state", "checkpoint", "datasets", "first_signal", "trials", "jobs", "note",
         "phase", "detail", "responses", "requests", "elapsed_seconds", "left_seconds", "nodes",
@@ -141,27 +115,27 @@ def test_json_has_all_fields(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -
     assert shown["elapsed_seconds"] == pytest.approx(60, abs=30)
 
 
-def test_what_is_being_scored_is_said(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_being_scored_is_said(run_dir: RunDir, status: Status) -> None:
     publish(run_dir, len(SPANS))
     score(run_dir, "a")
-    assert "1 of 2 datasets scored\n" in ask(run_dir, monkeypatch, [SUPERVISOR]).output
+    assert "1 of 2 datasets scored\n" in status([SUPERVISOR]).output
     assert Ledger(run_dir, "results").claim(whole("b"), "score-0", "9_0.0")
-    done = ask(run_dir, monkeypatch, [SUPERVISOR])
+    done = status([SUPERVISOR])
     assert "1 of 2 datasets scored, 1 being scored\n" in done.output
-    shown = json.loads(ask(run_dir, monkeypatch, [SUPERVISOR], "r", "--json").output)
+    shown = json.loads(status([SUPERVISOR], "r", "--json").output)
     assert [row["state"] for row in shown["datasets"].values()] == ["scored", "scoring"]
 
 
-def test_following_ends_with_the_run(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_ends_with_the_run(
+    run_dir: RunDir, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def sleep(seconds: float) -> None:
-        publish(run_dir, len(SPANS))
-        score(run_dir, "a", "b")
-        finish(run_dir)
+        complete(run_dir)
 
     monkeypatch.setattr(time, "sleep", sleep)
-    done = ask(run_dir, monkeypatch, [SUPERVISOR], "--follow")
+    done = status([SUPERVISOR], "--follow")
     assert done.exit_code == 0
     first, *_, last = done.output.splitlines()
     assert first.startswith("waiting for GPUs")
     assert "coordinate-eval scores" in last
-    assert ask(run_dir, monkeypatch, [], "--follow", "--json").exit_code != 0
+    assert status([], "--follow", "--json").exit_code != 0

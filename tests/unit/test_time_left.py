@@ -1,35 +1,19 @@
 """The time that is left to a run: by its pace, then by its judge, then by its scoring."""
 
 import time
-from pathlib import Path
 
 import pytest
 from tests.decisions import ROUND, RUN, SPANS, make_run
-from tests.shown_runs import (
-    REQUESTS,
-    SUPERVISOR,
-    publish,
-    running,
-    score,
-    seen,
-    submitted_run,
-    trial,
-)
+from tests.shown_runs import SUPERVISOR, publish, running, score, seen, trial
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings
-from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.portions import all_portions
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, write_planned, write_run
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    return submitted_run(tmp_path / "runs")
 
 
 def test_the_time_left_follows_the_pace_of_what_is_done(
@@ -54,7 +38,7 @@ def test_the_time_left_counts_down_while_a_dataset_is_scored(
 
     def left_after(seconds: float) -> float | None:
         passed[0] = seconds
-        known = state.progress(run_dir, run, [SUPERVISOR], silent=False, requests=REQUESTS)
+        known = seen(run_dir, SUPERVISOR, run=run)
         assert known.phase is Phase.SCORING
         return known.left_seconds
 
@@ -74,8 +58,7 @@ def test_the_time_left_has_the_judge_s_part(run_dir: RunDir) -> None:
     publish(run_dir, len(SPANS))
 
     def left(run: Run) -> float | None:
-        known = state.progress(run_dir, run, [SUPERVISOR], silent=False, requests=REQUESTS)
-        return known.left_seconds
+        return seen(run_dir, SUPERVISOR, run=run).left_seconds
 
     assert left(server) == left(alone) == 1000
     first, *others = all_portions(server)
