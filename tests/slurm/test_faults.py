@@ -27,8 +27,11 @@ from tests.slurm.runs import FOUR_TASKS, SLOW, all_gone, picky_site, queue
 QUICK = [3, 20]
 """Schedules without faults that are only noticed after a minute."""
 
+FIRST_THAT_STOPS = 61
+"""From this schedule on jobs on CPUs may be stopped: those before it stay as they were."""
+
 SEEDS = [int(seed) for seed in os.environ.get("FAULT_SEEDS", "").split()] or (
-    list(range(1, 61)) if LONG else QUICK
+    list(range(1, 81)) if LONG else QUICK
 )
 pytestmark = pytest.mark.random
 JOBS = ("_trial", "_trial", "_keep", "_metric", "_judge", "_score", "_supervise")
@@ -37,7 +40,7 @@ MOST = 4
 """Faults a schedule: a span on which five owners died is left alone."""
 
 SILENT = {"COORDINATE_EVAL_TRIAL_HANG_MINUTES": "1", "COORDINATE_EVAL_TRIAL_HANG_FACTOR": "1"}
-"""How soon trials count as hanging where some do."""
+"""How soon trials count as hanging where some do; other jobs do after three minutes."""
 
 
 class Faults:
@@ -49,6 +52,7 @@ class Faults:
         self.count = self.dice.choice([1, 1, 2])
         kinds = ["kill", "kill", "cancel", "requeue", "warn", "preempt", "hang", "suspend", "node"]
         kinds += ["broken", "controller", "refuse"]
+        kinds += ["stop"] * 2 if seed >= FIRST_THAT_STOPS else []
         self.kinds = [self.dice.choice(kinds) for _ in range(MOST)]
         self.full = user.folder / "full"
         self.runs: list[Path] = []
@@ -56,7 +60,7 @@ class Faults:
 
     def environment(self, user: Workspace) -> dict[str, str]:
         """Return the settings of the runs, and of a picky site if one of the faults is that."""
-        found = dict(SILENT) if {"hang", "suspend"} & set(self.kinds) else {}
+        found = dict(SILENT) if {"hang", "stop", "suspend"} & set(self.kinds) else {}
         return found | (picky_site(user.folder) if "refuse" in self.kinds else {})
 
     def next(self) -> None:
@@ -90,6 +94,11 @@ class Faults:
     def hang(self) -> str:
         """Stop a trial's process, as where a GPU or a file system no longer answers."""
         return f"of {self._signal('_trial', '-STOP')}"
+
+    def stop(self) -> str:
+        """Stop the process of a job on CPUs that works for others."""
+        job = self.dice.choice(("_build", "_metric", "_judge", "_score"))
+        return f"{job} of {self._signal(job, '-STOP')}"
 
     def _signal(self, job: str, signal: str) -> int:
         run = self.dice.choice(self.runs)

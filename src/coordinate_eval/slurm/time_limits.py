@@ -35,7 +35,7 @@ class TimeLimits:
         client: SlurmClient,
         settings: SlurmSettings,
         places: Places,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
         self._client = client
         self._settings = settings

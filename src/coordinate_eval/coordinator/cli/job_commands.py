@@ -136,37 +136,53 @@ def node(
 
 def build(run_dir: Path) -> None:
     """Build requests that a run misses."""
-    from coordinate_eval.coordinator.workers.builder import run_builder
+    from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
 
     end_with_parent_if_asked()
-    raise typer.Exit(run_builder(enter(run_dir)))
+    entered = enter(run_dir)
+    with signs_of_life(entered):
+        from coordinate_eval.coordinator.workers.builder import run_builder
+
+        raise typer.Exit(run_builder(entered))
 
 
 def metric(run_dir: Path) -> None:
     """Answer questions of metrics."""
-    from coordinate_eval.coordinator.workers.metric import run_metric
+    from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
     from coordinate_eval.evaluators.sandbox.inside import show
 
     end_with_parent_if_asked()
     # Where nothing confines programs, they share this process's user.
     show(False)
-    raise typer.Exit(run_metric(enter(run_dir)))
+    entered = enter(run_dir)
+    with signs_of_life(entered):
+        from coordinate_eval.coordinator.workers.metric import run_metric
+
+        raise typer.Exit(run_metric(entered))
 
 
 def judge(run_dir: Path) -> None:
     """Ask the judge what metrics want to know."""
-    from coordinate_eval.coordinator.workers.judging.judge import run_judge
+    from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
 
     end_with_parent_if_asked()
-    raise typer.Exit(run_judge(enter(run_dir)))
+    entered = enter(run_dir)
+    with signs_of_life(entered):
+        from coordinate_eval.coordinator.workers.judging.judge import run_judge
+
+        raise typer.Exit(run_judge(entered))
 
 
 def score(run_dir: Path) -> None:
     """Score datasets as their responses and answers come."""
-    from coordinate_eval.coordinator.workers.scorer import run_scorer
+    from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
 
     end_with_parent_if_asked()
-    raise typer.Exit(run_scorer(enter(run_dir)))
+    entered = enter(run_dir)
+    with signs_of_life(entered):
+        from coordinate_eval.coordinator.workers.scorer import run_scorer
+
+        raise typer.Exit(run_scorer(entered))
 
 
 def examine(folder: Path, name: str, role: str) -> None:

@@ -132,7 +132,8 @@ class TrialSettings(_Section):
         default=15.0,
         gt=0,
         le=MOST_MINUTES,
-        description="shortest such time; an engine may take twice as long to start",
+        description="shortest such time, and that of jobs on CPUs that give no sign of life; "
+        "twice as long while either starts",
     )
     least_gain_seconds: float = Field(
         default=30.0,

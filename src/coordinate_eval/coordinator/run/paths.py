@@ -131,6 +131,18 @@ class RunDir:
         """Return the file of an `Epoch`: a supervisor. That with the highest epoch supervises."""
         return self.supervisors_folder / f"{epoch}.json"
 
+    @property
+    def alive_folder(self) -> Path:
+        """Return the folder of `alive`."""
+        return self.root / "alive"
+
+    def alive(self, task: str) -> Path:
+        """Return the empty file that a build, metric, judge's or scoring job touches all the time.
+
+        `task` is the id of the job's task, without its restarts.
+        """
+        return self.alive_folder / task
+
     def stage(self, round_number: int, node: str) -> Path:
         """Return the file of the `StageProgress` of a node's keeper."""
         return self.root / "stage" / f"{round_number}-{node}.json"

@@ -26,7 +26,9 @@ class CurrentLimits:
         clock: seconds from any moment on.
     """
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, cluster: Cluster, clock: Callable[[], float] = lambda: time.monotonic()
+    ) -> None:
         self._cluster, self._clock = cluster, clock
         self._limits = JobLimits()
         self._due = float("-inf")

@@ -21,6 +21,7 @@ from coordinate_eval.coordinator.supervisor.decisions.pullers import more_puller
 from coordinate_eval.coordinator.supervisor.decisions.recurring import ends_early
 from coordinate_eval.coordinator.supervisor.decisions.replacements import replace_lost
 from coordinate_eval.coordinator.supervisor.decisions.troubles import (
+    hanging_pullers,
     hanging_trials,
     lingering_tasks,
     needless_trials,
@@ -44,6 +45,7 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     actions += _submitted_twice(run, facts)
     over = {(orphan.ledger, orphan.claim) for orphan in orphans}
     held = replace(facts, open_claims=[c for c in facts.open_claims if c not in over])
+    actions += hanging_pullers(run, held)
     for kind in Pullers:
         actions += more_pullers(run, run_dir, facts, kind, held.held_by(run, kind))
     if not run.planned:

@@ -307,6 +307,7 @@ class Supervisor:
         if isinstance(action, Cancel):
             self._tell(f"cancelling {', '.join(action.job_ids)}: {action.why}")
             self._cluster.cancel(list(action.job_ids))
+            self._silence.begins_again(*action.job_ids)
         elif isinstance(action, Note | EndTrial):
             self._note_trouble(action)
         elif isinstance(action, Diagnose):

@@ -68,6 +68,11 @@ class Claim(Record):
     time: float
     token: str
 
+    @property
+    def task_id(self) -> str:
+        """Return the id of the owner's task, without its restarts."""
+        return self.task.rsplit(".", 1)[0]
+
 
 class Revocation(Record):
     """The end of an attempt that published nothing: its owner gave the span back, or ended."""

@@ -1,4 +1,4 @@
-"""The time without a sign of life after which a trial counts as hanging."""
+"""The time without a sign of life after which a trial, or a job on CPUs, counts as hanging."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,6 +9,12 @@ STARTING_TIMES = 2
 
 TOKEN_SECONDS = 0.1
 """Seconds per token of an answer in a full batch: few engines are slower."""
+
+SIGN_SECONDS = 30.0
+"""Time between two signs of life of a build, metric, judge's or scoring job."""
+
+LEAST_SIGNS = 6
+"""Such signs in a row that must be missing: storage may fail, and a network may hide some."""
 
 
 def answer_seconds(
@@ -58,3 +64,16 @@ def silence_seconds(
     answer = max(least, max((due.get(name, 0.0) for name in held), default=0.0))
     # What an engine does for the first time it may have to compile.
     return answer if progress.ready is not None else max(start, answer)
+
+
+def quiet_seconds(run: Run, *, begun: bool) -> float:
+    """Return how long a build, metric, judge's or scoring job may give no sign of life.
+
+    It gives signs whatever it does, however long that takes. So nothing is predicted here.
+
+    Args:
+        run: the run's record.
+        begun: it has given a sign; before the first one, Python starts.
+    """
+    least = max(LEAST_SIGNS * SIGN_SECONDS, run.settings.trial.hang_minutes * 60)
+    return least if begun else STARTING_TIMES * least

@@ -1,10 +1,11 @@
-"""Trials that hang, trials that ended without saying why, and jobs whose cause is not known yet."""
+"""Jobs that hang, trials that ended without saying why, and jobs whose cause is not known yet."""
 
 from coordinate_eval._format import duration
-from coordinate_eval.cluster import End, State, TaskStatus
+from coordinate_eval.cluster import End, State
 from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.pullers import kind_of
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.troubles.hangs import silence_seconds
+from coordinate_eval.coordinator.run.troubles.hangs import quiet_seconds, silence_seconds
 from coordinate_eval.coordinator.run.troubles.trouble import How, Trouble
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
@@ -61,7 +62,28 @@ def hanging_trials(run: Run, facts: Facts) -> list[Action]:
         # In a job for a whole node the process that started the trial ends it, unless the job is
         # suspended, and that process with it.
         by_itself = whole and not task.suspended
-        actions.append(EndTrial(trouble, () if by_itself else (_job_id(run, facts, task),)))
+        actions.append(EndTrial(trouble, () if by_itself else (facts.id_of(run, task),)))
+        end = End.PREEMPTED if task.suspended else End.UNKNOWN
+        actions += [Revoke(ledger, claim, end) for ledger, claim in held]
+    return actions
+
+
+def hanging_pullers(run: Run, facts: Facts) -> list[Action]:
+    """End the build, metric, judge's and scoring jobs that hang, and give their work to others."""
+    actions: list[Action] = []
+    for job_id, (task, seconds, begun) in facts.quiet.items():
+        held = [
+            (ledger, claim)
+            for ledger, claim in facts.open_claims
+            if claim.claim.task_id in task.ids
+        ]
+        # One that claimed something without a sign is of a version that gave none.
+        if seconds < quiet_seconds(run, begun=begun) or (held and not begun):
+            continue
+        what = f"{kind_of(run, task.name)} job"
+        where = f" on {task.node}" if task.node else ""
+        why = f"no sign of life of this {what}{where} for {duration(seconds)}"
+        actions.append(Cancel((job_id,), why))
         end = End.PREEMPTED if task.suspended else End.UNKNOWN
         actions += [Revoke(ledger, claim, end) for ledger, claim in held]
     return actions
@@ -75,7 +97,7 @@ def needless_trials(run: Run, facts: Facts) -> list[Action]:
     if facts.published < END_SECONDS:
         return []
     left = [
-        _job_id(run, facts, task)
+        facts.id_of(run, task)
         for task in facts.tasks
         if task.name in facts.submitted
         and jobs.is_trials(run, task.name)
@@ -90,7 +112,7 @@ def lingering_tasks(run: Run, facts: Facts) -> list[Action]:
     lingering: dict[str, bool] = {}
     for trial, (_, task) in facts.trials_with_tasks(run).items():
         ended = facts.says_it_ended(trial) and facts.silent.get(trial, 0.0) >= END_SECONDS
-        job_id = _job_id(run, facts, task)
+        job_id = facts.id_of(run, task)
         lingering[job_id] = lingering.get(job_id, not task.completing) and ended
     left = tuple(job_id for job_id, all_ended in lingering.items() if all_ended)
     return [Cancel(left, "its trial has ended, and its process has not")] if left else []
@@ -119,12 +141,6 @@ def silent_ends(facts: Facts) -> list[Action]:
             )
         )
     return actions
-
-
-def _job_id(run: Run, facts: Facts, task: TaskStatus) -> str:
-    """Return the id that cancels one task, and no other."""
-    array = not facts.is_whole(run, task.name) and facts.submitted[task.name].job.count > 1
-    return f"{task.job_id}_{task.index}" if array else task.job_id
 
 
 def undiagnosed(facts: Facts) -> list[Action]:

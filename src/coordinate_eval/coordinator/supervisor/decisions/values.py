@@ -5,6 +5,7 @@ Every action may be carried out twice without harm.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from coordinate_eval.cluster import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.report.failures import Failure
@@ -25,6 +26,15 @@ from coordinate_eval.records import Span
 
 NodeKey = tuple[int, str]
 """A round's number, and the name of one of its nodes."""
+
+
+class Quiet(NamedTuple):
+    """A job on CPUs that runs, and how long it has given no sign of life."""
+
+    task: TaskStatus
+    seconds: float
+    begun: bool
+    """Whether it has ever given one."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,7 @@ class Facts:
         troubles: trials of which it is noted how they ended.
         silent: seconds since the last sign of life of each trial whose task runs.
         due: seconds after which an answer of each dataset is due.
+        quiet: build, metric, judge's and scoring jobs whose task runs, by the id that cancels it.
     """
 
     now: float
@@ -107,6 +118,7 @@ class Facts:
     published: float = 0.0
     silent: Mapping[str, float] = field(default_factory=dict)
     due: Mapping[str, float] = field(default_factory=dict)
+    quiet: Mapping[str, Quiet] = field(default_factory=dict)
 
     def running_trials(self, run: Run) -> dict[str, tuple[NodeKey, TaskStatus]]:
         """Return the trials that have not ended and whose tasks run, with their round and node."""
@@ -145,6 +157,11 @@ class Facts:
         """Return whether the job of this name runs all trials of its node in one task."""
         submitted = self.submitted.get(name)
         return run.exclusive or (submitted is not None and jobs.is_whole(submitted.job))
+
+    def id_of(self, run: Run, task: TaskStatus) -> str:
+        """Return the id that cancels one task of a submitted job, and no other."""
+        array = not self.is_whole(run, task.name) and self.submitted[task.name].job.count > 1
+        return f"{task.job_id}_{task.index}" if array else task.job_id
 
     def living(self) -> set[str]:
         """Return the ids of the tasks that have not ended."""

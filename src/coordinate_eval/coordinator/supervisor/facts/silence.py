@@ -1,23 +1,30 @@
-"""One supervisor's memory of the trials' signs of life."""
+"""One supervisor's memory of the signs of life of trials and of jobs on CPUs."""
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from coordinate_eval import _files
+from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run.claiming.outcomes import request_indexes
+from coordinate_eval.coordinator.run.claiming.pullers import kind_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.troubles.hangs import answer_seconds
-from coordinate_eval.coordinator.supervisor.decisions.values import Facts
+from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Quiet
+
+MOST_BETWEEN_SECONDS = 120.0
+"""Time from one look to the next that counts, at most. Then this process was stopped itself, or
+waited for storage or the scheduler: the signs of others may come late, too."""
 
 
 class Silence:
-    """Times how long trials give no sign of life, by this process's own clock.
+    """Times how long jobs give no sign of life, by this process's own clock.
 
     A sign is any change of a trial's record, which it writes with its responses, or of its
-    keeper's while it copies. So clocks of nodes do not matter. A new supervisor begins at zero.
+    keeper's while it copies; of other jobs, of the file that they touch. So clocks of nodes do not
+    matter. A new supervisor begins at zero.
 
     Args:
         run_dir: the run.
@@ -26,33 +33,53 @@ class Silence:
 
     def __init__(self, run_dir: RunDir, clock: Callable[[], float] = time.monotonic) -> None:
         self._dir, self._clock = run_dir, clock
+        self._looked, self._passed = clock(), 0.0
         self._last: dict[str, tuple[object, float]] = {}
         self._published: float | None = None
         self._due: Mapping[str, float] | None = None
 
     def of(self, run: Run, facts: Facts) -> Facts:
-        """Return the facts with the seconds since the last sign of life of each trial with a task.
+        """Return the facts with the seconds since the last sign of life of each job that runs.
 
         And with those since no shard is unpublished, of a run that is planned.
         """
         now = self._clock()
+        self._passed += min(MOST_BETWEEN_SECONDS, now - self._looked)
+        self._looked = now
         if facts.unpublished or not run.planned:
             self._published = None
         elif self._published is None:
-            self._published = now
-        published = 0.0 if self._published is None else now - self._published
-        silent = {}
-        for trial, (key, _) in facts.trials_with_tasks(run).items():
-            sign = facts.trials.get(trial), facts.stages.get(key)
-            if trial not in self._last or self._last[trial][0] != sign:
-                self._last[trial] = sign, now
-            silent[trial] = now - self._last[trial][1]
+            self._published = self._passed
+        published = 0.0 if self._published is None else self._passed - self._published
+        silent = {
+            trial: self._seconds(trial, (facts.trials.get(trial), facts.stages.get(key)))
+            for trial, (key, _) in facts.trials_with_tasks(run).items()
+        }
         due = self._due_seconds(run) if silent else {}
-        return replace(facts, silent=silent, due=due, published=published)
+        quiet = self._quiet(run, facts)
+        return replace(facts, silent=silent, due=due, published=published, quiet=quiet)
 
-    def begins_again(self, trial: str) -> None:
-        """Time a trial afresh: it is being ended, which may take a while."""
-        self._last.pop(trial, None)
+    def begins_again(self, *jobs: str) -> None:
+        """Time trials, or jobs of these ids, afresh: they are being ended, which takes a while."""
+        for job in jobs:
+            self._last.pop(job, None)
+
+    def _quiet(self, run: Run, facts: Facts) -> dict[str, Quiet]:
+        """Return the build, metric, judge's and scoring jobs that run."""
+        found = {}
+        for task in facts.tasks:
+            runs = task.state is State.RUNNING and not task.completing
+            if runs and task.name in facts.submitted and kind_of(run, task.name) is not None:
+                signs = (_files.modified(self._dir.alive(each)) for each in task.ids)
+                job_id, sign = facts.id_of(run, task), max(signs)
+                found[job_id] = Quiet(task, self._seconds(job_id, sign), begun=sign > 0)
+        return found
+
+    def _seconds(self, job: str, sign: object) -> float:
+        """Return the seconds since a job's sign was another one."""
+        if job not in self._last or self._last[job][0] != sign:
+            self._last[job] = sign, self._passed
+        return self._passed - self._last[job][1]
 
     def _due_seconds(self, run: Run) -> Mapping[str, float]:
         """Return the seconds of an answer by dataset. They are computed once."""
