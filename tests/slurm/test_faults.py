@@ -27,11 +27,11 @@ from tests.slurm.runs import FOUR_TASKS, SLOW, all_gone, picky_site, queue
 QUICK = [3, 20]
 """Schedules without faults that are only noticed after a minute."""
 
-FIRST_THAT_STOPS = 61
+FIRST_THAT_STOPS = 1001
 """From this schedule on jobs on CPUs may be stopped: those before it stay as they were."""
 
 SEEDS = [int(seed) for seed in os.environ.get("FAULT_SEEDS", "").split()] or (
-    list(range(1, 81)) if LONG else QUICK
+    [*range(1, 61), *range(FIRST_THAT_STOPS, FIRST_THAT_STOPS + 20)] if LONG else QUICK
 )
 pytestmark = pytest.mark.random
 JOBS = ("_trial", "_trial", "_keep", "_metric", "_judge", "_score", "_supervise")
