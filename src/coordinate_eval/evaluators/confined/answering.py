@@ -37,6 +37,7 @@ from coordinate_eval.evaluators.confined.messages import (
 )
 from coordinate_eval.evaluators.harness.prompts.tokenizer import tokenizers_alone
 from coordinate_eval.evaluators.pulse import Pulse
+from coordinate_eval.evaluators.quick_transformers import quicken
 from coordinate_eval.records import Dataset, DatasetRequests, ItemRequests, Request
 
 STACKS_BYTES = 4 << 30
@@ -47,7 +48,8 @@ MOST_THREADS = 4096
 
 NEW_OBJECTS = 100_000
 """New objects after which Python looks for cycles among them. It looks after 700 by itself, and
-again and again at prompts and responses, which have none: that took a third of the CPU time."""
+again and again at modules, prompts and responses, which have none: that took a third of the CPU
+time."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -55,6 +57,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Answer commands until there are no more."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    gc.set_threshold(NEW_OBJECTS)
     own = os.getpid()
     reply_to, *note = map(int, sys.argv[1:])
     commands, replies = _take_channels(reply_to)
@@ -64,6 +67,7 @@ def main() -> None:
         _limit(setup.memory_bytes)
     mirroring = threading.Thread(target=_mirror_all, args=(setup.mirrors,))
     mirroring.start()
+    quicken()
     if not setup.models:
         tokenizers_alone()
     with contextlib.suppress(FileNotFoundError, PermissionError):  # no data of a task is there
@@ -80,7 +84,6 @@ def main() -> None:
     )
     mirroring.join()
     gc.freeze()
-    gc.set_threshold(NEW_OBJECTS)
     before = 0.0
     for line in commands:
         command = Command.model_validate_json(line)
