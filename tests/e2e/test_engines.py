@@ -1,6 +1,5 @@
 """The engines on a real, tiny model: they answer alike, and stay full."""
 
-import dataclasses
 import importlib
 import math
 import os
@@ -24,8 +23,7 @@ from tests.engine_requests import (
 )
 from tests.tiny import MAX_LENGTH, VOCABULARY, need, tiny_model
 
-from coordinate_eval.errors import EngineError, UserError
-from coordinate_eval.evaluators.engines import vllm_arguments
+from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines.base import Engine, start
 from coordinate_eval.records import Request, RequestKind, prompt_tokens
 
@@ -401,38 +399,3 @@ def test_an_error_of_the_source_is_its_own(engine: Engine) -> None:
     with pytest.raises(KeyError, match="claim"):
         list(engine.run(source()))
     run(engine, [write(0, "the cat")])
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        {"no_such_argument": 1},
-        {"trust_remote_code": True},
-        {"model": "/elsewhere"},
-        {"load_format": "pt"},
-        {"logprobs_mode": "raw_logits"},
-    ],
-)
-def test_vllm_refuses_arguments(vllm: Engine, args: dict[str, object]) -> None:
-    with pytest.raises(UserError, match=next(iter(args))):
-        start("vllm", tiny_model(), tensor_parallel=1, max_length=MAX_LENGTH, args=args)
-
-
-def test_the_names_of_vllms_arguments_are_read_from_its_source(vllm: Engine) -> None:
-    root = vllm_arguments._installed()
-    assert root is not None
-    found = vllm_arguments._fields(root)
-    assert found is not None
-    fields = dataclasses.fields(importlib.import_module("vllm").EngineArgs)
-    assert found.keys() == {field.name for field in fields if not field.name.startswith("_")}
-
-
-def test_arguments_that_prevent_scoring_are_an_error_of_the_start(vllm: Engine) -> None:
-    with pytest.raises(EngineError, match=r"cannot answer: .+logprobs of 1"):
-        start("vllm", tiny_model(), tensor_parallel=1, max_length=64, args={"max_logprobs": 0})
-
-
-@pytest.mark.parametrize("args", [{"no_such_argument": 1}, {"batch_size": 0}])
-def test_transformers_refuses_arguments(transformers: Engine, args: dict[str, object]) -> None:
-    with pytest.raises(UserError, match=next(iter(args))):
-        start("transformers", tiny_model(), tensor_parallel=1, max_length=MAX_LENGTH, args=args)
