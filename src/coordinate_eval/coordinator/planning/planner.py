@@ -7,6 +7,7 @@ score comes first.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinate_eval.coordinator.planning import packing, signal_slices
@@ -73,16 +74,6 @@ class _Dealt(NamedTuple):
         return max(self.outcome.makespan_seconds, judged)
 
 
-class _Wish(NamedTuple):
-    """Wishes for a plan besides a short makespan."""
-
-    judge: JudgeWork | None
-    spare_gpus: int
-    """GPUs in addition to the capacity that a judge's own run may use."""
-    latest: float
-    """Longest makespan wanted, in seconds."""
-
-
 def make(
     checkpoint: Checkpoint,
     suite: PlanSuite,
@@ -111,12 +102,11 @@ def make(
         raise UserError("no node can start a trial")
     staged = stage_seconds(checkpoint, capacity)
     slots = _slots(capacity)
-    ready = staged + capacity.engine_start_seconds
-    bound = lower_bound(costs, ready, len(slots), capacity.metric_cpus)
-    wish = _Wish(judge, spare_gpus, latest)
-    best = _best(costs, capacity, slots, staged, bound, [[] for _ in slots], wish)
+    bound = least_seconds(checkpoint, costs, capacity)
+    dealer = _Dealer(costs, capacity, slots, staged, bound, judge, spare_gpus, latest)
+    best = dealer.best([[] for _ in slots])
     if first_signal:
-        best = _with_signal(costs, capacity, slots, staged, bound, best, wish)
+        best = dealer.with_signal(best)
     outcome = best.outcome
     # A plan may reach the bound exactly, and sums of floats differ with their order.
     least = min(bound, outcome.makespan_seconds)
@@ -223,92 +213,118 @@ def _slots(capacity: Capacity) -> list[tuple[NodeCapacity, int]]:
     return [(node, index) for node, index in every if index < node.trials]
 
 
-def _best(
-    costs: Sequence[Cost],
-    capacity: Capacity,
-    slots: list[tuple[NodeCapacity, int]],
-    staged: float,
-    bound: float,
-    first: list[list[Piece]],
-    wish: _Wish,
-) -> _Dealt:
-    """Deal in several ways and return the one with the shortest makespan.
+@dataclass(frozen=True)
+class _Dealer:
+    """Deals datasets to trials in several ways, and keeps the best."""
 
-    With a judge, the makespan may be longer by no more seconds than the last score comes earlier,
-    but not too late where it need not be. Trials run the slices in `first` first. Among equal ones
-    the way tried first wins.
-    """
-    ready = [
-        staged
-        + capacity.engine_start_seconds
-        + sum(packing.seconds(costs[p.cost], p.start, p.stop) for p in queue)
-        for queue in first
-    ]
-    pieces = signal_slices.rest(costs, [piece for queue in first for piece in queue])
-    scores = score_jobs(costs)
-    kept_for_scores = _cores_for_scores(costs, capacity.metric_cpus, bound)
-    found: list[_Dealt] = []
+    costs: Sequence[Cost]
+    capacity: Capacity
+    slots: Sequence[tuple[NodeCapacity, int]]
+    """The trials that there can be: each node, and the index of a trial on it."""
+    staged: float
+    """Seconds until the weights are in the nodes' memory."""
+    bound: float
+    """The makespan that no plan beats, in seconds."""
+    judge: JudgeWork | None
+    spare_gpus: int
+    """GPUs in addition to the capacity that a judge's own run may use."""
+    latest: float
+    """Longest makespan wanted, in seconds."""
 
-    def consider(queues: list[list[Piece]]) -> float:
-        trials = _trials(costs, capacity, slots, first, queues, staged)
-        least = math.inf
-        for kept in kept_for_scores:
-            jobs = metric_jobs(costs, trials, capacity.metric_cpus - kept, bound)
-            timeline = simulate(costs, trials, jobs, scores, capacity.metric_cpus)
-            outcome, spare = timeline.estimate(bound), len(slots) - len(trials)
-            free = wish.spare_gpus + spare * capacity.gpus_per_trial
-            rated = judged(wish.judge, costs, timeline, free) if wish.judge else None
-            found.append(_Dealt(trials, jobs, scores, outcome, rated))
-            least = min(least, outcome.makespan_seconds)
-            if least <= GOOD_ENOUGH * bound:
-                break
-        return least
+    def best(self, first: list[list[Piece]]) -> _Dealt:
+        """Deal in several ways and return the one with the shortest makespan.
 
-    # A judge may need GPUs that are free late, whatever comes first: it may have no say in that.
-    unjudged = [cost.model_copy(update={"judge_seconds": 0.0}) for cost in costs]
-    for each in (costs, unjudged) if wish.judge else (costs,):
-        for way in _ways(each, len(slots), capacity.metric_cpus):
-            queues = packing.deal(each, pieces, ready, capacity.metric_cpus, way)
-            if consider(queues) <= GOOD_ENOUGH * bound:
-                break
-        # Always try whole datasets too, in the best order and in the plain one: no plan is worse.
-        consider(packing.deal(each, pieces, ready, capacity.metric_cpus, Way.WHOLE))
-    consider(packing.deal_round_robin(costs, pieces, len(slots)))
+        With a judge, the makespan may be longer by no more seconds than the last score comes
+        earlier, but not too late where it need not be. Trials run the slices in `first` first.
+        Among equal ones the way tried first wins.
+        """
+        costs, cpus, count = self.costs, self.capacity.metric_cpus, len(self.slots)
+        begin = self.staged + self.capacity.engine_start_seconds
+        ready = [
+            begin + sum(packing.seconds(costs[p.cost], p.start, p.stop) for p in queue)
+            for queue in first
+        ]
+        pieces = signal_slices.rest(costs, [piece for queue in first for piece in queue])
+        good_enough = GOOD_ENOUGH * self.bound
+        found: list[_Dealt] = []
 
-    def rank(dealt: _Dealt) -> tuple[float, float]:
-        makespan = dealt.outcome.makespan_seconds
-        return max(0.0, makespan - wish.latest), makespan + dealt.last_score
+        def consider(queues: list[list[Piece]]) -> float:
+            new = list(self._with_jobs(self._trials(first, queues)))
+            found.extend(new)
+            return min(dealt.outcome.makespan_seconds for dealt in new)
 
-    return min(found, key=rank)
+        # A judge may need GPUs that are free late, whatever comes first: it may have no say there.
+        unjudged = [cost.model_copy(update={"judge_seconds": 0.0}) for cost in costs]
+        for each in (costs, unjudged) if self.judge else (costs,):
+            for way in _ways(each, count, cpus):
+                if consider(packing.deal(each, pieces, ready, cpus, way)) <= good_enough:
+                    break
+            # Always try whole datasets too, in the best order and in the plain one: no plan is
+            # worse.
+            consider(packing.deal(each, pieces, ready, cpus, Way.WHOLE))
+        consider(packing.deal_round_robin(costs, pieces, count))
 
+        def rank(dealt: _Dealt) -> tuple[float, float]:
+            makespan = dealt.outcome.makespan_seconds
+            return max(0.0, makespan - self.latest), makespan + dealt.last_score
 
-def _with_signal(
-    costs: Sequence[Cost],
-    capacity: Capacity,
-    slots: list[tuple[NodeCapacity, int]],
-    staged: float,
-    bound: float,
-    without: _Dealt,
-    wish: _Wish,
-) -> _Dealt:
-    """Return the plan with the largest slices that cost no more than `SIGNAL_PRICE`.
+        return min(found, key=rank)
 
-    Return `without` where all slices cost more. Where the makespan is that of the longest items,
-    they cannot wait for slices, so the trials that begin with such items get none.
-    """
-    makespan = without.outcome.makespan_seconds
-    most = min(SIGNAL_PRICE * makespan, max(makespan, wish.latest))
-    window = makespan - staged - capacity.engine_start_seconds
-    long = packing.trials_apart(costs, len(slots))
-    for scale in SIGNAL_SCALES:
-        for free in (0, long) if 0 < long < len(slots) else (0,):
-            trials = len(slots) - free
-            slices = signal_slices.pick(costs, trials, window, scale)
-            first = [*signal_slices.deal(costs, slices, trials), *([] for _ in range(free))]
-            dealt = _best(costs, capacity, slots, staged, bound, first, wish)
-            if dealt.outcome.makespan_seconds <= most:
-                return dealt
-    return without
+    def with_signal(self, without: _Dealt) -> _Dealt:
+        """Return the plan with the largest slices that cost no more than `SIGNAL_PRICE`.
+
+        Return `without` where all slices cost more. Where the makespan is that of the longest
+        items, they cannot wait for slices, so the trials that begin with such items get none.
+        """
+        costs, count = self.costs, len(self.slots)
+        makespan = without.outcome.makespan_seconds
+        most = min(SIGNAL_PRICE * makespan, max(makespan, self.latest))
+        window = makespan - self.staged - self.capacity.engine_start_seconds
+        long = packing.trials_apart(costs, count)
+        for scale in SIGNAL_SCALES:
+            for free in (0, long) if 0 < long < count else (0,):
+                slices = signal_slices.pick(costs, count - free, window, scale)
+                first = signal_slices.deal(costs, slices, count - free)
+                dealt = self.best([*first, *([] for _ in range(free))])
+                if dealt.outcome.makespan_seconds <= most:
+                    return dealt
+        return without
+
+    def _with_jobs(self, trials: list[PlanTrial]) -> Iterator[_Dealt]:
+        """Yield these trials with metric jobs, which leave more and more cores for scoring."""
+        cpus, scores = self.capacity.metric_cpus, score_jobs(self.costs)
+        unused = (len(self.slots) - len(trials)) * self.capacity.gpus_per_trial
+        for kept in _cores_for_scores(self.costs, cpus, self.bound):
+            jobs = metric_jobs(self.costs, trials, cpus - kept, self.bound)
+            timeline = simulate(self.costs, trials, jobs, scores, cpus)
+            outcome, judge = timeline.estimate(self.bound), None
+            if self.judge is not None:
+                judge = judged(self.judge, self.costs, timeline, self.spare_gpus + unused)
+            yield _Dealt(trials, jobs, scores, outcome, judge)
+            if outcome.makespan_seconds <= GOOD_ENOUGH * self.bound:
+                return
+
+    def _trials(self, first: list[list[Piece]], queues: list[list[Piece]]) -> list[PlanTrial]:
+        """Return the trials that have work, each with its slices first."""
+        return [
+            PlanTrial(
+                id=f"{node.name}-{index}",
+                node=node.name,
+                gpus=self.capacity.gpus_per_trial,
+                start_seconds=self.staged,
+                setup_seconds=self.capacity.engine_start_seconds,
+                shards=[
+                    *(_shard(self.costs[p.cost], p, signal=True) for p in slices),
+                    *(_shard(self.costs[p.cost], part) for p in queue for part in self._short(p)),
+                ],
+            )
+            for (node, index), slices, queue in zip(self.slots, first, queues, strict=True)
+            if slices or queue
+        ]
+
+    def _short(self, piece: Piece) -> Iterator[Piece]:
+        """Yield a piece in parts that a trial can complete within its time limit."""
+        return packing.cut(self.costs[piece.cost], piece, self.capacity.longest_shard_seconds)
 
 
 def _cores_for_scores(costs: Sequence[Cost], cpus: int, bound: float) -> list[int]:
@@ -334,42 +350,12 @@ def _ways(costs: Sequence[Cost], trials: int, cpus: int) -> list[Way]:
     return [Way.POUR, *apart, *early]
 
 
-def _trials(
-    costs: Sequence[Cost],
-    capacity: Capacity,
-    slots: list[tuple[NodeCapacity, int]],
-    first: list[list[Piece]],
-    queues: list[list[Piece]],
-    staged: float,
-) -> list[PlanTrial]:
-    """Return the trials that have work, each with its slices first."""
-    return [
-        PlanTrial(
-            id=f"{node.name}-{index}",
-            node=node.name,
-            gpus=capacity.gpus_per_trial,
-            start_seconds=staged,
-            setup_seconds=capacity.engine_start_seconds,
-            shards=[
-                *(_shard(costs[p.cost], p.start, p.stop, signal=True) for p in slices),
-                *(
-                    _shard(costs[part.cost], part.start, part.stop)
-                    for p in queue
-                    for part in packing.cut(costs[p.cost], p, capacity.longest_shard_seconds)
-                ),
-            ],
-        )
-        for (node, index), slices, queue in zip(slots, first, queues, strict=True)
-        if slices or queue
-    ]
-
-
-def _shard(cost: Cost, start: int, stop: int, *, signal: bool = False) -> Shard:
+def _shard(cost: Cost, piece: Piece, *, signal: bool = False) -> Shard:
     return Shard(
         dataset=cost.name,
-        start=start,
-        stop=stop,
-        gpu_seconds=packing.seconds(cost, start, stop),
-        metric_cpu_seconds=cost.metric_cpu_seconds * (stop - start) / cost.items,
+        start=piece.start,
+        stop=piece.stop,
+        gpu_seconds=packing.seconds(cost, piece.start, piece.stop),
+        metric_cpu_seconds=cost.metric_cpu_seconds * (piece.stop - piece.start) / cost.items,
         signal=signal,
     )
