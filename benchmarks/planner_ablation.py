@@ -36,8 +36,10 @@ from tests.plans import CHECKPOINT
 
 from benchmarks import _simulator
 from benchmarks._instances import Instance, base, drawn, planned, random_instance, told
-from coordinate_eval.coordinator.planning import packing, planner
-from coordinate_eval.coordinator.planning.packing import LAYERS, Piece, Way
+from coordinate_eval.coordinator.planning import planner
+from coordinate_eval.coordinator.planning.dealing import packing
+from coordinate_eval.coordinator.planning.dealing.packing import LAYERS, Way
+from coordinate_eval.coordinator.planning.dealing.pieces import Piece
 from coordinate_eval.coordinator.planning.plan import Cost
 
 SIGMAS = (0.25, 0.5, 1.0)

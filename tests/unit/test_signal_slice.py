@@ -11,8 +11,9 @@ from tests.plan_examples import ENGINE, SUITE
 from tests.plans import CHECKPOINT
 from tests.random_examples import examples
 
-from coordinate_eval.coordinator.planning import planner, signal_slices
-from coordinate_eval.coordinator.planning.packing import Piece
+from coordinate_eval.coordinator.planning import planner
+from coordinate_eval.coordinator.planning.dealing import signal_slices
+from coordinate_eval.coordinator.planning.dealing.pieces import Piece
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 
 COSTS = st.lists(

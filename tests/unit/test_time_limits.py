@@ -9,8 +9,8 @@ from tests.run_dirs import SHARDS, write_built
 
 from coordinate_eval.cluster import JobLimits
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning import packing, planner
-from coordinate_eval.coordinator.planning.packing import Piece
+from coordinate_eval.coordinator.planning import planner
+from coordinate_eval.coordinator.planning.dealing.pieces import Piece, cut
 from coordinate_eval.coordinator.planning.plan import Cost, PlanEngine, PlanSuite
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
@@ -72,11 +72,11 @@ def cost(**values: object) -> Cost:
 
 def test_a_piece_is_cut_into_parts_that_a_job_has_time_for() -> None:
     whole = Piece(0, 10, 60)
-    parts = list(packing.cut(cost(), whole, 1000.0))
+    parts = list(cut(cost(), whole, 1000.0))
     assert [(part.start, part.stop) for part in parts] == [(10, 22), (22, 35), (35, 47), (47, 60)]
-    assert list(packing.cut(cost(), whole, None)) == [whole]
-    assert list(packing.cut(cost(splittable=False), whole, 1000.0)) == [whole]
-    assert len(list(packing.cut(cost(items=3), Piece(0, 0, 3), 1.0))) == 3
+    assert list(cut(cost(), whole, None)) == [whole]
+    assert list(cut(cost(splittable=False), whole, 1000.0)) == [whole]
+    assert len(list(cut(cost(items=3), Piece(0, 0, 3), 1.0))) == 3
 
 
 def test_a_plan_on_one_gpu_has_no_shard_that_is_too_long_for_its_job() -> None:

@@ -39,7 +39,7 @@ from coordinate_eval.records.requests import (
 )
 from coordinate_eval.records.responses import Response, Turn
 from coordinate_eval.records.results import DatasetResults, Outputs
-from coordinate_eval.records.shards import Shard, Span
+from coordinate_eval.records.shards import Shard, Span, even_parts
 
 __all__ = [
     "CACHE_BLOCK",
@@ -71,6 +71,7 @@ __all__ = [
     "Turn",
     "computed_before",
     "computed_by_turns",
+    "even_parts",
     "judge_name",
     "largest_token",
     "prompt_lengths",

@@ -1,5 +1,7 @@
 """Pieces of a dataset, as they are planned and claimed."""
 
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from pydantic import Field
@@ -34,3 +36,9 @@ class Shard(Record):
     def span(self) -> Span:
         """Return the items that it covers."""
         return Span(self.dataset, self.start, self.stop)
+
+
+def even_parts(start: int, stop: int, count: int) -> Iterator[tuple[int, int]]:
+    """Yield `count` neighbouring ranges of about as many items each, from `start` to `stop`."""
+    edges = (start + (stop - start) * n // count for n in range(count + 1))
+    yield from itertools.pairwise(edges)

@@ -1,6 +1,6 @@
 """Planning: values in, `Plan` out. Nothing here reads a file, a clock or a cluster.
 
-`packing` deals the shards, `simulate` finds the makespan of the result, and `lower_bound` the
+`dealing` deals the shards, `simulate` finds the makespan of the result, and `lower_bound` the
 makespan that no plan beats. This module tries a few ways to deal and keeps the plan whose last
 score comes first.
 """
@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coordinate_eval.coordinator.planning import packing, signal_slices
+from coordinate_eval.coordinator.planning.dealing import packing, signal_slices
+from coordinate_eval.coordinator.planning.dealing.packing import LONG, LONG_SCORING, Way
+from coordinate_eval.coordinator.planning.dealing.pieces import Piece, cut, seconds
 from coordinate_eval.coordinator.planning.judging import judged
 from coordinate_eval.coordinator.planning.lower_bound import lower_bound
-from coordinate_eval.coordinator.planning.packing import LONG, LONG_SCORING, Piece, Way
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
@@ -240,10 +241,7 @@ class _Dealer:
         """
         costs, cpus, count = self.costs, self.capacity.metric_cpus, len(self.slots)
         begin = self.staged + self.capacity.engine_start_seconds
-        ready = [
-            begin + sum(packing.seconds(costs[p.cost], p.start, p.stop) for p in queue)
-            for queue in first
-        ]
+        ready = [begin + sum(seconds(costs[p.cost], p) for p in queue) for queue in first]
         pieces = signal_slices.rest(costs, [piece for queue in first for piece in queue])
         good_enough = GOOD_ENOUGH * self.bound
         found: list[_Dealt] = []
@@ -324,7 +322,7 @@ class _Dealer:
 
     def _short(self, piece: Piece) -> Iterator[Piece]:
         """Yield a piece in parts that a trial can complete within its time limit."""
-        return packing.cut(self.costs[piece.cost], piece, self.capacity.longest_shard_seconds)
+        return cut(self.costs[piece.cost], piece, self.capacity.longest_shard_seconds)
 
 
 def _cores_for_scores(costs: Sequence[Cost], cpus: int, bound: float) -> list[int]:
@@ -355,7 +353,7 @@ def _shard(cost: Cost, piece: Piece, *, signal: bool = False) -> Shard:
         dataset=cost.name,
         start=piece.start,
         stop=piece.stop,
-        gpu_seconds=packing.seconds(cost, piece.start, piece.stop),
+        gpu_seconds=seconds(cost, piece),
         metric_cpu_seconds=cost.metric_cpu_seconds * (piece.stop - piece.start) / cost.items,
         signal=signal,
     )

@@ -1,6 +1,5 @@
 """The records of a run directory: the run, its rounds, jobs, and their progress."""
 
-import itertools
 import math
 from typing import Literal
 
@@ -11,7 +10,7 @@ from coordinate_eval.cluster import Job, JobLimits
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import RecordError
-from coordinate_eval.records import Checkpoint, FileName, Record, Shard, Span, Suite
+from coordinate_eval.records import Checkpoint, FileName, Record, Shard, Span, Suite, even_parts
 
 PORTION_SECONDS = 5.0
 """Predicted seconds of a metric, on one core, in one portion of its questions."""
@@ -117,9 +116,8 @@ class Run(Planned):
 
     def portions(self, shard: Shard) -> list[Span]:
         """Split a shard into portions, small enough that all cores find some to answer."""
-        items, count = shard.stop - shard.start, self.portion_count(shard)
-        edges = [shard.start + items * n // count for n in range(count + 1)]
-        return [Span(shard.dataset, a, b) for a, b in itertools.pairwise(edges)]
+        parts = even_parts(shard.start, shard.stop, self.portion_count(shard))
+        return [Span(shard.dataset, start, stop) for start, stop in parts]
 
 
 def write_run(run_dir: RunDir, run: Run) -> None:

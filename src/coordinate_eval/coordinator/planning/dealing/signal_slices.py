@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from coordinate_eval.coordinator.planning.packing import WORTH_CUTTING, Piece, seconds
+from coordinate_eval.coordinator.planning.dealing.pieces import WORTH_CUTTING, Piece, seconds
 from coordinate_eval.coordinator.planning.plan import Cost
 
 SHARE = 0.055
@@ -139,12 +139,12 @@ def deal(costs: Sequence[Cost], slices: Sequence[Piece], trials: int) -> list[li
 
     def until_complete(piece: Piece) -> float:
         cost = costs[piece.cost]
-        return max(seconds(cost, piece.start, piece.stop), cost.floor_seconds)
+        return max(seconds(cost, piece), cost.floor_seconds)
 
     for piece in sorted(slices, key=until_complete, reverse=True):
         load, trial = heapq.heappop(heap)
         queues[trial].append(piece)
-        load += seconds(costs[piece.cost], piece.start, piece.stop)
+        load += seconds(costs[piece.cost], piece)
         heapq.heappush(heap, (load, trial))
     return queues
 
