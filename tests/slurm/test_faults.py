@@ -35,6 +35,7 @@ SEEDS = [int(seed) for seed in os.environ.get("FAULT_SEEDS", "").split()] or (
 )
 pytestmark = pytest.mark.random
 JOBS = ("_trial", "_trial", "_keep", "_metric", "_judge", "_score", "_supervise")
+PULLERS = ("_build", "_metric", "_judge", "_score")
 NODES = ("node1", "node2", "node3", "node4")
 MOST = 4
 """Faults a schedule: a span on which five owners died is left alone."""
@@ -96,9 +97,14 @@ class Faults:
         return f"of {self._signal('_trial', '-STOP')}"
 
     def stop(self) -> str:
-        """Stop the process of a job on CPUs that works for others."""
-        job = self.dice.choice(("_build", "_metric", "_judge", "_score"))
-        return f"{job} of {self._signal(job, '-STOP')}"
+        """Stop the process of a job that works on CPUs, of any kind that is there."""
+        run = str(self.dice.choice(self.runs))
+        found = [(job, pid) for job in PULLERS for pid in processes(job, run)]
+        if not found:
+            return "nothing"
+        job, pid = self.dice.choice(found)
+        call("kill", "-STOP", str(pid))
+        return job
 
     def _signal(self, job: str, signal: str) -> int:
         run = self.dice.choice(self.runs)
