@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ConfigDict, ValidationError
 
 from coordinate_eval import _format, _user_files
-from coordinate_eval.coordinator.inputs.suites.suite_yaml import (
+from coordinate_eval.coordinator.inputs.suites.located_yaml import (
     Located,
     LocatedList,
     Place,
@@ -16,10 +16,12 @@ from coordinate_eval.coordinator.inputs.suites.suite_yaml import (
     check_json,
     located,
     only,
+    wrong,
+)
+from coordinate_eval.coordinator.inputs.suites.suite_yaml import (
     shipped_folder,
     shipped_rubrics,
     unknown,
-    wrong,
 )
 from coordinate_eval.errors import ForeignError, UserError
 from coordinate_eval.records import Message, Rubric

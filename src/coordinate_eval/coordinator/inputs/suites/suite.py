@@ -15,7 +15,14 @@ from coordinate_eval import _format, _owner, _user_files
 from coordinate_eval.coordinator.inputs.judge import why_not_judged
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.inputs.suites import rubric, suite_yaml
-from coordinate_eval.coordinator.inputs.suites.suite_yaml import Located, Source, shipped, wrong
+from coordinate_eval.coordinator.inputs.suites.located_yaml import (
+    Located,
+    Source,
+    check_json,
+    only,
+    wrong,
+)
+from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue
 from coordinate_eval.records import Dataset, Prior, Rubric, Suite
@@ -243,7 +250,7 @@ def _limited(dataset: Dataset, limit: int | None) -> Dataset:
 
 def _made(source: Source) -> Suite:
     merged = suite_yaml.merged(source)
-    suite_yaml.only(merged.defaults, _DEFAULTS, "defaults")
+    only(merged.defaults, _DEFAULTS, "defaults")
     datasets = [_dataset(entry, merged.defaults) for entry in merged.datasets.values()]
     if not datasets:
         raise UserError(f"suite {source.where}: no dataset is left of the suite that it extends")
@@ -267,7 +274,7 @@ def _digest(include_path: Sequence[str], datasets: Sequence[Dataset]) -> str:
 
 
 def _dataset(entry: Located, defaults: Located) -> Dataset:
-    suite_yaml.only(entry, set(_StrictDataset.model_fields), "a dataset")
+    only(entry, set(_StrictDataset.model_fields), "a dataset")
     given = entry.over(defaults)
     if isinstance(file := given.get("rubric"), str):
         read = given | {"rubric": rubric.load(file, given.at("rubric"))}
@@ -293,7 +300,7 @@ def _dataset(entry: Located, defaults: Located) -> Dataset:
     for key, value in given.items():
         if isinstance(value, Rubric):
             continue
-        suite_yaml.check_json(value, given.at(key), f"dataset {dataset.name}: {key}")
+        check_json(value, given.at(key), f"dataset {dataset.name}: {key}")
     unknown = catalogue.find(dataset) is None
     if dataset.task is None and unknown and (dataset.items is None or dataset.prior is None):
         raise wrong(
