@@ -8,7 +8,7 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +102,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
         if variable in settings:
             values[settings[variable]] = _from_text(settings[variable], environ[variable])
         elif variable not in _OWN_VARIABLES:
-            near = difflib.get_close_matches(variable, settings, n=1)
-            hint = f"did you mean {near[0]}?" if near else "unset it"
-            if variable in renamed:
-                hint = f"it is called {renamed[variable]} now"
+            hint = _hint(variable, settings, renamed, "unset it")
             raise UserError(f"environment variable {variable} is not a setting: {hint}")
     return Layer(source="environment", values=values)
 
@@ -120,21 +117,7 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
     Raises:
         UserError: A name is unknown or a value is invalid; names the source.
     """
-    merged: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    known = set(names())
-    for layer in layers:
-        for name, value in layer.values.items():
-            if name not in known:
-                near = difflib.get_close_matches(name, sorted(known), n=1)
-                hint = "remove it; then `coordinate-eval config` lists all settings"
-                if near:
-                    hint = f"did you mean {near[0]}?"
-                if name in _RENAMED:
-                    hint = f"it is called {_RENAMED[name]} now"
-                raise UserError(f"unknown setting {name!r} {_in(layer.source)}; {hint}")
-            merged[name] = value
-            sources[name] = layer.source
+    merged, sources = _merged(layers)
     try:
         settings = Settings.model_validate(_nest(merged))
     except ValidationError as error:
@@ -148,17 +131,7 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
             source = sources.get(name, "the defaults")
             value = getattr(settings, name)
             raise UserError(f"setting {name} {_in(source)}: no home folder for {value}") from error
-    places = {name: getattr(settings, name) for name in FOLDERS}
-    # Jobs work in another folder than the command.
-    absolute: dict[str, Any] = {
-        n: str(Path(p).absolute()) for n, p in places.items() if not p.startswith("~")
-    }
-    judge = settings.judge
-    if judge.baseline:
-        absolute["judge"] = judge.model_copy(
-            update={"baseline": str(Path(judge.baseline).absolute())}
-        )
-    settings = settings.model_copy(update=absolute)
+    settings = _with_absolute_paths(settings)
     for name, value in merged.items():
         if isinstance(value, str) and "\0" in value:
             raise UserError(f"setting {name} {_in(sources[name])}: it contains a NUL character")
@@ -168,6 +141,49 @@ def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
                 "Unicode, NaN, a date), or it is nested too deeply"
             )
     return settings, sources
+
+
+def _merged(layers: list[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the last value of each setting, and its source.
+
+    Raises:
+        UserError: A name is unknown.
+    """
+    merged: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    known = sorted(names())
+    for layer in layers:
+        for name, value in layer.values.items():
+            if name not in known:
+                otherwise = "remove it; then `coordinate-eval config` lists all settings"
+                hint = _hint(name, known, _RENAMED, otherwise)
+                raise UserError(f"unknown setting {name!r} {_in(layer.source)}; {hint}")
+            merged[name] = value
+            sources[name] = layer.source
+    return merged, sources
+
+
+def _hint(unknown: str, known: Collection[str], renamed: Mapping[str, str], otherwise: str) -> str:
+    """Return what to do about an unknown name."""
+    if unknown in renamed:
+        return f"it is called {renamed[unknown]} now"
+    near = difflib.get_close_matches(unknown, known, n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
+
+
+def _with_absolute_paths(settings: Settings) -> Settings:
+    """Return settings for jobs, which work in another folder than the command."""
+    folders = {name: getattr(settings, name) for name in FOLDERS}
+    absolute: dict[str, Any] = {
+        name: str(Path(folder).absolute())
+        for name, folder in folders.items()
+        if not folder.startswith("~")
+    }
+    judge = settings.judge
+    if judge.baseline:
+        baseline = str(Path(judge.baseline).absolute())
+        absolute["judge"] = judge.model_copy(update={"baseline": baseline})
+    return settings.model_copy(update=absolute)
 
 
 def _in(source: str) -> str:

@@ -17,6 +17,9 @@ MOST_GIB = 1e6
 MOST_MINUTES, MOST_SECONDS = 1_000_000, 1e6
 """Limits for times: two years, and twelve days."""
 
+# A key itself, given here by mistake, would stand in files.
+_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
+
 FOLDERS = ("runs_dir", "cache_dir", "priors_dir")
 """Settings that are folders, which all nodes share."""
 
@@ -211,8 +214,7 @@ class JudgeSettings(_Section):
     )
     api_key_env: str | None = Field(
         default=None,
-        # A key itself, given here by mistake, would stand in files.
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$",
+        pattern=_VARIABLE,
         description="name of the environment variable that has the server's key",
     )
     concurrency: int = Field(
@@ -259,8 +261,7 @@ class DiagnosisSettings(_Section):
     model: str | None = Field(default=None, description="that model's name on that server")
     api_key_env: str | None = Field(
         default=None,
-        # A key itself, given here by mistake, would stand in files.
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$",
+        pattern=_VARIABLE,
         description="name of the environment variable that has the server's key",
     )
 

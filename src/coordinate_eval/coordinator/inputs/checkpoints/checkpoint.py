@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from coordinate_eval import _format
 from coordinate_eval._format import brief
@@ -19,11 +19,9 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     safetensors_file,
     torch_file,
 )
+from coordinate_eval.coordinator.inputs.checkpoints.model_shape import model_shape
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
-
-DEFAULT_MAX_LENGTH: Final = 2048
-"""Tokens of context if the config gives none, as in older models without that entry."""
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -34,8 +32,6 @@ _TRAINER_FILES = ("optimizer", "scheduler", "scaler", "rng_state", "random_state
 _MOST_CONFIG_BYTES, _MOST_INDEX_BYTES = 4 << 20, 32 << 20
 _MOST_WEIGHT_BYTES = 1 << 50
 _MOST_TENSORS = 2_000_000
-# Above any model's, and small enough that no product of them overflows.
-_MOST_TOKENS, _MOST_WIDTH, _MOST_KV_BYTES = 10**9, 10**7, 2**40
 
 
 def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = None) -> Checkpoint:
@@ -63,6 +59,7 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
         _check_sides(sides)
         _check_whole(sides)
         counts = _count(weights, kind, extra)
+        dtype = max(counts, key=lambda dtype: counts[dtype])
         identity = _identity(weights, sides)
         size = sum(file.stat().st_size for file in weights)
         if size > _MOST_WEIGHT_BYTES:
@@ -78,8 +75,8 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
             files=[_text(file) for file in sides],
             bytes=size,
             parameters=sum(counts.values()),
-            dtype=max(counts, key=lambda dtype: counts[dtype]),
-            **_shape(_load_json(config_file, _MOST_CONFIG_BYTES), counts, config_file),
+            dtype=dtype,
+            **model_shape(_load_json(config_file, _MOST_CONFIG_BYTES), dtype, config_file),
         )
     except OSError as error:
         where = error.filename or path
@@ -181,12 +178,9 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _find_config(place: Path, beside: list[Path], given: Path | None) -> Path:
-    folders, where = beside, place
-    if given is not None:
-        where = _resolve_given(given)
-        folders = [where if where.is_dir() else where.parent]
-        if where.is_file() and where.name != "config.json":
-            raise UserError(f"config {given} must be named config.json: engines look for that")
+    where, folders = _where_to_look(place, beside, given)
+    if given is not None and where.is_file() and where.name != "config.json":
+        raise UserError(f"config {given} must be named config.json: engines look for that")
     for folder in folders:
         for file in checkpoint_files.present(folder, ["config.json"]):
             return file
@@ -194,10 +188,7 @@ def _find_config(place: Path, beside: list[Path], given: Path | None) -> Path:
 
 
 def _find_tokenizer(place: Path, beside: list[Path], given: Path | None) -> list[Path]:
-    folders, where = beside, place
-    if given is not None:
-        where = _resolve_given(given)
-        folders = [where if where.is_dir() else where.parent]
+    where, folders = _where_to_look(place, beside, given)
     for folder in folders:
         if checkpoint_files.present(folder, checkpoint_files.TOKENIZERS):
             return checkpoint_files.present(folder, checkpoint_files.TOKENIZER_FILES)
@@ -207,11 +198,15 @@ def _find_tokenizer(place: Path, beside: list[Path], given: Path | None) -> list
     )
 
 
-def _resolve_given(given: Path) -> Path:
+def _where_to_look(place: Path, beside: list[Path], given: Path | None) -> tuple[Path, list[Path]]:
+    """Return a place for messages, and its folders: that of a given file, else the checkpoint's."""
+    if given is None:
+        return place, beside
     try:
-        return given.resolve(strict=True)
+        where = given.resolve(strict=True)
     except (FileNotFoundError, RuntimeError, ValueError) as error:
         raise UserError(f"{given} does not exist") from error
+    return where, [where if where.is_dir() else where.parent]
 
 
 def _check_sides(files: Sequence[Path]) -> None:
@@ -282,75 +277,6 @@ def _load_json(file: Path, most: int = _MOST_INDEX_BYTES) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{file} must hold a JSON object, not a {type(value).__name__}")
     return value
-
-
-def _shape(config: dict[str, Any], counts: dict[str, int], file: Path) -> dict[str, int]:
-    """Return the fields of `Checkpoint` that the config gives; families use different names.
-
-    Raises:
-        UserError: A number is larger than any model's.
-    """
-
-    def number(*names: str, most: int = _MOST_WIDTH) -> int | None:
-        return _integer(merged, names, most, file)
-
-    nested = config.get("text_config")
-    merged = config | nested if isinstance(nested, dict) else config
-    max_length = number(
-        "max_position_embeddings",
-        "n_positions",
-        "max_sequence_length",
-        "max_seq_len",
-        "seq_length",
-        "n_ctx",
-        "model_max_length",
-        most=_MOST_TOKENS,
-    )
-    heads = number("num_attention_heads", "n_head", "n_heads", "num_heads") or 1
-    layers = number("num_hidden_layers", "n_layer", "n_layers", "num_layers") or 0
-    width = number("hidden_size", "n_embd", "d_model", "dim") or 0
-    kv_heads = number("num_key_value_heads", "n_head_kv", "num_kv_heads")
-    if kv_heads is None:
-        kv_heads = 1 if merged.get("multi_query") is True else heads
-    head_size = number("head_dim", "kv_channels") or width // heads
-    # Engines keep keys and values in 16 bits, or in 32 when the weights are.
-    item = 4 if max(counts, key=lambda dtype: counts[dtype]) in ("float32", "float64") else 2
-    kv_bytes = 2 * layers * kv_heads * head_size * item
-    if latent := number("kv_lora_rank"):
-        # Multi-head latent attention keeps one compressed vector for all heads, and a rotated key
-        # (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1).
-        kv_heads = 1
-        kv_bytes = layers * (latent + (number("qk_rope_head_dim") or 0)) * item
-    if kv_bytes > _MOST_KV_BYTES:
-        raise UserError(
-            f"{file}: {_format.size(kv_bytes)} of keys and values a token, as no model has"
-        )
-    return {
-        "max_length": max_length or DEFAULT_MAX_LENGTH,
-        # Engines take the nested one, too. Some models pad it, and name both.
-        "vocabulary": number("padded_vocab_size", "vocab_size", most=_MOST_TOKENS) or 0,
-        "attention_heads": heads,
-        "kv_bytes_per_token": kv_bytes,
-        "kv_heads": kv_heads,
-        "activation_bytes_per_token": layers * width * item,
-    }
-
-
-def _integer(config: dict[str, Any], names: Sequence[str], most: int, file: Path) -> int | None:
-    """Return the first of these that is a positive number; the largest if layers differ.
-
-    Raises:
-        UserError: The number is more than `most`.
-    """
-    for name in names:
-        value = config.get(name)
-        values = value if isinstance(value, list) else [value]
-        numbers = [each for each in values if type(each) is int and each > 0]
-        if numbers:
-            if max(numbers) > most:
-                raise UserError(f"{file}: {name} is larger than {most:,}, which no model has")
-            return max(numbers)
-    return None
 
 
 def _identity(weights: Sequence[Path], files: Sequence[Path]) -> str:
