@@ -13,7 +13,7 @@ the first run of a model the benchmark assumes that its texts take a third of th
 
 The second table of an engine predicts each run from all other runs and from the other sizes alone,
 with several weights for each difference between an observation and the prediction
-(`predict.UNLIKE`), and without the fitted coefficients.
+(`likeness.UNLIKE`), and without the fitted coefficients.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from tests.tiny import MAX_LENGTH, VOCABULARY, tiny_model
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import conditions as conditions_of
-from coordinate_eval.priors import fit, predict, roofline, this_machine
+from coordinate_eval.priors import fit, likeness, roofline, this_machine
 from coordinate_eval.priors.catalogue import UNKNOWN_OUTPUT_SHARE
 from coordinate_eval.priors.observations import DatasetSeen, Subject
 from coordinate_eval.priors.predict import Prediction, Priors
@@ -56,7 +56,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 """Engines and their arguments: four requests at once; transformers sorts 16 times as many."""
 
 WEIGHTS = (0.01, 0.1, 0.3, 1.0)
-"""Values of `predict.UNLIKE` to compare."""
+"""Values of `likeness.UNLIKE` to compare."""
 
 
 class Size(NamedTuple):
@@ -307,7 +307,7 @@ def weights_table(engine: str, runs: list[Run], datasets: dict[str, list[Request
     works = {name: built(group) for name, group in datasets.items()}
 
     def errors(*, own: bool) -> list[float]:
-        predict._alike.cache_clear()
+        likeness.of_model.cache_clear()
         found = []
         for run in runs:
             others = [r for r in runs if r is not run and (own or r.size != run.size)]
@@ -323,11 +323,11 @@ def weights_table(engine: str, runs: list[Run], datasets: dict[str, list[Request
     fitted = fit.fit
     rows = {}
     for weight in WEIGHTS:
-        with mock.patch.object(predict, "UNLIKE", weight):
+        with mock.patch.object(likeness, "UNLIKE", weight):
             rows[f"weight {weight:g}"] = errors(own=True), errors(own=False)
     with mock.patch.object(fit, "fit", unfitted):
-        rows[f"weight {predict.UNLIKE:g}, not fitted"] = errors(own=True), errors(own=False)
-    predict._alike.cache_clear()
+        rows[f"weight {likeness.UNLIKE:g}, not fitted"] = errors(own=True), errors(own=False)
+    likeness.of_model.cache_clear()
     table = Table(title=f"{engine}: median error, 95th percentile")
     table.add_column("")
     for heading in ("from all other runs", "from other sizes"):

@@ -21,7 +21,7 @@ from tests.observed import (
 )
 
 from coordinate_eval.coordinator.planning.plan import Cost
-from coordinate_eval.priors import fit, gpus, predict
+from coordinate_eval.priors import fit, gpus, likeness, predict
 from coordinate_eval.priors import roofline as model
 from coordinate_eval.priors.observations import (
     BuildSeen,
@@ -100,7 +100,7 @@ def test_noisy_runs_are_said_to_be_noisy() -> None:
 
 
 def test_what_is_newer_counts_more() -> None:
-    old = run_of(on(), run="old", noise=2.0, days_ago=6 * predict.HALF_LIFE_DAYS)
+    old = run_of(on(), run="old", noise=2.0, days_ago=6 * likeness.HALF_LIFE_DAYS)
     assert max(errors([*old, *run_of(on(), run="new")], on())) < 0.05
 
 
@@ -267,7 +267,7 @@ def test_copies_are_learned() -> None:
 @pytest.mark.parametrize(
     "unlike",
     [
-        {"days_ago": 6 * predict.HALF_LIFE_DAYS},
+        {"days_ago": 6 * likeness.HALF_LIFE_DAYS},
         {"storage": "/home"},
         {"converted": True},
         {"bytes": 2_000_000, "seconds": 300.0 / 7000},

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from coordinate_eval._engines import kind_of
 from coordinate_eval.priors import fit as fits
-from coordinate_eval.priors import gpus, judges, roofline, staging
+from coordinate_eval.priors import gpus, judges, likeness, roofline, staging
 from coordinate_eval.priors.fit import Fit
 from coordinate_eval.priors.judges import PerQuestion
 from coordinate_eval.priors.observations import (
@@ -34,22 +34,8 @@ from coordinate_eval.priors.observations import (
     Subject,
     TrialSeen,
 )
-from coordinate_eval.priors.roofline import Conditions, Model, Work
+from coordinate_eval.priors.roofline import Conditions, Work
 from coordinate_eval.priors.staging import Link
-
-HALF_LIFE_DAYS = 60.0
-"""Age at which an observation has lost half its weight: engines, drivers and clusters change."""
-
-LEAST_AGE_WEIGHT = 0.02
-"""Weight that an observation keeps at any age, so that it counts where there is no other."""
-
-UNLIKE = 0.1
-"""Factor on the weight of an observation for each condition in which it differs: the model, its
-tensor-parallel degree, the engine or its version, the number of sequences at once, the GPU, the
-settings of the task, and, for a copy of weights, the storage and the format."""
-
-SIZE_RATIO = 4.0
-"""Ratio of two sizes at which the weight falls by another factor of e."""
 
 NOTHING_LEARNED = 0.01
 """Weight of the previous layer's prediction beside a dataset's observations."""
@@ -170,8 +156,8 @@ class Priors:
         return [
             one.seen.gpu_seconds / one.seen.items
             for one in self._of(subject)
-            if _same_engine(one.seen.conditions, on)
-            and _alike(one.seen.conditions.model, on.model) == 1.0
+            if likeness.same_engine(one.seen.conditions, on)
+            and likeness.of_model(one.seen.conditions.model, on.model) == 1.0
         ]
 
     def start_seconds(self, on: Conditions) -> float | None:
@@ -179,8 +165,8 @@ class Priors:
 
         Starts with this model count alone where there are any. Return None without any start.
         """
-        same = [t for t in self._starts if _same_engine(t.conditions, on)]
-        starts = [t for t in same if _alike(t.conditions.model, on.model) == 1.0] or same
+        same = [t for t in self._starts if likeness.same_engine(t.conditions, on)]
+        starts = [t for t in same if likeness.of_model(t.conditions.model, on.model) == 1.0] or same
         if not starts:
             return None
         starts.sort(key=lambda t: -t.time)
@@ -194,11 +180,7 @@ class Priors:
         """
         recent = sorted(self._copies, key=lambda s: -s.time)[:RECENT_COPIES]
         weights = [
-            self._age(one)
-            * _size_alike(one.bytes, on.model.bytes)
-            * (1.0 if one.storage == storage else UNLIKE)
-            * (1.0 if one.converted == converted else UNLIKE)
-            * (1.0 if gpus.name(one.conditions.gpu) == gpus.name(on.gpu) else UNLIKE)
+            self._age(one) * likeness.of_copy(one, on, storage, converted=converted)
             for one in recent
         ]
         return staging.fit(recent, weights, gigabits)
@@ -210,15 +192,15 @@ class Priors:
         """
         weight, total = 0.0, 0.0
         for seen in self._builds.values():
-            alike = max(items, seen.items) <= SIZE_RATIO * min(items, seen.items)
+            alike = max(items, seen.items) <= likeness.SIZE_RATIO * min(items, seen.items)
             if seen.subject.task == subject.task and alike:
-                counts = self._age(seen) * _settings_alike(seen.subject, subject)
+                counts = self._age(seen) * likeness.of_settings(seen.subject, subject)
                 weight, total = weight + counts, total + counts * seen.cpu_seconds / seen.items
         return items * total / weight if weight else None
 
     def judged(self, engine: str) -> list[JudgeSeen]:
         """Return what judges took to rate responses such as this engine's."""
-        return [one for one in self._judged if _same_kind(one.conditions.engine, engine)]
+        return [one for one in self._judged if likeness.same_kind(one.conditions.engine, engine)]
 
     def per_question(
         self, judge: str, subject: Subject, engine: str, guess: PerQuestion
@@ -231,7 +213,7 @@ class Priors:
         seen = [one for one in self.judged(engine) if one.judge == judge]
         ages = [self._age(one) for one in seen]
         alike = [
-            age * _settings_alike(one.subject, subject) if one.subject.task == subject.task else 0.0
+            age * likeness.of_settings(one.subject, subject) * (one.subject.task == subject.task)
             for age, one in zip(ages, seen, strict=True)
         ]
         return judges.learned(seen, alike, judges.learned(seen, ages, guess))
@@ -246,15 +228,13 @@ class Priors:
         return self._residuals.get(subject.task, [])
 
     def _age(self, seen: Seen) -> float:
-        """Return the weight of an observation by its age."""
-        days = max(0.0, self._now - seen.time) / 86_400
-        return max(LEAST_AGE_WEIGHT, math.exp2(-days / HALF_LIFE_DAYS))
+        return likeness.of_age(seen, self._now)
 
     def _model_offset(self, on: Conditions) -> float:
         """Return the log of a model's measured over fitted seconds, over all datasets."""
         weight, total = NO_OFFSET, 0.0
         for seen, (counts, residuals) in self._sums.items():
-            like = likeness(seen, on)
+            like = likeness.of_conditions(seen, on)
             weight, total = weight + like * counts, total + like * residuals
         return total / weight
 
@@ -264,8 +244,8 @@ class Priors:
         pairs = [
             (
                 one.age
-                * likeness(one.seen.conditions, on)
-                * _settings_alike(one.seen.subject, subject),
+                * likeness.of_conditions(one.seen.conditions, on)
+                * likeness.of_settings(one.seen.subject, subject),
                 one.residual - self._offset(one.seen.conditions),
             )
             for one in self._of(subject)
@@ -293,8 +273,8 @@ class Priors:
         """
         weights = [
             one.age
-            * _answers_alike(one.seen.conditions, on)
-            * _settings_alike(one.seen.subject, subject)
+            * likeness.of_answers(one.seen.conditions, on)
+            * likeness.of_settings(one.seen.subject, subject)
             for one in self._of(subject)
         ]
         if sum(weights) < LEAST_WEIGHT:
@@ -319,22 +299,36 @@ class Priors:
         return work.model_copy(update=changed)
 
     def _metric_seconds(self, subject: Subject, work: Work, on: Conditions) -> float:
-        guess = work.metric_cpu_seconds / max(1, work.items)
-        weight, total = NOTHING_LEARNED, NOTHING_LEARNED * guess
-        for seen in self._metrics.get(subject.task, ()):
-            like = _answers_alike(seen.conditions, on) * _settings_alike(seen.subject, subject)
-            like *= self._age(seen)
-            weight, total = weight + like, total + like * seen.cpu_seconds / seen.items
-        return work.items * total / weight
+        """Return the CPU seconds of the metric: the shipped ones, then as they were measured."""
+        each = (
+            (
+                likeness.of_answers(seen.conditions, on)
+                * likeness.of_settings(seen.subject, subject)
+                * self._age(seen),
+                seen.cpu_seconds / seen.items,
+            )
+            for seen in self._metrics.get(subject.task, ())
+        )
+        return work.items * _learned(each, work.metric_cpu_seconds / max(1, work.items))
 
     def _score_seconds(self, subject: Subject, work: Work) -> float:
         """Return the shipped seconds of scoring, times what scoring took of them before."""
-        weight, total = NOTHING_LEARNED, NOTHING_LEARNED
-        for seen in self._scores.get(subject.task, ()):
-            counts = self._age(seen) * _settings_alike(seen.subject, subject)
-            ratio = seen.seconds / roofline.score_seconds(seen.items, seen.requests)
-            weight, total = weight + counts, total + counts * ratio
-        return roofline.score_seconds(work.items, work.requests) * total / weight
+        ratios = (
+            (
+                self._age(seen) * likeness.of_settings(seen.subject, subject),
+                seen.seconds / roofline.score_seconds(seen.items, seen.requests),
+            )
+            for seen in self._scores.get(subject.task, ())
+        )
+        return roofline.score_seconds(work.items, work.requests) * _learned(ratios, 1.0)
+
+
+def _learned(pairs: Iterable[tuple[float, float]], guess: float) -> float:
+    """Return the mean of (weight, value) pairs, drawn to a guess while they are few."""
+    weight, total = NOTHING_LEARNED, NOTHING_LEARNED * guess
+    for counts, value in pairs:
+        weight, total = weight + counts, total + counts * value
+    return total / weight
 
 
 def _variance(pairs: Sequence[tuple[float, float]], mean: float) -> float:
@@ -349,16 +343,6 @@ def _variance(pairs: Sequence[tuple[float, float]], mean: float) -> float:
     count = total**2 / sum(w * w for w, _ in pairs)  # Kish's effective size of a weighted sample
     sample = sum(w * (r - mean) ** 2 for w, r in pairs) / total
     return (sample + RUN_SPREAD**2 / count) * (1 + 1 / count)
-
-
-def likeness(seen: Conditions, on: Conditions) -> float:
-    """Return the weight of an observation by its conditions; 1 if they are the same."""
-    differences = (
-        (seen.engine, seen.engine_version) != (on.engine, on.engine_version),
-        seen.sequences != on.sequences,
-        _processor(seen.gpu) != _processor(on.gpu),
-    )
-    return _answers_alike(seen, on) * UNLIKE ** sum(differences)
 
 
 def errors_left_out(seen: Sequence[Seen], now: float, most_runs: int) -> dict[str, list[float]]:
@@ -378,48 +362,3 @@ def errors_left_out(seen: Sequence[Seen], now: float, most_runs: int) -> dict[st
                 if predicted.observations:
                     errors[one.dataset].append(predicted.gpu_seconds / one.gpu_seconds - 1)
     return dict(errors)
-
-
-def _same_engine(seen: Conditions, on: Conditions) -> bool:
-    """Return whether both have the same engine on the same type of GPU."""
-    return fits.of_conditions(seen) == fits.of_conditions(on)
-
-
-def _processor(gpu: str) -> str:
-    """Return one name for a type of GPU however a cluster spells it; CPUs differ by model."""
-    name = gpus.name(gpu)
-    return gpu if name == "cpu" else name
-
-
-@lru_cache(maxsize=4096)
-def _alike(seen: Model, model: Model) -> float:
-    """Return the weight of an observation by its model; 1 for checkpoints of one training run."""
-    like = 1.0 if seen.tensor_parallel == model.tensor_parallel else UNLIKE
-    same = (seen.family, seen.parameters, seen.dtype) == (
-        model.family,
-        model.parameters,
-        model.dtype,
-    )
-    if same:
-        return like
-    return like * UNLIKE * _size_alike(seen.parameters, model.parameters)
-
-
-def _size_alike(seen: float, size: float) -> float:
-    """Return 1 for the same size, and 1/e for a size `SIZE_RATIO` times as large or small."""
-    return math.exp(-abs(math.log(seen / size)) / math.log(SIZE_RATIO))
-
-
-def _answers_alike(seen: Conditions, on: Conditions) -> float:
-    """Return the weight of an observation's answers, which may be of another model."""
-    return _alike(seen.model, on.model) if _same_kind(seen.engine, on.engine) else 0.0
-
-
-def _same_kind(seen: str, engine: str) -> bool:
-    """Return whether both engines' answers are a model's, or both made up."""
-    return kind_of(seen).makes_up == kind_of(engine).makes_up
-
-
-def _settings_alike(seen: Subject, subject: Subject) -> float:
-    """Return the weight of an observation by the settings of its task."""
-    return 1.0 if seen.settings == subject.settings else UNLIKE
