@@ -14,7 +14,7 @@ from benchmarks._virtual_time import VirtualTime
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
-from coordinate_eval.coordinator.planning.inputs import Inputs, new_run
+from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.starting.create import create, submit_supervisor
 from coordinate_eval.records import Suite

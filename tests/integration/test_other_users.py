@@ -15,7 +15,7 @@ from tests.tiny import tiny_model
 from coordinate_eval import _files, _owner
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
-from coordinate_eval.coordinator.planning.inputs import read_inputs
+from coordinate_eval.coordinator.planning.new_run import read_inputs
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import ForeignError
 from coordinate_eval.records import DatasetResults, EngineSettings

@@ -10,7 +10,7 @@ from tests.staging import checkpoint
 from coordinate_eval import _files
 from coordinate_eval.cluster import Node
 from coordinate_eval.coordinator.inputs.layers import Layer, resolve
-from coordinate_eval.coordinator.planning.inputs import Inputs, new_run
+from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.planning.prepare import choose_nodes, offer_of_cluster, prepare
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.paths import RunDir

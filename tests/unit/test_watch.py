@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.cli.launch import watch
 from coordinate_eval.coordinator.cli.launch.watch import Watch, cron_line
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.inputs import Inputs
+from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run.starting import resumes

@@ -17,8 +17,8 @@ from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
 from coordinate_eval.coordinator.inputs.judge import most_questions, why_not_judged
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.planning.costs import known_work
-from coordinate_eval.coordinator.planning.inputs import Inputs, new_run
 from coordinate_eval.coordinator.planning.judging import Judging
+from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.planning.places.nodes import QUEUED_NODE, NoFreeGpu
 from coordinate_eval.coordinator.planning.plan import JudgeWork, Plan
 from coordinate_eval.coordinator.planning.prepare import (

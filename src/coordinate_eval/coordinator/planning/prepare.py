@@ -2,7 +2,7 @@
 
 `offer_of_cluster` or `offer_of_file` → `Offer`; `choose_nodes` → nodes of it; `prepare` →
 `Prepared`. Nothing is written here. A dry run takes these steps at once, and of a run its
-supervisor does. The steps before are in `inputs`.
+supervisor does. The steps before are in `new_run`.
 """
 
 import math

@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.inputs.folders import check_writable, working_i
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import building
 from coordinate_eval.coordinator.planning.costs import read_priors
-from coordinate_eval.coordinator.planning.inputs import Inputs
+from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.coordinator.planning.request_cache import Builder
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError

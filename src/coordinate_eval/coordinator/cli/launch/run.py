@@ -26,12 +26,12 @@ from coordinate_eval.coordinator.inputs.layers import flatten
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import known_tasks, suite
 from coordinate_eval.coordinator.planning import reviewed_plan
-from coordinate_eval.coordinator.planning.inputs import Inputs, new_run
 from coordinate_eval.coordinator.planning.judge_plan import (
     judge_run,
     plan_judge,
     questions_to_judge,
 )
+from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.prepare import (

@@ -37,7 +37,7 @@ def run(
 ) -> None:
     """Evaluate the checkpoint CKPT: submit the run to Slurm and return, or run here with Ray."""
     from coordinate_eval.coordinator.cli.launch.run import show_plan, start_run
-    from coordinate_eval.coordinator.planning.inputs import read_inputs
+    from coordinate_eval.coordinator.planning.new_run import read_inputs
     from coordinate_eval.coordinator.planning.reviewed_plan import read as read_plan
 
     if (html or scripts or what_if or estimate) and not dry_run:

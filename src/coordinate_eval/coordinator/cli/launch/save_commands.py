@@ -126,7 +126,7 @@ def watch(
     from coordinate_eval.coordinator.cli.launch.watch import Watch, cron_line
     from coordinate_eval.coordinator.cli.output import say
     from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved
-    from coordinate_eval.coordinator.planning.inputs import Inputs, read_inputs
+    from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs
 
     if (as_json or dry_run) and not once:
         raise UserError("--json and --dry-run tell of one look: add --once")
@@ -173,7 +173,7 @@ def prefetch(
     """
     from coordinate_eval.coordinator.cli.launch.prefetch import latest_checkpoint
     from coordinate_eval.coordinator.cli.launch.prefetch import prefetch as fetch
-    from coordinate_eval.coordinator.planning.inputs import read_inputs
+    from coordinate_eval.coordinator.planning.new_run import read_inputs
 
     if ckpt is not None and checkpoint is not None:
         raise UserError("CKPT and --checkpoint are the same: give one of them")

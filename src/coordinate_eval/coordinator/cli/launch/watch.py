@@ -28,7 +28,7 @@ from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import unchanged
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.inputs import Inputs
+from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run.jobs import program

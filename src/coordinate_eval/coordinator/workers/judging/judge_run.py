@@ -24,7 +24,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped_folder
-from coordinate_eval.coordinator.planning.inputs import new_run, read_inputs
+from coordinate_eval.coordinator.planning.new_run import new_run, read_inputs
 from coordinate_eval.coordinator.report.results import read_results, reasons
 from coordinate_eval.coordinator.report.state import (
     has_ended_incomplete,
