@@ -110,11 +110,12 @@ def scoring(session: Session) -> Rows:
 
 def rates(session: Session) -> Rows:
     """Compare loads of one kind with what the roofline predicts for them."""
+    settings = EngineSettings()
     on = conditions.conditions(
-        EngineSettings(),
+        settings,
         this_machine.engine_version("vllm"),
         device_name(),
-        conditions.model_of(checkpoints.inspect(session.model), 1, None),
+        conditions.model_of(checkpoints.inspect(session.model), settings, 1, None),
     )
     length, most = session.max_length, on.sequences
     engine = vllm.VllmEngine(session.model, tensor_parallel=1, max_length=length, args={})

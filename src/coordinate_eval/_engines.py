@@ -30,6 +30,9 @@ class EngineKind:
     model_class: Literal["hf", "vllm"] = "hf"
     """The model class of the harness that cuts prompts as this engine's are cut."""
 
+    dtype_argument: str = ""
+    """Its argument for the type of its numbers, if it has 16 bits in place of 32 without that."""
+
     cache_root: str = ""
     """Variable with the folder of what it compiles, which a trial sets and no caller's counts."""
 
@@ -46,6 +49,8 @@ ENGINES: Mapping[str, EngineKind] = {
         sequences_on_large_gpus=1024,
         shares_prefixes=True,
         model_class="vllm",
+        # `_resolve_auto_dtype` in vllm/config/model.py
+        dtype_argument="dtype",
         cache_root="VLLM_CACHE_ROOT",
     ),
     "transformers": EngineKind(

@@ -36,11 +36,11 @@ def test_a_config_of_other_shapes_is_still_told_apart_by_its_sizes(
     families = []
     for text in (spoilt, '{"n": 1}', '{"n": 2}'):
         file.write_text(text)
-        families.append(conditions_of.model_of(CHECKPOINT, 1, file).family)
+        families.append(conditions_of.model_of(CHECKPOINT, EngineSettings(), 1, file).family)
     assert families[0] == families[1] != families[2]
 
 
 def test_a_pipe_in_the_place_of_a_config_keeps_nobody_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ForeignError, match="no regular file"):
-        conditions_of.model_of(CHECKPOINT, 1, tmp_path / "config.json")
+        conditions_of.model_of(CHECKPOINT, EngineSettings(), 1, tmp_path / "config.json")

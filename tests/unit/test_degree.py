@@ -34,15 +34,20 @@ def llama(
     )  # fmt: skip
 
 
+VLLM = EngineSettings()
 L8, L70, L405 = llama(8, 32, 32, 8), llama(70.6, 80, 64, 8), llama(405, 126, 128, 8)
 
 
 def degree(
-    checkpoint: Checkpoint, gpu: str, gib: float, works: Sequence[Work] | None = None
+    checkpoint: Checkpoint,
+    gpu: str,
+    gib: float,
+    works: Sequence[Work] | None = None,
+    engine: EngineSettings = VLLM,
 ) -> int:
     rates = gpus.lookup(gpu)._replace(memory=gib * 2**30)
     works = expected_works(suite.load("base")) if works is None else works
-    return tensor_parallel(checkpoint, rates, 8, 8192, works, sequences(EngineSettings(), gpu))
+    return tensor_parallel(checkpoint, engine, rates, 8, 8192, works, sequences(engine, gpu))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +82,25 @@ def test_little_is_no_reason_for_more_gpus() -> None:
 
 def test_without_memory_it_is_one() -> None:
     assert degree(L405, "h100", 0) == 1
+
+
+def test_weights_of_32_bits_take_16_of_them_where_the_engine_computes_with_16() -> None:
+    wide = L70.model_copy(
+        update={
+            "bytes": 2 * L70.bytes,
+            "dtype": "float32",
+            "kv_bytes_per_token": 2 * L70.kv_bytes_per_token,
+            "activation_bytes_per_token": 2 * L70.activation_bytes_per_token,
+        }
+    )
+    assert degree(wide, "h200", 141) == degree(L70, "h200", 141) == 2
+    file = wide.model_copy(update={"bytes": 4 * wide.bytes, "format": CheckpointFormat.TORCH})
+    assert degree(file, "h200", 141) == 2
+    for engine in (
+        EngineSettings(args={"dtype": "float32"}),
+        EngineSettings(name="transformers"),
+    ):
+        assert degree(wide, "h200", 141, engine=engine) > 2
 
 
 def test_an_optimizer_in_the_file_needs_no_gpu() -> None:

@@ -29,6 +29,7 @@ from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import model_of
+from coordinate_eval.records import EngineSettings
 from coordinate_eval.slurm.answers.nodes import Wanted, gpu_memory_gib, read_nodes, read_partitions
 from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_job_id, read_tasks
 from coordinate_eval.slurm.answers.text_answers import read_nodes_text
@@ -144,8 +145,8 @@ def test_configurations(whole: Path, random: Random) -> None:
 
     def read() -> None:
         found = checkpoint.inspect(whole)
-        model_of(found, 1, whole / "config.json")
-        tensor_parallel(found, gpus.lookup("h100"), 8, found.max_length, [], 256)
+        model_of(found, EngineSettings(), 1, whole / "config.json")
+        tensor_parallel(found, EngineSettings(), gpus.lookup("h100"), 8, found.max_length, [], 256)
 
     judged(read)
 

@@ -15,6 +15,10 @@ LARGE_MEMORY = 70 * 2**30
 """Memory in bytes of GPUs on which vLLM runs more sequences at once by default."""
 
 
+WIDE = ("float32", "float64")
+"""Types of weights with more than 16 bits."""
+
+
 def conditions(engine: EngineSettings, version: str, gpu: str, of: roofline.Model) -> Conditions:
     """Return the conditions under which an engine evaluates a model."""
     return Conditions(
@@ -31,18 +35,32 @@ def on_processor(gpu: str, processor: str) -> str:
     return f"cpu/{processor}" if gpus.name(gpu) == "cpu" else gpu
 
 
-def model_of(checkpoint: Checkpoint, tensor_parallel: int, config: Path | None) -> roofline.Model:
-    """Return the figures of a checkpoint that decide its speed; `config` is its `config.json`."""
+def model_of(
+    checkpoint: Checkpoint, engine: EngineSettings, tensor_parallel: int, config: Path | None
+) -> roofline.Model:
+    """Return the figures of a checkpoint in an engine that decide its speed.
+
+    `config` is its `config.json`.
+    """
+    weights, other, dtype = checkpoint.bytes, 1, checkpoint.dtype
+    if dtype in WIDE and _halves(engine):
+        weights, other, dtype = min(weights, 2 * checkpoint.parameters), 2, "bfloat16"
     return roofline.Model(
         parameters=max(1, checkpoint.parameters),
-        bytes=max(1, checkpoint.bytes),
-        kv_bytes_per_token=checkpoint.kv_bytes_per_token,
+        bytes=max(1, weights),
+        kv_bytes_per_token=checkpoint.kv_bytes_per_token // other,
         kv_heads=checkpoint.kv_heads,
-        activation_bytes_per_token=checkpoint.activation_bytes_per_token,
+        activation_bytes_per_token=checkpoint.activation_bytes_per_token // other,
         tensor_parallel=tensor_parallel,
-        dtype=checkpoint.dtype,
+        dtype=dtype,
         family=_family(config),
     )
+
+
+def _halves(engine: EngineSettings) -> bool:
+    """Return whether the engine computes with 16 bits where weights have more."""
+    argument = kind_of(engine.name).dtype_argument
+    return bool(argument) and engine.args.get(argument) not in ("float32", "float")
 
 
 def sequences(engine: EngineSettings, gpu: str) -> int:

@@ -43,7 +43,7 @@ def conditions(
         engine,
         this_machine.engine_version(engine.name),
         conditions_of.on_processor(gpu_type, this_machine.processor()),
-        conditions_of.model_of(checkpoint, gpus_per_trial, config),
+        conditions_of.model_of(checkpoint, engine, gpus_per_trial, config),
     )
 
 

@@ -57,7 +57,8 @@ def store_observations(run_dir: RunDir, run: Run) -> int:
 def collect_observations(run_dir: RunDir, run: Run) -> list[Seen]:
     """Return what the run has measured so far."""
     name = f"{run.id}-{run.nonce}"
-    model = model_of(run.checkpoint, run.tensor_parallel, run_dir.model / "config.json")
+    engine, config = run.settings.engine, run_dir.model / "config.json"
+    model = model_of(run.checkpoint, engine, run.tensor_parallel, config)
     starts, shards = _read_trials(run_dir, run, name, model)
     datasets = list(_datasets(run_dir, run, name, shards))
     # A dataset may have run under several conditions; its metric counts once. The seconds of a

@@ -203,7 +203,7 @@ def _conditions(
         model = newest.model
     else:
         parameters = shapes.parameter_count(size or shapes.DEFAULT_SIZE)
-        model = conditions_of.model_of(shapes.llama_like(parameters), degree, None)
+        model = conditions_of.model_of(shapes.llama_like(parameters), engine, degree, None)
     version = this_machine.engine_version(engine.name)
     return conditions_of.conditions(engine, version, gpu, model)
 

@@ -13,7 +13,7 @@ from coordinate_eval.priors import roofline
 from coordinate_eval.priors.conditions import model_of
 from coordinate_eval.priors.gpus import Gpu
 from coordinate_eval.priors.roofline import MEMORY_FRACTION, Model, Work
-from coordinate_eval.records import Checkpoint, CheckpointFormat
+from coordinate_eval.records import Checkpoint, CheckpointFormat, EngineSettings
 
 SAME = 1.05
 """Multiple of the shortest predicted time up to which fewer GPUs for each engine are as good: there
@@ -22,6 +22,7 @@ are more engines then, and predictions are no better."""
 
 def tensor_parallel(
     checkpoint: Checkpoint,
+    engine: EngineSettings,
     gpu: Gpu,
     gpus_per_node: int,
     max_length: int,
@@ -37,6 +38,7 @@ def tensor_parallel(
 
     Args:
         checkpoint: The model.
+        engine: That which computes with it.
         gpu: The rates and the memory of one GPU.
         gpus_per_node: GPUs of a node.
         max_length: Tokens of context.
@@ -48,7 +50,7 @@ def tensor_parallel(
     """
     if gpu.memory <= 0:
         return 1
-    candidates = list(_candidates(checkpoint, gpus_per_node))
+    candidates = list(_candidates(checkpoint, engine, gpus_per_node))
     fitting = [model for model in candidates if roofline.kv_tokens(model, gpu) >= max_length]
     if not fitting:
         raise _too_large(checkpoint, gpu, gpus_per_node, max_length, candidates[-1])
@@ -63,7 +65,9 @@ def tensor_parallel(
     return min(degree for degree, each in seconds.items() if each <= enough)
 
 
-def _candidates(checkpoint: Checkpoint, gpus_per_node: int) -> Iterator[Model]:
+def _candidates(
+    checkpoint: Checkpoint, engine: EngineSettings, gpus_per_node: int
+) -> Iterator[Model]:
     """Yield the model on 1, 2, 4, … GPUs, as far as a node has them and heads divide."""
     weights = checkpoint.bytes
     if checkpoint.format is CheckpointFormat.TORCH:
@@ -72,8 +76,8 @@ def _candidates(checkpoint: Checkpoint, gpus_per_node: int) -> Iterator[Model]:
         weights = min(weights, size)
     degree = 1
     while degree <= gpus_per_node and checkpoint.attention_heads % degree == 0:
-        model = model_of(checkpoint, degree, None)
-        yield model.model_copy(update={"bytes": max(1, weights)})
+        model = model_of(checkpoint, engine, degree, None)
+        yield model.model_copy(update={"bytes": max(1, min(model.bytes, weights))})
         degree *= 2
 
 
@@ -86,7 +90,7 @@ def _part(work: Work, share: float) -> Work:
 def _too_large(
     checkpoint: Checkpoint, gpu: Gpu, gpus_per_node: int, max_length: int, most: Model
 ) -> UserError:
-    kept = checkpoint.kv_bytes_per_token * max_length * most.tensor_parallel / most.kv_shares
+    kept = most.kv_bytes_per_token * max_length * most.tensor_parallel / most.kv_shares
     needed = (most.bytes + kept) / MEMORY_FRACTION / 2**30
     return UserError(
         f"checkpoint {checkpoint.path} needs {needed:.1f} GiB of GPU memory "

@@ -149,6 +149,7 @@ def _degree(demand: Demand, kind: tuple[str, float], gpus_per_node: int) -> int:
         gpus_per_node = 1
     return tensor_parallel(
         demand.checkpoint,
+        demand.settings.engine,
         gpu._replace(memory=gib * 2**30),
         gpus_per_node,
         demand.max_length,
@@ -160,9 +161,9 @@ def _degree(demand: Demand, kind: tuple[str, float], gpus_per_node: int) -> int:
 def _speed(demand: Demand, choice: ChosenNodes) -> tuple[float, int]:
     """Return how often per second these nodes could do the works, and the number of their GPUs."""
     nodes, degree = choice
-    kind = nodes[0].gpu_type
-    model, gpu = model_of(demand.checkpoint, degree, None), gpus.lookup(kind)
-    most = sequences(demand.settings.engine, kind)
+    engine, kind = demand.settings.engine, nodes[0].gpu_type
+    model, gpu = model_of(demand.checkpoint, engine, degree, None), gpus.lookup(kind)
+    most = sequences(engine, kind)
     seconds = sum(gpu_seconds(work, model, gpu, most) for work in demand.works or (_ANY_WORK,))
     trials = sum(node.trials for node in nodes)
     return trials / seconds, trials * degree
