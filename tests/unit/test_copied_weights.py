@@ -115,11 +115,22 @@ def test_where_there_is_no_room_the_weights_are_linked(
     assert until(lambda: os.statvfs(small_memory).f_bfree > 200, "its memory to be free")
 
 
+def test_engines_keep_room_for_what_their_processes_share(
+    small_memory: Path, tmp_path: Path
+) -> None:
+    tight, roomy = (checkpoint(tmp_path / str(size), size=size) for size in (900_000, 700_000))
+    for source in (tight, roomy):
+        place = StagedWeights(str(small_memory), "run", "node")
+        with place.hold():
+            assert place.copy(source, lambda _: None)
+            assert (place.folder / "model.safetensors").is_symlink() == (source is tight)
+
+
 def test_memory_that_others_fill_meanwhile_is_said(
     small_memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "RANGE_BYTES", 10_000)
-    source = checkpoint(tmp_path / "step", size=900_000)
+    source = checkpoint(tmp_path / "step", size=800_000)
     others = small_memory / "of another job"
 
     def fill(done: int) -> None:

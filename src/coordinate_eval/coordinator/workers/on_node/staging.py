@@ -31,6 +31,10 @@ from coordinate_eval.records import Checkpoint, CheckpointFormat, Record
 
 _MANIFEST = "manifest.json"
 
+SPARE_BYTES = 4 * 2**30
+"""Room beside large weights for what processes of engines share: vLLM's queues between eight GPUs
+take 2 GiB (`distributed/device_communicators/shm_broadcast.py`), and NCCL has segments, too."""
+
 
 class Manifest(Record):
     """`manifest.json`: the files of a whole copy, written after them.
@@ -180,19 +184,21 @@ def _copy_all(
 
 
 def _lacks_room(source: Checkpoint, folder: Path) -> bool:
-    """Return whether there is no room for the weights now, and say so in the log if so.
+    """Return whether there is no room for weights and engines now, and say so in the log if so.
 
     Writing still finds out what others take later.
     """
     found = os.statvfs(folder)
     room = found.f_bavail * found.f_frsize
     # A memory file system without a limit says that it has no blocks.
-    if not found.f_blocks or source.bytes <= room:
+    spare = min(SPARE_BYTES, source.bytes // 4)
+    if not found.f_blocks or source.bytes + spare <= room:
         return False
     print(
         f"{folder} has room for {size(room)} on this node, and the weights need "
-        f"{size(source.bytes)}: engines read them from {source.path}, which takes longer. Have it "
-        "made larger, or set [stage] where to `local DIR` or `none`",
+        f"{size(source.bytes)}, with {size(spare)} for what processes of engines share: they are "
+        f"read from {source.path}, which takes longer. Have it made larger, or set [stage] where "
+        "to `local DIR` or `none`",
         flush=True,
     )
     return True
