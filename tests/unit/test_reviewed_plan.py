@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.inputs.settings import MetricSettings
 from coordinate_eval.coordinator.planning import reviewed_plan
+from coordinate_eval.coordinator.planning.contradictions import contradictions
 from coordinate_eval.coordinator.planning.plan import Capacity, Cost
 from coordinate_eval.errors import UserError
 
@@ -140,10 +141,10 @@ def test_what_the_planner_makes_is_sound_and_is_read_as_written(
     costs: list[Cost], capacity: Capacity
 ) -> None:
     made = reviewed_plan.PlanFile.of(plan_of(costs, capacity), metric_cpus=8, max_length=64)
-    assert list(reviewed_plan.contradictions(made)) == []
+    assert list(contradictions(made)) == []
     again = reviewed_plan.PlanFile.model_validate_json(made.model_dump_json(by_alias=True))
     assert again == made
     one = made.trials[0]
     fewer = one.model_copy(update={"shards": one.shards[1:]})
     without = made.model_copy(update={"trials": [fewer, *made.trials[1:]]})
-    assert any("in no shard" in problem for problem in reviewed_plan.contradictions(without))
+    assert any("in no shard" in problem for problem in contradictions(without))

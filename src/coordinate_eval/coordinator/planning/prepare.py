@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from coordinate_eval._format import duration
 from coordinate_eval.cluster import Busy, JobLimits, Node
@@ -206,13 +207,13 @@ def prepare(
     if offer.described is not None:
         unbuilt = []  # nobody knows what is in a cache there
     building = wall_seconds(unbuilt, offer.priors, settings.build.jobs)
-    left, ends = _time_left(offer.limits, building)
+    left = _TimeLeft.after(building, offer.limits)
     plan = reviewed
     if plan is not None:
         reviewed_plan.check_items(plan, costs)
-        _check_reviewed_time(plan, left, ends)
+        left.check(plan)
     else:
-        new = _plan(run, costs, capacity, left, ends, judging, what_if=what_if)
+        new = _plan(run, costs, capacity, left, judging, what_if=what_if)
         new = new.model_copy(update={"build_seconds": building})
         plan = PlanFile.of(new, metric_cpus=offer.metric_cpus, max_length=run.max_length)
     run = with_plan(run, plan, built)
@@ -280,6 +281,32 @@ def first_round(run: Run, plan: Plan, nodes: Sequence[NodeCapacity] = ()) -> Rou
     )
 
 
+class _TimeLeft(NamedTuple):
+    """The time until all jobs have to end."""
+
+    seconds: float
+    why: str
+    """Why they have to, as the beginning of a sentence."""
+
+    @classmethod
+    def after(cls, building: float, limits: JobLimits) -> "_TimeLeft":
+        """Return what is left when prompts have been built, which takes so many seconds."""
+        if limits.until is None:
+            return cls(math.inf, "")
+        left = max(0.0, limits.until - time.time())
+        return cls(max(0.0, left - building), f"{limits.until_why} in {duration(left)}")
+
+    def check(self, plan: Plan) -> None:
+        """Check that a reviewed plan ends in time.
+
+        Raises:
+            UserError: It does not.
+        """
+        seconds = plan.estimate.makespan_seconds
+        if seconds > self.seconds:
+            raise UserError(f"{self.why}, and the plan takes {duration(seconds)}")
+
+
 def _longest_shard(run: Run, engine_start_seconds: float) -> float:
     """Return the most seconds of a shard that a trial can complete within its time limit.
 
@@ -306,43 +333,27 @@ def check_time(
         if all(known_work(dataset, None) is not None for dataset in run.suite.datasets):
             prepare(run, offer, chosen, {})
     else:
-        _check_reviewed_time(reviewed, *_time_left(offer.limits, 0.0))
-
-
-def _time_left(limits: JobLimits, building: float) -> tuple[float, str]:
-    """Return the seconds from the end of `building` until all jobs have to end, and why they do."""
-    if limits.until is None:
-        return math.inf, ""
-    left = max(0.0, limits.until - time.time())
-    return max(0.0, left - building), f"{limits.until_why} in {duration(left)}"
-
-
-def _check_reviewed_time(plan: Plan, left: float, ends: str) -> None:
-    if plan.estimate.makespan_seconds > left:
-        raise UserError(f"{ends}, and the plan takes {duration(plan.estimate.makespan_seconds)}")
+        _TimeLeft.after(0.0, offer.limits).check(reviewed)
 
 
 def _plan(
     run: Run,
     costs: list[Cost],
     capacity: Capacity,
-    left: float,
-    ends: str,
+    left: _TimeLeft,
     judging: Judging | None,
     *,
     what_if: bool,
 ) -> Plan:
     """Plan these costs on as much of the capacity as the objective wants.
 
-    `ends` says what ends when no seconds are `left`.
-
     Raises:
         UserError: Nothing ends by the deadline, or in the seconds that are left.
     """
     checkpoint, suite, settings = run.checkpoint, run.suite, run.settings
     deadline = settings.deadline_seconds
-    hurried = left < (deadline or math.inf)
-    latest = left if hurried else deadline
+    hurried = left.seconds < (deadline or math.inf)
+    latest = left.seconds if hurried else deadline
     judge = judging.work if judging is not None else None
     beside = judging.beside(capacity.nodes[0].gpu_type) if judging is not None else 0
 
@@ -378,7 +389,7 @@ def _plan(
             named=names_nodes(settings),
         )
     except UserError as error:
-        raise (UserError(f"{ends}: {error}") if hurried else error) from error
+        raise (UserError(f"{left.why}: {error}") if hurried else error) from error
     if what_if:
         return chosen.model_copy(update={"what_if": node_count.curve(draft, capacity, chosen)})
     return chosen

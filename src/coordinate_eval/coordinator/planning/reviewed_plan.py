@@ -5,19 +5,16 @@ such as the bandwidth of a link or the start of an engine are not compared, beca
 change what runs.
 """
 
-import itertools
 import json
-import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, ValidationError
 
 from coordinate_eval import _files, _format, _user_files
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.contradictions import contradictions
 from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.places.asked_nodes import check_limits
 from coordinate_eval.coordinator.planning.places.nodes import Demand
@@ -27,6 +24,8 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, Suite
 
 SCHEMA = "coordinate-eval/plan@1"
+
+_HOW_TO_MAKE = "`coordinate-eval run … --dry-run --json` prints one"
 
 
 class PlanFile(Plan):
@@ -69,56 +68,6 @@ def read(path: Path) -> PlanFile:
     for problem in contradictions(plan):
         raise UserError(f"plan {path}: {problem}. {_HOW_TO_MAKE}")
     return plan
-
-
-def contradictions(plan: Plan) -> Iterator[str]:
-    """Yield the contradictions in a plan; every item must be in exactly one shard, for example."""
-    costs = {cost.name: cost for cost in plan.datasets}
-    nodes = {node.name: node for node in plan.nodes}
-    for what, names in (
-        ("dataset", [cost.name for cost in plan.datasets]),
-        ("node", [node.name for node in plan.nodes]),
-        ("trial", [trial.id for trial in plan.trials]),
-    ):
-        if not names:
-            yield f"it has no {what}"
-        for name in (name for name, count in Counter(names).items() if count > 1):
-            yield f"{what} {name} is listed twice"
-    for name in {trial.node for trial in plan.trials} ^ nodes.keys():
-        yield f"node {name} has no trial" if name in nodes else f"no node {name}, but trials on it"
-    for name in {stage.node for stage in plan.stages} ^ nodes.keys():
-        yield f"node {name} has no stage" if name in nodes else f"no node {name}, but a stage of it"
-    if min(plan.estimate.makespan_seconds, plan.estimate.lower_bound_seconds) <= 0:
-        yield "its estimate is 0 seconds"
-    for node, count in Counter(trial.node for trial in plan.trials).items():
-        usual = {f"{node}-{index}" for index in range(count)}
-        for name in {trial.id for trial in plan.trials if trial.node == node} - usual:
-            yield f"trial {name} of node {node} is not one of {node}-0 to {node}-{count - 1}"
-    for trial in plan.trials:
-        if trial.gpus != plan.gpus_per_trial or trial.gpus < 1:
-            yield f"trial {trial.id} has {trial.gpus} GPUs, not {plan.gpus_per_trial}"
-    for value in _numbers(plan.model_dump()):
-        if value < 0 or not (isinstance(value, int) or math.isfinite(value)):
-            yield f"{value} is not a time, size or count"
-    spans: dict[str, list[tuple[int, int]]] = {}
-    for shard in (shard for trial in plan.trials for shard in trial.shards):
-        spans.setdefault(shard.dataset, []).append((shard.start, shard.stop))
-    for name in spans.keys() - costs.keys():
-        yield f"a shard is of dataset {name}, which the plan does not list"
-    for name, cost in costs.items():
-        yield from _uncovered(name, cost.items, sorted(spans.get(name, [])))
-        if not cost.splittable and len(spans.get(name, [])) > 1:
-            yield f"dataset {name} cannot be split but has {len(spans[name])} shards"
-    for job in plan.metric_jobs:
-        if job.dataset not in costs or not 0 <= job.start < job.stop <= costs[job.dataset].items:
-            yield f"a metric job is of {job.dataset} {job.start}-{job.stop}, which does not exist"
-        if job.cpus < 1:
-            yield f"a metric job of {job.dataset} has no core"
-    for name, count in Counter(job.dataset for job in plan.score_jobs).items():
-        if name not in costs or count > 1:
-            yield f"score jobs are of dataset {name}, " + (
-                "which is scored once" if name in costs else "which the plan does not list"
-            )
 
 
 def check_same(
@@ -268,33 +217,3 @@ def _lacks(node: Node, trials: int, gpus: int, settings: Settings, gib: float) -
         f"{all_gpus * trial.cpus + select.LEAST_KEEPER_CPUS} cores and "
         f"{all_gpus * trial.memory_gib + gib:.1f} GiB"
     )
-
-
-def _uncovered(name: str, items: int, spans: list[tuple[int, int]]) -> Iterator[str]:
-    """Yield items that are in no shard or in several."""
-    for start, stop in spans:
-        if not 0 <= start < stop <= items:
-            yield f"shard {start}-{stop} of dataset {name} is not within its {items} items"
-    edges = [(0, 0), *spans, (items, items)]
-    for (_, stop), (start, _) in itertools.pairwise(edges):
-        if stop < start:
-            yield f"items {stop}-{start} of dataset {name} are in no shard"
-        elif stop > start:
-            yield f"items {start}-{stop} of dataset {name} are in more than one shard"
-
-
-def _numbers(tree: Any) -> Iterator[float]:  # noqa: ANN401 - any JSON value
-    """Yield every number in a tree but those in the engine's arguments."""
-    if isinstance(tree, bool):
-        return
-    if isinstance(tree, int | float):
-        yield tree
-    elif isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from () if key == "args" else _numbers(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _numbers(value)
-
-
-_HOW_TO_MAKE = "`coordinate-eval run … --dry-run --json` prints one"
