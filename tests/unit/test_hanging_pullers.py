@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from tests.decisions import DIR, RUN, SPANS, facts, make_run, submitted, waiting_for
 from tests.reviewer import FakeCluster
 from tests.run_dirs import unplanned
@@ -17,6 +18,7 @@ from tests.runs import until
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import TASK_VARIABLE, End, State, TaskStatus
+from coordinate_eval.coordinator.cli import job_commands
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.claiming.claims import Claim, Ledger, OpenClaim, whole
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
@@ -242,6 +244,33 @@ def test_a_job_gives_signs_whatever_it_does_until_it_is_stopped(
     assert not is_given_again()
     worker.send_signal(signal.SIGCONT)
     until(is_given_again, "one after it has gone on")
+
+
+@pytest.mark.parametrize(
+    ("command", "works"),
+    [
+        (job_commands.build, "builder.run_builder"),
+        (job_commands.metric, "metric.run_metric"),
+        (job_commands.judge, "judging.judge.run_judge"),
+        (job_commands.score, "scorer.run_scorer"),
+    ],
+)
+def test_every_such_job_gives_signs_while_it_works(
+    command: Callable[[Path], None], works: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, _ = unplanned(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(TASK_VARIABLE, "7_1.0")
+    monkeypatch.setattr("coordinate_eval.evaluators.sandbox.inside.show", lambda visible: None)
+
+    def work(entered: RunDir) -> int:
+        until(entered.alive("7_1").exists, "a sign of life")
+        return 3
+
+    monkeypatch.setattr(f"coordinate_eval.coordinator.workers.{works}", work)
+    with pytest.raises(typer.Exit) as ended:
+        command(run_dir.root)
+    assert ended.value.exit_code == 3
 
 
 def test_no_sign_makes_a_removed_run_again(tmp_path: Path) -> None:
