@@ -42,7 +42,6 @@ from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import conditions as conditions_of
 from coordinate_eval.priors import fit, likeness, roofline, this_machine
-from coordinate_eval.priors.catalogue import UNKNOWN_OUTPUT_SHARE
 from coordinate_eval.priors.observations import DatasetSeen, Subject
 from coordinate_eval.priors.predict import Prediction, Priors
 from coordinate_eval.priors.roofline import Conditions, Model, Work
@@ -243,7 +242,7 @@ def built(group: list[Request]) -> Work:
         items=len(group),
         requests=len(group),
         prompt_tokens=prompt_tokens(group),
-        output_tokens=sum(limits) * UNKNOWN_OUTPUT_SHARE,
+        output_tokens=sum(limits) * roofline.WRITTEN_SHARE,
         longest_output_tokens=max(limits),
     )
 

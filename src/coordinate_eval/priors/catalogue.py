@@ -11,11 +11,8 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from coordinate_eval.priors.roofline import Work
+from coordinate_eval.priors.roofline import WRITTEN_SHARE, Work
 from coordinate_eval.records import CACHE_BLOCK, Dataset, DatasetRequests
-
-UNKNOWN_OUTPUT_SHARE = 0.3
-"""Share of its token limit that a generation is assumed to use."""
 
 TASKS = {
     "mmlu": 57,
@@ -133,7 +130,7 @@ def built_work(dataset: Dataset, built: DatasetRequests) -> Work:
     """Return the work of built requests; output tokens and metric seconds are predicted."""
     entry = find(dataset)
     limit_sum = built.max_output_tokens
-    output = limit_sum * UNKNOWN_OUTPUT_SHARE
+    output = limit_sum * WRITTEN_SHARE
     longest = float(built.longest_output_tokens)
     metric = built.metric_cpu_seconds
     if entry is not None:

@@ -33,6 +33,9 @@ MEMORY_FRACTION = 0.85
 MAX_SEQUENCES = 256
 """Sequences that an engine runs at once, where that is not known."""
 
+WRITTEN_SHARE = 0.3
+"""Share of its token limit that a generation is assumed to use."""
+
 REQUEST_SECONDS = 0.0008
 """Host seconds that a request costs the engine."""
 

@@ -13,6 +13,7 @@ nothing. The shares of all requests add up to the time in which any request was 
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from coordinate_eval.priors.roofline import WRITTEN_SHARE
 from coordinate_eval.records import (
     Key,
     Request,
@@ -25,9 +26,6 @@ from coordinate_eval.records import (
 STEP_TOKENS = 250.0
 """Prompt tokens that take as long to compute as a step takes to read the weights, for any model:
 peak FLOP/s over bytes/s of current GPUs (`gpus`), at two bytes per parameter."""
-
-WRITTEN_SHARE = 0.3
-"""Share of its token limit that a generation is assumed to use."""
 
 _Name = tuple[object, ...]
 

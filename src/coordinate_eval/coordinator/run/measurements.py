@@ -8,16 +8,18 @@ seconds to `stage/<node>.jsonl`. An error while writing is ignored: later plans 
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
 from coordinate_eval import _files
 from coordinate_eval.priors.this_machine import storage_of
 from coordinate_eval.records import Checkpoint, DatasetRequests, Record, Response, Span
+
+T = TypeVar("T")
 
 
 class EngineStarted(Record):
@@ -118,11 +120,8 @@ def append_line(path: Path, line: EngineStarted | ShardDone | WeightsCopied | Sc
 
 
 def read_lines(path: Path) -> Iterator[EngineStarted | ShardDone]:
-    """Yield the lines of a trial's measurements, without torn ones; none if it never began."""
-    with contextlib.suppress(OSError):
-        for line in _files.whole_lines(path):
-            with contextlib.suppress(ValueError):
-                yield _LINE.validate_json(line)
+    """Return the lines of a trial's measurements, without torn ones; none if it never began."""
+    return _whole(path, _LINE.validate_json)
 
 
 def append_copy(path: Path, seconds: float | None, checkpoint: Checkpoint) -> None:
@@ -135,11 +134,8 @@ def append_copy(path: Path, seconds: float | None, checkpoint: Checkpoint) -> No
 
 
 def read_copies(path: Path) -> Iterator[WeightsCopied]:
-    """Yield the copies of the weights to a node, without torn lines."""
-    with contextlib.suppress(OSError):
-        for line in _files.whole_lines(path):
-            with contextlib.suppress(ValueError):
-                yield WeightsCopied.model_validate_json(line)
+    """Return the copies of the weights to a node, without torn lines."""
+    return _whole(path, WeightsCopied.model_validate_json)
 
 
 def append_scoring(path: Path, seconds: float, index: DatasetRequests) -> None:
@@ -149,8 +145,13 @@ def append_scoring(path: Path, seconds: float, index: DatasetRequests) -> None:
 
 
 def read_scorings(path: Path) -> Iterator[Scored]:
-    """Yield the scorings of a dataset, without torn lines; none if it was never scored."""
+    """Return the scorings of a dataset, without torn lines; none if it was never scored."""
+    return _whole(path, Scored.model_validate_json)
+
+
+def _whole(path: Path, parsed: Callable[[bytes], T]) -> Iterator[T]:
+    """Yield what the lines of a file are parsed into, without those that are torn."""
     with contextlib.suppress(OSError):
         for line in _files.whole_lines(path):
             with contextlib.suppress(ValueError):
-                yield Scored.model_validate_json(line)
+                yield parsed(line)
