@@ -1,8 +1,10 @@
 """One supervisor's memory of the signs of life of trials and of jobs on CPUs."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import State
@@ -70,7 +72,7 @@ class Silence:
         for task in facts.tasks:
             runs = task.state is State.RUNNING and not task.completing
             if runs and task.name in facts.submitted and kind_of(run, task.name) is not None:
-                signs = (_files.modified(self._dir.alive(each)) for each in task.ids)
+                signs = (_last_sign(self._dir.alive(each)) for each in task.ids)
                 job_id, sign = facts.id_of(run, task), max(signs)
                 found[job_id] = Quiet(task, self._seconds(job_id, sign), begun=sign > 0)
         return found
@@ -91,3 +93,16 @@ class Silence:
             }
             self._due = answer_seconds(run, plan.floor_seconds if plan else {}, longest)
         return self._due
+
+
+def _last_sign(path: Path) -> float:
+    """Return the time of a file's last change in seconds since the epoch; 0 if it is not there.
+
+    A network file system asks its server when a file is opened. Without that, it may remember the
+    time for as long as a site likes.
+    """
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime
+    except FileNotFoundError:
+        return 0.0
