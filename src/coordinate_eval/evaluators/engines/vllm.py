@@ -3,7 +3,8 @@
 `LLM.generate` answers a batch, and waits for its slowest request before the next batch starts.
 Here a new request is added whenever one has finished, across datasets. So the scheduler always
 holds as many requests as it can run, and a few more. With one GPU, the engine runs in this
-process, which saves the start of two others. With several, vLLM starts one process for each GPU.
+process, which saves the start of two others. With several, vLLM starts one process for each GPU,
+and one that schedules: `vllm_processes` notices its death.
 
 Requests that belong to the same item are scored together: see `vllm_scoring`.
 """
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
-from coordinate_eval.evaluators.engines import common
+from coordinate_eval.evaluators.engines import common, vllm_processes
 from coordinate_eval.evaluators.engines.base import Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.evaluators.engines.vllm_defaults import engine_arguments, on_cpu
@@ -158,6 +159,7 @@ class VllmEngine:
                 f"vLLM did not start on {str(model)!r} with arguments {args}: "
                 f"{common.last_words(error)}{own_code.note(model, error)}"
             ) from error
+        vllm_processes.watch(self._engine.engine_core)
         kinds = importlib.import_module("vllm.sampling_params").RequestOutputKind
         self._parameters = functools.partial(vllm.SamplingParams, output_kind=kinds.FINAL_ONLY)
         config = self._engine.vllm_config
@@ -287,7 +289,8 @@ class VllmEngine:
         try:
             outputs = engine.step()
         except Exception as error:
-            raise EngineError(f"vLLM failed: {common.last_words(error)}") from error
+            ended = vllm_processes.ended(engine.engine_core)
+            raise EngineError(f"vLLM failed: {common.last_words(error)}{ended}") from error
         return [output for output in outputs if output.finished]
 
     def _running(self) -> Any:
