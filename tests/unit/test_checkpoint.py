@@ -143,6 +143,7 @@ def test_what_is_gone_is_not_unchanged(single: Path) -> None:
     [
         ({"text_config": {"max_position_embeddings": 99, "head_dim": 8}}, 99, 4, 2 * 2 * 2 * 8 * 2),
         ({"max_position_embeddings": None, "n_positions": 7}, 7, 4, 256),
+        ({"seq_length": 99}, 99, 4, 256),
         ({"max_position_embeddings": "many"}, 2048, 4, 256),
         ({"num_key_value_heads": None}, 512, 4, 512),
         ({"num_key_value_heads": None, "multi_query": True}, 512, 4, 128),

@@ -26,7 +26,14 @@ class Checkpoint(Record):
     bytes: int = Field(description="of the weight files")
     parameters: int
     dtype: str = Field(description="of most parameters, such as 'bfloat16'")
-    max_length: int = Field(description="length of the model's context in tokens")
+    max_length: int = Field(description="length of the model's context in tokens, for vLLM")
+    short_length: int = Field(
+        default=0,
+        description="that of LongRoPE without its long factors, which vLLM takes by itself, else 0",
+    )
+    hf_length: int = Field(
+        default=0, description="the length for the harness's `hf`; 0 if it is `max_length`"
+    )
     attention_heads: int
     vocabulary: int = Field(
         default=0, description="tokens that the model has an embedding for; 0 if not known"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinate_eval import _files
+from coordinate_eval._engines import kind_of
 from coordinate_eval.cluster import JobLimits
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
@@ -44,8 +45,13 @@ class Inputs:
     @property
     def max_length(self) -> int:
         """Return the length of this run's context, in tokens."""
-        longest = self.checkpoint.max_length
-        return min(longest, self.settings.trial.max_length or longest)
+        asked, model = self.settings.trial.max_length, self.checkpoint
+        if kind_of(self.settings.engine.name).model_class == "hf":
+            longest = usual = model.hf_length or model.max_length
+        else:
+            longest = model.max_length
+            usual = model.short_length or longest
+        return min(longest, asked or usual)
 
     @property
     def run_id(self) -> str:

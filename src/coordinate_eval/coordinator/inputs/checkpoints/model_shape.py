@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from coordinate_eval import _format
+from coordinate_eval.coordinator.inputs.checkpoints.context import MOST_TOKENS, context
 from coordinate_eval.errors import UserError
 
-DEFAULT_MAX_LENGTH: Final = 2048
-"""Tokens of context if the config gives none, as in older models without that entry."""
-
 # Above any model's, and small enough that no product of them overflows.
-_MOST_TOKENS, _MOST_WIDTH, _MOST_KV_BYTES = 10**9, 10**7, 2**40
+_MOST_WIDTH, _MOST_KV_BYTES = 10**7, 2**40
 
 
 def model_shape(config: dict[str, Any], dtype: str, file: Path) -> dict[str, int]:
@@ -31,16 +29,7 @@ def model_shape(config: dict[str, Any], dtype: str, file: Path) -> dict[str, int
 
     nested = config.get("text_config")
     merged = config | nested if isinstance(nested, dict) else config
-    max_length = number(
-        "max_position_embeddings",
-        "n_positions",
-        "max_sequence_length",
-        "max_seq_len",
-        "seq_length",
-        "n_ctx",
-        "model_max_length",
-        most=_MOST_TOKENS,
-    )
+    length = context(merged, lambda key: number(key, most=MOST_TOKENS))
     heads = number("num_attention_heads", "n_head", "n_heads", "num_heads") or 1
     layers = number("num_hidden_layers", "n_layer", "n_layers", "num_layers") or 0
     width = number("hidden_size", "n_embd", "d_model", "dim") or 0
@@ -61,9 +50,11 @@ def model_shape(config: dict[str, Any], dtype: str, file: Path) -> dict[str, int
             f"{file}: {_format.size(kv_bytes)} of keys and values a token, as no model has"
         )
     return {
-        "max_length": max_length or DEFAULT_MAX_LENGTH,
+        "max_length": length.most,
+        "short_length": length.short,
+        "hf_length": length.hf,
         # Engines take the nested one, too. Some models pad it, and name both.
-        "vocabulary": number("padded_vocab_size", "vocab_size", most=_MOST_TOKENS) or 0,
+        "vocabulary": number("padded_vocab_size", "vocab_size", most=MOST_TOKENS) or 0,
         "attention_heads": heads,
         "kv_bytes_per_token": kv_bytes,
         "kv_heads": kv_heads,
