@@ -63,11 +63,6 @@ def test_a_keeper_gets_the_cores_of_the_settings_unless_trials_need_them(
     assert found.trials == min(8, (cores - 1) // 4)
 
 
-def test_one_gpu_type_the_one_with_most_room() -> None:
-    nodes = [node("a", gpu_type="a100", free_gpus=7), node("b"), node("c", free_gpus=1)]
-    assert chosen(nodes) == {"b": 8, "c": 1}
-
-
 def demand(works: Sequence[Work], /, **settings: object) -> Demand:
     return Demand(CHECKPOINT, Settings.model_validate(settings), 2048, works)
 

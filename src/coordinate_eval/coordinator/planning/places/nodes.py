@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinate_eval._format import plural
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.places import why_none
 from coordinate_eval.coordinator.planning.places.asked_nodes import asked, check_names, most_nodes
 from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, NodeCapacity
@@ -30,9 +30,6 @@ QUEUED_TRIALS = 8
 
 ASSUMED_GPU_MEMORY_GIB = 80.0
 """Memory assumed of a GPU of which neither type nor memory is known, in GiB: an A100's."""
-
-MOST_REASONS, MOST_SHOWN = 20, 8
-"""Lines that say why nothing is free, and names of nodes in each."""
 
 _ANY_WORK = Work(
     items=1000,
@@ -81,7 +78,7 @@ def choose_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
     typed = [node for node in named if gpus.asked_for(node.gpu_type, settings.gpu_type)]
     if named and not typed:
         may_come = any(not each.excluded for each in busy)
-        raise (NoFreeGpu if may_come else UserError)(_no_type(named, settings.gpu_type))
+        raise (NoFreeGpu if may_come else UserError)(why_none.no_type(named, settings.gpu_type))
     for kind in sorted({node.gpu_type for node in typed}):
         alike = [node for node in typed if node.gpu_type == kind]
         try:
@@ -95,7 +92,7 @@ def choose_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
     if problems:
         # Where one GPU type is only busy now, waiting may help.
         raise next((each for each in problems if isinstance(each, NoFreeGpu)), problems[0])
-    raise NoFreeGpu(_nothing_free([], asked(busy, settings.nodes), 1))
+    raise NoFreeGpu(why_none.nothing_free([], asked(busy, settings.nodes), 1))
 
 
 def queued_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) -> ChosenNodes:
@@ -109,8 +106,8 @@ def queued_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
         there[node.gpu_type, node.gpu_memory_gib] += node.gpus
     for taken in busy:
         there[taken.gpu_type, taken.gpu_memory_gib] += taken.gpus * (not taken.excluded)
-    asked = [kind for kind in there if gpus.asked_for(kind[0], settings.gpu_type)]
-    kind = max(asked, key=lambda kind: there[kind], default=(settings.gpu_type, 0.0))
+    wanted = [kind for kind in there if gpus.asked_for(kind[0], settings.gpu_type)]
+    kind = max(wanted, key=lambda kind: there[kind], default=(settings.gpu_type, 0.0))
     degree = _degree(demand, kind, QUEUED_TRIALS)
     trials = max(1, (settings.max_gpus or QUEUED_TRIALS * degree) // degree)
     stand_in = NodeCapacity(name=QUEUED_NODE, gpus=trials * degree, gpu_type=kind[0], trials=trials)
@@ -134,14 +131,14 @@ def _degree(demand: Demand, kind: tuple[str, float], gpus_per_node: int) -> int:
     A kind is a type and its memory in GiB, 0 if the cluster tells none.
     """
     gpu_type, gib = kind
-    asked = demand.settings.trial.tensor_parallel
-    if asked is not None:
-        if asked > 1 and gpus.is_slice(gpu_type):
+    given = demand.settings.trial.tensor_parallel
+    if given is not None:
+        if given > 1 and gpus.is_slice(gpu_type):
             raise UserError(
-                f"[trial] tensor_parallel is {asked}, but slices of a GPU ({gpu_type}) cannot "
+                f"[trial] tensor_parallel is {given}, but slices of a GPU ({gpu_type}) cannot "
                 "share a model: choose whole GPUs with --gpu-type"
             )
-        return asked
+        return given
     gpu = gpus.lookup(gpu_type)
     if not gib:
         gib = gpu.memory / 2**30 if gpus.known(gpu_type) else ASSUMED_GPU_MEMORY_GIB
@@ -183,7 +180,7 @@ def nodes_with_room(
     gpus_per_trial: int,
     keeper_gib: float,
 ) -> list[NodeCapacity]:
-    """Return the nodes to ask for, of one GPU type, those with most room first.
+    """Return which to ask for of nodes with GPUs of one type, those with most room first.
 
     Raises:
         NoFreeGpu: No GPU is free; says what is busy.
@@ -191,24 +188,22 @@ def nodes_with_room(
     """
     named = asked(nodes, settings.nodes)
     if not any(n.free_gpus >= gpus_per_trial for n in named):
-        raise NoFreeGpu(_nothing_free(named, asked(busy, settings.nodes), gpus_per_trial))
-    fitting: dict[str, list[NodeCapacity]] = {}
-    for node in named:
-        trials = trials_on(node, settings, gpus_per_trial, keeper_gib)
-        if trials:
-            fitting.setdefault(node.gpu_type, []).append(
-                NodeCapacity(
-                    name=node.name,
-                    gpus=node.gpus,
-                    gpu_type=node.gpu_type,
-                    trials=trials,
-                    keeper_cpus=keeper_cpus(node, settings, trials * gpus_per_trial),
-                )
-            )
+        raise NoFreeGpu(why_none.nothing_free(named, asked(busy, settings.nodes), gpus_per_trial))
+    fitting = [
+        NodeCapacity(
+            name=node.name,
+            gpus=node.gpus,
+            gpu_type=node.gpu_type,
+            trials=trials,
+            keeper_cpus=keeper_cpus(node, settings, trials * gpus_per_trial),
+        )
+        for node in named
+        if (trials := trials_on(node, settings, gpus_per_trial, keeper_gib))
+    ]
     if not fitting:
-        raise UserError(_no_room(named, settings, gpus_per_trial, keeper_gib))
-    of_type = max(fitting.values(), key=lambda group: sum(n.trials for n in group))
-    return _limit(of_type, most_nodes(settings), settings.max_gpus, gpus_per_trial)
+        why = why_none.no_room(named, settings, gpus_per_trial, keeper_gib, LEAST_KEEPER_CPUS)
+        raise UserError(why)
+    return _limit(fitting, most_nodes(settings), settings.max_gpus, gpus_per_trial)
 
 
 def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: float) -> int:
@@ -239,18 +234,10 @@ def _check_possible(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Bu
         return
     if not excluded:
         raise UserError("the cluster has no node with GPUs")
-    lines = "\n".join(_reasons(excluded))
+    lines = "\n".join(why_none.reasons(excluded))
     raise UserError(
         "no node can take a trial, now or later: change the partition, the constraint or --nodes\n"
         f"{lines}"
-    )
-
-
-def _no_type(nodes: Sequence[Node], wanted: str) -> str:
-    found = ", ".join(sorted({node.gpu_type or "of no type" for node in nodes}))
-    return (
-        f"no GPU of type {wanted} is free now; free are GPUs {found}: use --queue to wait, or "
-        "another --gpu-type. GPUs without a type get theirs from [slurm] gpu_type"
     )
 
 
@@ -270,41 +257,3 @@ def _limit(
             kept.append(node.model_copy(update={"trials": min(left, node.trials)}))
             left -= kept[-1].trials
     return kept
-
-
-def _nothing_free(nodes: Sequence[Node], busy: Sequence[Busy], gpus_per_trial: int) -> str:
-    taken = [Busy(name=n.name, why=f"{n.free_gpus} of {n.gpus} GPUs free") for n in nodes]
-    lines = _reasons([*taken, *busy])
-    more = len(lines) - MOST_REASONS
-    lines = lines[:MOST_REASONS] + ([f"  and {plural(more, 'more reason')}"] if more > 0 else [])
-    first = f"no node has {plural(gpus_per_trial, 'free GPU')} now"
-    return "\n".join([first, *lines, "use --queue to wait, or try again later"])
-
-
-def _reasons(busy: Sequence[Busy]) -> list[str]:
-    """Return a line for each reason, with the nodes that it is true of; excluded nodes last."""
-    alike: dict[tuple[bool, str], list[str]] = {}
-    for each in busy:
-        alike.setdefault((each.excluded, each.why), []).append(each.name)
-    lines = []
-    for (_, why), names in sorted(alike.items(), key=lambda item: item[0][0]):
-        more = len(names) - MOST_SHOWN
-        who = ", ".join(names[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
-        lines.append(f"  {who}: {why}")
-    return lines
-
-
-def _no_room(
-    nodes: Sequence[Node], settings: Settings, gpus_per_trial: int, keeper_gib: float
-) -> str:
-    cpus = settings.trial.cpus * gpus_per_trial
-    gib = settings.trial.memory_gib * gpus_per_trial
-    lines = [
-        f"no node has room for a trial: it takes {cpus} cores and {gib:g} GiB, "
-        f"and the weights {keeper_gib:.1f} GiB and {LEAST_KEEPER_CPUS} core on each node"
-    ]
-    lines += [
-        f"  {n.name}: {n.free_gpus} GPUs, {n.cpus} cores, {n.memory_gib:.1f} GiB free"
-        for n in nodes[:20]
-    ]
-    return "\n".join([*lines, "lower [trial] cpus or memory_gib, or wait until memory is free"])
