@@ -82,7 +82,6 @@ def summary(found: Review) -> list[tuple[str, str]]:
     plan, estimate = found.plan, found.plan.estimate
     checkpoint = plan.checkpoint
     items = sum(cost.items for cost in plan.datasets)
-    gpus = sum(trial.gpus for trial in plan.trials)
     kind = f"{plain(plan.nodes[0].gpu_type)} ".lstrip()  # one type a run
     makespan = estimate.makespan_seconds
     return [
@@ -99,7 +98,7 @@ def summary(found: Review) -> list[tuple[str, str]]:
         (
             "trials",
             f"{plural(len(plan.trials), f'{plan.engine.name} engine')} on "
-            f"{plural(gpus, f'{kind}GPU')} of {plural(len(plan.nodes), 'node')}",
+            f"{plural(plan.gpus, f'{kind}GPU')} of {plural(len(plan.nodes), 'node')}",
         ),
         *_judge(found),
         ("makespan", duration(makespan) + _after_responses(found)),
@@ -229,7 +228,7 @@ def _most_seconds(cost: Cost) -> float:
 def what_if_table(found: Review) -> Table:
     """Return what plans on other numbers of nodes come to; no rows unless asked for."""
     plan = found.plan
-    chosen = len(plan.nodes), sum(trial.gpus for trial in plan.trials)
+    chosen = len(plan.nodes), plan.gpus
     return Table(
         "what if there were",
         ("nodes", "GPUs", "makespan", "to bound", "GPU-hours", "idle", ""),

@@ -104,9 +104,8 @@ def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> 
         }
         return Judging(JudgeWork(questions=total, gpus=0), seconds)
     plan = _plan_of_its_run(run, offer, total, _tokens(questions, each))
-    gpus = sum(trial.gpus for trial in plan.trials)
     return Judging(
-        JudgeWork(questions=total, gpus=gpus),
+        JudgeWork(questions=total, gpus=plan.gpus),
         dict.fromkeys(questions, plan.estimate.makespan_seconds),
         next((node.gpu_type for node in plan.nodes if node.name != QUEUED_NODE), ""),
     )

@@ -75,6 +75,11 @@ class Capacity(Record):
         default=None, description="above which shards are cut: a trial's job has a time limit"
     )
 
+    @property
+    def trials(self) -> int:
+        """Return how many trials can start on all nodes together."""
+        return sum(node.trials for node in self.nodes)
+
 
 class PlanCheckpoint(Record):
     """The checkpoint of a plan."""
@@ -216,6 +221,11 @@ class Plan(Record):
         exclude_if=lambda seconds: seconds == 0,
     )
     what_if: list[Size] = Field(default=[], description="other numbers of GPUs, when asked for")
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of GPUs of all trials together."""
+        return sum(trial.gpus for trial in self.trials)
 
     @property
     def ready_seconds(self) -> float:

@@ -133,8 +133,7 @@ def make(
 def least_seconds(checkpoint: Checkpoint, costs: Sequence[Cost], capacity: Capacity) -> float:
     """Return the makespan in seconds that no plan on this capacity beats."""
     ready = stage_seconds(checkpoint, capacity) + capacity.engine_start_seconds
-    trials = sum(node.trials for node in capacity.nodes)
-    return lower_bound(costs, ready, trials, capacity.metric_cpus)
+    return lower_bound(costs, ready, capacity.trials, capacity.metric_cpus)
 
 
 def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:

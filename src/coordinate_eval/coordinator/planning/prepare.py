@@ -357,9 +357,6 @@ def _plan(
     judge = judging.work if judging is not None else None
     beside = judging.beside(capacity.nodes[0].gpu_type) if judging is not None else 0
 
-    def trials(part: Capacity) -> int:
-        return sum(node.trials for node in part.nodes)
-
     def draft(part: Capacity) -> Plan:
         return planner.make(
             checkpoint,
@@ -369,7 +366,7 @@ def _plan(
             part,
             first_signal=settings.first_signal,
             judge=judge,
-            spare_gpus=beside + (trials(capacity) - trials(part)) * capacity.gpus_per_trial,
+            spare_gpus=beside + (capacity.trials - part.trials) * capacity.gpus_per_trial,
             latest=latest or math.inf,
         )
 

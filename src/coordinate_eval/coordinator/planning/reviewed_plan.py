@@ -115,9 +115,7 @@ def check_same(
     seconds, deadline = plan.estimate.makespan_seconds, settings.deadline_seconds
     if deadline is not None and seconds > deadline:
         raise UserError(f"the plan takes {seconds:.0f} s, --deadline allows {deadline:g} s")
-    check_limits(
-        settings, {node.name for node in plan.nodes}, sum(trial.gpus for trial in plan.trials)
-    )
+    check_limits(settings, {node.name for node in plan.nodes}, plan.gpus)
 
 
 def check_datasets(plan: Plan, suite: Suite) -> None:

@@ -149,9 +149,7 @@ def curve(draft: Draft, capacity: Capacity, chosen: Plan) -> list[Size]:
 
 def size_of(plan: Plan) -> Size:
     """Return the estimate of a plan with its numbers of nodes and GPUs."""
-    return Size(
-        nodes=len(plan.nodes), gpus=sum(t.gpus for t in plan.trials), estimate=plan.estimate
-    )
+    return Size(nodes=len(plan.nodes), gpus=plan.gpus, estimate=plan.estimate)
 
 
 def sizes(capacity: Capacity) -> Iterator[Capacity]:
@@ -173,7 +171,7 @@ def late(plan: Plan, deadline_seconds: float) -> UserError:
     """Return the error for a deadline that even this plan misses."""
     return UserError(
         f"no plan ends within {deadline_seconds:.0f} s: the shortest takes "
-        f"{plan.estimate.makespan_seconds:.0f} s on {sum(t.gpus for t in plan.trials)} GPUs of "
+        f"{plan.estimate.makespan_seconds:.0f} s on {plan.gpus} GPUs of "
         f"{len(plan.nodes)} nodes; allow more time, more GPUs or fewer items"
     )
 
