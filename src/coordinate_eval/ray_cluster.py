@@ -8,6 +8,7 @@ each job ends with its worker.
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -232,6 +233,7 @@ def _run(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
+            process_group=0,
         )
     try:
         while True:
@@ -243,13 +245,18 @@ def _run(
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM, then SIGKILL if the job does not end in time."""
+    """Send SIGTERM, then SIGKILL if the job does not end in time.
+
+    What a killed job has started, such as an engine's processes, is killed as well: it would keep
+    GPUs and locks.
+    """
     job.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         job.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        job.kill()
-        job.wait()
+    if job.returncode is None or job.returncode < 0:
+        with contextlib.suppress(OSError):  # it has started nothing
+            os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
 
 
 def _available_gib() -> float:

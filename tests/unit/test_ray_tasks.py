@@ -1,6 +1,7 @@
 """What runs on the nodes of a Ray cluster: an actor that ends with its process, and says how."""
 
 import os
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NoReturn
 import pytest
 from tests.runs import until
 
+from coordinate_eval import ray_cluster
 from coordinate_eval.shared_ray import on_node
 from coordinate_eval.shared_ray.on_node import MOST_STARTS, Task
 
@@ -145,3 +147,58 @@ def test_one_that_is_cancelled_before_it_runs_ends_at_once(task: Callable[..., T
     waiting = task("exec tail -f /dev/null", goes_on=True)
     waiting.cancel()
     assert exit_status(waiting) == 0
+
+
+ENGINE = "tail -f /dev/null & echo $! > engine.part; mv engine.part engine; "
+"""Starts a process that does not notice when the job ends, as engines have them."""
+
+
+def runs(folder: Path) -> bool:
+    """Whether the process that `ENGINE` has started still runs."""
+    try:
+        stat = Path(f"/proc/{int((folder / 'engine').read_text())}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_what_a_killed_job_has_started_ends_with_it(
+    tmp_path: Path, task: Callable[..., Task]
+) -> None:
+    assert exit_status(task(f"{ENGINE} kill -9 $$", goes_on=False)) == 1
+    until(lambda: not runs(tmp_path), "the end of its engine")
+
+
+def test_what_a_job_has_started_that_must_be_killed_ends_with_it(
+    tmp_path: Path, task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_node, "END_SECONDS", 0.1)
+    running = task(f"trap '' TERM; {ENGINE} wait; wait", goes_on=False)
+    actor = threading.Thread(target=lambda: exit_status(running))
+    actor.start()
+    until((tmp_path / "engine").exists, "its start")
+    running.cancel()
+    actor.join()
+    until(lambda: not runs(tmp_path), "the end of its engine")
+
+
+def on_one_machine(folder: Path, script: str) -> int:
+    """The exit status of a job that Ray's worker on one machine runs."""
+    return ray_cluster._run(["sh", "-c", script], {}, [], str(folder), str(folder / "log"))
+
+
+def test_what_a_killed_job_has_started_on_one_machine_ends_with_it(tmp_path: Path) -> None:
+    assert on_one_machine(tmp_path, f"{ENGINE} kill -9 $$") == -9
+    until(lambda: not runs(tmp_path), "the end of its engine")
+
+
+def test_what_a_job_on_one_machine_has_started_that_must_be_killed_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "END_SECONDS", 0.1)
+    job = subprocess.Popen(
+        ["sh", "-c", f"trap '' TERM; {ENGINE} wait; wait"], cwd=tmp_path, process_group=0
+    )
+    until((tmp_path / "engine").exists, "its start")
+    ray_cluster._end(job)
+    until(lambda: not runs(tmp_path), "the end of its engine")

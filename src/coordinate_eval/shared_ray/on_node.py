@@ -6,6 +6,7 @@ this one's: import nothing here but the standard library and Ray.
 
 import contextlib
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -124,6 +125,7 @@ class Task:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
+            process_group=0,
         )
         waiting = threading.Thread(target=self._wait_for, args=(job,), daemon=True)
         waiting.start()
@@ -132,8 +134,10 @@ class Task:
         if job.poll() is None:
             job.terminate()
             waiting.join(END_SECONDS)
-        if job.poll() is None:
-            job.kill()
+        if job.poll() is None or job.returncode < 0:
+            # What it has started, such as an engine's processes, would keep GPUs and locks.
+            with contextlib.suppress(OSError):  # it has started nothing
+                os.killpg(job.pid, signal.SIGKILL)
             waiting.join(END_SECONDS)  # the kernel may keep one that hangs in a driver
         return job.poll() or 0
 
