@@ -67,6 +67,45 @@ def test_the_first_to_keep_files_wins(cache: EngineCache, tmp_path: Path) -> Non
     assert list(archive.parent.iterdir()) == [archive]
 
 
+def replaced(cache: EngineCache, name: str, content: bytes) -> dict[str, bytes]:
+    """The files that are kept after an engine has made another one."""
+    with cache.hold():
+        settled(cache.folder, name, content)
+        cache.save()
+    return found(cache)
+
+
+def test_what_vllm_compiled_anew_is_kept_with_the_rest(cache: EngineCache) -> None:
+    archive = kept(cache, one=b"1")
+    compiled = f"{engine_cache.COMPILED}/another driver/graph"
+    assert replaced(cache, compiled, b"2") == {"a folder/one": b"1", compiled: b"2"}
+    assert list(archive.parent.iterdir()) == [archive]
+    inode = archive.stat().st_ino
+    replaced(cache, compiled, b"3")
+    assert archive.stat().st_ino == inode  # nothing is new
+
+
+def test_what_another_node_has_kept_meanwhile_stays(cache: EngineCache, tmp_path: Path) -> None:
+    kept(cache, one=b"1")
+    (tmp_path / "there").mkdir()
+    there = EngineCache(str(tmp_path / "there"), tmp_path / "cache", "key")
+    here, other = (f"{engine_cache.COMPILED}/{name}" for name in ("here", "there"))
+    with cache.hold():
+        replaced(there, other, b"2")
+        settled(cache.folder, here, b"3")
+        cache.save()
+    assert found(cache) == {"a folder/one": b"1", other: b"2"}
+
+
+def test_files_that_have_become_too_many_are_compiled_anew(
+    cache: EngineCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = kept(cache, one=b"1")
+    monkeypatch.setattr(engine_cache, "MOST_BYTES", 3)
+    assert replaced(cache, f"{engine_cache.COMPILED}/graph", b"234") == {}
+    assert not archive.exists()
+
+
 def test_files_are_shared_and_removed_by_the_last(cache: EngineCache, tmp_path: Path) -> None:
     kept(cache, one=b"1")
     with cache.hold():

@@ -128,10 +128,10 @@ def test_last_words_fit_on_a_line() -> None:
 @pytest.mark.parametrize(
     ("config", "gib", "filled", "tokens"),
     [
-        ({"vocab_size": 128_256}, 80, 0.9, 5357),
-        ({"vocab_size": 32_000, "text_config": {"vocab_size": 128_256}}, 80, 0.9, 5357),
+        ({"vocab_size": 128_256}, 80, 0.9, 5120),
+        ({"vocab_size": 32_000, "text_config": {"vocab_size": 128_256}}, 80, 0.9, 5120),
         ({"vocab_size": 32_000}, 80, 0.9, 8192),
-        ({"vocab_size": 151_936}, 24, 0.9, 1356),
+        ({"vocab_size": 151_936}, 24, 0.9, 1280),
         ({"vocab_size": 128_256}, 80, 0.99, 1024),
         ({"vocab_size": "many", "text_config": []}, 80, 0.9, 8192),
     ],
@@ -140,6 +140,14 @@ def test_a_step_of_vllm_is_small_enough_to_score_all_of_it(
     config: dict[str, object], gib: int, filled: float, tokens: int
 ) -> None:
     assert vllm_defaults.step_tokens(config, gib << 30, filled) == tokens
+
+
+def test_steps_of_vllm_are_equal_for_what_drivers_say_of_the_same_gpu() -> None:
+    steps = {
+        vllm_defaults.step_tokens({"vocab_size": 128_256}, mib << 20, 0.9)
+        for mib in (81_251, 81_559)
+    }
+    assert len(steps) == 1
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,10 @@ bits, gathered from several GPUs, and their logarithms and ranks in 32."""
 _STEP_TOKENS = (1024, 8192)
 """Fewest and most tokens of a step that are chosen here."""
 
+_STEP_MULTIPLE = 256
+"""Steps have a multiple of so many tokens. Their number is part of the key of what vLLM compiles,
+and the memory of the same GPU differs by some hundred MiB between drivers."""
+
 _LEAST_STEP = 512
 """Fewest tokens of a step after engines ran out of memory."""
 
@@ -96,7 +100,8 @@ def step_tokens(config: Mapping[str, Any], memory: int, filled: float) -> int:
     each = _SCORING_BYTES * (vocabulary if isinstance(vocabulary, int) else 0)
     fewest, most = _STEP_TOKENS
     spare = (1 - filled) * memory * _SCORING_SHARE
-    return int(max(fewest, min(most, spare / max(1, each))))
+    tokens = int(spare / max(1, each)) // _STEP_MULTIPLE * _STEP_MULTIPLE
+    return max(fewest, min(most, tokens))
 
 
 def lighter_steps(args: Mapping[str, Any], lighter: int) -> dict[str, int]:

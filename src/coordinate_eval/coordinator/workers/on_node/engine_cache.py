@@ -9,6 +9,8 @@ of a node share it.
 Between runs they are one file, `<cache_dir>/engines-<uid>/<key>.tar`: it appears whole or not at
 all, and shared storage is asked once. What is in it runs with the user's rights, so a file that
 another user could have written is not used. The first trial that has answered everything writes it.
+The libraries know more that matters than the key has, such as variables and a driver's version: the
+file is replaced when an engine has compiled what it lacks.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ import platform
 import shutil
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from coordinate_eval import _files, _owner
@@ -34,6 +36,9 @@ MOST_BYTES = 1 << 30
 
 MOST_KEPT = 16
 """Number of keys that are kept: those that were used last."""
+
+COMPILED = "vllm/torch_compile_cache"
+"""Where vLLM keeps what it compiles, in a folder for each of its own keys."""
 
 SETTLED_SECONDS = 10.0
 """Files are kept when none has changed for so long: an engine may be writing one."""
@@ -71,6 +76,10 @@ class EngineCache:
     def __init__(self, root: str, cache: Path, key: str) -> None:
         self.folder = node_memory.user_folder(root) / "engines" / key
         self._archive = cache / f"engines-{os.geteuid()}" / f"{key}.tar"
+        self._unpacked = 0
+        """Inode of the archive with which this process has filled the folder; 0 for none."""
+        self._names = frozenset[str]()
+        """What that archive has below `COMPILED`."""
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[bool]:
@@ -90,9 +99,13 @@ class EngineCache:
             node_memory.remove_if_last(self.folder, lock_path, lock)
 
     def save(self) -> None:
-        """Keep the files for later runs, if none are kept. Call this within `hold`."""
+        """Keep the files for later runs, if none are kept, or not all that vLLM has compiled.
+
+        Call this within `hold`. What another trial has kept meanwhile is left as it is.
+        """
         with node_memory.copy_lock(self.folder) as alone:
-            if not alone or self._archive.exists():
+            there = self._inode()
+            if not alone or there not in (0, self._unpacked):
                 return
             try:
                 found = [path for path in self.folder.rglob("*") if not path.is_symlink()]
@@ -100,10 +113,13 @@ class EngineCache:
                 states = [file.lstat() for file in files]
             except FileNotFoundError:  # an engine has removed one just now
                 return
+            if there and _compiled(file.relative_to(self.folder) for file in files) <= self._names:
+                return
             if not files or max(s.st_mtime for s in states) > time.time() - SETTLED_SECONDS:
                 return
             if (size := sum(state.st_size for state in states)) > MOST_BYTES:
                 print(f"compiled files are not kept: {size >> 20} MiB, over {MOST_BYTES >> 20}")
+                self.forget()  # most of it is of old drivers and settings
                 return
             try:
                 self._write(files)
@@ -135,11 +151,19 @@ class EngineCache:
                 part.mkdir(mode=0o700)
             part.rename(self.folder)
 
+    def _inode(self) -> int:
+        """Return the archive's inode, 0 for none: each that is written has another one."""
+        with contextlib.suppress(OSError):
+            return self._archive.lstat().st_ino
+        return 0
+
     def _read(self, folder: Path) -> None:
         _owner.check_folder(self._archive.parent)
         with _files.open_to_read(self._archive) as file, tarfile.open(fileobj=file) as tar:
             tar.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
             tar.extractall(folder)  # noqa: S202 - the user's own file, and filtered besides
+            self._names = _compiled(map(Path, tar.getnames()))
+            self._unpacked = os.fstat(file.fileno()).st_ino
         os.utime(self._archive)
 
     def _write(self, files: list[Path]) -> None:
@@ -150,9 +174,15 @@ class EngineCache:
             with _files.open_to_write(part) as file, tarfile.open(fileobj=file, mode="w") as tar:
                 for path in files:
                     tar.add(path, path.relative_to(self.folder), recursive=False)
-            _files.publish(part, self._archive)
+            part.replace(self._archive)
+            _files.sync_folder(self._archive.parent)
         finally:
             part.unlink(missing_ok=True)
         kept = sorted(self._archive.parent.glob("*.tar"), key=_files.modified, reverse=True)
         for old in kept[MOST_KEPT:]:
             old.unlink(missing_ok=True)
+
+
+def _compiled(names: Iterable[Path]) -> frozenset[str]:
+    """Return those of these names, relative to the folder, that are below `COMPILED`."""
+    return frozenset(str(name) for name in names if name.is_relative_to(COMPILED))
