@@ -78,8 +78,8 @@ class EngineCache:
         self._archive = cache / f"engines-{os.geteuid()}" / f"{key}.tar"
         self._unpacked = 0
         """Inode of the archive with which this process has filled the folder; 0 for none."""
-        self._names = frozenset[str]()
-        """What that archive has below `COMPILED`."""
+        self._keys = frozenset[tuple[str, ...]]()
+        """The keys of vLLM in that archive."""
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[bool]:
@@ -113,7 +113,7 @@ class EngineCache:
                 states = [file.lstat() for file in files]
             except FileNotFoundError:  # an engine has removed one just now
                 return
-            if there and _compiled(file.relative_to(self.folder) for file in files) <= self._names:
+            if there and _keys(file.relative_to(self.folder) for file in files) <= self._keys:
                 return
             if not files or max(s.st_mtime for s in states) > time.time() - SETTLED_SECONDS:
                 return
@@ -162,7 +162,7 @@ class EngineCache:
         with _files.open_to_read(self._archive) as file, tarfile.open(fileobj=file) as tar:
             tar.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
             tar.extractall(folder)  # noqa: S202 - the user's own file, and filtered besides
-            self._names = _compiled(map(Path, tar.getnames()))
+            self._keys = _keys(map(Path, tar.getnames()))
             self._unpacked = os.fstat(file.fileno()).st_ino
         os.utime(self._archive)
 
@@ -183,6 +183,10 @@ class EngineCache:
             old.unlink(missing_ok=True)
 
 
-def _compiled(names: Iterable[Path]) -> frozenset[str]:
-    """Return those of these names, relative to the folder, that are below `COMPILED`."""
-    return frozenset(str(name) for name in names if name.is_relative_to(COMPILED))
+def _keys(names: Iterable[Path]) -> frozenset[tuple[str, ...]]:
+    """Return vLLM's keys of these files, which are named relative to the folder.
+
+    They are folders, some below others. In them a start makes files also where it compiles nothing.
+    """
+    compiled = (name.relative_to(COMPILED) for name in names if name.is_relative_to(COMPILED))
+    return frozenset(name.parts[:2] for name in compiled)
