@@ -132,8 +132,8 @@ class TrialRunner:
         weights = StagedWeights(self._run.settings.stage.folder, self._run.id, self._node)
         with weights.hold(), self._compiled_files():
             self.write_progress("staging")
-            os.environ.setdefault("OMP_NUM_THREADS", str(self._threads()))
-            engines.prepare(self._run.settings.engine.name, self._run.tensor_parallel)
+            name, width = self._run.settings.engine.name, self._run.tensor_parallel
+            engines.prepare(name, width, self._threads())
             self._reached("prepared")
             waiting = time.monotonic()
             self._arrival.wait(weights)

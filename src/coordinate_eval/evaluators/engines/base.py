@@ -77,8 +77,13 @@ class EngineModule(Protocol):
         """
         ...
 
-    def prepare(self, tensor_parallel: int) -> None:
+    def prepare(self, tensor_parallel: int, threads: int = 0) -> None:
         """Do the part of the start that needs no weights. They may still be being copied.
+
+        Args:
+            tensor_parallel: number of GPUs.
+            threads: most threads on CPUs for each of them, where the engine takes advice and
+                `OMP_NUM_THREADS` is not set; 0 for as many as its libraries choose.
 
         Raises:
             UserError: the engine is not installed.
@@ -142,9 +147,9 @@ def cache_variables(name: str, folder: Path) -> Mapping[str, str]:
     return by_name(name).cache_variables(folder)
 
 
-def prepare(name: str, tensor_parallel: int) -> None:
+def prepare(name: str, tensor_parallel: int, threads: int) -> None:
     """Do the part of an engine's start that needs no weights. See `EngineModule.prepare`."""
-    by_name(name).prepare(tensor_parallel)
+    by_name(name).prepare(tensor_parallel, threads)
 
 
 def start(

@@ -38,6 +38,9 @@ one of the request's own."""
 GREEDY_BELOW = 1e-5
 """A temperature below this means greedy decoding, as in vLLM."""
 
+THREADS = "OMP_NUM_THREADS"
+"""The variable with the most threads of torch and its libraries, which read it once."""
+
 _UNNEEDED = ("torchvision", "torchaudio", "torchcodec")
 """Packages that transformers imports if they are installed. Text models never use them."""
 
@@ -62,6 +65,17 @@ def load(module: str, install: str) -> Any:
             f"this engine needs {module}, which cannot be imported here ({last_words(error)}): "
             f"run `pip install '{install}'` in the environment that jobs use"
         ) from error
+
+
+def limit_threads(threads: int) -> bool:
+    """Limit the threads of libraries that are imported from now on, in child processes as well.
+
+    Return False, and leave all as it is, if somebody has done so, or `threads` is 0.
+    """
+    if not threads or THREADS in os.environ:
+        return False
+    os.environ[THREADS] = str(threads)
+    return True
 
 
 def last_words(error: BaseException) -> str:

@@ -77,7 +77,7 @@ def cache_variables(folder: Path) -> Mapping[str, str]:
     return {}
 
 
-def prepare(tensor_parallel: int) -> None:
+def prepare(tensor_parallel: int, threads: int = 0) -> None:
     """Do nothing: this engine needs no packages."""
 
 

@@ -60,8 +60,9 @@ def cache_variables(folder: Path) -> Mapping[str, str]:
     return {}
 
 
-def prepare(tensor_parallel: int) -> None:
-    """Do nothing: transformers imports fast next to loading a model."""
+def prepare(tensor_parallel: int, threads: int = 0) -> None:
+    """Limit torch's threads. transformers imports fast next to loading a model."""
+    common.limit_threads(threads)
 
 
 def start(

@@ -60,16 +60,21 @@ def cache_variables(folder: Path) -> Mapping[str, str]:
     }
 
 
-def prepare(tensor_parallel: int) -> None:
+def prepare(tensor_parallel: int, threads: int = 0) -> None:
     """Import vLLM, which takes several seconds and needs no weights.
 
     Raises:
         UserError: vLLM is not installed, or its installation is broken.
     """
     _set_environment(tensor_parallel)
+    limited = common.limit_threads(threads)
     # `import vllm` alone loads very little, and would not show a broken installation.
     common.load("vllm.engine.llm_engine", "coordinate-eval[vllm]")
     own_code.refuse()
+    if limited and not on_cpu():
+        # torch has read it. On GPUs vLLM loads weights with several threads, and goes on with one:
+        # others would only spin beside its own. Where the variable is set, it leaves that to users.
+        del os.environ[common.THREADS]
     _hide_from_inspection(common.hidden())
 
 
