@@ -28,7 +28,7 @@ from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import common, vllm_processes
 from coordinate_eval.evaluators.engines.base import Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
-from coordinate_eval.evaluators.engines.vllm_defaults import engine_arguments, on_cpu
+from coordinate_eval.evaluators.engines.vllm_defaults import OWN_PROCESSES, engine_arguments, on_cpu
 from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS, Scoring, together
 from coordinate_eval.evaluators.engines.vllm_writing import Writing
 from coordinate_eval.records import Request, RequestKind, Response
@@ -328,7 +328,7 @@ def _set_environment(tensor_parallel: int) -> None:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if tensor_parallel == 1:
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault(OWN_PROCESSES, "0")
 
 
 def _hide_from_inspection(packages: list[str]) -> None:

@@ -1,13 +1,18 @@
 """The arguments with which vLLM is started where the user gives none."""
 
 import importlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coordinate_eval._engines import kind_of
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS
+
+OWN_PROCESSES = "VLLM_ENABLE_V1_MULTIPROCESSING"
+"""The variable that is 0 where vLLM with one GPU runs in the process that asks for it."""
 
 _GPU_SHARE = 0.9
 """Part of a GPU's memory that vLLM fills: weights, keys and values, activations."""
@@ -28,6 +33,9 @@ and the memory of the same GPU differs by some hundred MiB between drivers."""
 
 _LEAST_STEP = 512
 """Fewest tokens of a step after engines ran out of memory."""
+
+_LARGE_MEMORY = 70 << 30
+"""Bytes of a GPU from which on vLLM runs more sequences at once by default."""
 
 _BOUND = ("is_attention_free", "is_encoder_decoder", "is_hybrid", "is_multimodal_model")
 """Properties of vLLM's `ModelConfig`. Where one holds, smaller steps may not start: a block of a
@@ -53,7 +61,7 @@ def engine_arguments(
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "max_logprobs": MOST_IDS,
-        **(_cpu_arguments(model) if on_cpu() else _gpu_arguments(model, args)),
+        **(_cpu_arguments(model) if on_cpu() else _gpu_arguments(model, tensor_parallel, args)),
         **args,
     }
     if lighter > 1 and not _bounds_steps(model, chosen):
@@ -70,18 +78,35 @@ def on_cpu() -> bool:
     return bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
 
 
-def _gpu_arguments(model: Path, args: Mapping[str, Any]) -> dict[str, Any]:
+def _gpu_arguments(model: Path, tensor_parallel: int, args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults for a GPU."""
-    if args.get("enable_chunked_prefill") is False:  # a step must have room for a whole prompt
-        return {}
-    platform = importlib.import_module("vllm.platforms").current_platform
     try:
-        memory = platform.get_device_total_memory()
+        memory, is_slice = _gpu(tensor_parallel, args)
     except Exception:  # vLLM will say what is wrong with the GPU
         return {}
+    chosen = {}
+    if is_slice:
+        # vLLM would take the memory of the whole GPU, or none, for that of the slice.
+        kind = kind_of("vllm")
+        large = memory >= _LARGE_MEMORY
+        chosen["max_num_seqs"] = kind.sequences_on_large_gpus if large else kind.sequences
+    if args.get("enable_chunked_prefill") is False:  # a step must have room for a whole prompt
+        return chosen
     filled = args.get("gpu_memory_utilization", _GPU_SHARE)
     tokens = step_tokens(own_code.json_object(model / "config.json"), memory, filled)
-    return {"max_num_batched_tokens": max(tokens, args.get("max_num_seqs") or 0)}
+    return chosen | {"max_num_batched_tokens": max(tokens, args.get("max_num_seqs") or 0)}
+
+
+def _gpu(tensor_parallel: int, args: Mapping[str, Any]) -> tuple[int, bool]:
+    """Return the bytes of a GPU, and whether it is known to be a slice of one (MIG)."""
+    platform = importlib.import_module("vllm.platforms").current_platform
+    in_process = tensor_parallel == 1 and os.environ.get(OWN_PROCESSES) == "0"
+    in_process &= args.get("distributed_executor_backend") in (None, "uni")
+    if not in_process or not platform.is_cuda_alike():
+        return platform.get_device_total_memory(), False
+    # An engine in this process uses CUDA here anyway. In others it must find CUDA untouched.
+    properties = importlib.import_module("torch").cuda.get_device_properties(0)
+    return properties.total_memory, " MIG " in properties.name
 
 
 def step_tokens(config: Mapping[str, Any], memory: int, filled: float) -> int:
