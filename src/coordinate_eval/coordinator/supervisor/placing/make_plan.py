@@ -113,7 +113,7 @@ def _most_trials(
     A run that takes whatever is free, and less than one that finds nothing and stands in the
     queue, may have as many trials as that one later.
     """
-    free = sum(node.trials for node in made.capacity.nodes)
+    free = made.capacity.trials
     if len(made.plan.trials) < free:
         return 0
     with contextlib.suppress(UserError):  # what there is most of suits this model less
