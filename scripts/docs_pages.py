@@ -14,6 +14,7 @@ from typing import Any
 import typer.main
 
 from coordinate_eval.coordinator.cli import app as command_line
+from coordinate_eval.coordinator.cli import process
 from coordinate_eval.coordinator.inputs import layers, settings
 from coordinate_eval.records import Record
 
@@ -70,7 +71,7 @@ _LENIENT: dict[str, Any] = {"resilient_parsing": True}
 
 
 def _doc() -> str:
-    return (command_line.__doc__ or "").strip()
+    return (process.__doc__ or "").strip()
 
 
 def _walk(group: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - typer's own types

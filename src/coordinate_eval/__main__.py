@@ -11,7 +11,8 @@ from coordinate_eval import _job_log
 if sys.argv[1:2] and sys.argv[1].startswith("_"):
     # A job. Already a package that is missing may end it.
     _job_log.draw_line()
-
-from coordinate_eval.coordinator.cli.app import main
+    from coordinate_eval.coordinator.cli.job_commands import main
+else:
+    from coordinate_eval.coordinator.cli.app import main
 
 main()

@@ -83,6 +83,15 @@ def test_what_submits_supervises_and_has_prompts_built_is_light(module: str) -> 
     assert {name.partition(".")[0] for name in done.stdout.split()}.isdisjoint(HEAVY)
 
 
+def test_jobs_have_nothing_that_people_need() -> None:
+    module = "coordinate_eval.coordinator.cli.job_commands"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, {module}; print(*sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert {name.partition(".")[0] for name in done.stdout.split()}.isdisjoint({"rich", "typer"})
+
+
 def test_metrics_of_the_library_are_loaded_without_models() -> None:
     pytest.importorskip("evaluate")
     script = (

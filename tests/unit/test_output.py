@@ -13,7 +13,8 @@ import pytest
 from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.cli import app
-from coordinate_eval.coordinator.cli.output import quiet_libraries, whole_output
+from coordinate_eval.coordinator.cli.output import quiet_libraries
+from coordinate_eval.coordinator.cli.streams import whole_output
 from coordinate_eval.errors import CoordinateError
 
 FULL = Path("/dev/full")

@@ -194,10 +194,10 @@ def test_results_steer_no_terminal(
 def test_an_errors_text_has_no_say(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(args: list[str]) -> None:
         raise UserError(f"Slurm says {HOSTILE}")
 
-    monkeypatch.setattr(app, "_call", fails)
+    monkeypatch.setattr(app, "app", fails)
     assert main(monkeypatch) == 2
     assert not steering(capsys.readouterr().err)
 

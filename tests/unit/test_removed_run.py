@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from tests.decisions import make_run
 from tests.reviewer import FakeCluster
-from typer.testing import CliRunner
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import State, TaskStatus
-from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.cli import job_commands
 from coordinate_eval.coordinator.run.own import enter
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
@@ -85,9 +84,9 @@ def test_its_jobs_end_with_one_message(
     for module in (scorer, metric, keeper):
         monkeypatch.setattr(module, "stop_on_signals", lambda: None)
     node = ["n1"] if command == "_keep" else []
-    done = CliRunner().invoke(app, [command, str(run_dir.root), *node])
-    assert isinstance(done.exception, RecordError), done.exception
-    assert str(done.exception) == (
+    with pytest.raises(RecordError) as ended:
+        job_commands.call([command, str(run_dir.root), *node])
+    assert str(ended.value) == (
         f"run directory {run_dir.root} has been removed: nothing more is done for this run"
     )
     assert not run_dir.root.exists()

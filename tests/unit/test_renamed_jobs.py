@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from tests.decisions import make_run
 from tests.reviewer import FakeCluster
 
@@ -60,14 +59,14 @@ class Site:
         monkeypatch.setattr(Supervisor, "run", self._begin)
         self._monkeypatch = monkeypatch
 
-    def supervise(self, *, in_job: bool = True) -> None:
-        """Do what the supervisor's job does."""
+    def supervise(self, *, in_job: bool = True) -> int:
+        """Do what the supervisor's job does, and return its exit status."""
         number = self.cluster.submit(jobs.supervisor_job(self.run, self.dir, 1))
         if in_job:
             self._monkeypatch.setenv(TASK_VARIABLE, f"{number}.0")
         else:
             self._monkeypatch.delenv(TASK_VARIABLE, raising=False)
-        job_commands.supervise(self.dir.root)
+        return job_commands.supervise(self.dir.root)
 
     @staticmethod
     def _begin(supervisor: Supervisor) -> None:
@@ -85,9 +84,7 @@ def test_a_run_whose_jobs_are_renamed_ends_at_once_and_says_so(
     site: Site, before: str, behind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site.cluster.before, site.cluster.behind = before, behind
-    with pytest.raises(typer.Exit) as ended:
-        site.supervise()
-    assert ended.value.exit_code == 1
+    assert site.supervise() == 1
     name = f"{before}{jobs.supervisor_name(site.run, 1)}{behind}"
     assert name in capsys.readouterr().out
     assert len(site.cluster.submitted) == 1

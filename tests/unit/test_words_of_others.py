@@ -208,7 +208,7 @@ def test_what_comes_before_a_job_loads_anything_is_not_its_cause(
     tmp_path: Path, command: str
 ) -> None:
     """A package on storage that fails is the cause, and not what came before."""
-    package = tmp_path / "packages" / "typer"
+    package = tmp_path / "packages" / "pydantic"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text('raise OSError(5, "Input/output error")\n')
     log = tmp_path / "job.log"

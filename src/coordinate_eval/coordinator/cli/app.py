@@ -1,12 +1,6 @@
-"""The command line: parses, loads settings, calls, and turns errors into messages.
-
-Exit status: 0 success; where scores are asked for, all of them exist. 1 the run ended without all
-results, or asking for it again was refused after repeated failures. 2 bad input or a refusal,
-nothing was submitted. 3 the scheduler did not answer. 130 interrupted.
-"""
+"""The command line: parses, loads settings, and calls."""
 
 import difflib
-import os
 import re
 import sys
 from pathlib import Path
@@ -14,16 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinate_eval import __version__, _launchers, _search_paths
+from coordinate_eval import __version__
 from coordinate_eval._format import visible
-from coordinate_eval._no_telemetry import switch_off_telemetry
-from coordinate_eval.coordinator.cli import job_commands
+from coordinate_eval.coordinator.cli import process
 from coordinate_eval.coordinator.cli.inquire import show_commands
 from coordinate_eval.coordinator.cli.launch import run_commands, save_commands
 from coordinate_eval.coordinator.cli.options import parsing
-from coordinate_eval.coordinator.cli.output import complaint, whole_output
 from coordinate_eval.coordinator.cli.upkeep import upkeep_commands
-from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.errors import UserError
 
 # Typer has it from click, or by now from a copy of click, and exports only what derives from it.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -55,41 +47,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-QUIET_VARIABLES = ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS")
-"""Switch off other people's progress bars; set to 0 to see them."""
-
 _GROUP_OPTIONS = ("--help", "--version", "--install-completion", "--show-completion")
 
 
 def main() -> None:
     """Run the command line, as the console script does."""
-    # What is written is never another user's to change, whatever the umask.
-    os.umask(os.umask(0o077) | 0o022)
-    _search_paths.make_absolute(os.environ, sys.path)
-    _search_paths.keep_modules_private(os.environ)
-    switch_off_telemetry()
-    if not sys.argv[1:2] or not sys.argv[1].startswith("_"):  # no job: these are told by their site
-        _launchers.leave_job(os.environ)
-    for variable in QUIET_VARIABLES:
-        os.environ.setdefault(variable, "1")
-    try:
-        with whole_output():
-            _call(sys.argv[1:])
-    except CoordinateError as error:
-        sys.stderr.write(f"coordinate-eval: {complaint(error)}\n")
-        sys.exit(error.exit_status)
-    except KeyboardInterrupt:  # before or after a command; typer ends one of itself, with 130
-        sys.exit(130)
-
-
-def _call(args: list[str]) -> None:
-    try:
-        app(args=args)
-    except FileNotFoundError as error:
-        if error.filename is not None:
-            raise
-        # Only asking for the working directory fails so without naming a file.
-        raise UserError("the working directory is gone: change to one that is there") from error
+    process.run(lambda args: app(args=args))
 
 
 def with_default_command(args: list[str]) -> list[str]:
@@ -108,8 +71,7 @@ def refuse_misspelled(args: list[str]) -> None:
     word = args[0] if args else ""
     if not word or word in _commands() or not re.fullmatch(r"[a-z]+", word) or Path(word).exists():
         return
-    typed = [name for name in _commands() if not name.startswith("_")]
-    if near := difflib.get_close_matches(word, typed, n=1):
+    if near := difflib.get_close_matches(word, _commands(), n=1):
         raise UserError(f"no such command or checkpoint: {word}; did you mean {near[0]}?")
 
 
@@ -137,5 +99,5 @@ def _group(
     pass
 
 
-for _room in (run_commands, save_commands, show_commands, upkeep_commands, job_commands):
+for _room in (run_commands, save_commands, show_commands, upkeep_commands):
     _room.register(app)

@@ -1,61 +1,62 @@
 """Hidden commands: the program's own jobs are started by them, never typed."""
 
-import functools
+import argparse
+import inspect
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from coordinate_eval.coordinator.cli.output import printable_output
+from coordinate_eval.coordinator.cli import process
+from coordinate_eval.coordinator.cli.streams import printable_output
 from coordinate_eval.coordinator.run.own import check_there, enter
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.signals import end_with_parent_if_asked
 from coordinate_eval.errors import CoordinateError
 
-_Round = Annotated[int, typer.Option("--round")]
+
+def main() -> None:
+    """Run the command of a job. Another word may be a checkpoint, as for people."""
+    if sys.argv[1] in COMMANDS:
+        process.run(lambda args: sys.exit(call(args)), job=True)
+    else:
+        from coordinate_eval.coordinator.cli import app
+
+        app.main()
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for name, command in (
-        ("_supervise", supervise),
-        ("_keep", keep),
-        ("_sweep", sweep),
-        ("_trial", trial),
-        ("_node", node),
-        ("_build", build),
-        ("_metric", metric),
-        ("_judge", judge),
-        ("_score", score),
-    ):
-        app.command(name=name, hidden=True)(_printing(command))
-    app.command(name="_examine", hidden=True)(examine)
-    app.command(name="_gather", hidden=True)(gather)
+def call(args: list[str]) -> int | None:
+    """Call the command that the first word names, with the others; return its exit status."""
+    command = COMMANDS[args[0]]
+    parser = argparse.ArgumentParser(args[0], description=command.__doc__)
+    for name, parameter in inspect.signature(command).parameters.items():
+        if parameter.default is parameter.empty:
+            parser.add_argument(name, type=parameter.annotation)
+        else:
+            option = f"--{name.removesuffix('_number')}"
+            kind, default = parameter.annotation, parameter.default
+            parser.add_argument(option, dest=name, type=kind, default=default)
+    given = vars(parser.parse_args(args[1:]))
+    return command(**given) if command in _OF_DOCTOR else _printing(command, **given)
 
 
-def _printing(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose log a person can print on a terminal.
+def _printing(command: Callable[..., int | None], run_dir: Path, **given: object) -> int | None:
+    """Call a command so that a person can print its log on a terminal.
 
     Where its run is removed meanwhile, the log ends with that, whatever failed first.
     """
-
-    @functools.wraps(command)
-    def printing(run_dir: Path, **options: object) -> None:
-        with printable_output():
-            try:
-                command(run_dir, **options)
-            except (OSError, CoordinateError):
-                check_there(RunDir(run_dir))
-                raise
-
-    return printing
+    with printable_output():
+        try:
+            return command(run_dir, **given)
+        except (OSError, CoordinateError):
+            check_there(RunDir(run_dir))
+            raise
 
 
-def supervise(run_dir: Path, minutes: int = 0) -> None:
+def supervise(run_dir: Path, minutes: int = 0) -> int:
     """Supervise a run as a job of the cluster; 0 minutes mean no time limit."""
     from coordinate_eval.cluster import STARTED_VARIABLE, TASK_VARIABLE
     from coordinate_eval.coordinator.dry_run.run_page import write_report
@@ -88,7 +89,7 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
             log.note(why)
             report(ending.write_results(entered, run, cluster, why, log.note))
             log.note(after_run.wait())
-            raise typer.Exit(1)
+            return 1
         supervisor = Supervisor(
             entered, cluster, minutes=limit, tell=log.note, ended=ended, note=log.note
         )
@@ -96,15 +97,15 @@ def supervise(run_dir: Path, minutes: int = 0) -> None:
         signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
         results = supervisor.run()
         log.note(after_run.wait())
-    raise typer.Exit(0 if results is None or results["complete"] else 1)
+    return 0 if results is None or results["complete"] else 1
 
 
-def keep(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) -> None:
+def keep(run_dir: Path, node: str, round_number: int = 0, minutes: int = 60) -> int:
     """Hold the weights in a node's memory."""
     from coordinate_eval.coordinator.workers.on_node.keeper import run_keeper
 
     end_with_parent_if_asked()
-    raise typer.Exit(run_keeper(enter(run_dir), node, round_number, minutes))
+    return run_keeper(enter(run_dir), node, round_number, minutes)
 
 
 def sweep(run_dir: Path) -> None:
@@ -117,24 +118,24 @@ def sweep(run_dir: Path) -> None:
         print(f"removed {folder}")
 
 
-def trial(run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60) -> None:
+def trial(run_dir: Path, node: str, round_number: int = 0, minutes: int = 60) -> int:
     """Run one engine on its GPUs."""
     from coordinate_eval.coordinator.workers.trial import run_trial
 
     end_with_parent_if_asked()
-    raise typer.Exit(run_trial(enter(run_dir), node, round_number, minutes))
+    return run_trial(enter(run_dir), node, round_number, minutes)
 
 
 def node(
-    run_dir: Path, node: str, round_number: _Round = 0, minutes: int = 60, trials: int = 1
-) -> None:
+    run_dir: Path, node: str, round_number: int = 0, minutes: int = 60, trials: int = 1
+) -> int:
     """Run keeper and trials of a node that is given out whole."""
     from coordinate_eval.coordinator.workers.on_node.whole_node import run_node
 
-    raise typer.Exit(run_node(enter(run_dir), node, round_number, minutes, trials))
+    return run_node(enter(run_dir), node, round_number, minutes, trials)
 
 
-def build(run_dir: Path) -> None:
+def build(run_dir: Path) -> int:
     """Build requests that a run misses."""
     from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
 
@@ -143,10 +144,10 @@ def build(run_dir: Path) -> None:
     with signs_of_life(entered):
         from coordinate_eval.coordinator.workers.builder import run_builder
 
-        raise typer.Exit(run_builder(entered))
+        return run_builder(entered)
 
 
-def metric(run_dir: Path) -> None:
+def metric(run_dir: Path) -> int:
     """Answer questions of metrics."""
     from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
     from coordinate_eval.evaluators.sandbox.inside import show
@@ -158,10 +159,10 @@ def metric(run_dir: Path) -> None:
     with signs_of_life(entered):
         from coordinate_eval.coordinator.workers.metric import run_metric
 
-        raise typer.Exit(run_metric(entered))
+        return run_metric(entered)
 
 
-def judge(run_dir: Path) -> None:
+def judge(run_dir: Path) -> int:
     """Ask the judge what metrics want to know."""
     from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
 
@@ -170,10 +171,10 @@ def judge(run_dir: Path) -> None:
     with signs_of_life(entered):
         from coordinate_eval.coordinator.workers.judging.judge import run_judge
 
-        raise typer.Exit(run_judge(entered))
+        return run_judge(entered)
 
 
-def score(run_dir: Path) -> None:
+def score(run_dir: Path) -> int:
     """Score datasets as their responses and answers come."""
     from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
 
@@ -182,7 +183,7 @@ def score(run_dir: Path) -> None:
     with signs_of_life(entered):
         from coordinate_eval.coordinator.workers.scorer import run_scorer
 
-        raise typer.Exit(run_scorer(entered))
+        return run_scorer(entered)
 
 
 def examine(folder: Path, name: str, role: str) -> None:
@@ -200,6 +201,25 @@ def gather(folder: Path, world: str, node: str) -> None:
 
     end_with_parent_if_asked()
     nodes_part.gather(folder, world, node)
+
+
+COMMANDS: Mapping[str, Callable[..., int | None]] = {
+    "_supervise": supervise,
+    "_keep": keep,
+    "_sweep": sweep,
+    "_trial": trial,
+    "_node": node,
+    "_build": build,
+    "_metric": metric,
+    "_judge": judge,
+    "_score": score,
+    "_examine": examine,
+    "_gather": gather,
+}
+"""The commands of jobs. What they return is their exit status; None is success."""
+
+_OF_DOCTOR = (examine, gather)
+"""They have no run."""
 
 
 class _Log:

@@ -1,14 +1,12 @@
-"""Output to the terminal: written whole, as tables, without the warnings of other libraries."""
+"""Output to the terminal: as tables, without the warnings of other libraries."""
 
 import contextlib
-import io
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, TextIO
+from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.errors import MarkupError
@@ -19,11 +17,8 @@ from rich.text import Text
 
 from coordinate_eval import _files
 from coordinate_eval._format import visible, visible_json
+from coordinate_eval.coordinator.cli.streams import printable_output
 from coordinate_eval.coordinator.report.main_metric import metrics
-from coordinate_eval.errors import CoordinateError
-
-MOST_COMPLAINT = 4000
-"""Characters of an error's message on a terminal."""
 
 PIPE_WIDTH = 160
 """Characters of a line in a pipe or a file, where no window cuts it."""
@@ -39,33 +34,6 @@ QUIET_VARIABLES = {
 }
 """Read by these libraries when they are imported, the last by the processes that build prompts. One
 that the user has set stays as it is."""
-
-
-@contextlib.contextmanager
-def whole_output() -> Iterator[None]:
-    """Write what a block prints to the end; characters that the encoding lacks become "?".
-
-    Raises:
-        CoordinateError: the output cannot be written.
-        SystemExit: with 1, the reader has closed the pipe.
-    """
-    if sys.__stdout__ is None:  # closed by whoever started it
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process
-    if sys.__stderr__ is None:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-    except OSError as error:
-        if not _dropped():
-            raise
-        if isinstance(error, BrokenPipeError):
-            sys.exit(1)
-        raise CoordinateError(f"cannot write the output: {error.strerror}") from error
 
 
 class SafeConsole(Console):
@@ -111,42 +79,6 @@ def write_json(value: object) -> None:
     sys.stdout.write(visible_json(_files.pretty(value)))
 
 
-def complaint(error: BaseException) -> str:
-    """Return the message of an error for a terminal. Of a very long one the middle is left out."""
-    text = visible(str(error))
-    half = MOST_COMPLAINT // 2
-    return text if len(text) <= MOST_COMPLAINT else f"{text[:half]} … {text[-half:]}"
-
-
-class _Printable:
-    """A stream for what others print, which no text in it steers."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all else is the stream's
-        return getattr(self._stream, name)
-
-    def isatty(self) -> bool:
-        return False  # so that nobody colors what is replaced here
-
-    def write(self, text: str) -> int:
-        self._stream.write(visible(text.replace("\r", "\n")))
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-
-@contextlib.contextmanager
-def printable_output() -> Iterator[None]:
-    """Replace unprintable characters that libraries write in the block, to output and errors."""
-    out, errors = _Printable(sys.stdout), _Printable(sys.stderr)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        yield
-
-
 @contextlib.contextmanager
 def quiet_libraries(*, verbose: bool) -> Iterator[None]:
     """Hide the warnings of libraries in a block, unless `verbose`. Errors are shown.
@@ -181,23 +113,6 @@ def quiet_libraries(*, verbose: bool) -> Iterator[None]:
             last.setLevel(level)
         for name in added:
             os.environ.pop(name, None)
-
-
-def _dropped() -> bool:
-    """Return whether standard output cannot be written; if so, discard it from now on.
-
-    Python writes it once more when it ends, which would fail again. After a failure a stream may
-    have dropped the text that it could not write, so the test writes something new.
-    """
-    try:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        return True
-    return False
 
 
 def results_table(results: dict[str, Any]) -> Table:

@@ -1,0 +1,49 @@
+"""What surrounds every command, a person's or a job's: its environment, and how it ends.
+
+Exit status: 0 success; where scores are asked for, all of them exist. 1 the run ended without all
+results, or asking for it again was refused after repeated failures. 2 bad input or a refusal,
+nothing was submitted. 3 the scheduler did not answer. 130 interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+
+from coordinate_eval import _launchers, _search_paths
+from coordinate_eval._no_telemetry import switch_off_telemetry
+from coordinate_eval.coordinator.cli.streams import complaint, whole_output
+from coordinate_eval.errors import CoordinateError, UserError
+
+QUIET_VARIABLES = ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+"""Switch off other people's progress bars; set to 0 to see them."""
+
+
+def run(call: Callable[[list[str]], None], *, job: bool = False) -> None:
+    """Call with the arguments of this process, and turn errors into messages."""
+    # What is written is never another user's to change, whatever the umask.
+    os.umask(os.umask(0o077) | 0o022)
+    _search_paths.make_absolute(os.environ, sys.path)
+    _search_paths.keep_modules_private(os.environ)
+    switch_off_telemetry()
+    if not job:  # these are told by their site
+        _launchers.leave_job(os.environ)
+    for variable in QUIET_VARIABLES:
+        os.environ.setdefault(variable, "1")
+    try:
+        with whole_output():
+            _in_a_folder(call)
+    except CoordinateError as error:
+        sys.stderr.write(f"coordinate-eval: {complaint(error)}\n")
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:  # before or after a command; typer ends one of itself, with 130
+        sys.exit(130)
+
+
+def _in_a_folder(call: Callable[[list[str]], None]) -> None:
+    try:
+        call(sys.argv[1:])
+    except FileNotFoundError as error:
+        if error.filename is not None:
+            raise
+        # Only asking for the working directory fails so without naming a file.
+        raise UserError("the working directory is gone: change to one that is there") from error

@@ -1,0 +1,98 @@
+"""The streams of a process: written whole, and never steered by what others wrote.
+
+Jobs begin with this, so it imports nothing that only people need.
+"""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from coordinate_eval._format import visible
+from coordinate_eval.errors import CoordinateError
+
+MOST_COMPLAINT = 4000
+"""Characters of an error's message on a terminal."""
+
+
+@contextlib.contextmanager
+def whole_output() -> Iterator[None]:
+    """Write what a block prints to the end; characters that the encoding lacks become "?".
+
+    Raises:
+        CoordinateError: the output cannot be written.
+        SystemExit: with 1, the reader has closed the pipe.
+    """
+    if sys.__stdout__ is None:  # closed by whoever started it
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process
+    if sys.__stderr__ is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if not _dropped():
+            raise
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        raise CoordinateError(f"cannot write the output: {error.strerror}") from error
+
+
+def complaint(error: BaseException) -> str:
+    """Return the message of an error for a terminal. Of a very long one the middle is left out."""
+    text = visible(str(error))
+    half = MOST_COMPLAINT // 2
+    return text if len(text) <= MOST_COMPLAINT else f"{text[:half]} … {text[-half:]}"
+
+
+class _Printable:
+    """A stream for what others print, which no text in it steers."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all else is the stream's
+        return getattr(self._stream, name)
+
+    def isatty(self) -> bool:
+        return False  # so that nobody colors what is replaced here
+
+    def write(self, text: str) -> int:
+        self._stream.write(visible(text.replace("\r", "\n")))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+
+@contextlib.contextmanager
+def printable_output() -> Iterator[None]:
+    """Replace unprintable characters that libraries write in the block, to output and errors."""
+    out, errors = _Printable(sys.stdout), _Printable(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        yield
+
+
+def _dropped() -> bool:
+    """Return whether standard output cannot be written; if so, discard it from now on.
+
+    Python writes it once more when it ends, which would fail again. After a failure a stream may
+    have dropped the text that it could not write, so the test writes something new.
+    """
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return True
+    return False
