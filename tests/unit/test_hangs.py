@@ -327,6 +327,29 @@ def ended_and_lasting() -> dict[str, subprocess.Popen[bytes]]:
     }
 
 
+def test_what_the_engine_of_a_killed_trial_has_started_is_killed(tmp_path: Path) -> None:
+    """It would keep the GPUs for as long as the other trials of the node go on."""
+    write_run(RunDir(tmp_path), RUN)
+    write_planned(RunDir(tmp_path), RUN)
+    reader, writer = os.pipe()
+    killed = (
+        "import os, subprocess, sys; "
+        f"subprocess.Popen([sys.executable, '-c', {SLEEP!r}], pass_fds=[{writer}]); "
+        "os.kill(os.getpid(), 9)"
+    )
+    trials = {
+        name: subprocess.Popen([sys.executable, "-c", code], process_group=0, pass_fds=held)
+        for name, code, held in (("n1-0", killed, [writer]), ("n1-1", SLEEP, []))
+    }
+    os.close(writer)
+    waiting = threading.Thread(target=whole_node._wait, args=(RunDir(tmp_path), trials))
+    waiting.start()
+    assert os.read(reader, 1) == b""  # the last process has ended that could write
+    os.close(reader)
+    trials["n1-1"].kill()
+    waiting.join()
+
+
 def test_one_that_a_signal_ends_gives_its_shards_to_others_at_once(tmp_path: Path) -> None:
     """The job goes on with its other trials, so the scheduler knows nothing of it."""
     run_dir = RunDir(tmp_path)

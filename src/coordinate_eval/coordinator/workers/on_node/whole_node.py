@@ -92,6 +92,8 @@ def _wait(run_dir: RunDir, trials: Mapping[str, subprocess.Popen[bytes]]) -> lis
                 if status is None and run_dir.trouble(name).exists():
                     os.killpg(trial.pid, signal.SIGKILL)
                 elif status is not None and status < 0 and name not in told:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(trial.pid, signal.SIGKILL)  # what its engine has started
                     _tell(run_dir, name, -status)
                     told.add(name)
         time.sleep(WATCH_SECONDS)
