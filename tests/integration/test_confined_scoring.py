@@ -168,7 +168,7 @@ ENDING_ATTACKS = {
 @some_users
 @pytest.mark.parametrize("what", ENDING_ATTACKS)
 def test_what_ends_its_process_costs_its_dataset(user: User, what: str) -> None:
-    scored = user.scored([ENDING_ATTACKS[what], "1"])
+    scored = user.scored([ENDING_ATTACKS[what], "1"], gib=1)
     assert scored.results["before"].results["before"]["acc,none"] == 0.5
     assert scored.results["after"].results["after"]["acc,none"] == 1.0
     assert scored.status == 0, scored.said
