@@ -1,10 +1,12 @@
 """The cache of requests: built once, used while it is true, and never torn."""
 
+import copy
 import errno
 import fcntl
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,8 +54,26 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def test_offsets_find_every_item(home: Home) -> None:
-    built = home.get()
+@pytest.fixture(scope="module")
+def first_built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, Path]:
+    """A home whose prompts are built, and a copy of all of its files."""
+    folder = tmp_path_factory.mktemp("built")
+    home = Home(folder / "home")
+    home.get()
+    return home, Path(shutil.copytree(home.folder, folder / "copy"))
+
+
+@pytest.fixture
+def built_home(first_built: tuple[Home, Path]) -> Home:
+    """This home, with all that lies there as it was when its prompts had been built."""
+    home, files = first_built
+    shutil.rmtree(home.folder)
+    shutil.copytree(files, home.folder)
+    return copy.copy(home)
+
+
+def test_offsets_find_every_item(built_home: Home) -> None:
+    built = built_home.get()
     content = built.requests.read_bytes()
     offsets = built.index.offsets
     assert len(offsets) == built.index.items + 1 == 11
@@ -73,9 +93,11 @@ def build_apart(home: Home) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_prompts_with_tokens_that_the_model_lacks_are_refused(home: Home, nested: bool) -> None:
-    largest = max(max(r.tokens + r.continuation) for r in requests(home.get()))
-    file = home.model / "config.json"
+def test_prompts_with_tokens_that_the_model_lacks_are_refused(
+    built_home: Home, nested: bool
+) -> None:
+    largest = max(max(r.tokens + r.continuation) for r in requests(built_home.get()))
+    file = built_home.model / "config.json"
     config = json.loads(file.read_text())
 
     def vocabulary(size: int) -> None:
@@ -83,11 +105,11 @@ def test_prompts_with_tokens_that_the_model_lacks_are_refused(home: Home, nested
         file.write_text(json.dumps(config | own))
 
     vocabulary(largest + 1)  # the tokenizer may have tokens that no prompt has
-    assert home.builder().find(home.dataset) is not None
+    assert built_home.builder().find(built_home.dataset) is not None
     vocabulary(largest)
-    assert home.builder().find(home.dataset) is None
+    assert built_home.builder().find(built_home.dataset) is None
     with pytest.raises(UserError) as raised:
-        home.get()
+        built_home.get()
     said = f"the token id {largest}, and the model has 0 to {largest - 1} (vocab_size in {file})"
     assert said in str(raised.value)
     assert "--tokenizer" in str(raised.value)
@@ -118,13 +140,13 @@ def test_storage_whose_locks_do_not_work_stops_nobody(
     assert home.get().index.items == 10
 
 
-def test_who_builds_for_a_run_that_has_the_requests_changes_nothing(home: Home) -> None:
-    run_dir = RunDir(home.folder / "run")
+def test_who_builds_for_a_run_that_has_the_requests_changes_nothing(built_home: Home) -> None:
+    run_dir = RunDir(built_home.folder / "run")
     run_dir.requests_folder.mkdir(parents=True)
-    first = home.get()
+    first = built_home.get()
     link(first, run_dir, "cloze")
-    edit_data(home)  # since then
-    later = home.get()
+    edit_data(built_home)  # since then
+    later = built_home.get()
     assert later.index.items < first.index.items
     link(later, run_dir, "cloze")
     index = _files.read_record(run_dir.requests_index("cloze"), DatasetRequests)
@@ -176,12 +198,12 @@ def test_it_is_said_what_is_built_and_how_long_it_may_take(home: Home) -> None:
     assert told[1:] == ["cloze, 0 of 1 are ready, about 50.0 s left"]
 
 
-def test_the_next_checkpoint_of_a_model_builds_nothing(home: Home) -> None:
-    first = home.get()
+def test_the_next_checkpoint_of_a_model_builds_nothing(built_home: Home) -> None:
+    first = built_home.get()
     built_at = first.requests.stat().st_mtime_ns
-    weights = home.model / "model.safetensors"
+    weights = built_home.model / "model.safetensors"
     weights.touch()
-    assert home.get() == first
+    assert built_home.get() == first
     assert first.requests.stat().st_mtime_ns == built_at
 
 
@@ -217,12 +239,14 @@ def change_engine(home: Home) -> None:
 @pytest.mark.parametrize(
     "change", [edit_task, edit_data, edit_tokenizer, ask_for_fewer_items, shorten, change_engine]
 )
-def test_what_requests_are_made_from_counts(home: Home, change: Callable[[Home], None]) -> None:
-    before = home.get()
-    change(home)
-    after = home.get()
+def test_what_requests_are_made_from_counts(
+    built_home: Home, change: Callable[[Home], None]
+) -> None:
+    before = built_home.get()
+    change(built_home)
+    after = built_home.get()
     assert after.index != before.index
-    assert home.get() == after
+    assert built_home.get() == after
 
 
 def test_a_tokenizer_that_is_exchanged_after_it_was_inspected_is_not_read(home: Home) -> None:
@@ -248,10 +272,10 @@ def test_no_copy_lies_where_everybody_can_exchange_it(
     assert not list(folder.iterdir())
 
 
-def test_what_requests_are_not_made_from_does_not_count(home: Home) -> None:
-    before = home.get()
-    home.dataset = home.dataset.model_copy(update={"items": 10, "splittable": False})
-    assert home.get() == before
+def test_what_requests_are_not_made_from_does_not_count(built_home: Home) -> None:
+    before = built_home.get()
+    built_home.dataset = built_home.dataset.model_copy(update={"items": 10, "splittable": False})
+    assert built_home.get() == before
 
 
 def tear_index(built: Built) -> None:
@@ -272,11 +296,11 @@ def tear_requests(built: Built) -> None:
 
 
 @pytest.mark.parametrize("tear", [tear_index, lose_index, lose_requests, tear_requests])
-def test_torn_entries_are_built_again(home: Home, tear: Callable[[Built], None]) -> None:
-    built = home.get()
+def test_torn_entries_are_built_again(built_home: Home, tear: Callable[[Built], None]) -> None:
+    built = built_home.get()
     content = built.requests.read_bytes()
     tear(built)
-    again = home.get()
+    again = built_home.get()
     took = {"built": built.index.built, "build_cpu_seconds": built.index.build_cpu_seconds}
     assert again.index.model_copy(update=took) == built.index
     assert again.requests.read_bytes() == content
