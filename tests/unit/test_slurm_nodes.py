@@ -55,6 +55,52 @@ def test_free_gpus_are_counted_by_type(
         assert free(shape(gres=gres, gres_used=used)) == expected
 
 
+@pytest.mark.parametrize(
+    ("gres", "used", "expected"),
+    [
+        # 22.05 lists the GPUs of which jobs have a part.
+        ("gpu:h200:8,shard:h200:64", "gpu:h200:0(IDX:N/A),shard:h200:8(IDX:0-7)", 0),
+        ("gpu:h200:8,shard:h200:64", "gpu:h200:2(IDX:0-1),shard:h200:8(IDX:2,5-6)", 3),
+        ("gpu:h200:8,shard:h200:64", "gpu:h200:2(IDX:0-1),shard:h200:8(IDX:1-2)", 5),
+        ("gpu:h200:8,shard:64", "gpu:h200:1(IDX:7),shard:3(IDX:0),shard:3(IDX:0-1)", 5),
+        ("gpu:8,mps:800", "gpu:0(IDX:N/A),mps:h200:200(IDX:0,3)", 6),
+        ("gpu:8,shard:64", "gpu:(null):2(IDX:0-1),shard:(null):8(IDX:2)", 5),
+        # Later versions tell how much of each GPU is in use.
+        (
+            "gpu:h200:4(S:0-1),shard:h200:256(S:0-1)",
+            "gpu:h200:1(IDX:0),shard:h200:32(0/64,32/64,0/64,1/64)",
+            1,
+        ),
+        ("gpu:h200:2,shard:h200:128", "gpu:h200:0(IDX:N/A),shard:h200:0(0/64,0/64)", 2),
+        ("gpu:h200:2,mps:200", "gpu:h200:0(IDX:N/A),mps:50(50/100,0/100)", 1),
+        ("gpu:h200:2,shard:16", "gpu:h200:0(IDX:N/A),shard:0", 2),
+        ("gpu:h200:2,shard:16", "shard:h200:1(IDX:0-99999999999999)", 2),
+        ("gpu:h200:2,shard:16", "gpu:h200:1(IDX:0),shard:(", 1),
+    ],
+)
+def test_gpus_of_which_jobs_have_a_part_are_not_free(gres: str, used: str, expected: int) -> None:
+    for shape in (old, new):
+        node = shape(gres=gres, gres_used=used)
+        if expected:
+            assert free(node)[1] == expected
+        else:
+            assert "GPUs in use" in why(node)
+
+
+@pytest.mark.parametrize(
+    ("used", "a100", "h200"),
+    [
+        ("gpu:a100:1(IDX:0),gpu:h200:0(IDX:N/A),shard:h200:9(IDX:4-6)", 3, 1),
+        ("gpu:a100:1(IDX:0),shard:a100:9(IDX:0-1),shard:h200:0(IDX:N/A)", 2, 4),
+        ("gpu:a100:1(IDX:0),shard:9(IDX:0-1)", 2, 3),  # which type, nothing tells
+    ],
+)
+def test_gpus_of_two_types_of_which_jobs_have_a_part(used: str, a100: int, h200: int) -> None:
+    entry = new(gres="gpu:a100:4,gpu:h200:4,shard:64", gres_used=used)
+    nodes, _ = read_nodes({"nodes": [entry]}, LOW)
+    assert {node.gpu_type: node.free_gpus for node in nodes} == {"a100": a100, "h200": h200}
+
+
 def test_a_node_with_two_types_is_listed_for_each_that_is_free() -> None:
     entry = new(gres="gpu:h100:8,gpu:1g.10gb:56", gres_used="gpu:h100:3(IDX:0-2),gpu:1g.10gb:0")
     nodes, busy = read_nodes({"nodes": [entry]}, LOW)

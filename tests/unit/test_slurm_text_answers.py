@@ -62,7 +62,15 @@ def printed(node: dict[str, Any], state: str = "") -> str:
 
 words = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=20)
 names = st.from_regex(r"[a-z0-9_.-]{1,12}", fullmatch=True)
-used = st.sampled_from(["", "gpu:h200:0(IDX:N/A)", "gpu:h200:3(IDX:0-1,7)"])
+used = st.sampled_from(
+    [
+        "",
+        "gpu:h200:0(IDX:N/A)",
+        "gpu:h200:3(IDX:0-1,7)",
+        "gpu:h200:1(IDX:0),shard:h200:9(IDX:2-3)",
+        "gpu:h200:0(IDX:N/A),shard:h200:9(8/8,1/8,0/8)",
+    ]
+)
 nodes = st.fixed_dictionaries(
     {
         "name": names,

@@ -7,7 +7,6 @@ later versions. Nothing here runs a command.
 import contextlib
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from coordinate_eval._format import brief
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.errors import ClusterError
+from coordinate_eval.slurm.answers.gres import gpus as gpus_of
 from coordinate_eval.slurm.answers.reservations import IN_RESERVATION
 
 _MIB_PER_GIB = 1024
@@ -124,7 +124,7 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
                     cpus=_free_cpus(entry),
                     memory_gib=_free_memory_gib(entry, wanted),
                 )
-                for kind, gpus, free in _gpus(entry)
+                for kind, gpus, free in gpus_of(entry["gres"], entry["gres_used"])
             ]
             if not all_types:
                 continue
@@ -220,32 +220,6 @@ def gpu_memory_gib(kind: str) -> float:
         if known:
             return float(_GPU_MEMORY_GIB[max(known, key=len)])
     return 0.0
-
-
-def _gpus(entry: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """Return each GPU type of a node with the numbers of its installed and its free GPUs."""
-    installed = _gres_counts(entry["gres"])
-    used = _gres_counts(entry["gres_used"])
-    if len(installed) == 1:
-        # A type may be in only one of the two lists. They are the same GPUs nevertheless.
-        ((kind, count),) = installed.items()
-        return [(kind, count, max(0, count - used.total()))]
-    return [(kind, count, max(0, count - used[kind])) for kind, count in installed.items()]
-
-
-def _gres_counts(gres: str | None) -> Counter[str]:
-    """Count GPUs by type in `gpu:h200:8(S:0-1),gpu:a100:2,shard:8`. A missing type is ''."""
-    # Parentheses contain sockets or indices, or `(null)` for a missing type.
-    plain = re.sub(r"\([^)]*\)", "", gres or "")
-    counts: Counter[str] = Counter()
-    for part in plain.split(","):
-        name, *fields = part.strip().split(":")
-        if name != "gpu":
-            continue
-        count = int(fields.pop()) if fields and fields[-1].isdigit() else 1
-        if count:
-            counts[":".join(fields)] += count
-    return counts
 
 
 def _free_cpus(entry: dict[str, Any]) -> int:
