@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from coordinate_eval.slurm.answers.nodes import (
     read_nodes,
     read_partitions,
 )
+from coordinate_eval.slurm.answers.reservations import name_of_user
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "slurm-fixtures"
 LOW = Wanted(partitions=frozenset({"low"}))
@@ -116,6 +118,49 @@ def test_gpus_without_a_type_have_what_the_settings_say() -> None:
     assert (node.gpu_type, node.gpu_memory_gib) == ("rubin", 288)
     (node,), _ = read_nodes({"nodes": [old()]}, wanted)
     assert (node.gpu_type, node.gpu_memory_gib) == ("h200", 141)
+
+
+ME, MY_NUMBER = name_of_user(), os.getuid()
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        None,
+        "",
+        "N/A",
+        ME,
+        str(MY_NUMBER),
+        MY_NUMBER,
+        f"{ME}({MY_NUMBER})",
+        {"set": True, "infinite": False, "number": MY_NUMBER},
+        {"set": False, "infinite": True, "number": 0},
+        {"set": True, "infinite": True, "number": 4294967294},
+        4294967294,
+        4294967295,
+        "4294967294",
+    ],
+)
+def test_a_node_that_is_nobody_elses_is_free(owner: object) -> None:
+    for shape in (old, new):
+        assert free(shape(owner=owner)) == ("h200", 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        ("somebody", "somebody"),
+        ("some-body.x", "some-body.x"),
+        (f"somebody({MY_NUMBER + 1})", "somebody"),
+        (MY_NUMBER + 1, str(MY_NUMBER + 1)),
+        (str(MY_NUMBER + 1), str(MY_NUMBER + 1)),
+        ({"set": True, "infinite": False, "number": MY_NUMBER + 1}, str(MY_NUMBER + 1)),
+    ],
+)
+def test_a_node_that_another_user_has_alone_is_busy(owner: object, name: str) -> None:
+    for shape in (old, new):
+        assert why(shape(owner=owner)) == f"in use by {name} alone (ExclusiveUser)"
+    assert why(new(owner=owner, state=["IDLE", "DRAIN"])) == "drained"
 
 
 def test_powered_down_nodes_come_last_where_they_may_be_woken() -> None:

@@ -26,6 +26,7 @@ NODE = {
     "configured_gres": {"gpu:h200": 8}, "allocated_gres": {}, "total_cpus": 128,
     "effective_cpus": 128, "allocated_cpus": 0, "real_memory": 1000000, "allocated_memory": 0,
     "memory_reserved_for_system": None, "partitions": ["high", "low", "whole"],
+    "owner": None,
 }  # fmt: skip
 NODES = [
     NODE | {"name": "node1", "state": "MIXED", "allocated_cpus": 4, "allocated_memory": 10240},
@@ -159,6 +160,11 @@ def test_gpus_that_jobs_have(
     pyslurm(nodes=[NODE | {"name": "n1", "configured_gres": gres}], jobs=[job])
     (node,), _ = cluster().nodes()
     assert node.free_gpus == free
+
+
+def test_a_node_that_another_user_has_alone(pyslurm: Says) -> None:
+    pyslurm(nodes=[NODE | {"name": "n1", "owner": "somebody"}], jobs=[])
+    assert cluster().nodes()[1][0].why == "in use by somebody alone (ExclusiveUser)"
 
 
 @pytest.mark.parametrize(

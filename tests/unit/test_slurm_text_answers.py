@@ -48,7 +48,7 @@ def printed(node: dict[str, Any], state: str = "") -> str:
         "OS=Linux 6.1.0 #1 SMP State=DOWN",
         f"RealMemory={node['real_memory']} AllocMem={node['alloc_memory']} FreeMem=7 Sockets=2",
         *([f"MemSpecLimit={m}"] if (m := node["specialized_memory"]) else []),
-        f"State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A",
+        f"State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner={node['owner']} MCS_label=N/A",
         *([f"Partitions={','.join(node['partitions'])} "] if node["partitions"] else []),
         "BootTime=2026-11-21T12:15:50 SlurmdStartTime=2026-11-21T12:22:59",
         *([f"Comment={node['comment']}"] if node["comment"] else []),
@@ -87,6 +87,7 @@ nodes = st.fixed_dictionaries(
         "specialized_memory": st.sampled_from([0, 1024]),
         "alloc_memory": st.integers(0, 2_000_000),
         "partitions": st.lists(st.sampled_from(["low", "high"]), unique=True),
+        "owner": st.sampled_from(["N/A", f"me({os.getuid()})", f"nobody({os.getuid() + 1})"]),
         "comment": words,
         "reason": st.lists(words.filter(str.strip), max_size=3).map("\n".join),
     }
@@ -125,7 +126,8 @@ def test_captured_answers_of_other_versions(file: str) -> None:
 
 
 NODE = json.loads((CAPTURED / "nodes-22.05.json").read_text())["nodes"][0] | {
-    "effective_cpus": 128, "specialized_memory": 0, "features": [], "comment": "", "reason": "",
+    "effective_cpus": 128, "specialized_memory": 0, "features": [], "owner": "N/A", "comment": "",
+    "reason": "",
 }  # fmt: skip
 
 

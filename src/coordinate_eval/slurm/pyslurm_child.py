@@ -48,6 +48,7 @@ def nodes(pyslurm: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - it ships no t
             "specialized_memory": node.memory_reserved_for_system or 0,
             "alloc_memory": node.allocated_memory or 0,
             "partitions": node.partitions or [],
+            "owner": node.owner or "",
         }
         for node in found.values()
     ]

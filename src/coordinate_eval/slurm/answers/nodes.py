@@ -6,6 +6,7 @@ later versions. Nothing here runs a command.
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from coordinate_eval._format import brief
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.errors import ClusterError
 from coordinate_eval.slurm.answers.gres import gpus as gpus_of
-from coordinate_eval.slurm.answers.reservations import IN_RESERVATION
+from coordinate_eval.slurm.answers.reservations import IN_RESERVATION, name_of_user
 
 _MIB_PER_GIB = 1024
 _UNKNOWN_MEMORY_GIB = 1e6
@@ -76,6 +77,8 @@ _WORDS = {
 }
 # Those of them that pass only when somebody has mended the node.
 _AWAY = {"DOWN", "FAIL", "DRAIN", "DRAINED", "DRAINING"}
+_NO_USERS = {"", "N/A", "4294967294", "4294967295"}
+"""What stands where a user would: Slurm's numbers for none and for all among them."""
 _REASONLESS = {"RESERVED", "COMPLETING", "PLANNED"}
 
 
@@ -274,9 +277,25 @@ def _hindrance(entry: dict[str, Any], wanted: Wanted) -> str:
         words = _WORDS.get(worst, worst.lower().replace("_", " "))
         reason = "" if worst in _REASONLESS else str(entry.get("reason") or "")
         return f"{words}: {reason}" if reason else words
+    if owner := _other_owner(entry):
+        return f"in use by {owner} alone (ExclusiveUser)"
     if wanted.whole and _number(entry["alloc_cpus"]):
         return "in use, and its partition allocates whole nodes"
     return ""
+
+
+def _other_owner(entry: dict[str, Any]) -> str:
+    """Return the other user of whom alone this node takes jobs now, or '' if there is none.
+
+    By version and answer it is a name, a number, or both: `name(number)`.
+    """
+    owner = entry.get("owner")
+    if isinstance(owner, dict):
+        owner = owner["number"] if owner.get("set") and not owner.get("infinite") else ""
+    text = "" if owner is None else str(owner)
+    name, _, number = text.removesuffix(")").partition("(")
+    nobody_else = _NO_USERS | {name_of_user(), str(os.getuid())}
+    return "" if nobody_else & {name, number or name} else name
 
 
 def _states(entry: dict[str, Any]) -> list[str]:

@@ -29,6 +29,7 @@ _WORDS = {
     "real_memory": "RealMemory",
     "specialized_memory": "MemSpecLimit",
     "alloc_memory": "AllocMem",
+    "owner": "Owner",
 }
 """Names in the JSON, and in the text."""
 
