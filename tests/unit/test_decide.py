@@ -97,6 +97,24 @@ def test_what_does_not_start_in_time_is_cancelled() -> None:
     assert cancel.job_ids == (f"{TRIAL[0]}_1",)
 
 
+def test_what_frees_nodes_comes_before_what_submits() -> None:
+    """An error in a submission ends a pass: keepers would hold nodes for as long as it lasts."""
+    held = Claim(owner="o", task="7_0.0", host="h", pid=1, time=0, token="t")
+    known = facts(
+        submitted=submitted(*KEEP, TRIAL[0]),
+        tasks=[*tasks(KEEP[0], State.PENDING), *tasks(KEEP[1], State.RUNNING)],
+        stages={(0, "n2"): stage(1000, 1000, 10, "ready")},
+        open_claims=[("outputs", OpenClaim(SPANS[0], 1, held))],
+        claimable={**NOTHING, "results": [SPANS[2]]},
+    )
+    actions = decide(RUN, DIR, known)
+    kinds = [type(action) for action in actions]
+    frees = {d.Revoke, d.Cancel, d.Release}
+    assert set(kinds) == {*frees, d.Submit}
+    assert set(kinds[: kinds.index(d.Submit)]) == frees
+    assert {d.Submit} == set(kinds[kinds.index(d.Submit) :])
+
+
 def test_of_two_jobs_of_one_name_the_recorded_one_stays() -> None:
     known = submitted(*KEEP, *TRIAL)
     double = TaskStatus(name=TRIAL[0], job_id="other", index=1, state=State.PENDING)

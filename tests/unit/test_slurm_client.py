@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 
-from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
+from coordinate_eval.errors import (
+    ClusterError,
+    ClusterSilent,
+    SubmitLater,
+    SubmitRefused,
+    UserError,
+)
+from coordinate_eval.slurm.answers.refusals import refusal
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.presence import slurm_configured
 from coordinate_eval.slurm.settings import SlurmSettings
+from coordinate_eval.slurm.shared_queue import SharedQueue
 
 FAKES = Path(__file__).parents[1] / "fakes"
 
@@ -71,6 +79,29 @@ def test_a_command_that_hangs_is_silence(says: Says) -> None:
 @pytest.mark.parametrize(
     "words",
     [
+        "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n",
+        "sbatch: error: Slurm job queue full, sleeping and retrying.\n",
+        "sbatch: Job creation temporarily disabled, retrying\n",
+    ],
+)
+def test_an_sbatch_that_would_ask_again_by_itself_is_ended_and_refused_for_now(
+    says: Says, words: str
+) -> None:
+    says(words=words, hangs="yes")
+    with pytest.raises(SubmitRefused) as caught:
+        SlurmClient(290).run("sbatch")
+    assert isinstance(refusal(str(caught.value), "sbatch", gpus=True), SubmitLater)
+
+
+def test_an_sbatch_that_says_nothing_is_silence(says: Says) -> None:
+    says(hangs="yes")
+    with pytest.raises(ClusterSilent, match=r"0\.5 s"):
+        SlurmClient(0.5).run("sbatch", script="#!/bin/sh")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
         "sbatch: error: Batch job submission failed: Invalid qos specification",
         "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
         "(job submit limit, user's size and/or time limits)",
@@ -117,6 +148,24 @@ def test_a_submission_without_an_id_may_exist(says: Says, tmp_path: Path) -> Non
     job = Job(name="n", argv=("x",), minutes=5, log=str(tmp_path / "log"))
     with pytest.raises(ClusterSilent, match="may exist"):
         SlurmCluster(SlurmSettings()).submit(job)
+
+
+def test_a_job_of_an_sbatch_that_was_ended_is_looked_for_in_an_answer_of_ones_own(
+    says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coordinate_eval.cluster import Job
+
+    says(output="PartitionName=low Default=YES State=UP\n")
+    (tmp_path / "sbatch").unlink()
+    words = "Slurm temporarily unable to accept job, sleeping and retrying"
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{words}' >&2\nexec sleep 300\n")
+    (tmp_path / "sbatch").chmod(0o700)
+    distrusts: list[SharedQueue] = []
+    monkeypatch.setattr(SharedQueue, "distrust", lambda queue: distrusts.append(queue))
+    job = Job(name="n", argv=("x",), minutes=5, log=str(tmp_path / "log"))
+    with pytest.raises(SubmitLater, match=words):
+        SlurmCluster(SlurmSettings(timeout_seconds=290)).submit(job)
+    assert distrusts
 
 
 def test_a_job_longer_than_its_partition_allows_is_refused(says: Says, tmp_path: Path) -> None:

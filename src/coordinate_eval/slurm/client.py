@@ -8,8 +8,10 @@ things for a job: after "no answer" it may exist.
 import contextlib
 import json
 import os
+import re
 import shlex
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +42,12 @@ _SILENCE = (
     "temporarily unable",
     "could not establish a configuration source",
 )
+
+# sbatch has been refused because Slurm is full, and would ask again for two minutes by itself.
+_ASKS_AGAIN = re.compile(rb"sleeping and retrying|temporarily disabled, retrying")
+
+_LOOK_SECONDS = 0.2
+"""Time between two looks at what sbatch says. It sleeps for a second before it asks again."""
 
 
 class SlurmClient:
@@ -75,20 +83,17 @@ class SlurmClient:
 
         Raises:
             ClusterSilent: no answer in time. The command may have taken effect.
-            SubmitRefused: sbatch refused; the message is its words.
+            SubmitRefused: sbatch refused, or was refused for now; the message is its words.
             ClusterError: any other command failed; the message has its words.
             UserError: the command is not installed.
         """
         self.calls[counted or command] += 1
         try:
-            done = subprocess.run(
-                [command, *args],
-                cwd="/",  # where the job's shell begins, and no node lacks it
-                env=of_command(os.environ) if environment is None else environment,
-                input=(script or "").encode(),
-                capture_output=True,
-                timeout=self._timeout_seconds,
-                check=False,
+            status, *printed = self._done(
+                command,
+                args,
+                (script or "").encode(),
+                of_command(os.environ) if environment is None else environment,
             )
         except FileNotFoundError as error:
             raise UserError(
@@ -103,10 +108,48 @@ class SlurmClient:
                 f"{_said(error.stderr)}; try again later"
             ) from error
         # Decoded here, because text mode would change carriage returns in job names.
-        output, words = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
-        if done.returncode != 0:
-            raise _failure(command, args, done.returncode, words.strip() or output.strip())
+        output, words = (text.decode(errors="replace") for text in printed)
+        if status != 0:
+            raise _failure(command, args, status, words.strip() or output.strip())
         return output
+
+    def _done(
+        self, command: str, args: tuple[str, ...], text: bytes, environment: Mapping[str, str]
+    ) -> tuple[int, bytes, bytes]:
+        """Run one command to its end. Return its exit status, output and messages.
+
+        Raises:
+            SubmitRefused: sbatch was refused for now and was ended, in place of asking again. It
+                may have done so just before.
+            subprocess.TimeoutExpired: it did not end in time, and was ended.
+        """
+        end = time.monotonic() + self._timeout_seconds
+        with subprocess.Popen(
+            [command, *args],
+            cwd="/",  # where the job's shell begins, and no node lacks it
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            try:
+                while True:
+                    left = max(0.0, end - time.monotonic())
+                    wait = min(left, _LOOK_SECONDS) if command == "sbatch" else left
+                    try:
+                        output, words = process.communicate(text, wait)
+                    except subprocess.TimeoutExpired as error:
+                        said = error.stderr or b""
+                        if command == "sbatch" and _ASKS_AGAIN.search(said):
+                            refused = said.decode(errors="replace").strip()
+                            raise SubmitRefused(refused) from error
+                        if wait == left:
+                            raise
+                        text = b""  # the process goes on reading what it was given before
+                    else:
+                        return process.returncode, output, words
+            finally:
+                process.kill()  # does nothing to one that has ended
 
     def json(self, command: str, *args: str) -> dict[str, Any]:
         """Run one command and return the JSON object that it prints.

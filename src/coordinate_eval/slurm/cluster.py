@@ -207,6 +207,8 @@ class SlurmCluster:
             )
             job_id = read_job_id(answer)
         except SubmitRefused as error:
+            # An sbatch that was ended may have submitted the job after all.
+            self._queue.distrust()
             raise refusal(str(error), made.command(), gpus=job.in_gpu_partition) from error
         except ClusterSilent:
             self._queue.distrust()

@@ -31,15 +31,29 @@ from coordinate_eval.coordinator.supervisor.decisions.troubles import (
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
     Cancel,
+    EndTrial,
     Facts,
     Finish,
+    Release,
+    Revoke,
 )
+
+_FREES = (Release, Cancel, EndTrial, Revoke)
 
 
 def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
-    """Return the actions that are due now, in order."""
+    """Return the actions that are due now, in order.
+
+    What frees nodes comes before what submits jobs: an error there ends a pass.
+    """
     if facts.cancelled:
         return [Finish("cancelled")]
+    actions = _due(run, run_dir, facts)
+    frees = [action for action in actions if isinstance(action, _FREES)]
+    return frees + [action for action in actions if not isinstance(action, _FREES)]
+
+
+def _due(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     orphans = orphaned_claims(facts)
     actions: list[Action] = [*orphans]
     actions += _submitted_twice(run, facts)
