@@ -5,10 +5,13 @@ import re
 from typing import Any
 
 from coordinate_eval._format import brief
-from coordinate_eval.errors import ClusterError, ClusterSilent
+from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT
 from coordinate_eval.slurm.answers.text_answers import SHOW_NODES, read_nodes_text
 from coordinate_eval.slurm.client import SlurmClient
+
+_TELLS_NOTHING = "unspecified error"
+"""Error in the JSON of 22.05 for whatever is wrong: the text form says what it is."""
 
 
 class Commands:
@@ -32,13 +35,16 @@ class Commands:
         Raises:
             ClusterSilent: no answer.
             ClusterError: Slurm refused; the message has its words.
+            UserError: Slurm shows this user no nodes.
         """
         if self._no_json:
             return self._nodes_as_text()
         try:
             return self._client.json(*self._json_command())
-        except ClusterSilent:
-            raise
+        except ClusterSilent as error:
+            if _TELLS_NOTHING not in str(error).lower():
+                raise
+            return self._nodes_as_text()
         except ClusterError as error:
             answer = self._nodes_as_text()  # fails as well if this was no matter of JSON
             self._no_json = brief(error)
@@ -57,7 +63,16 @@ class Commands:
         )
 
     def _nodes_as_text(self) -> dict[str, Any]:
-        return read_nodes_text(self._client.run(*SHOW_NODES))
+        try:
+            return read_nodes_text(self._client.run(*SHOW_NODES))
+        except ClusterError as error:
+            if "permission denied" not in str(error).lower():
+                raise
+            raise UserError(
+                "Slurm shows you no nodes (PrivateData=nodes), and without them nothing can be "
+                "planned: ask the administrators to take `nodes` out of PrivateData, or to make "
+                "you an operator in Slurm's accounting"
+            ) from error
 
     def _json_command(self) -> tuple[str, ...]:
         """Return the command that prints one JSON entry per node in this version of Slurm."""
