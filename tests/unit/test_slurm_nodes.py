@@ -201,6 +201,24 @@ def test_free_cpus_and_memory_are_what_is_not_allocated() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "cpus"),
+    [
+        ({"specialized_cores": 2}, 126),
+        ({"specialized_cores": 2, "threads": 2}, 124),
+        ({"specialized_cores": 2, "threads": 2, "effective_cpus": 122}, 122),
+        ({"specialized_cores": 0, "threads": 2}, 128),
+        ({"specialized_cores": None}, 128),
+    ],
+)
+def test_cores_for_the_system_in_a_made_up_answer_are_not_free(
+    fields: dict[str, Any], cpus: int
+) -> None:
+    """No captured answer has such cores without `effective_cpus`."""
+    (node,), _ = read_nodes({"nodes": [old(**fields)]}, LOW)
+    assert node.cpus == cpus
+
+
+@pytest.mark.parametrize(
     ("states", "reason", "words"),
     [
         (["idle", "DRAIN"], "hw check", "drained: hw check"),

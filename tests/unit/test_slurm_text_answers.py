@@ -115,6 +115,16 @@ def test_captured_text_says_what_captured_json_says(version: str) -> None:
     }
 
 
+def test_cores_for_the_system_in_a_made_up_text_of_20_11() -> None:
+    """Later versions print `CPUEfctv` besides."""
+    text = (CAPTURED / "nodes-20.11.txt").read_text()
+    memory = "   RealMemory=1000000 AllocMem=10240"
+    made_up = text.replace(memory, f"   CoreSpecCount=2 CPUSpecList=126-127 \n{memory}")
+    made_up = made_up.replace("ThreadsPerCore=1", "ThreadsPerCore=2")
+    (node1,), _ = read_nodes(read_nodes_text(made_up), LOW)
+    assert node1.cpus == 120
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"no captured answers in {SHARED}")
 @pytest.mark.parametrize("file", ["22.05.8/sinfo", "24.11.5/nodes", "26.05.5/nodes"])
 def test_captured_answers_of_other_versions(file: str) -> None:

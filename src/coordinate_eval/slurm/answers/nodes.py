@@ -226,8 +226,9 @@ def gpu_memory_gib(kind: str) -> float:
 
 
 def _free_cpus(entry: dict[str, Any]) -> int:
-    # Newer versions report the cores that jobs can get separately.
-    cpus = _number(entry.get("effective_cpus")) or _number(entry["cpus"])
+    # Newer versions report the CPUs that jobs can get separately, and some those that they cannot.
+    of_system = _number(entry.get("specialized_cores")) * (_number(entry.get("threads")) or 1)
+    cpus = _number(entry.get("effective_cpus")) or _number(entry["cpus"]) - of_system
     return max(0, cpus - _number(entry["alloc_cpus"]))
 
 

@@ -25,6 +25,8 @@ _WORDS = {
     "gres_used": "GresUsed",
     "cpus": "CPUTot",
     "effective_cpus": "CPUEfctv",
+    "specialized_cores": "CoreSpecCount",
+    "threads": "ThreadsPerCore",
     "alloc_cpus": "CPUAlloc",
     "real_memory": "RealMemory",
     "specialized_memory": "MemSpecLimit",
