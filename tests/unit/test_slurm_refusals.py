@@ -97,3 +97,20 @@ def test_a_job_without_gpus_is_told_where_it_may_go() -> None:
     words = f"sbatch: error: QOSMinGRES\n{POLICY}"
     assert "cpu_partition" in str(refusal(words, "sbatch", gpus=False))
     assert "cpu_partition" not in str(refusal(words, "sbatch", gpus=True))
+
+
+@pytest.mark.parametrize("gpus", [True, False])
+def test_a_sites_own_words_may_ask_for_an_option(gpus: bool) -> None:
+    asks = "sbatch: error: Please give a project: sbatch --comment=PROJECT\n"
+    first = str(refusal(f"{asks}{FAILED}Unspecified error\n", "sbatch", gpus=gpus)).splitlines()[0]
+    assert "[slurm] extra_args" in first
+    assert "cpu_partition" not in first
+
+
+def test_only_a_sites_own_words_ask_for_options() -> None:
+    about_gpus = "sbatch: error: Jobs without GPUs are not welcome here, see the wiki\n"
+    for own in ("", about_gpus):
+        said = str(refusal(f"{own}{FAILED}Unspecified error", "sbatch", gpus=False))
+        assert "cpu_partition" in said
+        assert "extra_args" not in said
+    assert "extra_args" not in str(refusal(f"{FAILED}Unspecified error", "sbatch", gpus=True))

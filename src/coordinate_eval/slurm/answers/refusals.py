@@ -25,6 +25,9 @@ _REASON = re.compile(r"error: ((qos|assoc)\w+)")
 # The highest index is below MaxArraySize, which may be too small for any array.
 _ARRAY = "invalid job array specification"
 
+# What a submission plugin says on lines of its own, Slurm ends with these words.
+_OF_THE_SITE = re.compile(r"\S\s*\n[^\n]*unspecified error\s*$")
+
 _PLACES = "[slurm] partition, or cpu_partition for jobs without GPUs"
 
 # Nothing else that is asked for makes a job acceptable: the setting has to change.
@@ -69,7 +72,9 @@ def refusal(words: str, command: str, *, gpus: bool) -> SubmitRefused:
     for pattern, cure in _NEVER:
         if re.search(pattern, said):
             return SettingsRefused(f"{text}: {cure}{submitted}")
-    if not gpus:
+    if _OF_THE_SITE.search(said) and "gpu" not in said:
+        text += ". If the site asks for an option of sbatch, add it to [slurm] extra_args"
+    elif not gpus:
         text += (
             ". If jobs without GPUs are not taken there, set [slurm] cpu_partition, cpu_account or "
             "cpu_qos"
