@@ -199,6 +199,15 @@ class End(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Hold(StrEnum):
+    """Why a pending task is held: it starts only when somebody releases it."""
+
+    NONE = ""
+    ADMIN = "by an administrator"
+    USER = "by hand"
+    LAUNCH = "after its launch failed"
+
+
 class TaskStatus(Record):
     """One task of a job when it was last polled."""
 
@@ -216,7 +225,16 @@ class TaskStatus(Record):
     node_unavailable: bool = Field(
         default=False, description="it is pending, and the node that it asks for takes no job now"
     )
+    job_limit: bool = Field(
+        default=False, description="it is pending at a limit on how many jobs run at once"
+    )
+    held: Hold = Hold.NONE
     node: str = ""
+
+    @property
+    def held_by_person(self) -> bool:
+        """Return whether somebody wants it to wait. After a failed launch nobody does."""
+        return self.held in (Hold.ADMIN, Hold.USER)
 
     @property
     def ids(self) -> set[str]:

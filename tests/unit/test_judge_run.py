@@ -13,7 +13,7 @@ from tests.judges import question
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job, JobLimits, TaskStatus
+from coordinate_eval.cluster import Hold, Job, JobLimits, State, TaskStatus
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
@@ -138,6 +138,17 @@ def test_a_scheduler_that_is_silent_or_full_is_asked_again(
         assert words.endswith(str(error).partition("\n")[0])
         assert "asked again about the judge's run" in words
     assert (asking.said().state, asking.said().said, asking.said().left) == ("asking", "", 0)
+
+
+def test_a_supervisor_that_was_not_launched_is_replaced(asking: Asking) -> None:
+    cluster = Reluctant()
+    lost = TaskStatus(
+        name=jobs.supervisor_name(asking.made, 1), job_id="7", state=State.PENDING, held=Hold.LAUNCH
+    )
+    cluster.poll = lambda prefix: [lost]  # type: ignore[method-assign]
+    asking.uses(cluster)
+    assert judge.run_judge(asking.dir) == 0
+    assert (cluster.cancelled, len(cluster.submitted)) == (["7"], 1)
 
 
 def test_a_scheduler_that_would_refuse_it_again_is_not(asking: Asking) -> None:

@@ -20,7 +20,7 @@ from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.report.failures import refused_now
 from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.report.time_left import seconds_left
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import holds, jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable
 from coordinate_eval.coordinator.run.claiming.portions import portions_with_questions
@@ -104,9 +104,10 @@ def has_ended_incomplete(run_dir: RunDir) -> bool:
 def is_supervised(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> bool | None:
     """Return whether a supervisor runs or waits in the queue.
 
-    None where it cannot be known: it was started in a terminal of another machine.
+    One that is held because its launch failed does not count. None where it cannot be known: it
+    was started in a terminal of another machine.
     """
-    if any(jobs.is_supervisor(run, t.name) and t.state is not State.ENDED for t in tasks):
+    if holds.supervisors(run, tasks):
         return True
     epoch = _latest(run_dir)
     if epoch is None or epoch.task:
@@ -248,6 +249,8 @@ def _phase(
         if silent:
             return Phase.UNKNOWN, "the scheduler does not answer"
         return Phase.UNSUPERVISED, ""
+    if not supervised and (held := holds.held_supervisor(run, tasks)):
+        return Phase.QUEUED, _because(held)
     if not run.planned:
         return _before_plan(run_dir, run, tasks)
     if not undone:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from coordinate_eval import _files
 from coordinate_eval._format import duration
 from coordinate_eval.cluster import End, State, TaskStatus
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import holds, jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, Submitted
 from coordinate_eval.coordinator.supervisor.decisions.values import Finish
@@ -59,6 +59,7 @@ class Handover:
         self._leaves = self._end - min(LEAVE_SECONDS, minutes * 7.5)
         self._was_asked = False
         self._tries, self._again = 0, 0.0
+        self._held = ""
 
     def ask(self) -> None:
         """Have this supervisor leave as soon as it can. A signal handler may call this."""
@@ -84,10 +85,25 @@ class Handover:
 
         Return False where the scheduler takes none now: this one goes on, and tries again. Where it
         takes none of these settings and this one has to leave, the run ends.
+
+        One that somebody holds takes nothing over, and this one goes on, too. One that is held
+        because its launch failed is cancelled, and counts as dead.
         """
         alive = [t for t in tasks if t.state is not State.ENDED]  # one that died took nothing over
+        if unlaunched := holds.unlaunched_supervisors(run, alive):
+            self._tell(f"cancelling {', '.join(unlaunched)}: the next supervisor, not launched")
+            self._submitter.cancel(unlaunched)
+            alive = [task for task in alive if task.job_id not in unlaunched]
+        waiting = [t for t in alive if t.state is State.PENDING and jobs.is_supervisor(run, t.name)]
+        if held := holds.held_supervisor(run, waiting):
+            words = holds.in_words(held)
+            if words != self._held:
+                self._held = words
+                self._tell(f"the next supervisor does not start: {words}")
+            self._when = time.time() + LOOK_SECONDS
+            return False
         # This process may have submitted one before it was killed and started again.
-        if not any(t.state is State.PENDING and jobs.is_supervisor(run, t.name) for t in alive):
+        if not waiting:
             job = jobs.supervisor_job(run, self._dir, epoch)
             if self._tries and all(task.name != job.name for task in alive):
                 pause = 0.0 if self.has_to_leave else max(0.0, self._again - time.time())

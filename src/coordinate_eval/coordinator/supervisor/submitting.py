@@ -127,6 +127,10 @@ class Submitter:
                 self._most_tasks = job.count // 2
                 self._note(f"the scheduler takes no array of {plural(job.count, 'task')}")
 
+    def cancel(self, job_ids: list[str]) -> None:
+        """Cancel jobs, so that others may take their names."""
+        self._cluster.cancel(job_ids)
+
     def find_or_submit(self, job: Job, tasks: list[TaskStatus]) -> tuple[Job, str]:
         """Return a job with its id: of the one with its name if there is one, else of a new one.
 

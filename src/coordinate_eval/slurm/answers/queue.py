@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from coordinate_eval.cluster import End, State, TaskStatus
+from coordinate_eval.cluster import End, Hold, State, TaskStatus
 from coordinate_eval.errors import ClusterSilent
 
 # A record separator begins each record and the job's name ends it, because a name may contain any
@@ -22,6 +22,19 @@ _IN_TURN = re.compile(
 # The node that the job asks for is down, drained, failing, or soon in maintenance.
 _NODE_UNAVAILABLE = re.compile(
     r"NodeDown|ReqNodeNotAvail, *(UnavailableNodes|Reserved for maintenance).*"
+)
+
+# A user may release each of these but the first. `scontrol requeuehold` says nobody's name.
+_HOLDS = {
+    Hold.ADMIN: re.compile(r"JobHeldAdmin"),
+    Hold.USER: re.compile(r"JobHeldUser|job requeued in (held|special exit) state"),
+    Hold.LAUNCH: re.compile(r".*\brequeued held|JobHoldMaxRequeue"),
+}
+_HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
+
+# As many jobs of this user, account or QOS run as may. Before 20.11 these reasons have other names.
+_JOB_LIMIT = re.compile(
+    r"(QOS|Assoc|Association)(Grp|Max)?Jobs?(Per(User|Account))?Limit|MaxJobsPerAccount"
 )
 
 _TASK = re.compile(r"(\d{1,19})(?:_(\d{1,9}))?")
@@ -93,8 +106,19 @@ def _task_of(fields: Sequence[str], prefix: str) -> TaskStatus | None:
         reason="" if fields[2] == "None" else fields[2],
         in_turn=_IN_TURN.fullmatch(fields[2]) is not None,
         node_unavailable=_NODE_UNAVAILABLE.fullmatch(fields[2]) is not None,
+        job_limit=fields[1] in _PENDING and _JOB_LIMIT.fullmatch(fields[2]) is not None,
+        held=_hold(fields[1], fields[2]),
         node=fields[3],
     )
+
+
+def _hold(word: str, reason: str) -> Hold:
+    """Return why a task in this state is held. What has ended keeps the reason, and is not."""
+    if word not in _PENDING:
+        return Hold.NONE
+    said = reason.replace("_", " ")
+    found = (hold for hold, pattern in _HOLDS.items() if pattern.fullmatch(said))
+    return next(found, Hold.USER if word in _HELD else Hold.NONE)
 
 
 def read_job_id(text: str) -> str:

@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.report import failures, results, state
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.state import Phase
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import holds, jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.outcomes import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -96,6 +96,7 @@ def describe(
             f"that has ended, `coordinate-eval resume {command}` continues the run"
         )
         note = f"{note}; {seen}" if note else seen
+    note = "; ".join(filter(None, (note, *holds.all_in_words(tasks or []))))
     judge = _files.read_record_if_there(run_dir.judge, JudgeProgress)
     rough = None
     if phase is not Phase.COMPLETE:
@@ -223,6 +224,7 @@ def _job(run: Run, task: TaskStatus, arrays: set[str]) -> dict[str, str]:
         "state": task.state.value,
         "node": task.node,
         "reason": task.reason,
+        "held": task.held.value,
     }
 
 

@@ -109,7 +109,7 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
         yield Text(node, style="yellow")
     if shown["note"]:
         yield Text(shown["note"], style="yellow")
-    if phase is Phase.UNSUPERVISED and shown["jobs"]:
+    if phase is Phase.UNSUPERVISED and any(not job["held"] for job in shown["jobs"]):
         cancel = shown["next"].replace("resume", "cancel", 1)
         yield Text(f"its jobs go on and may hold GPUs: `{cancel}` ends them", style="yellow")
     if phase in _NEXT and shown["next"]:

@@ -3,7 +3,6 @@
 import os
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import State
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands
 from coordinate_eval.coordinator.cli.launch.foreground import (
     announce,
@@ -17,7 +16,7 @@ from coordinate_eval.coordinator.inputs import clusters, judge
 from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import holds, jobs
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -38,7 +37,7 @@ def resume_run(
     progress nothing more is submitted. Of the `settings` those of the judge count, if it moved.
 
     Raises:
-        CoordinateError: there were too many tries.
+        CoordinateError: there were too many tries, or somebody holds the supervisor's job.
         UserError: the key of the judge is not there.
     """
     run = read_run(run_dir)
@@ -55,15 +54,21 @@ def resume_run(
             return supervise(run_dir, run, cluster, as_json=as_json)
     with working_in(str(work_folder(run_dir))), cluster:
         tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
-        alive = [t for t in tasks if jobs.is_supervisor(run, t.name) and t.state is not State.ENDED]
+        alive = holds.supervisors(run, tasks)
         # Its supervisor may still wait for jobs to end. It does nothing more for the run.
         over = run_dir.cancelled.exists() or state.has_ended_incomplete(run_dir)
         supervised = not over and bool(state.is_supervised(run_dir, run, tasks))
+        if not over and (held := holds.held_supervisor(run, tasks)):
+            raise CoordinateError(f"run {run.id} waits for its supervisor: {holds.in_words(held)}")
         _prepare(run_dir, run, supervised=supervised, asked_again=asked_again)
         if alive and not over and not wait:
             return _say_supervised(run_dir, run, f"job {alive[0].job_id}")
         if supervised and asked_again and not wait:
             return _say_supervised(run_dir, run, _ANOTHER_PROCESS)
+        if unlaunched := holds.unlaunched_supervisors(run, tasks):
+            words = f"job {', '.join(unlaunched)}, whose launch failed"
+            say(f"run {run.id} gets another supervisor than {words}: it is cancelled")
+            cluster.cancel(unlaunched)
         if wait:
             # One that starts later would take over from this one.
             cluster.cancel([t.job_id for t in alive])

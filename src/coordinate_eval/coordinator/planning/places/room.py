@@ -222,7 +222,9 @@ def _held(others: Others) -> list[_Held]:
     """Return what each run was promised on each node."""
     alive: dict[str, list[State]] = {}
     for task in others.tasks:
-        alive.setdefault(task.name, []).append(task.state)
+        states = alive.setdefault(task.name, [])
+        if not task.held:  # it takes nothing until somebody releases it
+            states.append(task.state)
     found, known = [], set()
     for promise in others.promises:
         submitted = others.submitted.get(promise.prefix, frozenset())

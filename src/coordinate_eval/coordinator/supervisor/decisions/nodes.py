@@ -31,7 +31,7 @@ def for_node(
         return _release(facts, key)
     if node.anywhere:
         return [Submit(jobs.trials_job(run, run_dir, round_, node))]
-    if run.exclusive:
+    if run.exclusive or (facts.job_limit and keeper not in facts.submitted):
         return [Submit(jobs.node_job(run, run_dir, round_, node))]
     if keeper not in facts.submitted:
         both: list[Action] = [Submit(jobs.keeper_job(run, run_dir, round_, node))]
@@ -111,7 +111,7 @@ def _waits_in_vain(run: Run, facts: Facts, key: NodeKey) -> bool:
 
 
 def _cancel_late(run: Run, facts: Facts, name: str, *, patient: bool = False) -> list[Action]:
-    """Cancel tasks that are pending for longer than `patience_seconds`.
+    """Cancel tasks that are pending for longer than `patience_seconds`, unless a person holds them.
 
     With `patient`, those stay that wait for nothing but their turn. Without, those whose node takes
     no jobs are cancelled sooner.
@@ -123,6 +123,7 @@ def _cancel_late(run: Run, facts: Facts, name: str, *, patient: bool = False) ->
         task
         for task in facts.alive(name)
         if task.state is State.PENDING
+        and not task.held_by_person
         and not (patient and task.in_turn)
         and waited >= (shorter if task.node_unavailable and not patient else patience)
     ]

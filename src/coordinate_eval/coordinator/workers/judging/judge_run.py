@@ -31,7 +31,7 @@ from coordinate_eval.coordinator.report.state import (
     is_complete,
     is_supervised,
 )
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import holds, jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, read_run_if_there
@@ -122,6 +122,8 @@ class JudgeRun:
         with cluster:
             tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
             if over or not is_supervised(self._dir, run, tasks):
+                if unlaunched := holds.unlaunched_supervisors(run, tasks):
+                    cluster.cancel(unlaunched)
                 self._submit(run, cluster)
 
     def _submit(self, run: Run, cluster: Cluster) -> None:
