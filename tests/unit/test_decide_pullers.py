@@ -75,13 +75,16 @@ def scoring_jobs(found: d.Facts) -> list[tuple[str, int]]:
 FIRST, SECOND = (pullers_name(RUN, Pullers.SCORE, n) for n in range(2))
 
 
-def test_a_scoring_job_starts_while_weights_are_copied_and_not_in_the_queue() -> None:
-    waiting = facts(submitted=submitted(*KEEP), tasks=tasks(KEEP[0], State.PENDING))
+def test_a_scoring_job_starts_while_engines_do_and_not_while_weights_are_copied() -> None:
+    """Beside a keeper it might get the last job that may run, in the place of a trial."""
+    copying = facts(submitted=submitted(*KEEP), tasks=tasks(KEEP[0], State.RUNNING))
+    assert scoring_jobs(copying) == []
+    waiting = facts(submitted=submitted(*KEEP, *TRIAL), tasks=tasks(TRIAL[0], State.PENDING))
     assert scoring_jobs(waiting) == []
-    copying = replace(waiting, tasks=tasks(KEEP[0], State.RUNNING))
-    assert scoring_jobs(copying) == [(FIRST, 1)]
-    assert scoring_jobs(replace(copying, unscored=0)) == []
-    crashed = replace(copying, submitted={**copying.submitted, **submitted(FIRST, when=90)})
+    starting = replace(waiting, tasks=tasks(TRIAL[0], State.RUNNING))
+    assert scoring_jobs(starting) == [(FIRST, 1)]
+    assert scoring_jobs(replace(starting, unscored=0)) == []
+    crashed = replace(starting, submitted={**starting.submitted, **submitted(FIRST, when=90)})
     assert scoring_jobs(crashed) == []
     assert scoring_jobs(replace(crashed, now=90 + pullers.ARRAY_PAUSE_SECONDS)) == [(SECOND, 1)]
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Set
+from dataclasses import replace
 from typing import Any
 
 from coordinate_eval import _files
@@ -27,6 +28,7 @@ from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.run.troubles.trouble import write_trouble
 from coordinate_eval.coordinator.supervisor import ending
 from coordinate_eval.coordinator.supervisor.decide import decide
+from coordinate_eval.coordinator.supervisor.decisions.job_limits import holds_up_trials
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
     Cancel,
@@ -135,6 +137,7 @@ class Supervisor:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
         self._pace = Pace(cluster, jobs.prefix(self._run), self._poll_seconds)
         self._faults = self._silences = 0
+        self._job_limit = False
         self._search = Search(
             run_dir,
             cluster,
@@ -290,7 +293,11 @@ class Supervisor:
         found = gather_facts(
             self._dir, self._run, tasks, time.time(), self._submitter.arrays.idle, self._cores
         )
-        return self._silence.of(self._run, found)
+        found = self._silence.of(self._run, found)
+        if not self._job_limit and holds_up_trials(self._run, found):
+            self._job_limit = True
+            self._tell("a limit on how many jobs run at once: nodes get one job each from now on")
+        return replace(found, job_limit=self._job_limit)
 
     def _act(self, action: Action, facts: Facts) -> Finish | bool:
         """Carry out an action. Return how the run ends, or whether the next poll is due at once."""

@@ -26,6 +26,8 @@ def more_pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: i
 
     `busy` of those that are there have work.
     """
+    if kind is Pullers.SCORE and facts.job_limit and facts.unpublished:
+        return []  # it would stay until all is scored, in the place of trials
     if not is_hopeful(run, facts, kind) or any(each.pullers is kind for each in facts.undiagnosed):
         return []
     arrays = [name for name in facts.submitted if is_pullers(run, name, kind)]
@@ -33,8 +35,8 @@ def more_pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: i
     last = max((facts.submitted[name].time for name in arrays), default=0.0)
     free = alive - busy
     waiting = facts.waiting_for(run, kind)
-    # The harness starts while weights are copied and engines start.
-    early = kind is Pullers.SCORE and not alive and facts.unscored > 0 and _has_nodes(run, facts)
+    # The harness starts while engines do.
+    early = kind is Pullers.SCORE and not alive and facts.unscored > 0 and _has_trials(run, facts)
     wanted = min(most_pullers(run, kind, facts.cores) - busy, max(waiting, early))
     if wanted <= 0 or free >= wanted / 2:
         return []
@@ -67,7 +69,7 @@ def is_hopeful(run: Run, facts: Facts, kind: Pullers) -> bool:
     )
 
 
-def _has_nodes(run: Run, facts: Facts) -> bool:
-    """Return whether a keeper or a trial runs."""
+def _has_trials(run: Run, facts: Facts) -> bool:
+    """Return whether a trial runs. Beside a keeper it may still need the last job that may run."""
     running = [task.name for task in facts.tasks if task.state is State.RUNNING]
-    return any(jobs.is_keeper(run, name) or jobs.is_trials(run, name) for name in running)
+    return any(jobs.is_trials(run, name) for name in running)

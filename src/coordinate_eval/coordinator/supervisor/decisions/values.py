@@ -65,6 +65,7 @@ class Facts:
         fruitless_rounds: last rounds in a row of which no trial has answered, though others may.
         most_trials: those of the first round, which the plan is for, or that it would be for had
             more GPUs been free.
+        job_limit: trials of this run have waited in vain at a limit on how many jobs run at once.
         ready_seconds: from the submission of a trial until its engine answers, as seen in this run,
             else as predicted.
         pace: GPU seconds for a predicted one, as seen in this run; None before the first response.
@@ -108,6 +109,7 @@ class Facts:
     undiagnosed: Sequence[Failure] = ()
     fruitless_rounds: int = 0
     most_trials: int = 0
+    job_limit: bool = False
     ready_seconds: float = 0.0
     pace: float | None = None
     cores: int | None = None
