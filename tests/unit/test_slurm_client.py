@@ -207,6 +207,33 @@ def test_whole_nodes_are_recognized_or_said(
             SlurmCluster(SlurmSettings(**settings)).whole_nodes()
 
 
+LINEAR = "SelectType              = select/linear\nSelectTypeParameters    = CR_MEMORY\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "oversubscribe", "whole"),
+    [
+        (LINEAR, {}, "NO", True),
+        (LINEAR, {}, "YES:4", True),
+        (LINEAR, {}, "FORCE:4", False),
+        (LINEAR, {"whole_nodes": False}, "NO", False),
+        ("SelectType = select/cons_tres\nX = select/linear\n", {}, "NO", False),
+    ],
+)
+def test_a_cluster_that_hands_out_whole_nodes_is_recognized(
+    says: Says, config: str, settings: dict[str, Any], oversubscribe: str, whole: bool
+) -> None:
+    says(f"{config}PartitionName=low Default=YES State=UP OverSubscribe={oversubscribe}\n")
+    cluster = SlurmCluster(SlurmSettings(cpu_partition="low", **settings))
+    assert cluster.whole_nodes() is whole
+    asked = cluster.client.calls.copy()
+    assert cluster.whole_nodes() is whole
+    assert cluster.client.calls == asked  # only once
+    if whole:
+        with pytest.raises(UserError, match=r"get whole nodes: set .* cpu_partition"):
+            SlurmCluster(SlurmSettings(**settings)).whole_nodes()
+
+
 def test_a_partition_that_drains_takes_nothing(says: Says) -> None:
     cluster = SlurmCluster(SlurmSettings())
     says(output="PartitionName=low Default=YES State=DRAIN\n")
@@ -291,4 +318,4 @@ def test_nodes_of_a_version_whose_sinfo_groups_them(monkeypatch: pytest.MonkeyPa
     ]
     assert [node.name for node in busy] == ["a2"]
     cluster.nodes()
-    assert cluster.client.calls == {"sinfo": 1, "scontrol": 3}
+    assert cluster.client.calls == {"sinfo": 1, "scontrol": 4}

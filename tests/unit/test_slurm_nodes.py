@@ -360,6 +360,13 @@ def test_partitions_are_read_with_their_limits() -> None:
     ]
 
 
+def test_jobs_may_share_nodes_whether_they_ask_for_it_or_not() -> None:
+    values = ("NO", "YES:4", "FORCE:4", "FORCE", "EXCLUSIVE")
+    text = "".join(f"PartitionName={value} OverSubscribe={value}\n" for value in values)
+    found = [each.name for each in read_partitions(text).values() if each.shared]
+    assert found == ["FORCE:4", "FORCE"]
+
+
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason=f"no captured answers in {FIXTURES}")
 @pytest.mark.parametrize("version", ["22.05.8/sinfo", "24.11.5/nodes", "26.05.5/nodes"])
 @pytest.mark.parametrize(

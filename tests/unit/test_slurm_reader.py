@@ -137,7 +137,7 @@ def test_pyslurm_says_what_the_commands_say(
         *read_nodes(answer, Wanted(frozenset({"low"}))),
         read_tasks(SQUEUE, "ce-t"),
     )
-    assert asked.client.calls == {"sinfo": 1, "scontrol": 1, "pyslurm": 2}
+    assert asked.client.calls == {"sinfo": 1, "scontrol": 2, "pyslurm": 2}
     assert asked.about()["reader"] == "pyslurm 25.11.2"
     assert capfd.readouterr().err == ""
     assert "pyslurm" not in sys.modules  # it would change this process

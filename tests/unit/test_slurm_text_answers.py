@@ -198,7 +198,7 @@ def test_where_slurm_has_no_json_it_is_asked_for_once(monkeypatch: pytest.Monkey
     nodes, busy = cluster.nodes()
     assert ([node.name for node in nodes], len(busy)) == (["node1"], 3)
     calls = cluster.client.calls.copy()
-    assert calls == {"sinfo": 2, "scontrol": 2}
+    assert calls == {"sinfo": 2, "scontrol": 3}
     assert cluster.nodes() == (nodes, busy)
     assert cluster.client.calls - calls == {"scontrol": 1}
 

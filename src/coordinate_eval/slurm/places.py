@@ -1,5 +1,6 @@
 """What the settings name on a cluster: partitions, nodes and a reservation, as Slurm has them."""
 
+import re
 import time
 from functools import cached_property
 
@@ -15,8 +16,9 @@ from coordinate_eval.slurm.settings import SlurmSettings
 
 
 class Places:
-    """The places in which jobs of these settings may run. Partitions are asked for once.
+    """The places in which jobs of these settings may run.
 
+    Partitions are asked for once, and so is whether Slurm hands out whole nodes.
     Every method raises `ClusterSilent` if Slurm does not answer.
     """
 
@@ -90,7 +92,7 @@ class Places:
         self._partitions = {}
 
     def take_whole_nodes(self) -> bool:
-        """Return whether jobs with GPUs get whole nodes: by the settings, or by their partition.
+        """Return whether jobs with GPUs get whole nodes: by the settings, partition or cluster.
 
         Raises:
             UserError: the partition does not exist, or takes no jobs now.
@@ -99,8 +101,23 @@ class Places:
         if settings.whole_nodes is not None:
             return settings.whole_nodes
         # `--exclusive=user` and the like share a node among jobs of one user.
-        asked = any(option.strip() == "--exclusive" for option in settings.extra_args)
-        return asked or any(partition.whole for partition in self.named(settings.partition))
+        if any(option.strip() == "--exclusive" for option in settings.extra_args):
+            return True
+        partitions = self.named(settings.partition)
+        if any(partition.whole for partition in partitions):
+            return True
+        return not all(partition.shared for partition in partitions) and self._linear
+
+    @cached_property
+    def _linear(self) -> bool:
+        """Return whether Slurm selects nodes, and not parts of them, for jobs that share none."""
+        try:
+            text = self._client.run("scontrol", "show", "config")
+        except ClusterSilent:
+            raise
+        except ClusterError:
+            return False
+        return bool(re.search(r"^SelectType\s*=\s*select/linear\s*$", text, re.MULTILINE))
 
     def _known_partitions(self) -> dict[str, Partition]:
         if not self._partitions:

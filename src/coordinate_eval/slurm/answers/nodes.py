@@ -170,7 +170,7 @@ def _known_form(answer: dict[str, Any]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition. A `whole` one allocates whole nodes to jobs.
+    """A partition. A `whole` one allocates whole nodes to jobs; of a `shared` one all share nodes.
 
     `state` is UP if jobs can be submitted and start, and DOWN if they can only be submitted.
     `minutes` is the longest time limit, `qos` the QOS whose limits hold for all jobs in it, and
@@ -184,6 +184,7 @@ class Partition:
     minutes: float = math.inf
     qos: str = ""
     nodes: str = ""
+    shared: bool = False
 
 
 def read_partitions(text: str) -> dict[str, Partition]:
@@ -200,6 +201,8 @@ def read_partitions(text: str) -> dict[str, Partition]:
                 minutes=_minutes(fields.get("MaxTime", "")),
                 qos="" if fields.get("QoS") == "N/A" else fields.get("QoS", ""),
                 nodes="" if fields.get("Nodes") == "(null)" else fields.get("Nodes", ""),
+                # With YES they do only if they ask for it.
+                shared=fields.get("OverSubscribe", "").startswith("FORCE"),
             )
     return partitions
 
