@@ -334,7 +334,9 @@ def _is_queued(run: Run, alive: list[TaskStatus]) -> bool:
 
 
 def _because(task: TaskStatus) -> str:
-    return f"job {task.job_id} is pending" + (f": {task.reason}" if task.reason else "")
+    why = f": {task.reason}" if task.reason else ""
+    limit = ", a limit on how many jobs run at once" if task.job_limit else ""
+    return f"job {task.job_id} is pending{why}{limit}"
 
 
 def _trials_of(
