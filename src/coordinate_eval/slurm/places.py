@@ -26,6 +26,7 @@ class Places:
         self._client = client
         self._settings = settings
         self._partitions: dict[str, Partition] = {}
+        self._linear: bool | None = None
 
     def hosts(self, names: str) -> frozenset[str]:
         """Return the names in a host list. This command asks no controller."""
@@ -106,18 +107,20 @@ class Places:
         partitions = self.named(settings.partition)
         if any(partition.whole for partition in partitions):
             return True
-        return not all(partition.shared for partition in partitions) and self._linear
+        return not all(partition.shared for partition in partitions) and self._is_linear()
 
-    @cached_property
-    def _linear(self) -> bool:
+    def _is_linear(self) -> bool:
         """Return whether Slurm selects nodes, and not parts of them, for jobs that share none."""
-        try:
-            text = self._client.run("scontrol", "show", "config")
-        except ClusterSilent:
-            raise
-        except ClusterError:
-            return False
-        return bool(re.search(r"^SelectType\s*=\s*select/linear\s*$", text, re.MULTILINE))
+        if self._linear is None:
+            try:
+                text = self._client.run("scontrol", "show", "config")
+            except ClusterSilent:
+                raise
+            except ClusterError:
+                text = ""
+            found = re.search(r"^SelectType\s*=\s*select/linear\s*$", text, re.MULTILINE)
+            self._linear = found is not None
+        return self._linear
 
     def _known_partitions(self) -> dict[str, Partition]:
         if not self._partitions:
