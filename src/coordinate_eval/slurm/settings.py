@@ -39,8 +39,8 @@ class SlurmSettings(Record):
     )
     whole_nodes: bool | None = Field(
         default=None,
-        description="jobs with GPUs get whole nodes; if not set, as the partition or an "
-        "`--exclusive` in `extra_args` says",
+        description="jobs with GPUs get whole nodes; if not set, as the partition, `select/linear` "
+        "or an `--exclusive` in `extra_args` says",
     )
     gpu_type: str = Field(
         default="",
