@@ -33,6 +33,7 @@ def best_of(costs: Sequence[Cost], capacity: Capacity, *, deadline: float | None
 
 
 WORK = Cost(name="work", items=100_000, gpu_seconds=100_000)
+TINY = Cost(name="d", items=10, gpu_seconds=0.1)
 LONG_ITEM = Cost(name="long", items=64, gpu_seconds=60, floor_seconds=2_000)
 FOUR = capacity_of(8, 8, 8, 8, start=60)
 
@@ -103,9 +104,48 @@ def test_the_restraint_gives_up_no_node_of_a_long_run() -> None:
     assert len(node_count.choose(draft, bounds, FOUR, "makespan", None, restraint=1.0).nodes) == 4
 
 
+@pytest.mark.parametrize(
+    ("gpu_seconds", "gpus"),
+    # An engine starts in 60 s. Each one more is worth it while it saves more than it costs.
+    [(1, 1), (60, 1), (120, 2), (500, 8), (10_000, 32)],
+)
+def test_an_engine_is_taken_only_if_it_is_worth_its_gpu_time(gpu_seconds: float, gpus: int) -> None:
+    work = WORK.model_copy(update={"gpu_seconds": gpu_seconds})
+    draft, bounds = draft_of(work), bounds_of(work)
+    assert node_count.choose(draft, bounds, FOUR, "makespan", None, restraint=1.0).gpus == gpus
+    # Without restraint, each that shortens the run is taken.
+    assert node_count.choose(draft, bounds, FOUR, "makespan", None).gpus > min(8, gpus)
+
+
+def test_no_engine_is_left_out_of_a_job_for_a_whole_node() -> None:
+    work = WORK.model_copy(update={"gpu_seconds": 1})
+    draft, bounds = draft_of(work), bounds_of(work)
+    whole = FOUR.model_copy(update={"whole_nodes": True})
+    plan = node_count.choose(draft, bounds, whole, "makespan", None, restraint=1.0)
+    assert (len(plan.nodes), plan.gpus) == (1, 8)
+    assert [size.gpus for size in node_count.curve(draft, whole, plan)] == [8, 16, 32]
+
+
+def test_a_deadline_takes_more_engines() -> None:
+    work = WORK.model_copy(update={"gpu_seconds": 120})
+    draft, bounds = draft_of(work), bounds_of(work)
+    plan = node_count.choose(draft, bounds, FOUR, "makespan", 80, restraint=1.0)
+    assert (len(plan.nodes), plan.gpus) == (1, 8)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_the_base_suite_takes_all_gpus_of_a_node(gpus: int) -> None:
+    suite = base(16)
+    node = suite.capacity.nodes[0].model_copy(update={"trials": gpus})
+    capacity = suite.capacity.model_copy(update={"nodes": [node]})
+    draft, bounds = draft_of(*suite.costs), bounds_of(*suite.costs)
+    plan = node_count.choose(draft, bounds, capacity, "makespan", None, restraint=1.0)
+    assert plan.gpus == gpus
+    assert plan.estimate.makespan_seconds <= 1.02 * plan.estimate.lower_bound_seconds
+
+
 def test_nodes_that_are_named_are_taken() -> None:
-    tiny = Cost(name="d", items=10, gpu_seconds=0.1)
-    draft, bounds = draft_of(tiny), bounds_of(tiny)
+    draft, bounds = draft_of(TINY), bounds_of(TINY)
     assert len(node_count.choose(draft, bounds, FOUR, "makespan", None).nodes) == 1
     assert len(node_count.choose(draft, bounds, FOUR, "makespan", None, named=True).nodes) == 4
 

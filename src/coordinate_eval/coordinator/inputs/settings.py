@@ -384,8 +384,8 @@ class Settings(Record):
         default=1.0,
         ge=0,
         le=100,
-        description="how much a run saves GPU time: nodes are added while 1 % less makespan costs "
-        "at most 1/restraint % more GPU hours; 0 takes every node that shortens it",
+        description="how much a run saves GPU time: engines and nodes are added while 1 % less "
+        "makespan costs at most 1/restraint % more GPU hours; 0 takes all that shorten it",
     )
     deadline_seconds: float | None = Field(
         default=None,

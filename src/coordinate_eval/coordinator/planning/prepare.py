@@ -201,6 +201,7 @@ def prepare(
         storage_gigabits_per_node=link.gigabits_per_node,
         storage_shared=link.shared,
         metric_cpus=offer.metric_cpus,
+        whole_nodes=run.exclusive,
         longest_shard_seconds=_longest_shard(run, start),
     )
     unbuilt = [d for d in run.suite.datasets if d.task and d.name not in built]

@@ -1,16 +1,16 @@
-"""The number of nodes to use: plan for several numbers of GPUs, and choose one of the plans.
+"""The number of nodes and trials to use: plan for several, and choose one of the plans.
 
-More nodes end sooner, up to a limit set by the suite's longest work. Each node costs a copy of the
-weights and the start of its engines, and leaves more GPUs idle near the end. So a run may give up a
+More trials end sooner, up to a limit set by the suite's longest work. Each costs the start of its
+engine, each node a copy of the weights, and more GPUs are idle near the end. So a run may give up a
 little time for much GPU time: see `restrained`. The sizes tried are 1, 2, 4, … trials on the first
-node, then 1, 2, 4, … nodes, then all nodes.
+node, then 1, 2, 4, … nodes, then all nodes. Where jobs take whole nodes, a trial that is left out
+saves nothing, and only numbers of nodes are tried.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from coordinate_eval.coordinator.planning.plan import Capacity, Plan, Size
+from coordinate_eval.coordinator.planning.plan import Capacity, NodeCapacity, Plan, Size
 from coordinate_eval.errors import UserError
 
 Draft = Callable[[Capacity], Plan]
@@ -57,13 +57,13 @@ def best(
 def restrained(
     draft: Draft, capacity: Capacity, plan: Plan, restraint: float, deadline: float | None = None
 ) -> Plan:
-    """Return the plan that is worth its GPU time, on as many nodes as `plan` or fewer.
+    """Return the plan that is worth its GPU time, with as many trials as `plan` or fewer.
 
     That is the one with the least product of makespan and GPU-hours, the latter to the power of
-    `restraint`: nodes are added while each per cent of makespan that they save costs no more than
-    1/`restraint` per cent of GPU-hours. With 0 it is the shortest plan. Of the capacities tried,
-    each has half of the nodes of the one before; then those beside the best are tried. None is
-    taken that misses the deadline, in seconds, which `plan` meets.
+    `restraint`: trials are added while each per cent of makespan that they save costs no more than
+    1/`restraint` per cent of GPU-hours, the start of their engines included. With 0 it is the
+    shortest plan. After `sizes`, the numbers halfway from the best one to its neighbours are tried.
+    No plan is taken that misses the deadline, in seconds, which `plan` meets.
     """
 
     def price(each: Plan) -> float:
@@ -74,19 +74,18 @@ def restrained(
 
     if restraint <= 0:
         return plan
-    known = {len(plan.nodes): plan}
-    count = 2 ** math.floor(math.log2(max(1, len(plan.nodes) - 1)))
-    while count < len(plan.nodes) and count >= 1:
-        known[count] = draft(_first(capacity, count))
-        count //= 2
-    chosen = min(known.values(), key=price)
-    counts = sorted(known)
-    place = counts.index(len(chosen.nodes))
-    for low, high in itertools.pairwise(counts[max(0, place - 1) : place + 2]):
-        if high - low > 1:
-            between = draft(_first(capacity, (low + high) // 2))
-            chosen = min(chosen, between, key=price)
-    return chosen
+    used = {node.name for node in plan.nodes}
+    nodes = [node for node in capacity.nodes if node.name in used]
+    most = capacity.model_copy(update={"nodes": nodes})
+    tried = sorted(sizes(most), key=lambda size: size.trials)[:-1]
+    found = [(size.trials, draft(size)) for size in tried] + [(most.trials, plan)]
+    place = min(range(len(found)), key=lambda i: price(found[i][1]))
+    for beside in (place - 1, place + 1):
+        if 0 <= beside < len(found):
+            half = _trials(most, (found[place][0] + found[beside][0]) // 2)
+            if half.trials not in (found[place][0], found[beside][0]):
+                found.append((half.trials, draft(half)))
+    return min((each for _, each in found), key=price)
 
 
 def cheapest(draft: Draft, capacity: Capacity, deadline_seconds: float | None) -> Plan:
@@ -155,10 +154,9 @@ def size_of(plan: Plan) -> Size:
 def sizes(capacity: Capacity) -> Iterator[Capacity]:
     """Yield capacities from one trial to all, nodes with the most trials first."""
     nodes = sorted(capacity.nodes, key=lambda n: -n.trials)
-    trials = 1
+    trials = nodes[0].trials if capacity.whole_nodes else 1
     while trials < nodes[0].trials:
-        first = nodes[0].model_copy(update={"trials": trials})
-        yield capacity.model_copy(update={"nodes": [first]})
+        yield _trials(capacity, trials)
         trials *= 2
     count = 1
     while count < len(nodes):
@@ -229,6 +227,21 @@ def _first(capacity: Capacity, count: int) -> Capacity:
         return capacity
     nodes = sorted(capacity.nodes, key=lambda n: -n.trials)
     return capacity.model_copy(update={"nodes": nodes[:count]})
+
+
+def _trials(capacity: Capacity, count: int) -> Capacity:
+    """Return the capacity of `count` trials, on the nodes with the most trials first.
+
+    Where jobs take whole nodes, the last node keeps all of its trials.
+    """
+    nodes: list[NodeCapacity] = []
+    for node in sorted(capacity.nodes, key=lambda n: -n.trials):
+        if count <= 0:
+            break
+        trials = node.trials if capacity.whole_nodes else min(count, node.trials)
+        nodes.append(node.model_copy(update={"trials": trials}))
+        count -= trials
+    return capacity.model_copy(update={"nodes": nodes})
 
 
 def _same(seconds: Iterable[float], least: Sequence[float]) -> bool:
