@@ -24,8 +24,14 @@ from coordinate_eval.records import Record
 RecordT = TypeVar("RecordT", bound=Record)
 T = TypeVar("T")
 
+MOST_BYTES = 64 << 20
+"""Most bytes that are read of a record, and of a line of any file. Whoever can write where we read
+can leave a file without an end: a sparse one takes no space."""
+
 _seen: ContextVar[dict[Hashable, object] | None] = ContextVar("_seen", default=None)
 """Values read within the current `one_look`, by how and where; None outside of one."""
+
+_PIECE_BYTES = 1 << 20
 
 _never_made: set[Path] = set()
 
@@ -168,9 +174,36 @@ def read(path: Path) -> bytes:
     Raises:
         ForeignError: the file is another user's, or others can write to it.
         OSError: it cannot be read.
+        RecordError: it has more than `MOST_BYTES`.
     """
     with open_to_read(path) as file:
-        return file.read()
+        return read_bounded(file, path)
+
+
+def read_bounded(file: BinaryIO, path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of an open file. `path` names it in the error.
+
+    Raises:
+        RecordError: it has more than `most` bytes.
+    """
+    content = bytearray()
+    while piece := file.read(_PIECE_BYTES):
+        content += piece
+        if len(content) > most:
+            raise _too_large(path, f"{most:,} bytes")
+    return bytes(content)
+
+
+def read_end(path: Path, most: int) -> bytes:
+    """Return at most the last `most` bytes of a file of the user's own.
+
+    Raises:
+        ForeignError: the file is another user's, or others can write to it.
+        OSError: it cannot be read.
+    """
+    with open_to_read(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read(most)
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
@@ -185,17 +218,19 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
         raise RecordError(f"{path} cannot be read: {error}") from error
 
 
-def whole_lines(path: Path, *, anybodys: bool = False) -> Iterator[bytes]:
+def whole_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file but a torn last one; none if it is not there.
 
-    With `anybodys` it may be another user's: its content must be harmless data.
+    Raises:
+        OSError: it cannot be read.
+        RecordError: a line has more than `MOST_BYTES`.
     """
     try:
-        descriptor = _owner.open_file(path, anybodys=anybodys)
+        opened = open_to_read(path)
     except FileNotFoundError:
         return
-    with os.fdopen(descriptor, "rb") as file:
-        for line in file:
+    with opened as file:
+        for line in bounded_lines(file, path):
             if line.endswith(b"\n"):
                 yield line
 
@@ -205,9 +240,22 @@ def lines(path: Path) -> Iterator[bytes]:
 
     Raises:
         OSError: it is not there.
+        RecordError: a line has more than `MOST_BYTES`.
     """
     with open_to_read(path) as file:
-        yield from file
+        yield from bounded_lines(file, path)
+
+
+def bounded_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yield the lines of an open file. `path` names it in the error.
+
+    Raises:
+        RecordError: a line has more than `MOST_BYTES`.
+    """
+    while line := file.readline(MOST_BYTES + 1):
+        if len(line) > MOST_BYTES:
+            raise _too_large(path, f"{MOST_BYTES:,} bytes in one line")
+        yield line
 
 
 def open_to_read(path: Path) -> BinaryIO:
@@ -324,6 +372,10 @@ def token() -> str:
 def pretty(value: object) -> str:
     """Return a value as indented JSON with a final newline."""
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def _too_large(path: Path, what: str) -> RecordError:
+    return RecordError(f"{path} is not read: it has more than {what}")
 
 
 def _beside(path: Path, text: str) -> Path:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -154,3 +155,30 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     assert list(_files.whole_lines(path)) == [b"one\n", b"two\n"]
     assert list(_files.whole_lines(tmp_path / "none")) == []
     assert _files.names(tmp_path / "none") == set()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: _files.read_record(path, Answer),
+        _files.read_json,
+        lambda path: list(_files.whole_lines(path)),
+        lambda path: list(_files.lines(path)),
+    ],
+    ids=["record", "json", "whole lines", "lines"],
+)
+def test_of_a_file_without_an_end_little_is_read(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "endless.json"
+    path.touch()
+    os.truncate(path, 1 << 36)  # which takes no space
+    with pytest.raises(RecordError, match=r"endless\.json is not read: it has more than"):
+        read(path)
+
+
+def test_the_end_of_a_file_is_all_that_is_read_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"begin\nend\n")
+    assert _files.read_end(path, 4) == b"end\n"
+    assert _files.read_end(path, 100) == b"begin\nend\n"

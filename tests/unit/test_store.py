@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -172,11 +173,33 @@ def test_the_subject_of_a_dataset_is_what_it_asks() -> None:
     assert subject(Dataset(name="x", items=3)).task == "x"
 
 
-def test_a_pipe_in_the_store_is_not_waited_for(tmp_path: Path) -> None:
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _link_to_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def _without_an_end(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 36)  # which takes no space
+
+
+@pytest.mark.parametrize("leave", [_pipe, Path.mkdir, _link_to_itself, _without_an_end])
+def test_what_others_leave_in_the_store_hides_no_file(
+    tmp_path: Path, leave: Callable[[Path], None]
+) -> None:
     store = Store(tmp_path)
     store.put([seen("a")])
-    os.mkfifo(tmp_path / "b.jsonl")
-    (tmp_path / "c.jsonl").mkdir()
+    leave(tmp_path / "b.jsonl")
     assert [one.run for one in store.read()] == ["a"]
+    assert store.put([seen("c")]) == 1
+    assert sorted(one.run for one in store.read()) == ["a", "c"]
+
+
+def test_a_pipe_in_place_of_a_runs_file_is_replaced(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    os.mkfifo(tmp_path / "b.jsonl")
     assert store.put([seen("b")]) == 1
-    assert sorted(one.run for one in store.read()) == ["a", "b"]
+    assert [one.run for one in store.read()] == ["b"]

@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from coordinate_eval import _owner
+from coordinate_eval import _files, _owner
 from coordinate_eval._engines import kind_of
+from coordinate_eval.errors import RecordError
 from coordinate_eval.priors import gpus, roofline
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.records import Checkpoint, EngineSettings
@@ -80,7 +81,7 @@ def _family(config: Path | None) -> str:
     """Return the architecture and a digest of all integers in a configuration, such as widths."""
     try:
         tree = _json_value(config) if config else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecordError):
         return ""
     text, names = tree.get("text_config"), tree.get("architectures")
     sizes = {
@@ -95,4 +96,4 @@ def _family(config: Path | None) -> str:
 def _json_value(file: Path) -> Any:  # noqa: ANN401  whatever it holds
     # In a folder that others write to a pipe may lie there by now, and keep a reader waiting.
     with open(_owner.open_file(file.resolve(), anybodys=True), "rb") as opened:
-        return json.load(opened)
+        return json.loads(_files.read_bounded(opened, file))

@@ -23,7 +23,7 @@ from coordinate_eval.coordinator.run.claiming.claims import (
 )
 from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
-from coordinate_eval.coordinator.run.logs import LAST_LOG_LINES
+from coordinate_eval.coordinator.run.logs import LAST_LOG_LINES, MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run
 from coordinate_eval.errors import ForeignError, RecordError
@@ -292,7 +292,7 @@ def _last_words(run_dir: RunDir, run: Run, kind: Pullers) -> list[str]:
     pattern = pullers_name(run, kind, 0).removesuffix("0") + "*.log"
     for log in sorted(run_dir.logs.glob(pattern), key=_files.modified, reverse=True):
         with contextlib.suppress(OSError, ForeignError):
-            lines = _files.read(log).decode(errors="replace").splitlines()
+            lines = _files.read_end(log, MOST_LOG_BYTES).decode(errors="replace").splitlines()
             # Slurm's words about a job that the end of the run has ended.
             said = [line for line in lines if "CANCELLED AT" not in line]
             if said:

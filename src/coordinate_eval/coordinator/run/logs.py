@@ -22,5 +22,5 @@ def own_log() -> str:
 
 def tail(log: str) -> list[str]:
     """Return the last lines of a log; none if it has no path."""
-    text = _files.read(Path(log)).decode(errors="replace") if log else ""
+    text = _files.read_end(Path(log), MOST_LOG_BYTES).decode(errors="replace") if log else ""
     return _job_log.below(text).splitlines()[-LAST_LOG_LINES:]
