@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,17 @@ def test_a_torn_file_is_refused(tmp_path: Path, part: float) -> None:
     source.write_bytes(whole[: int(len(whole) * part)])
     with pytest.raises(UserError, match=r"x\.pt"):
         torch_to_safetensors(source, tmp_path / "to", lambda _: None)
+
+
+def test_a_load_that_takes_more_memory_than_fits_the_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(state(), tmp_path / "x.pt")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: bytearray(2 << 30))
+    with pytest.raises(UserError, match=r"x\.pt cannot be loaded as weights"):
+        torch_to_safetensors(tmp_path / "x.pt", tmp_path / "target", lambda _: None)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_sparse_tensors_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.checkpoints import of_torch, refused, sides
 
 from coordinate_eval.coordinator.inputs.checkpoints import torch_pickle
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.errors import UserError
 from coordinate_eval.records import CheckpointFormat
 
 torch = pytest.importorskip("torch")
@@ -122,6 +123,60 @@ def test_bad_pickles_are_refused(tmp_path: Path, pickled: bytes) -> None:
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
         archive.writestr("x/data.pkl", pickled)
     refused(tmp_path, "x.pt")
+
+
+def _calls(function: bytes, given: bytes, times: int) -> bytes:
+    """Return a pickle that calls a function again and again with the same arguments."""
+    call = b"h\x00h\x01R0"
+    return b"\x80\x02c" + function + b"\nq\x000" + given + b"q\x010" + call * times + b"}."
+
+
+_TEXT = b"X" + (5000).to_bytes(4, "little") + b"x" * 5000
+_LATIN1 = b"X\x06\0\0\0latin1"
+_VALUES = b"".join(b"M" + n.to_bytes(2, "little") for n in range(5000))
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        _calls(b"_codecs\nencode", _TEXT + _LATIN1 + b"\x86", 9000),
+        _calls(b"__builtin__\nset", b"](" + _VALUES + b"e\x85", 9000),
+        _calls(b"__builtin__\nset", b"(" + _VALUES + b"t\x85", 9000),
+        _calls(b"torch\nSize", b"(" + _VALUES + b"t\x85", 9000),
+        _calls(b"collections\nCounter", b"}(" + _VALUES + b"u\x85", 9000),
+        _calls(b"collections\nOrderedDict", b"](" + _VALUES + b"e\x85", 9000),
+        _calls(b"__builtin__\nbytearray", _TEXT + _LATIN1 + b"\x86", 9000),
+        _calls(
+            b"torch._tensor\n_rebuild_from_type_v2",
+            b"(c__builtin__\nset\nN(" + _VALUES + b"t\x85Nt", 9000,
+        ),
+        b"\x80\x02ccollections\nOrderedDict\n)Rq\x000}(" + _VALUES + b"uq\x010"
+        + b"h\x00h\x01b0" * 9000 + b"}.",
+    ],
+    ids=["text", "list", "tuple", "size", "dict", "pairs", "bytes", "nested", "state"],
+)  # fmt: skip
+def test_calls_that_copy_the_same_values_again_and_again_are_refused(
+    tmp_path: Path, pickled: bytes
+) -> None:
+    with pytest.raises(UserError, match="again and again"):
+        torch_pickle.walk(pickled, tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("encoding", ["punycode", "utf-32", "unicode_escape", "idna", "uu"])
+def test_only_bytes_are_encoded(tmp_path: Path, encoding: str) -> None:
+    name = encoding.encode()
+    given = b"X\x01\0\0\0xX" + len(name).to_bytes(4, "little") + name + b"\x86"
+    with pytest.raises(UserError, match="encodes what is no bytes"):
+        torch_pickle.walk(_calls(b"_codecs\nencode", given, 1), tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_bytes_and_sets_beside_the_weights_are_taken(tmp_path: Path, protocol: int) -> None:
+    sides(tmp_path)
+    more = {"bytes": b"\x80\xff" * 5000, "array": bytearray(b"ab" * 5000), "seen": set(range(999))}
+    saved = {"model": {"a": torch.zeros(3)}, **more, "count": collections.Counter("abc")}
+    torch.save(saved, tmp_path / "x.pt", pickle_protocol=protocol)
+    assert inspect(tmp_path).parameters == 3
 
 
 def test_a_pickle_of_too_many_steps_is_refused(

@@ -3,11 +3,15 @@
 A pickle is a program. This module follows its opcodes with inert values, so that no function is
 ever called. A state dict needs few names; any other name makes the file suspicious, and the error
 says which.
+
+A call can copy what it is given, such as a text, and a few bytes of the pickle repeat the call. So
+what all calls together are given is bounded by the pickle's size: then loading it takes memory and
+time that fit the file.
 """
 
 import math
 import pickletools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -76,6 +80,9 @@ _HARMLESS = {
 }
 _MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 1 << 60  # of a tensor; torch has as many dimensions
 _MOST_OPCODES = 5_000_000  # seconds of work; a tensor takes about 30, its optimizer's state 100
+_GIVEN_TO_A_BYTE = 4  # values or bytes given to calls; the states of optimizers have 0.2
+# The only encoding in which pickles keep bytes; others grow, or take time without an end.
+_ENCODINGS = ("latin1", "latin-1")
 # Types that a state dict names and never calls: they take a number of bytes to allocate.
 _ALLOCATING = {"Tensor", "Parameter", "TypedStorage", "UntypedStorage", *_STORAGES}
 HOW_TO_SAVE = "Save the weights alone: torch.save(model.state_dict(), PATH)"
@@ -94,6 +101,12 @@ class _Global:
 class _Storage:
     key: str
     dtype: str | None
+
+
+class _Dict(dict[str, Any]):
+    """A dict without the values of keys that are no text, which count."""
+
+    others = 0
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,7 @@ def walk(pickled: bytes, path: Path) -> object:
     """
     # All names are checked before anything is concluded.
     try:
-        machine = _Machine(path)
+        machine = _Machine(path, _GIVEN_TO_A_BYTE * len(pickled))
         for number, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
             if number == _MOST_OPCODES:
                 raise UserError(f"{path} holds more than tensors. {HOW_TO_SAVE}")
@@ -132,10 +145,12 @@ def walk(pickled: bytes, path: Path) -> object:
 class _Machine:
     """A pickle machine whose values do nothing."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most_given: int) -> None:
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._path = path
+        self._left = most_given
+        """Values and bytes that further calls may be given."""
 
     def step(self, name: str, argument: Any) -> None:  # noqa: ANN401  # as pickletools has it
         """Follow one opcode.
@@ -173,26 +188,47 @@ class _Machine:
         elif name in ("DICT", "SETITEMS"):
             pairs = self._since_mark()
             if name == "DICT":
-                stack.append({})
+                stack.append(_Dict())
             _put(stack[-1], pairs)
         elif name == "SETITEM":
             value, key = stack.pop(), stack.pop()
             _put(stack[-1], [key, value])
         elif name in ("APPENDS", "ADDITEMS", "POP_MARK"):
-            self._since_mark()  # no state dict lies in a list
-        elif name in ("APPEND", "BUILD", "POP"):
-            stack.pop()
-            if name == "BUILD" and isinstance(stack[-1], StoredTensor):
-                raise UserError(f"{self._path} changes a tensor that it made. {HOW_TO_SAVE}")
+            values = self._since_mark()
+            if name != "POP_MARK":
+                _extend(stack[-1], values)
+        elif name == "APPEND":
+            value = stack.pop()
+            _extend(stack[-1], [value])
+        elif name in ("BUILD", "POP"):
+            state = stack.pop()
+            if name == "BUILD":
+                self._count(state)
+                if isinstance(stack[-1], StoredTensor):
+                    raise UserError(f"{self._path} changes a tensor that it made. {HOW_TO_SAVE}")
         elif name == "DUP":
             stack.append(stack[-1])
         elif name == "BINPERSID":
             stack.append(_storage(stack.pop()))
         elif name in ("REDUCE", "NEWOBJ"):
             arguments, function = stack.pop(), stack.pop()
+            self._count(arguments)
             stack.append(_result(function, arguments))
         else:
             raise UserError(f"{self._path} holds more than tensors ({name}). {HOW_TO_SAVE}")
+
+    def _count(self, given: object) -> None:
+        """Count what a call is given: values, and the bytes of texts.
+
+        Raises:
+            ValueError: all calls together are given more than fits the pickle.
+        """
+        self._left -= 1 + (len(given) if isinstance(given, Sized) else 0)
+        self._left -= given.others if isinstance(given, _Dict) else 0
+        if self._left < 0:
+            raise ValueError("it copies the same values again and again")
+        for value in given if isinstance(given, tuple) else ():
+            self._count(value)
 
     def _since_mark(self) -> list[Any]:
         taken: list[Any] = []
@@ -218,7 +254,7 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
     "NEWFALSE": lambda: False,
     "EMPTY_TUPLE": tuple,
     "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
+    "EMPTY_DICT": _Dict,
     "EMPTY_SET": list,
 }
 _LITERALS = {
@@ -230,10 +266,17 @@ _LITERALS = {
 
 
 def _put(target: object, pairs: list[Any]) -> None:
-    if isinstance(target, dict):
+    if isinstance(target, _Dict):
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if isinstance(key, str):  # an optimizer's are numbers, and nobody asks for those
+            if isinstance(key, str):
                 target[key] = value
+            else:  # an optimizer's are numbers, and nobody asks for those
+                target.others += 1
+
+
+def _extend(target: object, values: list[Any]) -> None:
+    if isinstance(target, list):
+        target += values
 
 
 def _storage(persistent: object) -> _Storage:
@@ -250,12 +293,23 @@ def _result(function: object, arguments: object) -> object:
     """Return what a call of a harmless name gives, as far as it matters here."""
     name = function.name if isinstance(function, _Global) else ""
     if name in ("OrderedDict", "Counter"):
-        return {}
+        return _Dict()
+    if name == "encode":
+        return _encoded(arguments)
     if name.startswith("_rebuild"):
         return next(_tensors(arguments), _UNKNOWN)
     if name in _ALLOCATING or (name == "bytearray" and _has_number(arguments)):
         raise ValueError(f"it calls {name}")
     return _UNKNOWN
+
+
+def _encoded(arguments: object) -> str:
+    """Return the text that `_codecs.encode(text, encoding)` turns into as many bytes."""
+    if isinstance(arguments, tuple) and len(arguments) == 2:
+        text, encoding = arguments
+        if isinstance(text, str) and encoding in _ENCODINGS:
+            return text
+    raise ValueError("it encodes what is no bytes")
 
 
 def _has_number(arguments: object) -> bool:

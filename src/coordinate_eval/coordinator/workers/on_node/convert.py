@@ -5,11 +5,13 @@ checked without being executed (`inputs/checkpoints/torch_file.py`), then loaded
 restricted loader.
 """
 
+import contextlib
 import json
 import pickle
 import re
+import resource
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 5_000_000_000
 """Largest shard, as in `save_pretrained`. A larger tensor is a shard of its own."""
+
+_LOADER_BYTES = 1 << 30
 
 # Names that torch.compile, FSDP and activation checkpointing insert. No module is named so.
 _WRAPPERS = re.compile(
@@ -57,13 +61,31 @@ def torch_to_safetensors(
     with checkpoint_files.opened(source, weights=True) as opened:
         path = checkpoint_files.open_path(opened)
         try:
-            tree = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            with _bounded_memory(source.stat().st_size):
+                tree = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, MemoryError) as error:
             raise UserError(f"{source} cannot be loaded as weights: {brief(error)}") from error
     found = torch_file.model_tensors(tree, lambda value: isinstance(value, torch.Tensor), source)
     torch_file.check_total((tensor.nbytes for tensor in found.values()), source)
     tensors = _without_tied(_renamed(found, source), _ties_embeddings(source, target))
     _write(_shards(tensors, shard_bytes), target, progress)
+
+
+@contextlib.contextmanager
+def _bounded_memory(size: int) -> Iterator[None]:
+    """Let this process map no more memory than a file of `size` bytes asks for, in the block.
+
+    The file is mapped once. What its pickle makes is smaller, or it is no file of weights.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + 2 * size + _LOADER_BYTES
+    allowed = [each for each in (limit, soft, hard) if each != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(allowed), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _renamed(tensors: dict[str, Any], source: Path) -> "dict[str, torch.Tensor]":
@@ -79,8 +101,13 @@ def _renamed(tensors: dict[str, Any], source: Path) -> "dict[str, torch.Tensor]"
 def _ties_embeddings(source: Path, target: Path) -> bool:
     for folder in (target, source.parent):
         try:
-            config = json.loads((folder / "config.json").read_bytes())
-        except (OSError, ValueError, RecursionError):  # judged by `checkpoint.inspect`, not here
+            config = json.loads(checkpoint_files.read(folder / "config.json"))
+        except (
+            UserError,
+            OSError,
+            ValueError,
+            RecursionError,
+        ):  # judged by `checkpoint.inspect`, not here
             continue
         return isinstance(config, dict) and config.get("tie_word_embeddings") is True
     return False
