@@ -14,11 +14,16 @@ from coordinate_eval.diagnosis.reaction import Action, reaction
 from coordinate_eval.diagnosis.rules import SiteRules, read_site, shipped, with_site
 from coordinate_eval.errors import ForeignError, UserError
 
+ANSWERED = ("lines.yaml", "provoked.yaml", "written.yaml")
+"""Files whose cases the rules must all get right. The benchmark counts the others, too."""
+
 KNOWN_WRONG = {"loader-reset"}
 """The loader's process was killed, and only a broken connection says so."""
 
 
-@pytest.mark.parametrize("case", whole_corpus(), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for file in ANSWERED for case in corpus(file)], ids=lambda case: case.name
+)
 def test_the_cause_of_each_job_of_the_corpus_is_found(case: Case) -> None:
     found = diagnosed(case.logs, case.end)
     if case.name not in KNOWN_WRONG:
