@@ -58,8 +58,8 @@ class RaySettings(Record):
         default=None,
         gt=0,
         le=1e6,
-        description="memory of a GPU of that cluster whose type does not tell it; if not set, that "
-        "of its type, of which an A100 has 80",
+        description="memory of a GPU that Ray does not tell; if not set, the smaller one of its "
+        "type, and of an unknown type no more than 16",
     )
     gpus: int | None = Field(
         default=None,
@@ -312,7 +312,7 @@ def _gpus(settings: RaySettings) -> tuple[int, str, float]:
             f"{len(found)} can be used{hidden}: set [ray] gpus lower, or make more GPUs visible"
         )
     name, _, memory = found[0].rpartition(",")
-    gib = 0.0
+    gib = settings.gpu_memory_gib or 0.0
     with contextlib.suppress(ValueError):  # "[N/A]" if GPU and host share their memory
         gib = float(memory) / 1024
     return settings.gpus or count, name.strip().replace(" ", "_"), gib

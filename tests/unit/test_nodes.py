@@ -12,6 +12,7 @@ from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.places.nodes import Demand, NoFreeGpu
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.roofline import Work
+from coordinate_eval.records import Checkpoint
 
 
 def node(name: str, **values: object) -> Node:
@@ -97,11 +98,30 @@ def test_slices_of_gpus_share_no_model() -> None:
         picked(node("m", gpu_type="3g.40gb"), trial={"tensor_parallel": 2})
 
 
-def test_a_large_model_gets_several_gpus_also_where_no_type_is_known() -> None:
-    seventy = CHECKPOINT.model_copy(update={"bytes": 140 * 10**9, "parameters": 70 * 10**9})
-    for kind in ("", "unheard-of", "h100"):
-        alike = [node("n", gpu_type=kind)]
-        assert select.gpus_per_trial(Demand(seventy, Settings(), 2048, []), alike) > 1
+SEVENTY = CHECKPOINT.model_copy(update={"bytes": 140 * 10**9, "parameters": 70 * 10**9})
+
+
+def degree(checkpoint: Checkpoint, **of: object) -> int:
+    return select.gpus_per_trial(Demand(checkpoint, Settings(), 2048, []), [node("n", **of)])
+
+
+def test_a_large_model_gets_several_gpus() -> None:
+    assert degree(SEVENTY, gpu_type="h100") > 1
+    assert degree(SEVENTY, gpu_memory_gib=80) > 1
+
+
+def test_a_model_is_planned_on_gpus_of_unknown_memory_only_if_it_fits_any() -> None:
+    small = CHECKPOINT.model_copy(update={"bytes": 2 * 10**9, "parameters": 10**9})
+    for kind, said in (("", "They have no type"), ("tesla", "Their type, tesla, does not tell it")):
+        assert degree(small, gpu_type=kind) == 1
+        with pytest.raises(UserError, match="the memory of the GPUs is not known") as caught:
+            degree(SEVENTY, gpu_type=kind)
+        assert f"{said}: set gpu_memory_gib" in str(caught.value)
+
+
+def test_no_large_model_is_planned_on_a_slice_of_a_large_gpu() -> None:
+    with pytest.raises(UserError, match="1 GPUs of 10 GiB"):
+        degree(CHECKPOINT, gpu_type="nvidia_a100-sxm4-80gb_1g.10gb")
 
 
 def test_a_run_takes_no_more_gpus_or_nodes_than_are_asked_for() -> None:

@@ -72,7 +72,7 @@ def test_more_to_do_takes_longer(what: str) -> None:
 
 def test_gpus_are_known_by_the_names_that_clusters_use() -> None:
     assert gpus.lookup("h200") == gpus.lookup("NVIDIA-H200")
-    assert gpus.lookup("a100-sxm4-80gb") == gpus.lookup("a100")
+    assert gpus.lookup("a100-sxm4-40gb") == gpus.lookup("a100")
     assert gpus.lookup("gb200") != gpus.lookup("b200")
     assert gpus.lookup("NVIDIA-L40S-48GB") == gpus.lookup("l40s")
     assert gpus.name("NVIDIA-A100-SXM4-80GB") == "a100"

@@ -18,6 +18,7 @@ from tests.mutations import mutated_bytes, mutated_tree, within
 from tests.plans import CHECKPOINT, capacity, costs
 from tests.random_examples import examples
 
+from coordinate_eval._gpus import memory_gib
 from coordinate_eval.coordinator.inputs import cluster_file
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint, safetensors_file, torch_file
 from coordinate_eval.coordinator.inputs.suites import suite
@@ -30,7 +31,7 @@ from coordinate_eval.errors import CoordinateError
 from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import model_of
 from coordinate_eval.records import EngineSettings
-from coordinate_eval.slurm.answers.nodes import Wanted, gpu_memory_gib, read_nodes, read_partitions
+from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes, read_partitions
 from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_job_id, read_tasks
 from coordinate_eval.slurm.answers.text_answers import read_nodes_text
 
@@ -305,4 +306,4 @@ def test_numbers_that_no_time_or_size_has(digits: int) -> None:
     number = "9" * digits
     found = read_partitions(f"PartitionName=x MaxTime={number}-0:{number}:0")["x"]
     assert found.minutes == math.inf
-    assert gpu_memory_gib(f"h100_{number}gb") == 80
+    assert memory_gib(f"h100_{number}gb") == 80

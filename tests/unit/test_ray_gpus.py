@@ -55,6 +55,7 @@ def test_more_than_there_are_is_refused() -> None:
 def test_memory_that_is_not_told_is_unknown(found: Path) -> None:
     found.write_text("NVIDIA GB10, [N/A]\n")
     assert _gpus(RaySettings()) == (1, "NVIDIA_GB10", 0.0)
+    assert _gpus(RaySettings(gpu_memory_gib=100)) == (1, "NVIDIA_GB10", 100.0)
 
 
 def test_without_any_one_stands_for_the_processor(

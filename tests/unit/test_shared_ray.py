@@ -52,7 +52,7 @@ def test_nodes_are_free_busy_or_without_gpus() -> None:
     free, busy = read_nodes(nodes, available, {"c": "does not share runs_dir"})
     (one,) = free
     assert (one.name, one.gpus, one.free_gpus, one.gpu_type) == ("gpu1", 8, 3, "H100")
-    assert (one.cpus, one.memory_gib, one.gpu_memory_gib) == (16, 64.0, 0.0)
+    assert (one.cpus, one.memory_gib, one.gpu_memory_gib) == (16, 64.0, 80.0)
     assert [(each.name, each.why, each.excluded) for each in busy] == [
         ("gpu2", "8 of 8 GPUs in use", False),
         ("gpu3", "does not share runs_dir", True),
@@ -71,7 +71,7 @@ def test_the_memory_of_a_gpu_is_of_its_type_or_of_the_settings() -> None:
 
 def test_nodes_that_may_come_have_the_type_that_is_asked_for() -> None:
     known = ["H100", "A100-40G"]
-    for asked, kind, gib in (("h100", "H100", 24), ("a100-40g", "A100-40G", 40), ("x1", "x1", 24)):
+    for asked, kind, gib in (("h100", "H100", 80), ("a100-40g", "A100-40G", 40), ("x1", "x1", 24)):
         waited_for = to_come(asked, known, 24)
         assert (waited_for.gpu_type, waited_for.gpu_memory_gib) == (kind, gib)
         assert not waited_for.excluded

@@ -13,7 +13,6 @@ from coordinate_eval.errors import ClusterError
 from coordinate_eval.slurm.answers.nodes import (
     Partition,
     Wanted,
-    gpu_memory_gib,
     read_nodes,
     read_partitions,
 )
@@ -325,27 +324,6 @@ def test_a_node_is_left_out_without_the_features_that_are_asked_for(
 def test_an_answer_of_another_shape_is_an_error(answer: dict[str, Any]) -> None:
     with pytest.raises(ClusterError, match="unknown form"):
         read_nodes(answer, LOW)
-
-
-@pytest.mark.parametrize(
-    ("kind", "gib"),
-    [
-        ("h200", 141),
-        ("H100", 80),
-        ("nvidia_h100_80gb_hbm3", 80),
-        ("a100-sxm4-40gb", 40),
-        ("nvidia_a100_1g.10gb", 10),
-        ("NVIDIA-H200-NVL", 141),
-        ("gh200", 96),
-        ("l40s", 48),
-        ("h100nvl", 80),
-        ("a1000", 0),
-        ("tpu", 0),
-        ("", 0),
-    ],
-)
-def test_the_memory_of_a_gpu_follows_from_its_type(kind: str, gib: float) -> None:
-    assert gpu_memory_gib(kind) == gib
 
 
 def test_partitions_are_read_with_their_limits() -> None:

@@ -1,9 +1,9 @@
 """Ray's nodes as nodes of a cluster. Pure functions."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from coordinate_eval import _gpus
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.shared_ray.on_node import names_of
 
@@ -44,7 +44,7 @@ def read_nodes(
             "name": names[found],
             "gpus": gpus,
             "gpu_type": kind,
-            "gpu_memory_gib": gpu_memory_gib(kind) or memory_gib,
+            "gpu_memory_gib": _gpus.memory_gib(kind, memory_gib),
         }
         if found in problems:
             busy.append(Busy(**what, why=problems[found], excluded=True))
@@ -79,16 +79,10 @@ def to_come(wanted: str, known: Iterable[str], memory_gib: float) -> Busy:
         return Busy(name=NEW, why=why, excluded=True)
     kind = next((each for each in known if each.lower() == wanted.lower()), wanted)
     why = f"not there yet; Ray's autoscaler may add some with {kind}"
-    memory = gpu_memory_gib(kind) or memory_gib
+    memory = _gpus.memory_gib(kind, memory_gib)
     return Busy(name=NEW, why=why, gpu_type=kind, gpu_memory_gib=memory)
 
 
 def gpu_type(resources: Mapping[str, float]) -> str:
     """Return the type of a node's GPUs, empty if Ray does not know it."""
     return min((name[len(TYPE) :] for name in resources if name.startswith(TYPE)), default="")
-
-
-def gpu_memory_gib(kind: str) -> float:
-    """Return the memory that Ray's name of a type tells, as A100-40G does; 0 if it tells none."""
-    size = re.search(r"-(\d{1,4})GB?$", kind)
-    return float(size[1]) if size else 0.0

@@ -51,7 +51,8 @@ class SlurmSettings(Record):
         default=None,
         gt=0,
         le=1e6,
-        description="memory of a GPU whose type does not tell it; if not set, 80 is assumed",
+        description="memory of a GPU whose type does not tell it; if not set, the smaller one of "
+        "that type, and of an unknown type no more than 16",
     )
     constraint: str = Field(default="", description="features that nodes with GPUs must have")
     exclude: str = Field(

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coordinate_eval._format import duration, plural
+from coordinate_eval._gpus import memory_gib
 from coordinate_eval.cluster import Busy, Cluster, JobLimits, Node
 from coordinate_eval.coordinator.doctor.findings import Finding, failure, ok, warning
 from coordinate_eval.coordinator.inputs import cluster_file
 from coordinate_eval.errors import ClusterSilent, CoordinateError
-from coordinate_eval.priors.gpus import known, lookup
 
 SOON_SECONDS = 86_400.0
 """Time before a window within which it is warned of: jobs may be as long."""
@@ -104,9 +104,8 @@ def of_nodes(free: Sequence[Node], busy: Sequence[Busy]) -> Iterator[Finding]:
 
 def _of_kind(kind: str, nodes: Sequence[Node]) -> Finding:
     """Return what is free of one type of GPU."""
-    gpus, memory = sum(node.free_gpus for node in nodes), nodes[0].gpu_memory_gib
-    if not memory and known(kind):
-        memory = lookup(kind).memory / 2**30
+    gpus = sum(node.free_gpus for node in nodes)
+    memory = nodes[0].gpu_memory_gib or memory_gib(kind)
     found = f"{gpus} free on {plural(len(nodes), 'node')}"
     check = f"GPUs {kind}" if kind else "GPUs"
     if memory:
@@ -115,8 +114,9 @@ def _of_kind(kind: str, nodes: Sequence[Node]) -> Finding:
     return warning(
         check,
         f"{found}; {unknown}",
-        "plans assume an A100 of 80 GiB: set [slurm] gpu_type or gpu_memory_gib, or have types "
-        "configured (in Slurm `Gres=gpu:h100:8`, in Ray the resource accelerator_type:H100)",
+        "no model that needs more than 16 GiB is planned: set [slurm] gpu_type, or gpu_memory_gib "
+        "there or in [ray], or have types configured (in Slurm `Gres=gpu:h100:8`, in Ray the "
+        "resource accelerator_type:H100)",
     )
 
 

@@ -20,6 +20,9 @@ except ImportError:  # PyYAML was built without it
 CPUS_PER_GPU = 16
 """Cores per GPU of a node for which the file gives none."""
 
+GPU_MEMORY_GIB = 80.0
+"""Memory of a GPU for which the file gives neither type nor memory: that of an A100."""
+
 MEMORY_GIB_PER_GPU = 128.0
 """Memory per GPU of a node for which the file gives none."""
 
@@ -55,6 +58,7 @@ class FileNode(Record):
                 "free_gpus": gpus,
                 "cpus": max(1, gpus * CPUS_PER_GPU),
                 "memory_gib": max(1.0, gpus * MEMORY_GIB_PER_GPU),
+                "gpu_memory_gib": 0.0 if values.get("gpu_type") else GPU_MEMORY_GIB,
                 **values,
             }
         return values

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinate_eval._format import brief
+from coordinate_eval._gpus import memory_gib
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.errors import ClusterError
 from coordinate_eval.slurm.answers.gres import gpus as gpus_of
@@ -21,40 +22,6 @@ from coordinate_eval.slurm.answers.reservations import IN_RESERVATION, name_of_u
 _MIB_PER_GIB = 1024
 _UNKNOWN_MEMORY_GIB = 1e6
 """Stands for the memory of a node where jobs ask for none and Slurm does not know it."""
-
-# GiB of memory of one GPU, from the makers' data sheets. If a name exists with several sizes, the
-# smallest. A size in the name itself ("a100-sxm4-80gb", "1g.10gb") takes precedence.
-_GPU_MEMORY_GIB = {
-    "a10": 24,
-    "a10g": 24,
-    "a16": 16,
-    "a30": 24,
-    "a40": 48,
-    "a100": 40,
-    "a800": 40,
-    "a6000": 48,
-    "b200": 180,
-    "b300": 270,
-    "gb200": 186,
-    "gb300": 270,
-    "gh200": 96,
-    "h20": 96,
-    "h100": 80,
-    "h200": 141,
-    "h800": 80,
-    "l4": 24,
-    "l40": 48,
-    "l40s": 48,
-    "mi210": 64,
-    "mi250": 64,  # of one of its two dies, each of which is a GPU for programs
-    "mi300a": 128,
-    "mi300x": 192,
-    "mi325x": 256,
-    "mi355x": 288,
-    "p100": 12,
-    "t4": 16,
-    "v100": 16,
-}
 
 # States in which a node takes new jobs. With any other state, known or not, it counts as busy.
 _HARMLESS_STATES = {"IDLE", "MIXED", "ALLOCATED", "CLOUD", "DYNAMIC_NORM", "EXTERNAL", "UNDRAIN"}
@@ -123,7 +90,7 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
                     gpus=gpus,
                     free_gpus=free,
                     gpu_type=kind or wanted.gpu_type,
-                    gpu_memory_gib=gpu_memory_gib(kind or wanted.gpu_type) or wanted.gpu_memory_gib,
+                    gpu_memory_gib=memory_gib(kind or wanted.gpu_type, wanted.gpu_memory_gib),
                     cpus=_free_cpus(entry),
                     memory_gib=_free_memory_gib(entry, wanted),
                 )
@@ -214,18 +181,6 @@ def _minutes(text: str) -> float:
         return math.inf
     days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
     return (days * 24 + hours) * 60 + minutes + seconds / 60
-
-
-def gpu_memory_gib(kind: str) -> float:
-    """Return the memory of a GPU type such as `nvidia_h100_80gb_hbm3` in GiB, 0.0 if unknown."""
-    kind = kind.lower()
-    if size := re.search(r"(?<!\d)(\d{1,6})g[bi]", kind):
-        return float(size[1])
-    for word in re.split(r"[^a-z0-9]+", kind):
-        known = [name for name in _GPU_MEMORY_GIB if re.match(rf"{name}(?!\d)", word)]
-        if known:
-            return float(_GPU_MEMORY_GIB[max(known, key=len)])
-    return 0.0
 
 
 def _free_cpus(entry: dict[str, Any]) -> int:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinate_eval._gpus import memory_gib
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -28,8 +29,9 @@ QUEUED_NODE = ANY_NODE
 QUEUED_TRIALS = 8
 """Trials to plan for, and GPUs assumed of a node, while no node is known."""
 
-ASSUMED_GPU_MEMORY_GIB = 80.0
-"""Memory assumed of a GPU of which neither type nor memory is known, in GiB: an A100's."""
+LEAST_GPU_MEMORY_GIB = 16.0
+"""Memory in GiB that a GPU has whose memory is not known. A model that needs more waits for the
+setting that tells it."""
 
 _ANY_WORK = Work(
     items=1000,
@@ -139,20 +141,29 @@ def _degree(demand: Demand, kind: tuple[str, float], gpus_per_node: int) -> int:
                 "share a model: choose whole GPUs with --gpu-type"
             )
         return given
-    gpu = gpus.lookup(gpu_type)
-    if not gib:
-        gib = gpu.memory / 2**30 if gpus.known(gpu_type) else ASSUMED_GPU_MEMORY_GIB
-    if gpus.is_slice(gpu_type):
+    gib = gib or memory_gib(gpu_type)
+    known = gib > 0 or gpus.name(gpu_type) == "cpu"  # whose memory is its host's
+    if gpus.is_slice(gpu_type) or not known:
         gpus_per_node = 1
-    return tensor_parallel(
-        demand.checkpoint,
-        demand.settings.engine,
-        gpu._replace(memory=gib * 2**30),
-        gpus_per_node,
-        demand.max_length,
-        demand.works,
-        sequences(demand.settings.engine, gpu_type),
-    )
+    try:
+        return tensor_parallel(
+            demand.checkpoint,
+            demand.settings.engine,
+            gpus.lookup(gpu_type)._replace(memory=(gib if known else LEAST_GPU_MEMORY_GIB) * 2**30),
+            gpus_per_node,
+            demand.max_length,
+            demand.works,
+            sequences(demand.settings.engine, gpu_type),
+        )
+    except UserError as error:
+        if known:
+            raise
+        named = f"Their type, {gpu_type}, does not tell it" if gpu_type else "They have no type"
+        raise UserError(
+            f"the memory of the GPUs is not known, and this model needs more than "
+            f"{LEAST_GPU_MEMORY_GIB:g} GiB. {named}: set gpu_memory_gib, in config.toml under "
+            "[slurm] or [ray], in a cluster file for each node"
+        ) from error
 
 
 def _speed(demand: Demand, choice: ChosenNodes) -> tuple[float, int]:
