@@ -14,7 +14,6 @@ from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.report.main_metric import Score, main_score
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import RecordError, UserError
@@ -66,25 +65,6 @@ def test_a_group_without_a_score_has_the_mean_of_its_tasks() -> None:
     assert main_score(results("g", mixed, groups={"g": {}})) is None
     own = tasks | {"g": {"acc,none": 0.9}}
     assert main_score(results("g", own, groups={"g": {}})) == Score("acc", 0.9, None, 1)
-
-
-@pytest.mark.parametrize(
-    ("path", "step"),
-    [
-        ("/ckpts/step-1000", 1000),
-        ("/ckpts/llama-7b-step_000250", 250),
-        ("/ckpts/step1000-bf16", 1000),
-        ("/ckpts/global_step300", 300),
-        ("/ckpts/checkpoint-12.pt", 12),
-        ("/ckpts/7b-4000", 4000),
-        ("/ckpts/iter_0004000/hf", 4000),
-        ("/ckpts/500/model.pt", 500),
-        ("/ckpts/llama-7b", None),
-        ("/runs-2/final", None),
-    ],
-)
-def test_the_step_is_read_from_the_name(path: str, step: int | None) -> None:
-    assert step_of(path) == step
 
 
 @pytest.fixture

@@ -245,6 +245,32 @@ def test_what_is_still_written(site: Site) -> None:
     assert site.status == 0
 
 
+def test_a_marker_says_what_is_finished_and_at_once(site: Site) -> None:
+    site.saves(1, 2, 3, 4)
+    (site.folder / "step-1/.done").touch()
+    (site.folder / "step-2.done").touch()  # beside it
+    (site.folder / "step-3/STABLE").touch()  # not the marker that was named
+    looked = site.once(marker=".done", quiet_seconds=600.0)
+    assert site.asked == ["step-2", "step-1"]
+    assert looked["step-3"] == looked["step-4"] == "not marked as finished: it has no .done"
+
+
+@pytest.mark.parametrize("marker", ["STABLE", "_SUCCESS"])
+def test_known_markers_are_recognized_once_there_is_one(site: Site, marker: str) -> None:
+    site.saves(1, 2).once(quiet_seconds=600.0)
+    assert site.asked == []  # nothing is marked: the rule of --quiet
+    (site.folder / f"step-1/{marker}").touch()
+    looked = site.once(quiet_seconds=600.0)
+    assert site.asked == ["step-1"]
+    assert looked["step-2"] == f"not marked as finished: it has no {marker}"
+
+
+def test_a_marker_is_a_name(site: Site) -> None:
+    for marker in ("", "..", "../STABLE"):
+        command = ["watch", str(site.folder), "--once", "--marker", marker]
+        assert "give the name of a file" in str(CliRunner().invoke(app, command).exception)
+
+
 def test_one_that_is_refused_stops_no_other_and_is_tried_three_times(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,15 @@ _Quiet = Annotated[
         rich_help_panel=_WATCH,
     ),
 ]  # fmt: skip
+_Marker = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="A checkpoint is finished when it has this file, whatever its age.",
+        show_default="STABLE or _SUCCESS, if other checkpoints in DIR have one",
+        rich_help_panel=_WATCH,
+    ),
+]
 _Most = Annotated[
     int | None,
     typer.Option(
@@ -108,6 +117,7 @@ def watch(
     once: _Once = False,
     every: _Every = "10m",  # type: ignore[assignment]  # the parser reads it
     quiet: _Quiet = "60s",  # type: ignore[assignment]
+    marker: _Marker = None,
     most: _Most = None,
     cron: _Cron = False,
     *,
@@ -132,12 +142,17 @@ def watch(
         raise UserError("--json and --dry-run tell of one look: add --once")
     settings, suite = dataclasses.replace(asked, queue=True).load(settings_file)
 
+    if marker is not None and (marker in ("", ".", "..") or "/" in marker):
+        raise UserError(
+            f"--marker {marker!r}: give the name of a file in each checkpoint, such as STABLE"
+        )
+
     def ask(saved: Saved) -> Inputs:
         return read_inputs(
             settings, suite, saved.path, step=saved.step, config=model_config, tokenizer=tokenizer
         )
 
-    watched = Watch(folder, Pattern(pattern), settings, suite, ask, quiet, most, dry_run)
+    watched = Watch(folder, Pattern(pattern), settings, suite, ask, quiet, marker, most, dry_run)
     if cron:
         line = cron_line(folder, sys.argv[2:], every, settings)
         sys.stdout.write(f"{line}\n")

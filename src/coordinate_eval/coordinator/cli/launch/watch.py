@@ -105,6 +105,8 @@ class Watch:
     ask: Ask
     """Inspects a checkpoint. Raises `UserError`."""
     quiet_seconds: float
+    marker: str | None = None
+    """File that each finished checkpoint has. Nothing else counts then."""
     most: int | None = None
     dry: bool = False
     _local: bool = field(init=False)
@@ -146,7 +148,7 @@ class Watch:
 
     def _seen(self) -> list[_Seen]:
         """Return what is there, and what is to be done about it."""
-        saved = look(self.folder, self.pattern)
+        saved = look(self.folder, self.pattern, self.marker)
         runs: dict[str, list[tuple[RunDir, Run]]] = {}
         for run_dir, run in find_all(self.settings)[0]:
             if self._is_same(run):
@@ -179,7 +181,9 @@ class Watch:
 
     def _of_none(self, saved: Saved) -> _Seen:
         """Decide what is to be done about a checkpoint that has no run as it is now."""
-        if not saved.quiet(self.quiet_seconds):
+        if saved.lacks is not None:
+            return _Seen(saved, f"not marked as finished: it has no {saved.lacks}")
+        if not saved.marked and not saved.quiet(self.quiet_seconds):
             return _Seen(saved, "being written")
         refused = _files.read_record_if_there(self._note(saved), Refused)
         if refused is not None and refused.tries >= resumes.MOST_TRIES:

@@ -1,20 +1,26 @@
-"""Checkpoints in a folder that a training job fills: which are there, and since when unchanged."""
+"""Checkpoints in a folder that a training job fills: which are there, and which are finished."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from coordinate_eval.coordinator.inputs.checkpoints import steps
+from coordinate_eval.coordinator.inputs.checkpoints.steps import step_of
 from coordinate_eval.errors import UserError
 
 _STEP = "{step}"
-_NAMED_STEP = re.compile(r"(?:step|iter(?:ation)?|ckpt|checkpoint)[-_=.]?(\d+)", re.IGNORECASE)
-_LONE_NUMBER = re.compile(r"(?<![A-Za-z0-9.])(\d+)(?![A-Za-z0-9])")
 _PARTIAL = re.compile(r"(?:^|[-_.])(?:te?mp|part|partial|incomplete)(?:$|[-_.\d])", re.IGNORECASE)
 _DAY = 86400.0
+
+MARKERS: Final = ("STABLE", "_SUCCESS")
+"""Files that trainers write into a checkpoint after all others: prime-rl, SpecForge and whoever
+follows Hadoop. Once one is seen, a checkpoint of the same folder without it is not finished."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,10 @@ class Saved:
     """Time at which it, or something directly in it, was changed last."""
     state: str
     """Names, sizes and times of what is in it, as text."""
+    lacks: str | None = None
+    """The marker that finished checkpoints of this folder have, and this one lacks."""
+    marked: bool = False
+    """It has the marker that the trainer writes last."""
 
     def quiet(self, seconds: float) -> bool:
         """Return whether nothing has changed for this many seconds, by this machine's clock.
@@ -59,7 +69,7 @@ class Pattern:
                 f"'run-*/iter_{_STEP}', with {_STEP} at most once"
             )
         self.depth = len(parts)
-        escaped = re.escape(text).replace(re.escape(_STEP), r"(?P<step>\d+)")
+        escaped = re.escape(text).replace(re.escape(_STEP), rf"(?P<step>{steps.NUMBER})")
         self._names = re.compile(escaped.replace(r"\*", "[^/]*"))
 
     def step(self, name: str) -> tuple[int | None] | None:
@@ -70,8 +80,9 @@ class Pattern:
         found = self._names.fullmatch(name)
         if found is None:
             return None
-        number = found.groupdict().get("step")
-        return (int(number) if number else None,)
+        told = found.groupdict().get("step")
+        step = steps.number(told) if told else None
+        return None if told and step is None else (step,)
 
     def hint(self, folder: Path) -> str:
         """Return what to do where no checkpoint is found in a folder that should have some."""
@@ -87,10 +98,15 @@ class Pattern:
         return self._names is not None and self._names.pattern.endswith((r"\.pt", r"\.pth"))
 
 
-def look(folder: Path, pattern: Pattern) -> list[Saved]:
+def look(folder: Path, pattern: Pattern, marker: str | None = None) -> list[Saved]:
     """Return what is in a folder, the latest step first. Hidden names are passed over.
 
     What vanishes meanwhile is left out.
+
+    Args:
+        folder: what a training job fills.
+        pattern: the names of checkpoints below it.
+        marker: a file that each finished checkpoint has; `MARKERS` are recognized without it.
 
     Raises:
         UserError: the folder cannot be read.
@@ -105,24 +121,29 @@ def look(folder: Path, pattern: Pattern) -> list[Saved]:
         with contextlib.suppress(OSError):
             if step is not None and (path.is_dir() or (pattern.takes_files and path.is_file())):
                 found.append(_saved(path, step[0]))
+    found = _marked(found, marker)
     latest = [(-1 if saved.step is None else saved.step, saved.changed) for saved in found]
     order = sorted(range(len(found)), key=lambda i: latest[i], reverse=True)
     return [found[i] for i in order]
 
 
-def step_of(checkpoint: str) -> int | None:
-    """Return the training step that a checkpoint's name tells, or None.
+def _marked(found: list[Saved], marker: str | None) -> list[Saved]:
+    """Say of each checkpoint whether it has the marker: the given one, else one that any has."""
+    names = (marker,) if marker else MARKERS
+    having = {name: {saved.path for saved in found if _has(saved.path, name)} for name in names}
+    used = [name for name in names if having[name] or marker]
+    return [
+        dataclasses.replace(saved, marked=True)
+        if any(saved.path in having[name] for name in used)
+        else dataclasses.replace(saved, lacks=used[0] if used else None)
+        for saved in found
+    ]
 
-    The number after `step`, `iter`, `ckpt` or `checkpoint`, else the last number that stands
-    alone: 1000 for `step-1000`, `step1000-bf16` and `llama-7b-1000`. Without one, the folder's
-    name counts if it names a step or is a number: 1000 for `step-1000/hf` and `1000/model.pt`.
-    """
-    path = Path(checkpoint)
-    found = _NAMED_STEP.findall(path.name) or _LONE_NUMBER.findall(path.name)
-    found = found or _NAMED_STEP.findall(path.parent.name)
-    if not found and path.parent.name.isdecimal():
-        found = [path.parent.name]
-    return int(found[-1]) if found else None
+
+def _has(checkpoint: Path, marker: str) -> bool:
+    """Return whether a checkpoint has a marker: in its folder, or beside it after its name."""
+    beside = checkpoint.with_name(f"{checkpoint.name}{marker}")
+    return os.path.lexists(checkpoint / marker) or os.path.lexists(beside)
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
