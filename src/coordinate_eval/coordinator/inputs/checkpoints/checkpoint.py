@@ -7,16 +7,16 @@ still being written are reported before anything is submitted.
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from coordinate_eval import _format
-from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints import (
     checkpoint_files,
+    formats,
     safetensors_file,
+    shards,
+    stand_ins,
     torch_file,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.model_shape import model_shape
@@ -28,8 +28,7 @@ _SINGLE = "model.safetensors"
 _TORCH_SUFFIXES = {".pt", ".pth", ".bin"}
 # Files that trainers write beside the weights.
 _TRAINER_FILES = ("optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args")
-# Read, JSON takes up to thirty times as much. An index of 300,000 tensors fits.
-_MOST_CONFIG_BYTES, _MOST_INDEX_BYTES = 4 << 20, 32 << 20
+_MOST_CONFIG_BYTES = 4 << 20  # read, JSON takes up to thirty times as much
 _MOST_WEIGHT_BYTES = 1 << 50
 _MOST_TENSORS = 2_000_000
 
@@ -76,7 +75,9 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
             bytes=size,
             parameters=sum(counts.values()),
             dtype=dtype,
-            **model_shape(_load_json(config_file, _MOST_CONFIG_BYTES), dtype, config_file),
+            **model_shape(
+                checkpoint_files.read_json(config_file, _MOST_CONFIG_BYTES), dtype, config_file
+            ),
         )
     except OSError as error:
         where = error.filename or path
@@ -120,61 +121,53 @@ def _text(path: Path) -> str:
 def _find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]]:
     """Return the weight files, their format, and small files that belong to them."""
     if place.is_file():
-        if place.suffix in _TORCH_SUFFIXES:
+        words, _ = formats.recognized(place, [place.name])
+        if place.suffix in _TORCH_SUFFIXES and not words:
             return [place], CheckpointFormat.TORCH, []
         raise UserError(
-            f"checkpoint {place} is a file, but not a .pt, .pth or .bin file. "
+            words
+            or f"checkpoint {place} is a file, but not a .pt, .pth or .bin file. "
             "Give the folder for safetensors"
         )
     names = sorted(entry.name for entry in place.iterdir())
     index = place / _INDEX
     if _INDEX in names:
-        return _shards(index), CheckpointFormat.SAFETENSORS, [index]
+        return shards.named(index), CheckpointFormat.SAFETENSORS, [index]
     if _SINGLE in names:
         return [place / _SINGLE], CheckpointFormat.SAFETENSORS, []
-    if any(name.endswith(".safetensors") for name in names):
-        raise UserError(
-            f"checkpoint {place} has safetensors, but neither {_SINGLE} nor {_INDEX}, which is "
-            "written last. Wait until it is saved, or save it with save_pretrained"
-        )
+    words, parts = formats.recognized(place, names)
     files = [
         place / name
         for name in names
-        if Path(name).suffix in _TORCH_SUFFIXES and not name.startswith(_TRAINER_FILES)
+        if Path(name).suffix in _TORCH_SUFFIXES
+        and not name.startswith(_TRAINER_FILES)
+        and name not in parts
     ]
     if len(files) == 1:
         return files, CheckpointFormat.TORCH, []
+    raise UserError(
+        " ".join(filter(None, (words or _none(place, names, files), formats.below(place, names))))
+    )
+
+
+def _none(place: Path, names: Sequence[str], files: Sequence[Path]) -> str:
+    """Return words about a folder in which the weights are not found."""
+    if any(name.endswith(".safetensors") for name in names):
+        return (
+            f"checkpoint {place} has safetensors, but neither {_SINGLE} nor {_INDEX}, which is "
+            "written last. Wait until it is saved, or save it with save_pretrained"
+        )
     if files:
         shown = ", ".join(repr(file.name) for file in files[:8])
-        raise UserError(
+        return (
             f"checkpoint {place} has {len(files)} files that may hold the weights ({shown}). "
             "Name one of them; shards must be saved again with save_pretrained"
         )
     shown = f"only {', '.join(map(repr, names[:8]))}" if names else "nothing"
-    raise UserError(
+    return (
         f"checkpoint {place} has no weights ({_SINGLE}, {_INDEX}, or one .pt, .pth or .bin): "
         f"it holds {shown}. If it is being written, try again afterwards"
     )
-
-
-def _shards(index: Path) -> list[Path]:
-    mapping = _load_json(index).get("weight_map")
-    if not isinstance(mapping, dict) or not mapping:
-        raise UserError(f"{index} has no weight_map. Save the checkpoint again")
-    for name in mapping.values():
-        if not isinstance(name, str) or Path(name).name != name:
-            raise UserError(
-                f"{index} names a shard {brief(name)} outside its folder. Save it again"
-            )
-    names = set(mapping.values())
-    missing = sorted(name for name in names if not (index.parent / name).is_file())
-    if missing:
-        raise UserError(
-            f"checkpoint {index.parent} is incomplete: {len(missing)} of {len(names)} shards in "
-            f"{index.name} are missing, such as {brief(missing[0])}. If it is being written, try "
-            "again afterwards"
-        )
-    return [index.parent / name for name in sorted(names)]
 
 
 def _find_config(place: Path, beside: list[Path], given: Path | None) -> Path:
@@ -243,8 +236,9 @@ def _count(
     """
     for file in weights:
         with checkpoint_files.opened(file, weights=True) as opened:
-            if not opened.seek(0, os.SEEK_END):
+            if not (head := opened.read(stand_ins.HEAD_BYTES)):
                 raise UserError(f"{file} is empty. If it is being written, try again afterwards")
+            stand_ins.check(file, head)
     if kind is CheckpointFormat.TORCH:
         counts = torch_file.read(weights[0])
     else:
@@ -257,26 +251,10 @@ def _count(
             if len(held) > _MOST_TENSORS:
                 raise UserError(f"{file.parent} has more than {_MOST_TENSORS:,} tensors")
         for index in extra:
-            for tensor, shard in _load_json(index)["weight_map"].items():
-                if held.get(tensor) != shard:
-                    raise UserError(
-                        f"{index} promises {brief(tensor)} in {brief(shard)}, which lacks it"
-                    )
+            shards.check(index, held)
     if not sum(counts.values()):
         raise UserError(f"{weights[0].parent} has no parameters: its weight files hold no tensors")
     return counts
-
-
-def _load_json(file: Path, most: int = _MOST_INDEX_BYTES) -> dict[str, Any]:
-    try:
-        value = json.loads(checkpoint_files.read(file, most))
-    except (ValueError, RecursionError) as error:  # malformed JSON, or no UTF-8
-        raise UserError(
-            f"{file} is not JSON: {brief(error)}. If it is being written, try again afterwards"
-        ) from error
-    if not isinstance(value, dict):
-        raise UserError(f"{file} must hold a JSON object, not a {type(value).__name__}")
-    return value
 
 
 def _identity(weights: Sequence[Path], files: Sequence[Path]) -> str:

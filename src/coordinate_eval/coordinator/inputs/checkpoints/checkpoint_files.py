@@ -6,15 +6,17 @@ it, and its file only if it is a regular one that lies in the folder, or that ev
 read the folder by its group or as anybody else can read as well.
 """
 
+import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from coordinate_eval import _format, _owner
+from coordinate_eval.coordinator.inputs.checkpoints import stand_ins
 from coordinate_eval.errors import UserError
 
 TOKENIZERS: Final = (
@@ -108,11 +110,33 @@ def read(path: Path, most: int = MOST_SIDE_BYTES) -> bytes:
     """Return the content of a file beside the weights.
 
     Raises:
-        UserError: As for `opened`, or it has more than `most` bytes.
+        UserError: As for `opened`, it has more than `most` bytes, or something else stands in its
+            place.
         OSError: It cannot be read.
     """
     with opened(path) as file:
-        return _content(path, file, most)
+        content = _content(path, file, most)
+    stand_ins.check(path, content[: stand_ins.HEAD_BYTES])
+    return content
+
+
+def read_json(file: Path, most: int) -> dict[str, Any]:
+    """Return the JSON object in a file beside the weights.
+
+    Raises:
+        UserError: As for `read`, or it holds no JSON object.
+        OSError: It cannot be read.
+    """
+    try:
+        value = json.loads(read(file, most))
+    except (ValueError, RecursionError) as error:  # malformed JSON, or no UTF-8
+        raise UserError(
+            f"{file} is not JSON: {_format.brief(error)}. If it is being written, try again "
+            "afterwards"
+        ) from error
+    if not isinstance(value, dict):
+        raise UserError(f"{file} must hold a JSON object, not a {type(value).__name__}")
+    return value
 
 
 def copy(path: Path, target: Path, change: Callable[[bytes], bytes]) -> None:

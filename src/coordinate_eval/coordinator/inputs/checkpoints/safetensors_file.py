@@ -1,7 +1,9 @@
 """The header of a safetensors file: types and sizes of tensors, without reading one."""
 
+import json
 import math
 import os
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +55,27 @@ def read(file: Path) -> dict[str, tuple[str, int]]:
                 return {name: _described(tensors, name) for name in tensors.keys()}  # noqa: SIM118
         except (SafetensorError, MemoryError) as error:  # it is larger than any memory can map
             raise UserError(
-                f"{file} is not whole: {_format.brief(error)}. If it is being written, try again "
-                "afterwards; else copy or save it again"
+                f"{file} is not whole: {_sizes(opened) or _format.brief(error)}. If it is being "
+                "written, try again afterwards; else copy or save it again"
             ) from error
+
+
+def _sizes(opened: FileIO) -> str:
+    """Return how much of a file that was cut is there, empty if its header does not tell."""
+    there = opened.seek(0, os.SEEK_END)
+    opened.seek(0)
+    length = int.from_bytes(opened.read(8), "little")
+    if not 0 < length <= min(MOST_HEADER_BYTES, there):
+        return ""
+    try:
+        tensors = json.loads(opened.read(length)).values()
+        ends = [each["data_offsets"][1] for each in tensors if "data_offsets" in each]
+        promised = 8 + length + max(ends)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return ""
+    if type(promised) is not int or promised <= there:
+        return ""
+    return f"it has {there:,} of {promised:,} bytes"
 
 
 def _described(tensors: Any, name: str) -> tuple[str, int]:  # noqa: ANN401  # it has no types

@@ -1,0 +1,220 @@
+"""Formats of checkpoints that engines do not load, told from names in a folder.
+
+Each is said in its own words: what it is, and what turns it into safetensors. None is read.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from coordinate_eval._format import brief
+from coordinate_eval.coordinator.inputs.checkpoints.steps import step_of
+
+OURS: Final = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+"""Files of which each makes a folder a checkpoint that can be evaluated."""
+
+_MOST_FOLDERS = 1000  # looked into for checkpoints
+_TO_HF = "Convert it to Hugging Face's format first"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format, and the names in a folder that tell it."""
+
+    what: str
+    then: str
+    """What to do next. {path} and {above} stand for the folder and the one above, for a shell."""
+    signs: tuple[str, ...]
+    """Regular expressions. A folder is of this format if each of them matches a name in it."""
+
+    def parts(self, names: Sequence[str]) -> set[str] | None:
+        """Return the names that tell this format, None if they do not."""
+        found = [{name for name in names if re.fullmatch(sign, name)} for sign in self.signs]
+        return set().union(*found) if all(found) else None
+
+
+_DEEPSPEED = (
+    "a DeepSpeed checkpoint, whose weights are cut into a part for each rank",
+    "Merge them, and give OUT with the config and tokenizer of the model: "
+    "python {above}/zero_to_fp32.py {above} OUT --safe_serialization",
+)
+_MEGATRON = f"{_TO_HF}: with Megatron Bridge (AutoBridge.export_ckpt), or the trainer's converter"
+# The first that fits counts: special ones before those that they are made of.
+_FORMATS = (
+    Format(
+        "an adapter (LoRA or alike), not a model",
+        "Merge it into its base model, and give OUT: PeftModel.from_pretrained(BASE_MODEL, "
+        "ADAPTER).merge_and_unload().save_pretrained(OUT), with the tokenizer saved there, too",
+        (r"adapter_(?:config\.json|model(?:\..*)?)",),
+    ),
+    Format(
+        "a distributed checkpoint of Megatron Core (torch_dist), cut into parts of ranks",
+        _MEGATRON,
+        (r"common\.pt", r".*\.distcp|\.metadata|metadata\.json"),
+    ),
+    Format(
+        "a checkpoint of Megatron-LM, cut by tensor and pipeline ranks",
+        _MEGATRON,
+        (r"mp_rank_\d+(?:_\d+)*|(?:model_optim_rng|distrib_optim|model_rng)\.pt",),
+    ),
+    Format(
+        "a folder of Megatron's checkpoints",
+        _MEGATRON,
+        (r"latest_checkpointed_iteration\.txt",),
+    ),
+    Format(
+        "a NeMo checkpoint",
+        f"{_TO_HF}: nemo llm export path={{path}} target=hf output_path=OUT",
+        (r"context|.*\.nemo|model_config\.yaml", r"weights|model_weights|.*\.nemo"),
+    ),
+    Format(
+        "a checkpoint of Accelerate's FSDP, cut into a part for each rank",
+        "Merge the parts, and give OUT with the config and tokenizer of the model: "
+        "accelerate merge-weights {path}/pytorch_model_fsdp_0 OUT",
+        (r"pytorch_model_fsdp_\d+",),
+    ),
+    Format(
+        "a checkpoint of OLMo-core",
+        f"{_TO_HF}, with OLMo-core's examples/huggingface/convert_checkpoint_to_hf.py",
+        (r"model_and_optim", r"\.metadata\.json|train|config\.json"),
+    ),
+    Format(
+        "a sharded checkpoint of LLM Foundry or Composer",
+        f"{_TO_HF}, with LLM Foundry's scripts/inference/convert_composer_to_hf.py",
+        (r"ep\d+-ba\d+(?:-rank\d+)?(?:\.pt)?",),
+    ),
+    Format(
+        "a distributed checkpoint of PyTorch (torch.distributed.checkpoint), cut into parts",
+        "Use the trainer's own converter to Hugging Face's format, or merge the parts into a file, "
+        "and give that with --config and --tokenizer: "
+        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} OUT.pt",
+        (r".*\.distcp",),
+    ),
+    Format(
+        "a checkpoint of GPT-NeoX, a file for each layer",
+        f"{_TO_HF}, with GPT-NeoX's tools/ckpts/convert_neox_to_hf.py",
+        (r"layer_\d+-model_\d+-model_states\.pt",),
+    ),
+    Format(*_DEEPSPEED, (r"mp_rank_0*\d_model_states\.pt", r"mp_rank_0*[1-9]\d*_model_states\.pt")),
+    Format(*_DEEPSPEED, (r"zero_to_fp32\.py|(?:bf16_|fp16_)?zero_pp_rank_.*\.pt|global_step\d+",)),
+    Format(
+        "a checkpoint of verl, a file for each rank",
+        "Merge them, and give OUT: python -m verl.model_merger merge --backend fsdp "
+        "--local_dir {path} --target_dir OUT",
+        (r"model_world_size_\d+_rank_\d+\.pt",),
+    ),
+    Format(
+        "a Llama checkpoint in Meta's own format",
+        "Convert it, and give OUT: python -m transformers.models.llama.convert_llama_weights_to_hf "
+        "--input_dir {path} --output_dir OUT",
+        (r"consolidated\.\d+\.pth",),
+    ),
+    Format(
+        "a checkpoint in Mistral's own format (params.json, consolidated.safetensors)",
+        "Give one in Hugging Face's format (model.safetensors, config.json), as most such "
+        "repositories have it, too; or convert it with transformers' "
+        "convert_mistral_weights_to_hf.py",
+        (r"consolidated(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?",),
+    ),
+    Format(
+        "a LitGPT checkpoint",
+        "Convert it, and give OUT/model.pth with --config and --tokenizer: "
+        "litgpt convert_from_litgpt {path} OUT",
+        (r"lit_model\.pth.*",),
+    ),
+    Format(
+        "a nanotron checkpoint",
+        f"{_TO_HF}, with nanotron's examples/llama/convert_nanotron_to_hf.py",
+        (r"checkpoint_metadata\.json", r"model"),
+    ),
+    Format(
+        "a model whose weights are in several .bin files",
+        "Save it as safetensors, and give OUT with the tokenizer copied there: python -c \"from "
+        "transformers import AutoModelForCausalLM as M; M.from_pretrained('.', dtype='auto')"
+        ".save_pretrained('OUT')\" in that folder",
+        (r".*\.bin\.index\.json|(?:pytorch_)?model[-_.]\d+-of-\d+\.bin",),
+    ),
+    Format(
+        "a GGUF model, in llama.cpp's own format",
+        "Give the checkpoint that it was made from, or the same model in Hugging Face's format",
+        (r".*\.gguf",),
+    ),
+    Format(
+        "a checkpoint of Orbax (JAX: MaxText, Flax, T5X)",
+        f"{_TO_HF} with the trainer's converter, such as MaxText's to_huggingface",
+        (r"_CHECKPOINT_METADATA|manifest\.ocdbt|ocdbt\.process_\d+|_METADATA|commit_success\.txt",),
+    ),
+    Format(
+        "a model of Flax or TensorFlow",
+        "Save it as safetensors with transformers 4: from_pretrained(…, from_flax=True) or "
+        "from_tf=True, then save_pretrained(OUT)",
+        (r".*\.msgpack|tf_model.*\.h5|.*\.ckpt\.index|.*\.data-\d+-of-\d+",),
+    ),
+    Format(
+        "a checkpoint of PyTorch Lightning",
+        "Save its weights alone, and give OUT.pt with --config and --tokenizer: "
+        "torch.save(torch.load(PATH, weights_only=False)['state_dict'], 'OUT.pt'); check that the "
+        "names of the tensors are those of Hugging Face's model",
+        (r".*\.ckpt",),
+    ),
+    Format(
+        "an engine of TensorRT-LLM",
+        "Give the checkpoint that it was made from",
+        (r"rank\d+\.(?:engine|safetensors)",),
+    ),
+    Format("an ONNX model", "Give the checkpoint that it was made from", (r".*\.onnx",)),
+    Format(
+        "a pipeline of diffusers, not a language model",
+        "Give a language model",
+        (r"model_index\.json|diffusion_pytorch_model.*",),
+    ),
+    Format(
+        "a model of PaddlePaddle",
+        _TO_HF,
+        (r".*\.pdparams",),
+    ),
+)  # fmt: skip
+
+
+def recognized(place: Path, names: Sequence[str]) -> tuple[str, set[str]]:
+    """Return what a folder or file with these names is, in words, and the names that tell it.
+
+    Args:
+        place: the folder, or the file.
+        names: in the folder, or of the file.
+
+    Returns:
+        Empty words and no names if it is of no format that is known here.
+    """
+    words, told = "", set[str]()
+    folder = place.parent if list(names) == [place.name] else place
+    # DeepSpeed's script lies beside the folders that it reads.
+    top = any(name == "zero_to_fp32.py" or name.startswith("global_step") for name in names)
+    path, above = (shlex.quote(str(each)) for each in (place, folder if top else folder.parent))
+    for known in _FORMATS:
+        if parts := known.parts(names):
+            told |= parts
+            then = known.then.format(path=path, above=above)
+            words = words or f"checkpoint {place} is {known.what}. {then}"
+    return words, told
+
+
+def below(place: Path, names: Sequence[str]) -> str:
+    """Return words about checkpoints that lie in folders of a folder, empty if there are none."""
+    inside = [name for name in names[:_MOST_FOLDERS] if _holds_weights(place / name)]
+    if not inside:
+        return ""
+    inside.sort(key=lambda name: (step_of(name) or -1, name))
+    if len(inside) == 1:
+        return f"Weights are in its folder {brief(inside[0])}: give {place / inside[0]}"
+    return (
+        f"It holds {len(inside)} checkpoints: give one of them, such as {place / inside[-1]}, or "
+        f"evaluate all with: coordinate-eval watch {shlex.quote(str(place))}"
+    )
+
+
+def _holds_weights(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in OURS)

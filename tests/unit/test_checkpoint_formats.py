@@ -1,0 +1,208 @@
+"""What is no checkpoint that engines load is told in its own words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from safetensors.numpy import save_file
+from tests.checkpoints import refused, sides
+
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.formats import recognized
+
+# What trainers leave in a folder, and words of what is said. A name with a slash is in a folder.
+FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
+    "Megatron Core": (
+        (".metadata", "__0_0.distcp", "__1_0.distcp", "common.pt", "metadata.json"),
+        "Megatron Core (torch_dist)",
+    ),
+    "Megatron Core, zarr": (
+        ("common.pt", "metadata.json", "model.embedding/0.0"), "Megatron Core",
+    ),
+    "Megatron-LM": (("mp_rank_00/model_optim_rng.pt",), "Megatron-LM"),
+    "Megatron-LM, pipelined": (
+        ("mp_rank_00_000/model_optim_rng.pt", "mp_rank_01_003/model_optim_rng.pt"), "Megatron-LM",
+    ),
+    "a rank of Megatron-LM": (("model_optim_rng.pt", "distrib_optim.pt"), "Megatron-LM"),
+    "folder of Megatron's": (
+        ("latest_checkpointed_iteration.txt", "iter_0001000/common.pt"), "Megatron's checkpoints",
+    ),
+    "NeMo 2": (("context/model.yaml", "weights/__0_0.distcp"), "NeMo"),
+    "NeMo 1": (("llama.nemo",), "NeMo"),
+    "torch.distributed": ((".metadata", "__0_0.distcp", "__1_0.distcp"), "dcp_to_torch"),
+    "torchtitan, with a config": (
+        ("config.json", "tokenizer.json", ".metadata", "__0_0.distcp"), "dcp_to_torch",
+    ),
+    "Accelerate": (
+        ("config.json", "pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/.metadata",
+         "rng_state_0.pth", "scheduler.pt"),
+        "accelerate merge-weights",
+    ),
+    "OLMo-core": ((".metadata.json", "config.json", "model_and_optim/x", "train/rank0.pt"), "OLMo"),
+    "LLM Foundry": (("ep0-ba1000-rank0.pt", "ep0-ba1000-rank1.pt"), "convert_composer_to_hf"),
+    "DeepSpeed": (
+        ("latest", "zero_to_fp32.py", "global_step1000/x.pt", "trainer_state.json"),
+        "zero_to_fp32.py",
+    ),
+    "DeepSpeed, inside": (
+        ("zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_00_model_states.pt",
+         "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        "zero_to_fp32.py",
+    ),
+    "DeepSpeed, model parallel": (
+        ("mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"), "DeepSpeed",
+    ),
+    "GPT-NeoX": (("layer_00-model_00-model_states.pt", "configs/x.yml"), "convert_neox_to_hf"),
+    "verl": (
+        ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt", "huggingface/config.json"),
+        "verl.model_merger",
+    ),
+    "Llama": (("params.json", "consolidated.00.pth", "tokenizer.model"), "Meta's own format"),
+    "Llama 70B": (("consolidated.00.pth", "consolidated.01.pth"), "convert_llama_weights_to_hf"),
+    "Mistral": (("params.json", "consolidated.safetensors", "tekken.json"), "Mistral's own"),
+    "LitGPT": (("lit_model.pth", "model_config.yaml", "config.json"), "convert_from_litgpt"),
+    "nanotron": (("checkpoint_metadata.json", "model/x", "model_config.json"), "nanotron"),
+    "adapter": (
+        ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"), "merge_and_unload",
+    ),
+    "older adapter": (("adapter_config.json", "adapter_model.bin", "training_args.bin"), "adapter"),
+    "shards of torch": (
+        ("config.json", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin",
+         "pytorch_model-00002-of-00002.bin"),
+        "several .bin files",
+    ),
+    "GGUF": (("model-Q4_K_M.gguf",), "GGUF"),
+    "Orbax": (("_CHECKPOINT_METADATA", "manifest.ocdbt", "d/x"), "Orbax"),
+    "Flax": (("config.json", "flax_model.msgpack"), "from_flax"),
+    "TensorFlow": (("tf_model.h5", "config.json"), "from_tf"),
+    "Lightning": (("epoch=0-step=1000.ckpt",), "Lightning"),
+    "TensorRT-LLM": (("config.json", "rank0.engine"), "TensorRT-LLM"),
+    "ONNX": (("model.onnx", "config.json"), "ONNX"),
+    "diffusers": (("model_index.json", "unet/x"), "diffusers"),
+}  # fmt: skip
+
+
+def fill(folder: Path, names: tuple[str, ...]) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"not read")
+    return folder
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_formats_that_are_not_read_are_named_with_a_way_out(tmp_path: Path, kind: str) -> None:
+    names, words = FORMATS[kind]
+    folder = fill(tmp_path / "a 'step'", names)
+    refused(folder, f"checkpoint {folder} is a", words)
+
+
+@pytest.mark.parametrize("kind", ["DeepSpeed", "DeepSpeed, inside", "torch.distributed", "adapter"])
+def test_weights_that_were_merged_count(tmp_path: Path, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    folder = sides(fill(tmp_path / "step", FORMATS[kind][0]))
+    torch.save({"a": torch.zeros(8)}, folder / "pytorch_model.bin")
+    assert inspect(folder).weights == [str(folder / "pytorch_model.bin")]
+    save_file({"a": numpy.zeros(8)}, folder / "model.safetensors")
+    assert inspect(folder).weights == [str(folder / "model.safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model_optim_rng.pt", "Megatron-LM"),
+        ("consolidated.00.pth", "Meta's own format"),
+        ("adapter_model.bin", "adapter"),
+        ("llama.gguf", "GGUF"),
+        ("step=1.ckpt", "Lightning"),
+    ],
+)
+def test_files_of_such_formats_are_named_as_well(tmp_path: Path, name: str, words: str) -> None:
+    refused(fill(tmp_path, (name,)) / name, words)
+
+
+def test_commands_name_folders_as_a_shell_reads_them() -> None:
+    place = Path("/no/a step/global_step5")
+    words, _ = recognized(place, ["bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"])
+    assert "python '/no/a step'/zero_to_fp32.py '/no/a step' OUT" in words
+    words, _ = recognized(Path("/no/a step"), ["global_step5", "zero_to_fp32.py"])
+    assert "'/no/a step' OUT" in words
+
+
+def test_checkpoints_below_are_pointed_at(tmp_path: Path) -> None:
+    for name in ("step-9", "step-100", "logs"):
+        sides(tmp_path / name)
+    for name in ("step-9", "step-100"):
+        (tmp_path / name / "model.safetensors").touch()
+    refused(tmp_path, "holds 2 checkpoints", f"such as {tmp_path / 'step-100'}", "watch")
+    (tmp_path / "step-9/model.safetensors").unlink()
+    refused(tmp_path, f"give {tmp_path / 'step-100'}")
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 16060556376\n"
+STAND_INS = {
+    LFS: "is a Git LFS pointer to 15.0 GiB, not the file itself. In its repository run: git lfs",
+    "# xet version 0\nfilesize = 5\nhash = 'a'\n": "a pointer of XetHub to 5 B",
+    "/annex/objects/SHA256E-s1--0.safetensors\n": "a pointer of git-annex",
+    "outs:\n- md5: 0\n  size: 1\n  path: model.safetensors\n": "a pointer of DVC",
+    "<!DOCTYPE html>\n<html><title>Sign in</title>": "a web page",
+    "\ufeff\n<html>": "a web page",
+    '<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code></Error>': "an error of a storage",
+    "Entry not found": "a refused download",
+    '{"error":"Repository not found"}': "a refused download",
+    "\0" * 5000: "begins with zeros",
+}
+
+
+@pytest.mark.parametrize("text", STAND_INS)
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "model.pt", "model.safetensors.index.json", "config.json",
+     "tokenizer.json", "tokenizer.model", "generation_config.json"],
+)  # fmt: skip
+def test_what_stands_in_place_of_a_file_is_named(tmp_path: Path, name: str, text: str) -> None:
+    folder = sides(tmp_path / "step")
+    if name != "model.pt":
+        save_file({"a": numpy.zeros(8)}, folder / "model.safetensors")
+    (folder / name).write_text(text, encoding="utf-8")
+    refused(folder, f"{folder / name} ", STAND_INS[text])
+
+
+def test_a_cut_file_is_told_with_its_sizes(tmp_path: Path) -> None:
+    file = sides(tmp_path) / "model.safetensors"
+    save_file({"a": numpy.zeros(1000)}, file)
+    size = file.stat().st_size
+    with file.open("rb+") as opened:
+        opened.truncate(size - 10)
+    refused(
+        tmp_path, f"{file} is not whole: it has {size - 10:,} of {size:,} bytes", "copy or save"
+    )
+
+
+def indexed(folder: Path, shards: dict[str, str]) -> Path:
+    """Write a checkpoint of two files, and an index that says of each tensor where it is."""
+    sides(folder)
+    for number, names in enumerate(("ab", "c"), 1):
+        tensors: dict[str, Any] = {name: numpy.zeros(4) for name in names}
+        save_file(tensors, folder / f"model-{number:05}-of-00002.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    return folder
+
+
+def test_an_index_of_another_save_is_told_from_a_save_that_goes_on(tmp_path: Path) -> None:
+    old = {"a": "model-00001-of-00004.safetensors", "c": "model-00002-of-00004.safetensors"}
+    folder = indexed(tmp_path / "stale", old)
+    refused(folder, "does not fit the files beside it: 2 of 2 shards", "Save the checkpoint again")
+    folder = indexed(tmp_path / "mixed", old | {"d": "model-00003-of-00004.safetensors"})
+    refused(folder, "is incomplete", "does not fit its files: 3 of 3", "lack 1 tensor", "such as d")
+    moved = {name: f"model-0000{n}-of-00002.safetensors" for name, n in (("a", 2), ("b", 1))}
+    folder = indexed(tmp_path / "moved", moved)
+    refused(folder, "promises a in", "it is in model-00001-of-00002.safetensors", "the index")
+    folder = indexed(tmp_path / "single", old)
+    for number in (1, 2):
+        (folder / f"model-0000{number}-of-00002.safetensors").unlink()
+    refused(folder, "is incomplete: 2 of 2 shards", "try again afterwards")
+    save_file({name: numpy.zeros(4) for name in "abc"}, folder / "model.safetensors")
+    refused(folder, "does not fit the files beside it", "Remove it")
