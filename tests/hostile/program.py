@@ -72,6 +72,8 @@ NUMBERS = {
     "acct": (163, 89), "mount": (165, 40), "umount2": (166, 39), "swapon": (167, 224),
     "reboot": (169, 142), "sethostname": (170, 161), "iopl": (172, -1), "ioperm": (173, -1),
     "init_module": (175, 105), "clock_settime": (227, 112), "kexec_load": (246, 104),
+    "setpriority": (141, 140), "sched_setscheduler": (144, 119), "mlockall": (151, 230),
+    "sched_setaffinity": (203, 122), "ioprio_set": (251, 30), "inotify_init1": (294, 26),
     "mbind": (237, 235), "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
     "migrate_pages": (256, 238), "unshare": (272, 97), "move_pages": (279, 239),
     "perf_event_open": (298, 241), "fanotify_init": (300, 262), "name_to_handle_at": (303, 264),

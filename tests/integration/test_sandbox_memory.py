@@ -60,6 +60,13 @@ HOGS = {
     "    libc.mmap(at, 4096, 3, 0x32, -1, 0)\n"
     "    ctypes.c_char.from_address(at).value = 1\n"
     "spawn(20, sparse)",
+    "mappings": "libc = ctypes.CDLL(None)\n"
+    "libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + "
+    "[ctypes.c_long]\n"
+    "def scattered():\n"
+    "  for n in range(1, 60000):\n"
+    "    libc.mmap((1 << 40) + (n << 13), 4096, 3, 0x32, -1, 0)\n"
+    "spawn(40, scattered)",
     "sockets": "kept = []\n"
     "def fill():\n"
     "  while True:\n"
@@ -84,6 +91,32 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Runner]:
 def test_a_program_is_ended_at_its_limit(sandbox: Runner, hog: str) -> None:
     answer = sandbox.run(ask(f"{SPAWN}\n{hog}\ntime.sleep(1000)", timeout=600.0))
     assert answer.result == TOO_MUCH
+
+
+NAMES = {
+    "files": "os.close(os.open(name, os.O_CREAT))",
+    "long names": "os.close(os.open(name.zfill(250), os.O_CREAT))",
+    "links": "os.symlink('x' * 100, name)",
+    "folders": "os.mkdir(name)",
+    "pipes": "os.mkfifo(name)",
+    "hard links": "os.path.exists('file') or open('file', 'w').close()\n  os.link('file', name)",
+    "files elsewhere": "os.close(os.open(f'/dev/shm/{name}', os.O_CREAT))",
+    "files without a name": "kept = os.open(name, os.O_CREAT); os.close(kept)\n"
+    "  n % 9 or os.unlink(name)",
+}
+
+
+@pytest.fixture(scope="module", params=STRONG)
+def confined(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    """A sandbox with file systems of its own."""
+    with opened(request.param, LIMIT) as runner:
+        yield runner
+
+
+@pytest.mark.parametrize("makes", NAMES.values(), ids=NAMES.keys())
+def test_empty_files_in_memory_count(confined: Runner, makes: str) -> None:
+    program = f"import os\nn = 0\nwhile n < 1_000_000:\n  name = str(n)\n  {makes}\n  n += 1"
+    assert confined.run(ask(program, timeout=600.0)).result == TOO_MUCH
 
 
 @pytest.mark.parametrize("level", [Level.BUBBLEWRAP, Level.NAMESPACES])

@@ -303,4 +303,83 @@ PROGRAMS = [
                 raise Broke(path)
         """,
     ),
+    _calls(
+        "leases-files",
+        "have a lease on files that others open, who then wait until it is broken",
+        """
+        import fcntl, statistics
+        with open("mine", "w"):
+            pass
+        for path in ("mine", sys.executable, os.__file__, statistics.__file__, "/bin/sh"):
+            descriptor = opens(path)
+            for lease in (fcntl.F_RDLCK, fcntl.F_WRLCK):
+                try:
+                    fcntl.fcntl(descriptor, 1024, lease)  # F_SETLEASE
+                except OSError:
+                    continue
+                raise Broke(path)
+        """,
+    ),
+    _calls(
+        "locks-files",
+        "lock files that others may want to lock",
+        """
+        import fcntl
+        for path in (os.__file__, sys.executable, "/etc/ld.so.cache"):
+            first, second = opens(path), opens(path)
+            if first is None:
+                continue
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise Broke(path)
+        """,
+    ),
+    _calls(
+        "watches-files",
+        "spend the submitter's share of watches on files",
+        """
+        import fcntl
+        refused("inotify_init1", 0)
+        try:
+            fcntl.fcntl(opens("/usr"), 1026, 1)  # F_NOTIFY
+        except OSError:
+            pass
+        else:
+            raise Broke("F_NOTIFY")
+        """,
+    ),
+    _calls(
+        "slows-its-warden",
+        "give the processes that judge it, or all of the submitter's, the lowest priority",
+        """
+        parent, mask = os.getppid() or 1, struct.pack("Q", 1)
+        for who in (parent, 1):
+            for name, arguments in (
+                ("setpriority", (0, who, 19)), ("sched_setscheduler", (who, 5, bytes(4))),
+                ("sched_setaffinity", (who, 8, mask)), ("ioprio_set", (1, who, 3 << 13)),
+            ):
+                if call(name, *arguments)[0] >= 0:
+                    raise Broke(f"{name} of {who}")
+        for which in (1, 2):
+            if call("setpriority", which, 0, 19)[0] >= 0:
+                raise Broke(f"all of {which}")
+        """,
+    ),
+    _calls(
+        "keeps-data-in-attributes",
+        "keep data in attributes of files, which count as nobody's memory",
+        """
+        with open("mine", "w"):
+            pass
+        os.mkdir("folder")
+        for path in ("mine", "folder", "/dev/shm"):
+            try:
+                os.setxattr(path, "user.x", b"x" * 4000)
+            except OSError:
+                continue
+            raise Broke(path)
+        """,
+    ),
 ]

@@ -175,6 +175,17 @@ takes(grow)
 """,
     ),
     Program(
+        "takes-memory-by-empty-files",
+        "take 6 GiB in the inodes and names of empty files in memory",
+        """
+        for n in range(6 << 20):
+            os.close(os.open(f"{n:0250}", os.O_CREAT))
+        raise Broke(f"{n} files")
+        """,
+        seconds=600.0,
+        slow=True,
+    ),
+    Program(
         "asks-for-a-huge-text",
         "make one object that is larger than the limit",
         """

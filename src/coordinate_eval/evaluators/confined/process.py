@@ -227,6 +227,11 @@ class ScoringProcess(_Process):
         self._end = time.monotonic() + self._most_seconds
         return super().ask(command)
 
+    def close(self) -> None:
+        """End the process and all that it has started."""
+        super().close()
+        self._watch.close()
+
     def _check_use(self, process: int) -> None:
         """Check the time, and the number and the memory of all processes together."""
         if time.monotonic() > self._end:

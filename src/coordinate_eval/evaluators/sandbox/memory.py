@@ -8,8 +8,10 @@ out, and the page tables. In addition, what a process may hold without having it
 
 - Anonymous shared memory, at the full size of each object that any process maps.
 - Buffers of pipes and sockets: `DESCRIPTOR_BYTES` for each open file.
+- What the kernel keeps of each mapping: `MAPPING_BYTES`.
+- What it keeps of each file, link and folder in memory (/tmp, /dev/shm): `INODE_BYTES`.
 
-Files in memory (/tmp, /dev/shm) are limited by the size of these file systems. Other objects of the
+The content of files in memory is limited by the size of these file systems. Other objects of the
 kernel are not counted. For these, and for a program that is faster than the watch, a program is the
 first process that the kernel ends when memory runs out.
 """
@@ -32,6 +34,12 @@ the sum is too large when some of them end between the readings of two."""
 DESCRIPTOR_BYTES: Final = 1 << 18
 """Memory behind one open file: the default buffer of a socket (net.core.wmem_default is 208 KiB),
 which is more than that of a pipe (64 KiB, pipe(7))."""
+
+MAPPING_BYTES: Final = 256
+"""Memory behind one mapping of a process (`struct vm_area_struct`), of which it may have 65,530."""
+
+INODE_BYTES: Final = 2 << 10
+"""Memory behind one file in memory: its inode has some 700 bytes, its name up to 512."""
 
 SHARED_BYTES: Final = 16 << 20
 """Least size with which an object of anonymous shared memory is counted. Parts of it that nobody
@@ -59,6 +67,9 @@ class Watch:
     It also makes them the first that the kernel ends when memory runs out: by their score, which
     they pass on to processes that they start. That needs no privilege. They can lower it again, so
     each look raises it.
+
+    It keeps their file systems in memory open until it is closed: once seen, no process can hide
+    them.
     """
 
     def __init__(self, process: int, limit_bytes: int) -> None:
@@ -66,7 +77,15 @@ class Watch:
         self._process = process
         self._cpu_seconds_before = _cpu_seconds(process)
         self._next_look = time.monotonic() + LOOK_SECONDS
-        _offer_to_kernel(members(process))
+        self._in_memory: list[int] = []
+        processes = list(members(process))
+        _offer_to_kernel(processes)
+        self._find_in_memory(processes)
+
+    def close(self) -> None:
+        """Let go of the file systems."""
+        while self._in_memory:
+            os.close(self._in_memory.pop())
 
     def seconds_left(self) -> float:
         """Return the time until the next look; 0 if it is due."""
@@ -89,11 +108,41 @@ class Watch:
     def _is_over(self) -> bool:
         processes = list(members(self._process))
         _offer_to_kernel(processes)
-        return used_bytes(processes, self.limit_bytes) > self.limit_bytes
+        self._find_in_memory(processes)
+        inodes = INODE_BYTES * sum(map(_inodes, self._in_memory))
+        return inodes + used_bytes(processes, self.limit_bytes - inodes) > self.limit_bytes
+
+    def _find_in_memory(self, processes: Iterable[int]) -> None:
+        """Open the /tmp and /dev/shm of the processes, when they have their own."""
+        if not self._in_memory:
+            each = map(_opened_in_memory, processes)
+            self._in_memory = next(filter(None, each), [])
 
     def cpu_seconds(self) -> float:
         """Return the CPU time that the program has had so far."""
         return _cpu_seconds(self._process) - self._cpu_seconds_before
+
+
+def _opened_in_memory(process: int) -> list[int]:
+    """Return descriptors of a process's own file systems in memory; none if they are not there."""
+    opened = []
+    with contextlib.suppress(OSError):  # it has ended, is hidden, or has not made them yet
+        for path in ("/tmp", "/dev/shm"):  # noqa: S108
+            folder = os.open(f"/proc/{process}/root{path}", os.O_PATH | os.O_CLOEXEC)
+            opened.append(folder)
+            if os.fstat(folder).st_dev == os.stat(path).st_dev:  # noqa: PTH116
+                break  # this machine's
+        else:
+            return opened
+    for folder in opened:
+        os.close(folder)
+    return []
+
+
+def _inodes(file_system: int) -> int:
+    """Return the number of files, links and folders in a file system."""
+    status = os.fstatvfs(file_system)
+    return status.f_files - status.f_ffree
 
 
 def members(process: int) -> Iterator[int]:
@@ -137,7 +186,7 @@ def used_bytes(processes: Sequence[int], enough: int = 0) -> int:
     than `enough` is exact, except the parts that are estimated (see the module's text).
     """
     states = [_read(process, "status") for process in processes]
-    held = sum(_sum(_PAGE_TABLES, state) for state in states) + _shared_bytes(processes)
+    held = sum(_sum(_PAGE_TABLES, state) for state in states) + _mapped_bytes(processes)
     held += DESCRIPTOR_BYTES * sum(map(_open_files, processes))
     bound = held + sum(_sum(_ADDRESS_SPACE, state) for state in states)
     return bound if bound <= enough else held + sum(map(_resident_bytes, processes))
@@ -179,16 +228,21 @@ def _resident_bytes(process: int) -> int:
     return _sum(_RESIDENT, rollup) - _sum(_RESIDENT_SHARED, rollup)
 
 
-def _shared_bytes(processes: Sequence[int]) -> int:
-    """Return the size of all objects of anonymous shared memory that any of the processes maps."""
+def _mapped_bytes(processes: Sequence[int]) -> int:
+    """Return the size of all objects of anonymous shared memory that any of the processes maps.
+
+    What the kernel keeps of all mappings is added.
+    """
     sizes: dict[bytes, int] = {}
+    mappings = 0
     for process in processes:
         maps = _read(process, "maps")
+        mappings += maps.count(b"\n")
         if b"(deleted)" in maps:  # as such objects are; the search takes longer
             for start, stop, offset, key in _SHARED.findall(maps):
                 end = int(offset, 16) + int(stop, 16) - int(start, 16)
                 sizes[key] = max(sizes.get(key, SHARED_BYTES), end)
-    return sum(sizes.values())
+    return sum(sizes.values()) + MAPPING_BYTES * mappings
 
 
 def _sum(field: re.Pattern[bytes], text: bytes) -> int:

@@ -196,7 +196,9 @@ class Sandbox:
             warden = Warden(process, ours, stop)
             try:
                 warden.await_ready()
-                watch = Watch(process.pid, self.memory_bytes)
+                watch = resources.enter_context(
+                    contextlib.closing(Watch(process.pid, self.memory_bytes))
+                )
                 warden.start()
                 result = _await_result(warden, question.timeout_seconds, watch)
                 cpu_seconds = watch.cpu_seconds() if result == "timed out" else 0.0

@@ -1,12 +1,16 @@
 """The filter of system calls that a confined process runs under. Nothing here does I/O.
 
-A program needs files, processes, threads, signals, sockets and time. The filter denies what else
-the kernel offers and what attacks on kernels and sandboxes begin with: namespaces and mounts, other
-processes' memory, keys, io_uring, BPF, memory that no limit counts, rare kinds of sockets, the
-machine's own settings. What is denied fails with EPERM. What is newer than this table fails with
-ENOSYS, as on an older kernel, and so does clone3, whose flags a filter cannot see: the C library
-then uses clone. The selection follows what Docker's default profile, Flatpak and systemd's
-`@system-service` leave out.
+Each system call, and each command of fcntl, ioctl and prctl, is allowed by name here or is denied.
+A program needs files, processes, threads, signals, sockets and time. It does not need what attacks
+on kernels and sandboxes begin with (namespaces, mounts, other processes' memory, keys, io_uring,
+BPF), memory that no limit counts (System V objects, extended attributes, locked pages), what
+reaches beyond its own processes (leases and watches on files, priorities of others), or the
+machine's settings.
+
+What is denied fails with EPERM; a command fails like one that the kernel does not know. What is
+newer than this table fails with ENOSYS, as on an older kernel, and so does clone3, whose flags a
+filter cannot see: the C library then uses clone. `flock` succeeds and locks nothing: a lock on a
+file that is shown inside, such as a package's, would keep the user's other processes waiting.
 
 A filter is a program of the kernel's classic BPF (Documentation/userspace-api/seccomp_filter.rst):
 instructions of 8 bytes that read `struct seccomp_data` and return a decision. This module assembles
@@ -15,8 +19,8 @@ one itself. The bindings of libseccomp would do it too, but need that library on
 
 import platform
 import struct
-from collections.abc import Iterable
-from errno import ENOMEM, ENOSYS, EPERM
+from collections.abc import Iterable, Iterator, Sequence
+from errno import EINVAL, ENOMEM, ENOSYS, ENOTTY, EPERM
 from functools import cache
 from typing import Final
 
@@ -34,53 +38,89 @@ It is above the largest number of a process, 2^22.
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 # Names and numbers on x86_64 and aarch64, from Linux's asm/unistd_64.h and asm-generic/unistd.h.
-_NUMBERS = """
-    clone 56 220                kill 62 129                 tkill 200 130
-    tgkill 234 131              rt_sigqueueinfo 129 138     rt_tgsigqueueinfo 297 240
-    pidfd_open 434 434          prlimit64 302 261           prctl 157 167
-    personality 135 92          socket 41 198               socketpair 53 199
-    setsockopt 54 208           fcntl 72 25                 ioctl 16 29
-    clone3 435 435              mmap 9 222
+_ALLOWED = """
+    read 0 63                   write 1 64                  open 2 -
+    close 3 57                  openat 257 56               openat2 437 437
+    creat 85 -                  close_range 436 436         lseek 8 62
+    pread64 17 67               pwrite64 18 68              readv 19 65
+    writev 20 66                preadv 295 69               pwritev 296 70
+    preadv2 327 286             pwritev2 328 287            stat 4 -
+    fstat 5 80                  lstat 6 -                   newfstatat 262 79
+    statx 332 291               statfs 137 43               fstatfs 138 44
+    access 21 -                 faccessat 269 48            faccessat2 439 439
+    getdents 78 -               getdents64 217 61           getcwd 79 17
+    chdir 80 49                 fchdir 81 50                dup 32 23
+    dup2 33 -                   dup3 292 24                 pipe 22 -
+    pipe2 293 59                truncate 76 45              ftruncate 77 46
+    fallocate 285 47            fsync 74 82                 fdatasync 75 83
+    sync_file_range 277 84      fadvise64 221 223           readahead 187 213
+    copy_file_range 326 285     sendfile 40 71              splice 275 76
+    tee 276 77                  rename 82 -                 renameat 264 38
+    renameat2 316 276           mkdir 83 -                  mkdirat 258 34
+    rmdir 84 -                  link 86 -                   linkat 265 37
+    unlink 87 -                 unlinkat 263 35             symlink 88 -
+    symlinkat 266 36            readlink 89 -               readlinkat 267 78
+    mknod 133 -                 mknodat 259 33              chmod 90 -
+    fchmod 91 52                fchmodat 268 53             chown 92 -
+    fchown 93 55                lchown 94 -                 fchownat 260 54
+    umask 95 166                utime 132 -                 utimes 235 -
+    futimesat 261 -             utimensat 280 88            getxattr 191 8
+    lgetxattr 192 9             fgetxattr 193 10            listxattr 194 11
+    llistxattr 195 12           flistxattr 196 13
+
+    mprotect 10 226             munmap 11 215               brk 12 214
+    mremap 25 216               msync 26 227                mincore 27 232
+    madvise 28 233              get_mempolicy 239 236       pkey_mprotect 329 288
+    pkey_alloc 330 289          pkey_free 331 290
+
+    fork 57 -                   vfork 58 -                  execve 59 221
+    execveat 322 281            exit 60 93                  exit_group 231 94
+    wait4 61 260                waitid 247 95               getpid 39 172
+    getppid 110 173             gettid 186 178              getpgrp 111 -
+    getpgid 121 155             setpgid 109 154             getsid 124 156
+    setsid 112 157              getuid 102 174              geteuid 107 175
+    getgid 104 176              getegid 108 177             getresuid 118 148
+    getresgid 120 150           getgroups 115 158           capget 125 90
+    sched_yield 24 124          sched_getaffinity 204 123   sched_getparam 143 121
+    sched_getscheduler 145 120  sched_getattr 315 275       sched_get_priority_max 146 125
+    sched_get_priority_min 147 126 sched_rr_get_interval 148 127 getpriority 140 141
+    ioprio_get 252 31           getrlimit 97 163            setrlimit 160 164
+    getrusage 98 165            times 100 153               sysinfo 99 179
+    uname 63 160                getcpu 309 168              membarrier 324 283
+    rseq 334 293                arch_prctl 158 -            set_tid_address 218 96
+    set_robust_list 273 99      get_robust_list 274 100     futex 202 98
+    futex_waitv 449 449         restart_syscall 219 128
+
+    rt_sigaction 13 134         rt_sigprocmask 14 135       rt_sigreturn 15 139
+    rt_sigpending 127 136       rt_sigtimedwait 128 137     rt_sigsuspend 130 133
+    sigaltstack 131 132         pause 34 -                  signalfd 282 -
+    signalfd4 289 74            alarm 37 -                  getitimer 36 102
+    setitimer 38 103            nanosleep 35 101            gettimeofday 96 169
+    time 201 -                  clock_gettime 228 113       clock_getres 229 114
+    clock_nanosleep 230 115     timer_create 222 107        timer_settime 223 110
+    timer_gettime 224 108       timer_getoverrun 225 109    timer_delete 226 111
+    timerfd_create 283 85       timerfd_settime 286 86      timerfd_gettime 287 87
+    select 23 -                 pselect6 270 72             poll 7 -
+    ppoll 271 73                epoll_create 213 -          epoll_create1 291 20
+    epoll_ctl 233 21            epoll_wait 232 -            epoll_pwait 281 22
+    epoll_pwait2 441 441        eventfd 284 -               eventfd2 290 19
+    connect 42 203              accept 43 202               accept4 288 242
+    bind 49 200                 listen 50 201               shutdown 48 210
+    getsockname 51 204          getpeername 52 205          getsockopt 55 209
+    sendto 44 206               sendmsg 46 211              sendmmsg 307 269
+    recvfrom 45 207             recvmsg 47 212              recvmmsg 299 243
+    getrandom 318 278
 """
-_DENIED = """
-    ptrace 101 117              process_vm_readv 310 270    process_vm_writev 311 271
-    process_madvise 440 440     process_mrelease 448 448    kcmp 312 272
-    pidfd_getfd 438 438         pidfd_send_signal 424 424   move_pages 279 239
-    migrate_pages 256 238
-
-    unshare 272 97              setns 308 268               mount 165 40
-    umount2 166 39              pivot_root 155 41           chroot 161 51
-    open_tree 428 428           move_mount 429 429          fsopen 430 430
-    fsconfig 431 431            fsmount 432 432             fspick 433 433
-    mount_setattr 442 442       open_by_handle_at 304 265   name_to_handle_at 303 264
-    fanotify_init 300 262       fanotify_mark 301 263       quotactl 179 60
-    quotactl_fd 443 443
-
-    add_key 248 217             request_key 249 218         keyctl 250 219
-    io_uring_setup 425 425      io_uring_enter 426 426      io_uring_register 427 427
-    io_setup 206 0              bpf 321 280                 perf_event_open 298 241
-    userfaultfd 323 282         seccomp 317 277             remap_file_pages 216 234
-    lookup_dcookie 212 18
-
-    memfd_create 319 279        memfd_secret 447 447        vmsplice 278 75
-    shmget 29 194
-    shmat 30 196                shmctl 31 195               shmdt 67 197
-    msgget 68 186               msgsnd 69 189               msgrcv 70 188
-    msgctl 71 187               semget 64 190               semop 65 193
-    semtimedop 220 192          semctl 66 191               mq_open 240 180
-    mq_unlink 241 181           mq_timedsend 242 182        mq_timedreceive 243 183
-    mq_notify 244 184           mq_getsetattr 245 185
-
-    init_module 175 105         finit_module 313 273        delete_module 176 106
-    kexec_load 246 104          kexec_file_load 320 294     reboot 169 142
-    swapon 167 224              swapoff 168 225             acct 163 89
-    syslog 103 116              settimeofday 164 170        clock_settime 227 112
-    adjtimex 159 171            clock_adjtime 305 266       sethostname 170 161
-    setdomainname 171 162       vhangup 153 58              nfsservctl 180 42
-    iopl 172 -                  ioperm 173 -                modify_ldt 154 -
-    uselib 134 -                ustat 136 -                 sysfs 139 -
-    create_module 174 -         get_kernel_syms 177 -       query_module 178 -
-    _sysctl 156 -
+# Decided by their arguments, in `_checks`.
+_CHECKED = """
+    clone 56 220                clone3 435 435              prctl 157 167
+    kill 62 129                 tkill 200 130               tgkill 234 131
+    rt_sigqueueinfo 129 138     rt_tgsigqueueinfo 297 240   pidfd_open 434 434
+    prlimit64 302 261           setpriority 141 140         sched_setaffinity 203 122
+    sched_setparam 142 118      sched_setscheduler 144 119  sched_setattr 314 274
+    personality 135 92          fcntl 72 25                 ioctl 16 29
+    flock 73 32                 mmap 9 222                  socket 41 198
+    socketpair 53 199           setsockopt 54 208
 """
 
 # CLONE_NEW…: NS, CGROUP, UTS, IPC, USER, PID, NET. <linux/sched.h>
@@ -88,11 +128,17 @@ _NEW_NAMESPACES = 0x7E020000
 _UNIX, _INET, _INET6 = 1, 2, 10
 _STREAM, _DATAGRAM, _PACKETS, _KINDS = 1, 2, 5, 0xF
 _TCP, _UDP = 6, 17
-# fcntl and ioctl: whom to signal when a file is ready, which ends processes as `kill` does, and
-# the size of a pipe.
-_DENIED_FCNTLS = (8, 10, 15, 1031)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETPIPE_SZ
-_DENIED_IOCTLS = (0x8901, 0x8902, 0x5412, 0x541C, 0x5423)  # …OWN, SIOCSPGRP, TIOCSTI, LINUX, SETD
-_DUMPABLE_OPTION, _SECCOMP_OPTION = 4, 22  # PR_SET_DUMPABLE, PR_SET_SECCOMP
+# F_DUPFD, F_GETFD to F_SETLKW, F_GETOWN, F_GETSIG, F_OFD_GETLK to F_OFD_SETLKW, F_GETLEASE,
+# F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS
+_FCNTLS = (0, *range(1, 8), 9, 11, 36, 37, 38, 1025, 1030, 1032, 1034)
+# TCGETS, TCGETS2, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, and what tells of
+# interfaces: SIOCGIF…NAME, CONF, FLAGS, ADDR, BRDADDR, NETMASK, MTU, HWADDR, INDEX
+_IOCTLS = [0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]
+_IOCTLS += [0x8910, 0x8912, 0x8913, 0x8915, 0x8919, 0x891B, 0x8921, 0x8927, 0x8933]
+# PR_SET_PDEATHSIG and GET, GET_DUMPABLE, SET_NAME and GET, GET_SECCOMP, CAPBSET_READ,
+# SET_TIMERSLACK and GET, SET_NO_NEW_PRIVS and GET, SET_THP_DISABLE and GET, SET_VMA
+_PRCTLS = (1, 2, 3, 15, 16, 21, 23, 29, 30, 38, 39, 41, 42, 0x53564D41)
+_SET_DUMPABLE = 4
 _SOCKET_LEVEL = 1
 # SO_SNDBUF, SO_RCVBUF, SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
 _DENIED_OPTIONS = (7, 8, 26, 50, 51, 52)
@@ -113,7 +159,11 @@ def numbers(machine: str) -> dict[str, int]:
     """
     if machine not in _ARCHITECTURES:
         raise OSError(f"no filter of system calls is known for {machine}")
-    words = iter((_NUMBERS + _DENIED).split())
+    return _numbers(_ALLOWED + _CHECKED, machine)
+
+
+def _numbers(table: str, machine: str) -> dict[str, int]:
+    words = iter(table.split())
     column = _ARCHITECTURES[machine][0]
     rows = ((name, (next(words), next(words))[column]) for name in words)
     return {name: int(number) for name, number in rows if number != "-"}
@@ -130,7 +180,6 @@ def compiled(machine: str = platform.machine()) -> bytes:
         OSError: the machine is neither x86_64 nor aarch64.
     """
     number = numbers(machine)
-    checks = _checks()
     code = [
         _do(_LOAD, 4),
         _jump(_EQUAL, _ARCHITECTURES[machine][1], 1, 0),
@@ -139,10 +188,19 @@ def compiled(machine: str = platform.machine()) -> bytes:
         _jump(_AT_LEAST, LAST + 1, 0, 1),  # so are x32 calls, from 2^30 on
         _do(_RETURN, _ERROR | ENOSYS),
     ]
-    for name in number:
-        body = checks.get(name, [_do(_RETURN, _ERROR | EPERM)])
+    for first, last in _ranges(_numbers(_ALLOWED, machine).values()):
+        code += [_jump(_AT_LEAST, first, 0, 2), _jump(_MORE, last, 1, 0), *_allow()]
+    for name, body in _checks().items():
         code += [_jump(_EQUAL, number[name], 0, len(body)), *body]
-    return b"".join([*code, _do(_RETURN, _ALLOW)])
+    return b"".join([*code, *_deny()])
+
+
+def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of numbers that follow one another."""
+    ordered = sorted(numbers)
+    breaks = [0, *(at for at in range(1, len(ordered)) if ordered[at] > ordered[at - 1] + 1)]
+    for start, stop in zip(breaks, [*breaks[1:], len(ordered)], strict=True):
+        yield ordered[start], ordered[stop - 1]
 
 
 def _checks() -> dict[str, _Code]:
@@ -150,16 +208,22 @@ def _checks() -> dict[str, _Code]:
     # The process, its group, and every process of the user.
     targets = [number & 0xFFFFFFFF for number in (OWNER, -OWNER, -1)]
     signals = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open")
+    # Of other processes. With small limits, the kernel kills them.
+    others = ["prlimit64", "sched_setaffinity", "sched_setparam", "sched_setscheduler"]
+    others += ["sched_setattr"]
     return {name: _deny_any(0, targets) + _allow() for name in signals} | {
         "clone3": [_do(_RETURN, _ERROR | ENOSYS)],
         "clone": [_argument(0), _jump(_ANY_BIT, _NEW_NAMESPACES, 0, 1), *_deny(), *_allow()],
-        # Limits of other processes: with a small one, the kernel kills them.
-        "prlimit64": _deny_other(0, [0]) + _allow(),
+        **{name: _deny_other(0, [0]) + _allow() for name in others},
+        # PRIO_PROCESS, and this one.
+        "setpriority": _deny_other(0, [0]) + _deny_other(1, [0]) + _allow(),
         # A process that hides from its own user could not be looked at.
         "prctl": [
-            *_deny_any(0, [_SECCOMP_OPTION]),
-            _jump(_EQUAL, _DUMPABLE_OPTION, 0, 3),
+            _argument(0),
+            _jump(_EQUAL, _SET_DUMPABLE, 0, 4),
             *_deny_any(1, [0]),
+            *_allow(),
+            *_deny_other(0, _PRCTLS, error=EINVAL),
             *_allow(),
         ],
         "personality": _deny_other(0, [0, 0xFFFFFFFF]) + _allow(),
@@ -194,8 +258,9 @@ def _checks() -> dict[str, _Code]:
             _do(_RETURN, _ERROR | ENOMEM),
             *_allow(),
         ],
-        "fcntl": _deny_any(1, _DENIED_FCNTLS) + _allow(),
-        "ioctl": _deny_any(1, _DENIED_IOCTLS) + _allow(),
+        "fcntl": _deny_other(1, _FCNTLS, error=EINVAL) + _allow(),
+        "ioctl": _deny_other(1, _IOCTLS, error=ENOTTY) + _allow(),
+        "flock": [_do(_RETURN, _ERROR)],  # no error: 0 is returned, and nothing is done
     }
 
 
@@ -217,8 +282,8 @@ def _allow() -> _Code:
     return [_do(_RETURN, _ALLOW)]
 
 
-def _deny() -> _Code:
-    return [_do(_RETURN, _ERROR | EPERM)]
+def _deny(error: int = EPERM) -> _Code:
+    return [_do(_RETURN, _ERROR | error)]
 
 
 def _deny_any(index: int, values: Iterable[int]) -> _Code:
@@ -227,8 +292,10 @@ def _deny_any(index: int, values: Iterable[int]) -> _Code:
     return [_argument(index), *(step for steps in each for step in steps)]
 
 
-def _deny_other(index: int, values: list[int], mask: int = 0xFFFFFFFF) -> _Code:
+def _deny_other(
+    index: int, values: Sequence[int], mask: int = 0xFFFFFFFF, error: int = EPERM
+) -> _Code:
     """Deny a call whose argument has none of the values, after `mask` is applied."""
     left = range(len(values), 0, -1)
     each = [_jump(_EQUAL, value, skip, 0) for value, skip in zip(values, left, strict=True)]
-    return [_argument(index), _do(_AND, mask), *each, *_deny()]
+    return [_argument(index), _do(_AND, mask), *each, *_deny(error)]
