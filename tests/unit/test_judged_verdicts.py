@@ -13,12 +13,14 @@ from coordinate_eval.coordinator.inputs.suites import rubric
 from coordinate_eval.coordinator.inputs.suites.located_yaml import Place
 from coordinate_eval.evaluators.judged.verdicts import (
     Bound,
+    Lack,
     Mean,
     MeanOfItems,
     Verdict,
     battles,
     document_metrics,
     find_verdict,
+    look_for_verdict,
     metrics_of,
     side_preferred,
 )
@@ -200,8 +202,22 @@ def _shipped(name: str) -> Rubric:
         ("As in [1], I say [[8]]", [8.0]),
         ("Rating: [8]", [8.0]),
         ("[8] or [9]", [8.0]),
-        ("[[15]]", [15.0]),  # the published evaluator knows no scale
-        ("[[0]]", [0.0]),
+        ("[[15]]", None),  # the published evaluator knows no scale, its prompts do
+        ("Rating: [[85]]", None),
+        ("[[0]]", None),
+        ("[[10.5]] [[8]]", None),
+        ("[[8,5]]", None),
+        ("【【8】】", None),
+        ("【8】", None),
+        ("［［8］］", None),
+        ("[[８]]", [8.0]),
+        ("[[8]/10]", [8.0]),  # by the second pattern, as published
+        ("[[rating: 8]]", None),
+        ("[[**8**]]", None),
+        ("Rating: **[[8]]**", [8.0]),
+        ("Rating: \\[\\[8\\]\\]", None),
+        ("&#91;&#91;8&#93;&#93;", None),
+        ("8/10", None),
         ("[[8/10]]", None),
         ("[[-8]]", None),
         ("[[ 8 ]]", None),
@@ -234,9 +250,91 @@ def test_a_rating_of_mt_bench(name: str, words: str, verdict: Verdict) -> None:
         ("[[A>B]], or [B>A]", [1]),
         ("[B>A]", [0]),
         ("[[A>B]] and [[A<>B]]", None),
+        ("[[A >> B]]", None),
+        ("[[A>>>B]]", None),
+        ("[[A≫B]]", None),
+        ("[[A&gt;&gt;B]]", None),
+        ("[[Assistant A>B]]", None),
+        ("[[B]]", None),
+        ("**[[A>>B]]**", [1, 1, 1]),
         ("A is better", None),
         ("", None),
     ],
 )
 def test_a_label_of_arena_hard(name: str, words: str, verdict: Verdict) -> None:
     assert find_verdict(words, _shipped(name)) == verdict
+
+
+THINKING = [
+    ("<think>", "</think>"),
+    ("\n<THINK>\n", "</THINK>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<longcat_think>", "</longcat_think>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    ("<|start|>assistant<|channel|>analysis", "<|channel|>final <|constrain|>text<|message|>"),
+    ("analysisWe rate: ", "assistantfinal"),
+    ("<|channel>thought\n", "<channel|>"),
+    ("<unused94>thought\n", "<unused95>"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("[unused16]", "[unused17]"),
+    ("Here is my thought process:\n", "Here is my response:\n"),
+]  # fmt: skip
+"""Marks of public models around their thinking."""
+
+
+@pytest.mark.parametrize(("begin", "end"), THINKING)
+def test_thinking_is_not_rated(begin: str, end: str) -> None:
+    weighed = "A weak one is Rating: [[3]], a perfect one [[10]], or [[A>>B]]. "
+    mt_bench, arena = _shipped("mt_bench"), _shipped("arena_hard")
+    assert find_verdict(f"{begin}{weighed}{end}\nGood.\n\nRating: [[8]]", mt_bench) == [8.0]
+    assert find_verdict(f"{begin}{weighed}{end}\nMy verdict: [[B>A]]", arena) == [0]
+    assert look_for_verdict(f"{begin}{weighed}", mt_bench) == (None, Lack.UNENDED)
+    assert look_for_verdict(f"{begin}{weighed}", arena) == (None, Lack.UNENDED)
+    assert look_for_verdict(f"{begin}{weighed}{end}\n", mt_bench) == (None, Lack.EMPTY)
+    assert look_for_verdict(f"{begin}{weighed}{end}Well.", mt_bench) == (None, Lack.NO_MATCH)
+    if not begin.startswith("Here"):  # a template may have begun it
+        assert find_verdict(f"{weighed}{end}\nRating: [[8]]", mt_bench) == [8.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ("Rating: [[7]]. It shows its `</think>`.", [7.0]),
+        ('It ends with "</think>". Rating: [[7]]', [7.0]),
+        ("The answer shows a <think> and no end. Rating: [[7]]", [7.0]),
+        ("It thinks aloud. Here is my response: Rating: [[7]]", [7.0]),
+        ("analysis: good. Rating: [[7]]", [7.0]),
+        ("<think>It has `</think>`, so [[3]]</think>Rating: [[7]]", [7.0]),
+        ("<think>[[1]]</think>Hm. [[2]] <think>No.</think>Rating: [[7]]", [7.0]),
+        ("<think>[[1]]</think><think>[[2]]</think>Rating: [[7]]", [7.0]),
+    ],
+)
+def test_words_about_marks_of_thinking_are_no_thinking(words: str, verdict: Verdict) -> None:
+    assert find_verdict(words, _shipped("mt_bench")) == verdict
+
+
+def test_any_number_of_marks_takes_no_time() -> None:
+    for mark in ("<think>", "</think>", "<|channel|>", "<", "here is my thought process:"):
+        assert find_verdict(mark * 200_000, _shipped("mt_bench")) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "lack"),
+    [
+        ("[[8]]", None),
+        ("", Lack.EMPTY),
+        (" \n", Lack.EMPTY),
+        ("[[11]]", Lack.OUT_OF_RANGE),
+        ("[[11]] [[8]]", Lack.OUT_OF_RANGE),
+        ("eight", Lack.NO_MATCH),
+        ("[[8/10]]", Lack.NO_MATCH),
+    ],
+)
+def test_words_without_a_verdict_say_why(words: str, lack: Lack | None) -> None:
+    assert look_for_verdict(words, _shipped("mt_bench")).lack == lack

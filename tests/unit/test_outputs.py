@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from coordinate_eval.coordinator.report.results import degenerate, without_verdict
+from coordinate_eval.coordinator.report.results import degenerate, odd_answers
 from coordinate_eval.coordinator.report.samples import card
 from coordinate_eval.evaluators.confined.messages import LoggedSample
 from coordinate_eval.evaluators.harness.outputs import (
@@ -102,13 +102,24 @@ def test_people_are_told_of_many_degenerate_answers() -> None:
 
 
 def test_people_are_told_of_questions_without_a_verdict() -> None:
-    (line,) = without_verdict("mt_bench", {"questions": 160, "without_verdict": 7, "refused": 2})
-    assert line.startswith(
-        "mt_bench: no verdict on 7 of 160 questions to the judge, which refused 2:"
-    )
+    (line,) = odd_answers("mt_bench", {"questions": 160, "without_verdict": 7, "refused": 2})
+    assert line.startswith("mt_bench: no verdict on 7 of 160 questions to the judge (2 refused):")
     assert "samples --dataset mt_bench" in line
-    assert without_verdict("mt_bench", {"questions": 160, "without_verdict": 0}) == []
-    assert without_verdict("arc", {}) == []
+    assert odd_answers("mt_bench", {"questions": 160, "without_verdict": 0}) == []
+    assert odd_answers("arc", {}) == []
+
+
+def test_people_are_told_what_is_odd_about_a_judges_answers() -> None:
+    judge = {"questions": 160, "without_verdict": 9, "refused": 1}
+    odd = {"cut": 15, "empty": 3, "out_of_range": 4, "thinking_unended": 1}
+    (line,) = odd_answers("d", judge | {"odd": odd})
+    assert (
+        "(1 refused, 3 without words, 1 with thinking that does not end, 4 with a rating that the "
+        "rubric does not allow)"
+    ) in line
+    _, cut, fixed = odd_answers("d", judge | {"odd": {"cut": 16, "without_temperature": 160}})
+    assert "16 of 160 answers of the judge ended at the limit of their tokens" in cut
+    assert "asked 160 of 160 questions without temperature" in fixed
 
 
 def test_a_judged_sample_has_its_ratings_and_no_empty_target() -> None:

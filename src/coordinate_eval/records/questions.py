@@ -50,5 +50,9 @@ class Answer(Record):
     seconds: float
     tokens: int = Field(default=0, description="that the judge read and wrote")
     kept: bool = Field(default=False, description="an earlier run had asked the judge")
+    cut: bool = Field(default=False, description="the judge ran out of the tokens of an answer")
+    without: list[str] = Field(
+        default=[], description="parameters that the judge's server refuses, and was not given"
+    )
     cpu_seconds: float = Field(default=0.0, description="CPU time of a program that timed out")
     toolchain: str = Field(default="", description="version of the compiler; empty for Python")

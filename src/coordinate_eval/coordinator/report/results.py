@@ -325,7 +325,7 @@ def reasons(results: Mapping[str, Any] | None) -> list[str]:
 
 def warnings(found: DatasetResults) -> list[str]:
     """Return what people should know who read the scores of a dataset."""
-    return degenerate(found.dataset, found.outputs) + without_verdict(found.dataset, found.judge)
+    return degenerate(found.dataset, found.outputs) + odd_answers(found.dataset, found.judge)
 
 
 def degenerate(dataset: str, outputs: Outputs | None) -> list[str]:
@@ -340,17 +340,40 @@ def degenerate(dataset: str, outputs: Outputs | None) -> list[str]:
     ]
 
 
-def without_verdict(dataset: str, judge: Mapping[str, Any]) -> list[str]:
-    """Return how many questions to a dataset's judge have no verdict, if there are any."""
-    missing = judge.get("without_verdict", 0)
-    if not missing:
-        return []
-    refused = f", which refused {judge['refused']:,}" if judge["refused"] else ""
-    return [
-        f"{dataset}: no verdict on {missing:,} of {plural(judge['questions'], 'question')} to the "
-        f"judge{refused}: they are in no mean; `coordinate-eval samples --dataset {dataset}` shows "
-        "its words"
+_NO_VERDICT = {
+    "refused": "refused",
+    "empty": "without words",
+    "thinking_unended": "with thinking that does not end",
+    "out_of_range": "with a rating that the rubric does not allow",
+}
+
+
+def odd_answers(dataset: str, judge: Mapping[str, Any]) -> list[str]:
+    """Return what is odd about a judge's answers: those without a verdict, cut, or sampled freely.
+
+    All questions without a verdict are worth saying.
+    """
+    odd, lines = {"refused": judge.get("refused", 0), **judge.get("odd", {})}, []
+    questions = judge.get("questions", 0)
+    if missing := judge.get("without_verdict", 0):
+        why = [f"{odd[kind]:,} {words}" for kind, words in _NO_VERDICT.items() if odd.get(kind)]
+        lines.append(
+            f"{dataset}: no verdict on {missing:,} of {plural(questions, 'question')} to the judge"
+            f"{' (' + ', '.join(why) + ')' if why else ''}: they are in no mean; "
+            f"`coordinate-eval samples --dataset {dataset}` shows its words"
+        )
+    if (cut := odd.get("cut", 0)) and cut >= WORTH_SAYING * questions:
+        lines.append(
+            f"{dataset}: {cut:,} of {plural(questions, 'answer')} of the judge ended at the limit "
+            "of their tokens: raise max_tokens of the rubric"
+        )
+    lines += [
+        f"{dataset}: the judge was asked {count:,} of {plural(questions, 'question')} without "
+        f"{kind.removeprefix('without_')}, which its server does not support"
+        for kind, count in odd.items()
+        if kind.startswith("without_")
     ]
+    return lines
 
 
 def _without_numbers(why: str) -> str:

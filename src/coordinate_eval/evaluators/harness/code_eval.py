@@ -19,14 +19,21 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinate_eval.evaluators.around_import import around_import
 from coordinate_eval.evaluators.sandbox.languages import language as known_language
 from coordinate_eval.records import PYTHON, Answer, Question, QuestionKind
 
-Verdict = tuple[bool, str]
-"""`passed` and `result` of an `Answer`."""
+
+class Verdict(NamedTuple):
+    """What an `Answer` says."""
+
+    passed: bool
+    result: str
+    cut: bool = False
+    without: Sequence[str] = ()
+
 
 Oracle = Callable[[Question], Verdict]
 """A function of a question that returns a verdict."""
@@ -37,7 +44,7 @@ _DEFAULT_KS = (1, 10, 100)
 
 
 def _everything_passes(question: Question) -> Verdict:
-    return True, "passed"
+    return Verdict(passed=True, result="passed")
 
 
 _oracle: ContextVar[Oracle] = ContextVar("_oracle", default=_everything_passes)
@@ -65,7 +72,7 @@ class Collector:
     def __call__(self, question: Question) -> Verdict:
         """Record the question and return a failure."""
         self._questions.setdefault(question.id, question)
-        return False, "failed: not run yet"
+        return Verdict(passed=False, result="failed: not run yet")
 
     @property
     def questions(self) -> list[Question]:
@@ -96,10 +103,10 @@ class AnswerBook:
         answer = self._answers.get(question.id)
         if answer is None:
             self.missing.add(question.id)
-            return False, "failed: never answered"
+            return Verdict(passed=False, result="failed: never answered")
         if answer.toolchain:
             self._toolchains.setdefault(question.language, set()).add(answer.toolchain)
-        return answer.passed, answer.result
+        return Verdict(answer.passed, answer.result, answer.cut, answer.without)
 
 
 @contextmanager
@@ -144,11 +151,11 @@ class CodeEval:
         for task, (candidates, test) in enumerate(zip(predictions, references, strict=True)):
             verdicts[task] = []
             for completion, candidate in enumerate(candidates):
-                passed, result = ask(program_question(f"{candidate}\n{test}", seconds, language))
+                verdict = ask(program_question(f"{candidate}\n{test}", seconds, language))
                 entry = {
                     "task_id": task,
-                    "passed": passed,
-                    "result": result,
+                    "passed": verdict.passed,
+                    "result": verdict.result,
                     "completion_id": completion,
                 }
                 verdicts[task].append((completion, entry))

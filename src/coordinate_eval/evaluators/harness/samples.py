@@ -65,7 +65,7 @@ class NotingBook(AnswerBook):
     def __call__(self, question: Question) -> Verdict:
         """Return the verdict in the answer to this question."""
         verdict = super().__call__(question)
-        self._said.append(verdict[1])
+        self._said.append(verdict.result)
         return verdict
 
     @contextmanager

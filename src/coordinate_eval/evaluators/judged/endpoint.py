@@ -6,6 +6,7 @@ What a server may do to a client is told apart here, in one place:
 - It is slow, busy, broken or away, or says something that is no answer: the question is asked
   again, less and less often, for a bounded time. Then `JudgeSilent`.
 - It would answer no question, because of the key, the model's name or the address: `JudgeRefuses`.
+- It does not support a parameter: all questions are asked without it, and answers say so.
 
 Nothing that the server sends is trusted: not its size, its shape, its headers, or where it wants
 to be asked instead. The key goes into one header, and into no text.
@@ -16,7 +17,6 @@ import contextlib
 import http.cookiejar
 import json
 import random
-import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from coordinate_eval import __version__
 from coordinate_eval._format import brief
-from coordinate_eval.errors import JudgeSilent
+from coordinate_eval.errors import JudgeRefuses, JudgeSilent
 from coordinate_eval.evaluators.judged.access import (
     LEAST_SECRET,
     Access,
@@ -35,18 +35,23 @@ from coordinate_eval.evaluators.judged.pacing import Gate, Pace
 from coordinate_eval.evaluators.judged.prompts import question_of
 from coordinate_eval.evaluators.judged.replies import (
     MOST_WORDS,
+    Completion,
     Declined,
     Reply,
+    TooMuch,
     TryAgain,
     check_status,
     decompressed,
     is_compressed,
+    is_refused_parameter,
     json_value,
     read_bounded,
     read_completion,
+    real_status,
     reason_of,
     unknown_model,
 )
+from coordinate_eval.evaluators.judged.thinking import begun_before, spoken
 from coordinate_eval.records import Answer, Question
 
 if TYPE_CHECKING:
@@ -63,6 +68,10 @@ MOST_RETRY_AFTER_SECONDS: Final = 120.0
 
 CHECK_SECONDS: Final = 10.0
 """Time for the answer to whether key and model are known."""
+
+TRIAL_SECONDS: Final = 60.0
+"""Time for the answer to a trial question. What is wrong with one is said at once; a judge that
+thinks for longer has taken it."""
 
 CONNECT_SECONDS: Final = 10.0
 
@@ -82,16 +91,18 @@ in JSON a character may take 12."""
 _CHARACTERS_PER_TOKEN = 4
 """Assumed size of a token where a server does not count them."""
 
-_LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
-"""Names of the limit of an answer. Newer servers refuse the first, older ones the second."""
+MOST_ODD: Final = 4
+"""Replies of a question that are whole and no answer, after which it has none. Others are due to a
+server that is busy or broken: they may come until the patience is over."""
+
+_SPELLINGS: Final = {
+    "max_tokens": ("max_tokens", "max_completion_tokens"),
+    "temperature": ("temperature",),
+}
+"""Parameters of a question, and the names under which servers know them. Newer ones refuse the
+first name of an answer's limit, older ones the second; and some models have a fixed temperature."""
 
 _NO_COOKIES = http.cookiejar.DefaultCookiePolicy(allowed_domains=[])
-
-_UNKNOWN_NAME = re.compile(
-    r"un(supported|recognized|known|expected)|not (supported|permitted|allowed|recognized)|extra"
-    r"|instead",
-    re.IGNORECASE,
-)
 
 
 def is_question(question: Question, judge: str) -> bool:
@@ -133,7 +144,10 @@ class Endpoint:
         self._timeout_seconds, self._patience_seconds = timeout_seconds, patience_seconds
         self._gate = Gate(concurrency)
         self._pace = Pace(requests_per_minute)
-        self._limit_name = _LIMIT_NAMES[0]
+        self._names: dict[str, str | None] = {name: of[0] for name, of in _SPELLINGS.items()}
+        """The name of each parameter on this server; None if it knows none."""
+        self._begins_thinking = False
+        """Whether thinking is in its answers without its beginning: that is in its prompts."""
         self._key = spellings(access.key) if len(access.key) >= LEAST_SECRET else None
         self._failing_since: float | None = None
         self._pools = -(-concurrency // POOL)
@@ -192,7 +206,7 @@ class Endpoint:
         """
         asked = json.loads(question.content)
         failing_since: float | None = None
-        pause = FIRST_PAUSE_SECONDS
+        pause, odd = FIRST_PAUSE_SECONDS, 0
         while True:
             try:
                 async with self._gate:
@@ -200,6 +214,11 @@ class Endpoint:
                     return await self._try(question, asked)
             except TryAgain as failure:
                 now = time.monotonic()
+                odd += failure.odd
+                if odd >= MOST_ODD:
+                    self._failing_since = None
+                    why = f"refused: {failure}, {MOST_ODD} times"
+                    return Answer(id=question.id, passed=False, result=why, seconds=0.0)
                 self.said = str(failure)
                 self._failing_since = self._failing_since or now
                 failing_since = failing_since or now
@@ -233,6 +252,26 @@ class Endpoint:
         length = (listed or {}).get("max_model_len")
         return length if type(length) is int else None
 
+    async def try_out(self, asked: Mapping[str, Any]) -> Completion | None:
+        """Ask a question once, to see whether the judge takes it with its parameters.
+
+        Returns:
+            what it says; None if it is still thinking after a while, or declines.
+
+        Raises:
+            JudgeRefuses: it would answer no such question.
+            JudgeSilent: it gave no usable answer.
+        """
+        try:
+            async with asyncio.timeout(TRIAL_SECONDS):
+                return await self._complete(asked)
+        except TooMuch as error:
+            raise JudgeRefuses(f"the judge answers no such questions: {error}") from None
+        except TryAgain as failure:
+            raise JudgeSilent(str(failure)) from None
+        except (Declined, TimeoutError):
+            return None
+
     @property
     def _where(self) -> str:
         return self._access.base_url
@@ -241,51 +280,67 @@ class Endpoint:
         return since is not None and time.monotonic() - since >= self._patience_seconds
 
     async def _try(self, question: Question, asked: Mapping[str, Any]) -> Answer:
-        """Ask once, or twice if the server knows the limit of an answer by its other name."""
+        """Ask once, and again without what the server does not support."""
         began = time.monotonic()
         try:
-            words, tokens = await self._complete(asked)
+            said = await self._complete(asked)
         except Declined as declined:
-            result = f"refused: {declined}"
-            passed, tokens = False, 0
+            passed, said = False, Completion(f"refused: {declined}", 0)
         except TryAgain as failure:
             if failure.busy:
                 self._gate.slow_down(began)
             raise
         else:
-            passed, result = True, words
+            passed = True
             self._gate.speed_up()
         self._failing_since = None
-        seconds = time.monotonic() - began
-        return Answer(id=question.id, passed=passed, result=result, seconds=seconds, tokens=tokens)
+        return Answer(
+            id=question.id,
+            passed=passed,
+            result=said.words,
+            seconds=time.monotonic() - began,
+            tokens=said.tokens or 0,
+            cut=said.cut,
+            without=list(said.without),
+        )
 
-    async def _complete(self, asked: Mapping[str, Any]) -> tuple[str, int]:
-        """Return the judge's words, and the tokens that it read and wrote."""
-        most = int(asked["max_tokens"])
-        name = self._limit_name
-        body = {"model": self._access.model, "messages": asked["messages"], name: most}
-        if "temperature" in asked:
-            body["temperature"] = asked["temperature"]
-        most_bytes = _ENVELOPE_BYTES + _BYTES_PER_TOKEN * most
-        reply = await self._request("POST", "/chat/completions", most_bytes, body)
-        if reply.status in (400, 422) and self._knows_other_name(name, reply.text):
-            return await self._complete(asked)
+    async def _complete(self, asked: Mapping[str, Any]) -> Completion:
+        """Return what the judge says, and the tokens that it read and wrote."""
+        most_bytes = _ENVELOPE_BYTES + _BYTES_PER_TOKEN * int(asked["max_tokens"])
+        while True:
+            names = {name: self._names[name] for name in _SPELLINGS if name in asked}
+            body = {"model": self._access.model, "messages": asked["messages"]}
+            body |= {known: asked[name] for name, known in names.items() if known}
+            reply = await self._request("POST", "/chat/completions", most_bytes, body)
+            if not self._learns_from(reply, names):
+                break
         check_status(reply, self._access)
         if reply.cut:
-            raise TryAgain(f"more than {most_bytes >> 10} KiB from {self._where}")
-        words, tokens = read_completion(reply.text, self._where)
+            raise TryAgain(f"more than {most_bytes >> 10} KiB from {self._where}", odd=True)
+        said = read_completion(reply.text, self._where)
+        words, tokens = said.words, said.tokens
+        if begun_before(words):
+            self._begins_thinking = True
+        elif said.cut and self._begins_thinking and spoken(words) == words:
+            words = f"<think>{words}"  # as its prompt ends
         if tokens is None:
-            said = sum(len(str(message.get("content"))) for message in asked["messages"])
-            tokens = (said + len(words)) // _CHARACTERS_PER_TOKEN + 1
-        return words, tokens
+            length = sum(len(str(message.get("content"))) for message in asked["messages"])
+            tokens = (length + len(words)) // _CHARACTERS_PER_TOKEN + 1
+        without = tuple(name for name, known in names.items() if known is None)
+        return Completion(words, tokens, said.cut, without)
 
-    def _knows_other_name(self, name: str, words: str) -> bool:
-        """Return whether the server wants the limit of an answer by its other name, from now on."""
-        if not re.search(rf"\b{name}\b", words) or not _UNKNOWN_NAME.search(words):
-            return False
-        if name == self._limit_name == _LIMIT_NAMES[0]:
-            self._limit_name = _LIMIT_NAMES[1]
-        return name != self._limit_name
+    def _learns_from(self, reply: Reply, names: Mapping[str, str | None]) -> bool:
+        """Return whether the server refuses a name of a parameter: it is not used from now on."""
+        refused = [
+            (parameter, name)
+            for parameter, name in names.items()
+            if name and is_refused_parameter(reply, name, value=parameter != "max_tokens")
+        ]
+        for parameter, name in refused:
+            if self._names[parameter] == name:  # else another question was first
+                known = _SPELLINGS[parameter]
+                self._names[parameter] = next(iter(known[known.index(name) + 1 :]), None)
+        return bool(refused)
 
     async def _listed_model(self) -> Mapping[str, Any] | None:
         """Return what the server lists of the model. None if its list proves nothing.
@@ -336,7 +391,8 @@ class Endpoint:
             cut |= more
         headers = {name: self._masked(value) for name, value in response.headers.items()}
         text = self._masked(content.decode(errors="replace"))
-        return Reply(response.status_code, headers, text, cut)
+        status = real_status(response.status_code, text)
+        return Reply(status, headers, text, cut)
 
     def _masked(self, text: str) -> str:
         """Return what the server sent without the key, which some servers repeat."""

@@ -9,10 +9,10 @@ import json
 import os
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from coordinate_eval._format import brief
 from coordinate_eval.errors import JudgeRefuses
@@ -35,6 +35,22 @@ _NO_SUCH_MODEL = re.compile(
     r"|model.{0,200}(does not exist|not (found|exist|available))",
     re.IGNORECASE | re.DOTALL,
 )
+_FILTERED = re.compile(r"content.?filter|safety|prohibited|blocklist|recitation|refusal|sensitive")
+"""`finish_reason` of what a filter keeps back: of OpenAI's servers, and of others that speak so."""
+
+_AGAINST_NAME = re.compile(
+    r"unsupported|(not|n't|no longer) (be )?support|deprecat|un(known|recogni[sz]ed|expected)"
+    r"|extra|not (permitted|allowed)|instead|cannot be (set|used|specified)|不支持",
+    re.IGNORECASE,
+)
+_AGAINST_VALUE = re.compile(
+    r"\bonly\b|invalid|illegal|\bmust\b|should|has to|strictly|less than|greater than"
+    r"|range|fixed|default|必须|非法|无效|范围|取值",
+    re.IGNORECASE,
+)
+_NEAR = 120
+"""Characters between the name of a parameter and what is wrong with it."""
+
 _ASK_AGAIN = frozenset({408, 409, 425, 429})
 _REFUSED = frozenset({413, 422})
 
@@ -44,15 +60,21 @@ _ANY_HEADER = zlib.MAX_WBITS | 32
 
 
 class TryAgain(Exception):
-    """No usable answer this time."""
+    """No usable answer this time. An `odd` one is whole, and will hardly be another one later."""
 
-    def __init__(self, why: str, *, retry_after: float | None = None, busy: bool = False) -> None:
+    def __init__(
+        self, why: str, *, retry_after: float | None = None, busy: bool = False, odd: bool = False
+    ) -> None:
         super().__init__(why)
-        self.retry_after, self.busy = retry_after, busy
+        self.retry_after, self.busy, self.odd = retry_after, busy, odd
 
 
 class Declined(Exception):
     """The judge will never answer this question. The text has its words."""
+
+
+class TooMuch(Declined):
+    """The question, with the answer that it asks for, is too long for the judge."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +86,17 @@ class Reply:
     text: str
     cut: bool
     """It was longer than is read."""
+
+
+def real_status(status: int, text: str) -> int:
+    """Return the status of a reply: that of the error in it, where a server says 200 besides.
+
+    OpenRouter's and others' errors have a numeric `code`.
+    """
+    value = json_value(text) if status == 200 and '"error"' in text else None
+    error = value.get("error") if isinstance(value, dict) and not value.get("choices") else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if type(code) is int and 400 <= code < 600 else status
 
 
 async def read_bounded(chunks: AsyncIterator[bytes], most_bytes: int) -> tuple[bytes, bool]:
@@ -116,7 +149,7 @@ def check_status(reply: Reply, access: Access) -> None:
     if status == 404 or (status == 400 and _NO_SUCH_MODEL.search(reply.text)):
         raise unknown_model(access, said)
     if status in _REFUSED or (status == 400 and _TOO_LONG.search(words)):
-        raise Declined(said)
+        raise TooMuch(said)
     if 300 <= status < 400:
         to = brief(reply.headers.get("location", "somewhere else"), MOST_WORDS)
         raise JudgeRefuses(
@@ -138,31 +171,100 @@ def unknown_model(access: Access, said: str) -> JudgeRefuses:
     )
 
 
-def read_completion(text: str, where: str) -> tuple[str, int | None]:
-    """Return the words of a completion, and its tokens if the server says how many.
+class Completion(NamedTuple):
+    """What a judge says, and the tokens that it read and wrote."""
+
+    words: str
+    tokens: int | None
+    """None if the server does not tell."""
+    cut: bool = False
+    """It ran out of tokens."""
+    without: tuple[str, ...] = ()
+    """Parameters of the question that it was not given."""
+
+
+def read_completion(text: str, where: str) -> Completion:
+    """Return what a completion says. Thinking that the server keeps apart from it is left out.
 
     Raises:
-        TryAgain: the reply is no completion.
+        TryAgain: the reply is no completion, or says nothing for no reason.
         Declined: a filter of the server, or the judge, has declined to answer.
     """
     value = json_value(text)
     choices = value.get("choices") if isinstance(value, dict) else None
     first = choices[0] if isinstance(choices, list) and choices else None
-    message = first.get("message") if isinstance(first, dict) else None
-    if not isinstance(value, dict) or not isinstance(first, dict) or not isinstance(message, dict):
-        words = words_of(text) or "nothing"
-        raise TryAgain(f"no answer but {words!r} from {where}")
-    content, refusal = message.get("content"), message.get("refusal")
-    if isinstance(refusal, str) and refusal and not content:
-        raise Declined(brief(_clean(refusal), MOST_WORDS))
-    if first.get("finish_reason") == "content_filter":
+    if not isinstance(value, dict) or not isinstance(first, dict):
+        raise TryAgain(_no_answer(text, where), odd=isinstance(choices, list))
+    finish = str(first.get("finish_reason") or first.get("native_finish_reason")).lower()
+    if _FILTERED.search(finish):
         raise Declined(f"its content filter (from {where})")
-    if content is None and first.get("finish_reason") == "length":
-        content = ""  # it thought for all of its tokens
-    if not isinstance(content, str):
-        raise TryAgain(f"an answer without words from {where}")
+    message = first.get("message")
+    if not isinstance(message, dict):
+        raise TryAgain(_no_answer(text, where), odd=True)
+    words, refusal = _text_and_refusal(message)
+    if refusal and not words:
+        raise Declined(brief(_clean(refusal), MOST_WORDS))
+    cut = finish in ("length", "max_tokens")
+    if not words and not cut:
+        if message.get("tool_calls") or message.get("function_call"):
+            raise Declined(f"it calls a tool, and says nothing (from {where})")
+        if not isinstance(message.get("content"), str) and not _has_thinking(message):
+            raise TryAgain(f"an answer without words from {where}", odd=True)
     usage = value.get("usage")
-    return _clean(content), _count(usage) if isinstance(usage, dict) else None
+    return Completion(_clean(words), _count(usage) if isinstance(usage, dict) else None, cut)
+
+
+def _no_answer(text: str, where: str) -> str:
+    return f"no answer but {words_of(text) or 'nothing'!r} from {where}"
+
+
+def _text_and_refusal(message: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the text of a message, which may come in parts, and its refusal."""
+    content, said, refused = message.get("content"), [], [message.get("refusal")]
+    parts = content if isinstance(content, list) else [content]
+    for part in parts:
+        if isinstance(part, dict):
+            if part.get("type", "text") in _TEXT_PARTS:
+                said.append(part.get("text"))
+            refused.append(part.get("refusal"))
+        else:
+            said.append(part)
+    return _joined(said), _joined(refused)
+
+
+def _joined(values: Sequence[object]) -> str:
+    return "".join(value for value in values if isinstance(value, str))
+
+
+def _has_thinking(message: Mapping[str, Any]) -> bool:
+    """Return whether a message has nothing but thinking, which its server keeps apart."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    kinds = {str(part.get("type")) for part in parts if isinstance(part, dict)}
+    return bool(_THINKING_PARTS & kinds) or any(message.get(name) for name in _THINKING_FIELDS)
+
+
+_TEXT_PARTS = ("text", "output_text")
+_THINKING_PARTS = {"thinking", "reasoning", "redacted_thinking"}
+_THINKING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
+
+
+def is_refused_parameter(reply: Reply, name: str, *, value: bool) -> bool:
+    """Return whether a server refuses a question because of a parameter that it names.
+
+    Servers word that in many ways. With `value`, what it says may be about the parameter's value.
+    """
+    if reply.status < 400 or reply.status in (401, 403, 404, 429):
+        return False
+    about = _error_in(reply.text)
+    if value and isinstance(about, dict) and str(about.get("param")).rpartition(".")[2] == name:
+        return True
+    words = _said(about)
+    return any(
+        _AGAINST_NAME.search(near) or (value and _AGAINST_VALUE.search(near))
+        for found in re.finditer(rf"(?<![A-Za-z_]){name}(?![A-Za-z_])", words, re.IGNORECASE)
+        for near in [words[max(0, found.start() - _NEAR) : found.end() + _NEAR]]
+    )
 
 
 def _count(usage: Mapping[str, object]) -> int | None:
@@ -191,11 +293,18 @@ def _clean(text: str) -> str:
 
 def words_of(text: str) -> str:
     """Return what a server says is wrong, on one line and bounded."""
+    return brief(_said(_error_in(text)), MOST_WORDS)
+
+
+def _error_in(text: str) -> Any:  # noqa: ANN401  any JSON value, or the text
     value = json_value(text)
-    error = value.get("error", value) if isinstance(value, dict) else text
+    return value.get("error", value) if isinstance(value, dict) else text
+
+
+def _said(error: object) -> str:
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error
-    return brief(_clean(str(error)[: 10 * MOST_WORDS]), MOST_WORDS)
+    return _clean(str(error)[: 10 * MOST_WORDS])
 
 
 def retry_after(text: str) -> float | None:

@@ -11,11 +11,13 @@ without a verdict is left out whole; all battles of all others weigh the same.
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from coordinate_eval.evaluators.judged.style import StyleControlled, StyleControlledBound
+from coordinate_eval.evaluators.judged.thinking import spoken
 from coordinate_eval.records import Rubric
 
 Verdict = list[float] | None
@@ -30,38 +32,71 @@ CONFIDENCE = 0.9
 RESAMPLES = 1000
 
 
+class Lack(StrEnum):
+    """Why a judge's words have no verdict: names of counts in the results."""
+
+    UNENDED = "thinking_unended"
+    EMPTY = "empty"
+    OUT_OF_RANGE = "out_of_range"
+    NO_MATCH = "no_match"
+
+
+class Found(NamedTuple):
+    """What was found in a judge's words: a verdict, or why there is none."""
+
+    verdict: Verdict
+    lack: Lack | None = None
+
+
 def find_verdict(words: str, rubric: Rubric) -> Verdict:
-    """Return the verdict in a judge's words, by the first pattern that matches."""
+    """Return the verdict in a judge's words after its thinking."""
+    return look_for_verdict(words, rubric).verdict
+
+
+def look_for_verdict(words: str, rubric: Rubric) -> Found:
+    """Return the verdict in a judge's words after its thinking, by the first pattern that matches.
+
+    A rating outside of the rubric's scale, or a label that it does not have, is no verdict, and
+    nothing is looked for in its place.
+    """
+    said = spoken(words)
+    if said is None:
+        return Found(None, Lack.UNENDED)
+    if not said.strip():
+        return Found(None, Lack.EMPTY)
     import regex  # a package of the harness: the standard library's knows no time limit
 
     flags = regex.IGNORECASE if rubric.ignore_case else 0
     for pattern in rubric.patterns:
         found = None
         try:
-            for match in regex.finditer(pattern, words, flags, timeout=SECONDS):
+            for match in regex.finditer(pattern, said, flags, timeout=SECONDS):
                 if match[1]:
                     found = match[1]
                     if rubric.take == "first":
                         break
         except TimeoutError:
-            return None
+            return Found(None, Lack.NO_MATCH)
         if found is not None:
             return _meaning(found.strip(), rubric)
-    return None
+    return Found(None, Lack.NO_MATCH)
 
 
-def _meaning(said: str, rubric: Rubric) -> Verdict:
+def _meaning(said: str, rubric: Rubric) -> Found:
     if rubric.labels:
         labels = rubric.labels
         if rubric.ignore_case:
             said, labels = said.upper(), {name.upper(): v for name, v in labels.items()}
-        return labels.get(said)
+        values = labels.get(said)
+        return Found(values, None if values else Lack.NO_MATCH)
     try:
         rating = float(said)
     except ValueError:
-        return None
+        return Found(None, Lack.NO_MATCH)
     least, most = rubric.scale or (-math.inf, math.inf)
-    return [rating] if math.isfinite(rating) and least <= rating <= most else None
+    if math.isfinite(rating) and least <= rating <= most:
+        return Found([rating])
+    return Found(None, Lack.OUT_OF_RANGE)
 
 
 def battles(first: Verdict, second: Verdict) -> list[float]:

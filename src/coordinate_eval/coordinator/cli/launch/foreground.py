@@ -212,7 +212,7 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
             for line in report.degenerate(name, Outputs.model_validate(outputs))
         ]
         for name, judge in results["judge"].items():
-            lines += report.without_verdict(name, judge)
+            lines += report.odd_answers(name, judge)
         for line in lines:
             console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         if not results["complete"]:

@@ -176,6 +176,7 @@ class JudgeRun:
                     f"judge's context of {run.max_length} has for one",
                     seconds=0.0,
                     tokens=len(request.tokens) + response.tokens,
+                    cut=fits and response.finish == "length",
                 )
 
     def check_goes_on(self) -> None:

@@ -7,6 +7,7 @@ task is applied.
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ from coordinate_eval.evaluators.judged.verdicts import (
     Verdict,
     battles,
     document_metrics,
-    find_verdict,
+    look_for_verdict,
     main_metric,
     metrics_of,
 )
@@ -62,12 +63,17 @@ NOBODY = Panel()
 
 @dataclass
 class Count:
-    """The questions that a scoring asked, and the number without a verdict or refused."""
+    """The questions that a scoring asked, and the number without a verdict or refused.
+
+    `odd` counts what else is odd about answers: why they have no verdict (`Lack`), those that were
+    cut, and by parameter those that the judge gave without it.
+    """
 
     questions: set[str] = field(default_factory=set)
     without_verdict: int = 0
     refused: int = 0
     left_out: int = 0
+    odd: Counter[str] = field(default_factory=Counter)
 
 
 class JudgedTask:
@@ -199,12 +205,19 @@ class JudgedTask:
             self.count.refused += 1
             self.count.without_verdict += 1
             return None
-        answered, words = ask(question)
+        said = ask(question)
         self.count.questions.add(question.id)
-        self.count.refused += not answered
-        verdict = find_verdict(words, self._rubric) if answered else None
-        self.count.without_verdict += verdict is None
-        return verdict
+        if not said.passed:
+            self.count.refused += 1
+            self.count.without_verdict += 1
+            return None
+        found = look_for_verdict(said.result, self._rubric)
+        odd = ["cut"] * said.cut + [f"without_{name}" for name in said.without]
+        if found.lack is not None:
+            self.count.without_verdict += 1
+            odd.append(found.lack.value)
+        self.count.odd.update(odd)
+        return found.verdict
 
     def _sides(
         self, document: Mapping[str, Any], answers: Sequence[str], baseline: Sequence[str]
@@ -294,6 +307,7 @@ def judge_results(
         "questions": len(questions),
         "without_verdict": sum(count.without_verdict for count in counts),
         "refused": sum(count.refused for count in counts),
+        "odd": dict(sorted(sum((count.odd for count in counts), Counter[str]()).items())),
         **({"pairs_left_out": sum(count.left_out for count in counts)} if rubric.pair else {}),
     }
 

@@ -1,0 +1,63 @@
+"""Thinking within a judge's words, which stands before what it says: marked, and never rated.
+
+A server with a parser for its model's thinking leaves it out of `content`. Others leave it there,
+and a judge weighs ratings while it thinks. The rule is that of the harness's `think_end_token`:
+what counts stands after the last mark of an end. The template of some models begins the thinking,
+so that only its end is in the words; and a judge that runs out of tokens may never end it.
+"""
+
+import re
+from typing import Final
+
+_NAMES = r"(?:\w{1,20}[:_])?(?:think|thinking|thought|thoughts|reason|reasoning|scratchpad)"
+
+_MARKS: Final = (
+    (rf"<{_NAMES}>", rf"</{_NAMES}>"),  # most; also <seed:think> and <longcat_think>
+    (r"\[THINK\]", r"\[/THINK\]"),  # Mistral
+    (r"◁think▷", r"◁/think▷"),  # Kimi-VL
+    # gpt-oss, and without its special tokens
+    (r"<\|channel\|>(?:analysis|commentary)", r"<\|channel\|>final[^<]{0,40}(?:<\|constrain\|>\w+)?"
+     r"<\|message\|>"),
+    (r"analysis(?=[A-Z])", r"assistantfinal"),
+    (r"<\|channel>thought", r"<channel\|>"),  # Gemma 4
+    (r"<unused94>(?:thought)?", r"<unused95>"),  # MedGemma
+    (r"<ctrl94>(?:thought)?", r"<ctrl95>"),  # Gemini
+    (r"\[unused16\]", r"\[unused17\]"),  # openPangu
+    (r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>"),  # Sky-T1, OpenThinker
+    (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),  # Command A Reasoning
+    (r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),  # Apertus
+    (r"<\|think\|>", r"<\|/think\|>|<\|content\|>"),  # Solar Open
+)  # fmt: skip
+"""Marks of beginning and end that public models write."""
+
+_OPEN = "|".join(begin for begin, _ in _MARKS)
+_BEGINS = re.compile(rf"\s*(?:<\|start\|>assistant)?({_OPEN})", re.IGNORECASE)
+_AT_END = re.compile(rf"({_OPEN}\Z|<\|channel\|>analysis<\|message\|>)\s*\Z", re.IGNORECASE)
+_QUOTES = "`\"'“‘«「"
+_ENDS = re.compile(rf"(?<![{_QUOTES}])(?:{'|'.join(end for _, end in _MARKS)})", re.IGNORECASE)
+# One in quotes is spoken of, as of a mark in the answer that is rated.
+_PHRASE = re.compile(r"\s*here(?: i|')s my thought process:", re.IGNORECASE)
+_PHRASE_ENDS = re.compile(r"here(?: i|')s my response:", re.IGNORECASE)  # Granite 3.2
+
+
+def spoken(words: str) -> str | None:
+    """Return a judge's words after its thinking; None if it thinks and does not come to an end."""
+    marks = list(_ENDS.finditer(words))
+    thinks = _BEGINS.match(words) is not None
+    if _PHRASE.match(words):
+        thinks = True
+        marks += list(_PHRASE_ENDS.finditer(words))
+    if marks:
+        return words[max(mark.end() for mark in marks) :].lstrip()
+    return None if thinks else words
+
+
+def begun_before(words: str) -> bool:
+    """Return whether words end a thinking whose beginning is not in them, but in the prompt."""
+    return _ENDS.search(words) is not None and _BEGINS.match(words) is None
+
+
+def begun_in(prompt: str) -> str:
+    """Return the mark with which a prompt begins the thinking, empty if it does not."""
+    found = _AT_END.search(prompt[-200:])
+    return found[1] if found else ""
