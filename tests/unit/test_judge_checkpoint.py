@@ -15,14 +15,19 @@ from tests.runs import Workspace
 from tests.tiny import tiny_model
 
 from coordinate_eval.cluster import Busy
-from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import named, settings_of_judge
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
+    begins_thinking,
+    named,
+    settings_of_judge,
+)
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.judge_plan import plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.plan import JudgeWork
 from coordinate_eval.coordinator.planning.prepare import choose_nodes, prepare
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Dataset
+from coordinate_eval.records import Dataset, Message, Rubric
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster.yaml"
 
@@ -57,6 +62,39 @@ def test_a_server_besides_is_refused(chat: Path, other: dict[str, str]) -> None:
 def test_it_needs_a_chat_template() -> None:
     with pytest.raises(UserError, match="has no chat template"):
         named(settings(checkpoint=str(tiny_model())))
+
+
+OF_GEMMA = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_a_system_message_is_not_lost(chat: Path) -> None:
+    """Some templates refuse it, and others leave it out: most rubrics have their rules there."""
+    user, system = (Message(role=role, content="{{ answer }}") for role in ("user", "system"))
+    plain = Rubric(name="plain", prompts={"p": [user]}, patterns=["(.)"])
+    ruled = Rubric(name="ruled", prompts={"p": [system, user]}, patterns=["(.)"])
+    given = settings(checkpoint=str(chat))
+    for text, why in (
+        (OF_GEMMA, "refuses a system message .*System role not supported"),
+        ("{{ messages[-1].content }}", "leaves a system message out"),
+    ):
+        (chat / "chat_template.jinja").write_text(text)
+        assert named(given, [plain]).judge.model == "chat-7b"
+        with pytest.raises(UserError, match=f"{why}.*, with which rubric 'ruled' begins"):
+            named(given, [plain, ruled])
+    (chat / "chat_template.jinja").write_text(OF_GEMMA)
+    with pytest.raises(UserError, match="refuses a system message"):
+        named(given)
+
+
+def test_the_mark_with_which_its_template_begins_thinking_is_known(chat: Path) -> None:
+    found = inspect(chat)
+    assert begins_thinking(found) == ""
+    for text, mark in (("<think>\n", "<think>"), ("[THINK]", "[THINK]"), ("<think></think>", "")):
+        (chat / "chat_template.jinja").write_text("{{ messages[0].content }}" + text)
+        assert begins_thinking(found) == mark
 
 
 def test_the_jobs_of_its_run_get_no_key_either(chat: Path) -> None:

@@ -80,9 +80,12 @@ def test_what_may_do_without_one_is_left_to_the_harness(tasks: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "there"),
     [
-        ("chat_template.jinja", "x", True),
+        ("chat_template.jinja", "{{ messages[0].content }}", True),
+        ("chat_template.jinja", "x", False),
+        ("chat_template.json", '{"chat_template": "{{ messages[0].content }}"}', True),
         ("tekken.json", "{}", True),
-        ("tokenizer_config.json", '{"chat_template": "x"}', True),
+        ("tokenizer_config.json", '{"chat_template": "{{ messages[0].content }}"}', True),
+        ("tokenizer_config.json", '{"chat_template": null}', False),
         ("tokenizer_config.json", "{}", False),
     ],
 )
@@ -94,5 +97,5 @@ def test_where_a_checkpoint_has_its_chat_template(
     if there:
         check_chat_template(asked(tasks, "plain"), [str(file)])
         return
-    with pytest.raises(UserError, match="no chat template"):
+    with pytest.raises(UserError, match="chat template"):
         check_chat_template(asked(tasks, "plain"), [str(file)])

@@ -82,7 +82,8 @@ def read_inputs(
     if path is None:
         raise UserError("give a checkpoint CKPT, or --plan FILE of a plan that names one")
     inspected = checkpoints.inspect(path, config=config, tokenizer=tokenizer)
-    settings = judge_checkpoint.named(settings)
+    rubrics = [dataset.rubric for dataset in suite.datasets if dataset.rubric]
+    settings = judge_checkpoint.named(settings, rubrics)
     here = Path.cwd()
     folder = "" if why_not_for_tasks(here, inspected) else str(here)
     if settings.stage.where == "none" and inspected.format is CheckpointFormat.TORCH:

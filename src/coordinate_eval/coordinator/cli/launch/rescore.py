@@ -49,7 +49,7 @@ def rescore_run(
     check_tasks(run.suite)
     suite = narrow(run.suite, only=only) if only else run.suite
     if judge.is_checkpoint(settings.judge, suite):
-        settings = judge_checkpoint.named(settings)
+        settings = judge_checkpoint.named(settings, [d.rubric for d in suite.datasets if d.rubric])
     made = rescoring(run_dir, run, suite, settings)
     questions = _check_judge(made)
     made = _with_place(made)

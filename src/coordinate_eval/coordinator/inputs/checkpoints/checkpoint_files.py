@@ -64,22 +64,6 @@ def present(folder: Path, names: Iterable[str]) -> list[Path]:
     return [folder / name for name in names if (folder / name).exists()]
 
 
-def has_chat_template(files: Iterable[str]) -> bool:
-    """Return whether a checkpoint with these small files has, or may have, a chat template.
-
-    Raises:
-        UserError: As for `read`.
-        OSError: As for `read`.
-    """
-    paths = {Path(file).name: Path(file) for file in files}
-    # The tokenizers of Mistral's own format have theirs in code.
-    known = ("chat_template.jinja", "chat_template.json", "tekken.json", "tokenizer.model.v")
-    if any(name.startswith(known) for name in paths):
-        return True
-    config = paths.get("tokenizer_config.json")
-    return config is not None and b'"chat_template"' in read(config)
-
-
 @contextmanager
 def opened(path: Path, *, weights: bool = False) -> Iterator[FileIO]:
     """Open a file of a checkpoint for reading, unbuffered. Its folder is the checkpoint's.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints import chat_template, checkpoint_files
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators import own_code
 
@@ -41,12 +41,15 @@ _MOST_CONFIG_BYTES = 16 << 20  # ten times the largest that are common; parsed, 
 def copy(files: Iterable[str], folder: Path) -> None:
     """Copy the files beside a checkpoint's weights into an empty folder, without names of code.
 
+    A chat template that only processors read is also copied to where tokenizers do.
+
     Raises:
         UserError: A file may not be read or is too large (see `checkpoint_files`), or a config is
             not JSON.
         OSError: A file cannot be read or written.
     """
     code: dict[str, str] = {}
+    files = list(files)
     for file in map(Path, files):
 
         def change(content: bytes, file: Path = file) -> bytes:
@@ -55,6 +58,11 @@ def copy(files: Iterable[str], folder: Path) -> None:
             return cleaned
 
         checkpoint_files.copy(file, folder / file.name, change)
+    template = chat_template.find(files)
+    if template.file == chat_template.OF_PROCESSOR:
+        source = next(Path(file) for file in files if Path(file).name == template.file)
+        target = folder / chat_template.IN_FILE
+        checkpoint_files.copy(source, target, lambda _: template.text.encode())
     if code:
         (folder / own_code.RECORD).write_text(_files.pretty(code), encoding="utf-8")
 

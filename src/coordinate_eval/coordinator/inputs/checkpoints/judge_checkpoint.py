@@ -1,12 +1,14 @@
 """A checkpoint that is the judge, as settings name it."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from coordinate_eval.coordinator.inputs.checkpoints import chat_template
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Checkpoint
+from coordinate_eval.evaluators.judged.thinking import begun_in
+from coordinate_eval.records import Checkpoint, Rubric
 
 DATASET, TASK = "questions", "judge_questions"
 """The only dataset of a judge's run, whose item n is the n-th question; and its task."""
@@ -14,13 +16,19 @@ DATASET, TASK = "questions", "judge_questions"
 _REVISION_DIGITS = 12
 
 
-def named(settings: Settings) -> Settings:
+def named(settings: Settings, rubrics: Iterable[Rubric] | None = None) -> Settings:
     """Return settings in which a judge that is a checkpoint has a name and a revision.
 
     Its name is that of its folder, its revision is from its contents. Both stand in the results.
 
+    Args:
+        settings: those of the user.
+        rubrics: what the judge is asked by. None if that is not known: then its chat template must
+            take a system message, as most of them have.
+
     Raises:
-        UserError: The checkpoint cannot be used, has no chat template, or a server is named too.
+        UserError: The checkpoint cannot be used, has no chat template that can be, or a server is
+            named too.
     """
     judge = settings.judge
     if judge.checkpoint is None:
@@ -34,17 +42,46 @@ def named(settings: Settings) -> Settings:
         found = checkpoints.inspect(Path(judge.checkpoint))
     except UserError as error:
         raise UserError(f"setting judge.checkpoint: {error}") from error
-    if not checkpoint_files.has_chat_template(found.files):
-        raise UserError(
-            f"the judge {found.path} has no chat template, in which questions are put to it: use "
-            "a checkpoint that was tuned for chats, or add chat_template.jinja to it"
-        )
+    if why := _why_not_asked(found.files, rubrics):
+        raise UserError(f"the judge {found.path} {why}")
     update = {
         "checkpoint": found.path,
         "model": Path(found.path).name,
         "revision": revision(found),
     }
     return settings.model_copy(update={"judge": judge.model_copy(update=update)})
+
+
+def _why_not_asked(files: Sequence[str], rubrics: Iterable[Rubric] | None) -> str:
+    """Return why questions cannot be put to a judge in its chat template; empty if they can."""
+    template = chat_template.find(files)
+    if not template.text:
+        why = chat_template.why_unusable(template, files)
+    else:
+        tried = chat_template.try_out(template, files)
+        why = chat_template.unusable(template, tried.alone)
+        with_system = [each.name for each in rubrics or () if _has_system(each)]
+        after = tried.after_system
+        if not why and (with_system or (rubrics is None and after.problem)):
+            why = chat_template.unusable(template, after)
+            if why and with_system:
+                why += f", with which rubric {with_system[0]!r} begins: use another judge or rubric"
+            if why:
+                return why
+    ask = ", in which questions are put to it: use a checkpoint that was tuned for chats, or add"
+    return f"{why}{ask} chat_template.jinja to it" if why else ""
+
+
+def _has_system(rubric: Rubric) -> bool:
+    return any(each.role == "system" for prompt in rubric.prompts.values() for each in prompt)
+
+
+def begins_thinking(checkpoint: Checkpoint) -> str:
+    """Return the mark with which the chat template of a judge begins its thinking; mostly none."""
+    template = chat_template.find(checkpoint.files)
+    if not template.text:
+        return ""
+    return begun_in(chat_template.try_out(template, checkpoint.files).alone.end)
 
 
 def revision(checkpoint: Checkpoint) -> str:

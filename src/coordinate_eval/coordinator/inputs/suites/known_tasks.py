@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints import chat_template
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.harness.prompts.generation_arguments import why_not
 from coordinate_eval.evaluators.harness.tasks.task_names import (
@@ -76,18 +76,21 @@ def check_generation(suite: Suite) -> None:
 def check_chat_template(suite: Suite, files: Sequence[str], folder: str = "") -> None:
     """Check that the checkpoint with these small files has a chat template, if it is asked for.
 
-    A task of the user's own may have a `turn_template` in its place. A task may be the path of a
-    file from `folder`.
+    It must render a question. A task of the user's own may have a `turn_template` in place of one
+    that is not there. A task may be the path of a file from `folder`.
 
     Raises:
-        UserError: datasets ask for a chat template, and there is none.
+        UserError: datasets ask for a chat template, and there is none that can be used.
     """
     asking = [d for d in suite.datasets if d.chat_template and d.task is not None]
-    if not asking or checkpoint_files.has_chat_template(files):
+    template = chat_template.find(files) if asking else None
+    if template is None or not (why := chat_template.why_unusable(template, files)):
         return
+    if template.text:
+        raise UserError("\n".join(no_chat_template(d.name, why) for d in asking))
     own = _own_tasks(suite)
     lacking = [
-        no_chat_template(d.name)
+        no_chat_template(d.name, why)
         for d in asking
         if not d.metadata
         and not _may_have_turns(own.get(str(d.task), {}), str(d.task))

@@ -17,6 +17,7 @@ from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
     DATASET,
     TASK,
+    begins_thinking,
     longest_answer,
     revision,
     settings_of_judge,
@@ -77,6 +78,8 @@ class JudgeRun:
                     self._folder, self._ids = folder, known
         self._dir = RunDir(self._folder / "run")
         self._read: set[Span] = set()
+        self._begins: str | None = None
+        """The mark with which its prompts begin the thinking: it is not in answers."""
 
     @property
     def root(self) -> Path:
@@ -157,6 +160,8 @@ class JudgeRun:
         A question that was cut to fit into the judge's context is one that it refuses.
         """
         run = read_run(self._dir)
+        if self._begins is None:
+            self._begins = begins_thinking(run.checkpoint)
         ledger = Ledger(self._dir, "outputs")
         spans = [shard.span for shard in run.shards]
         for span in set(spans) - set(ledger.unpublished(spans)) - self._read:
@@ -170,7 +175,7 @@ class JudgeRun:
                 yield Answer(
                     id=self._ids[response.item],
                     passed=fits,
-                    result=(response.text or "")
+                    result=f"{self._begins}{response.text or ''}"
                     if fits
                     else f"refused: the question takes more than the {room} tokens that the "
                     f"judge's context of {run.max_length} has for one",

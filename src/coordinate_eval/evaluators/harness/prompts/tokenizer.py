@@ -47,13 +47,17 @@ def load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  one of many classes of
 
 
 def has_chat_template(tokenizer: Any) -> bool:  # noqa: ANN401  one of many classes
-    """Return whether a tokenizer has a chat template: in a file, or in code as Mistral's."""
+    """Return whether a tokenizer has a chat template: in a file, or in code as Mistral's.
+
+    Of templates with names only that named `default` is for chats. An empty one is none.
+    """
     from transformers import PreTrainedTokenizerBase
 
     of_all = PreTrainedTokenizerBase.apply_chat_template
     # Its calls may be watched: then its class has a function around that of its own.
     own = inspect.unwrap(type(tokenizer).apply_chat_template) is not inspect.unwrap(of_all)
-    return own or tokenizer.chat_template is not None
+    given = tokenizer.chat_template
+    return own or bool(given.get("default") if isinstance(given, dict) else given)
 
 
 def tokenizers_alone() -> None:

@@ -140,11 +140,11 @@ def no_such_task(dataset: str, name: str, known: Iterable[str], include_path: Se
     return message + "\nlooked in: " + ", ".join([*include_path, "the harness's own tasks"])
 
 
-def no_chat_template(dataset: str) -> str:
-    """Return the message for a dataset that asks for a chat template which is not there."""
+def no_chat_template(dataset: str, why: str = "has no chat template") -> str:
+    """Return the message for a dataset that asks for a chat template which cannot be used."""
     return (
-        f"dataset {dataset!r}: it has `chat_template: true`, and the checkpoint has no chat "
-        "template: set it to false, or put chat_template.jinja beside the tokenizer"
+        f"dataset {dataset!r}: it has `chat_template: true`, and the checkpoint {why}: set it to "
+        "false, or put chat_template.jinja beside the tokenizer"
     )
 
 
