@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.decisions import NODES, ROUND, make_run
-from tests.judges import Judge, fails
+from tests.judges import Judge, Reply, fails, says
 from tests.plans import CHECKPOINT
 from tests.run_dirs import write_index
 
@@ -31,12 +31,14 @@ from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.run.starting.create import existing, run_id
 from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.judged import endpoint
+from coordinate_eval.evaluators.judged.prompts import judge_question
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Answer, Dataset, Message, Rubric, Suite
 from coordinate_eval.slurm.environment import of_job
 
 PROMPT = [Message(role="user", content="Rate {{ answer }}.")]
-RUBRIC = Rubric(name="r", prompts={"one": PROMPT, "two": PROMPT}, patterns=["(.)"])
+RUBRIC = Rubric(name="r", prompts={"one": PROMPT, "two": PROMPT}, patterns=[r"(\d)"])
 PAIR = RUBRIC.model_copy(update={"pair": True})
 JUDGED = Dataset(name="b", task="b", rubric=RUBRIC, items=10)
 PAIRED = Dataset(name="c", task="c", rubric=PAIR, items=10)
@@ -203,6 +205,89 @@ def test_a_judge_without_room_for_its_answers_costs_its_datasets(tmp_path: Path)
         assert given_up(run_dir) == ({"b"} if number == 0 else set())
         assert len(said) == (number == 0)
     assert "a context of 2,048 tokens" in RunDir(tmp_path / "0").dataset_error("b").read_text()
+
+
+def tried(folder: Path, server: Judge, **of_rubric: Any) -> tuple[list[str], set[str]]:
+    """What is said of a judge that is asked a question of a rubric, and what is given up."""
+    run_dir = RunDir(folder)
+    rubric = RUBRIC.model_copy(
+        update={"patterns": [r"\[\[(\d+)\]\]"], "scale": (1, 10)} | of_rubric
+    )
+    run = judged_run(run_dir, base_url=server.url)
+    write_index(
+        run_dir, "b", 1, generate_requests=1, asks=True, judged=True,
+        judge_example=judge_question("", rubric, PROMPT).content,
+    )  # fmt: skip
+    judged = JUDGED.model_copy(update={"rubric": rubric})
+    suite = ALL.model_copy(update={"datasets": [*ALONE.datasets, judged]})
+    return refuse(run_dir, run.model_copy(update={"suite": suite})), given_up(run_dir)
+
+
+def test_a_judge_is_asked_a_question_of_each_rubric_with_its_parameters(tmp_path: Path) -> None:
+    with Judge(lambda *_: says("[[8]]"), models=["judge"]) as server:
+        assert tried(tmp_path, server, max_tokens=77, temperature=0.5) == ([], set())
+    (body,) = server.asked
+    assert (body["max_tokens"], body["temperature"]) == (77, 0.5)
+    assert body["messages"][0]["content"] == PROMPT[0].content
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "max_tokens is too large: 2048. This model supports at most 1024 completion tokens",
+        "'messages[0].role' does not support 'system' with this model",
+        "This model's maximum context length is 2048 tokens",
+    ],
+)
+def test_a_judge_that_takes_no_such_question_costs_no_gpu(tmp_path: Path, said: str) -> None:
+    with Judge(lambda *_: fails(400, said), models=["judge"]) as server:
+        (event,), lost = tried(tmp_path, server)
+    assert lost == {"b"}
+    assert event.startswith("not run: b. the judge answers no such questions: ")
+    assert said[:40] in RunDir(tmp_path).dataset_error("b").read_text()
+
+
+@pytest.mark.parametrize(
+    ("reply", "event"),
+    [
+        (says("[[8]]"), None),
+        (says("[[85]]"), "has a rating that the rubric does not allow: '[[85]]'"),
+        (says("Eight."), "has no verdict: 'Eight.'"),
+        (says("<think>[[8]]", finish_reason="length"), "is thinking without an end"),
+        (says(None, finish_reason="length"), "has no words: if it thinks, raise max_tokens"),
+        (says("", finish_reason="content_filter"), None),
+        (fails(503), "does not answer"),
+        (says([]), "does not answer"),
+    ],
+)
+def test_what_a_judge_says_to_a_trial_question_is_told_and_costs_nothing(
+    tmp_path: Path, reply: Reply, event: str | None
+) -> None:
+    with Judge(lambda *_: reply, models=["judge"]) as server:
+        events, lost = tried(tmp_path, server)
+    assert lost == set()
+    assert len(events) == (event is not None)
+    assert event is None or event in events[0]
+
+
+def test_a_judge_with_a_fixed_temperature_is_told_of_and_asked(tmp_path: Path) -> None:
+    def behave(body: dict[str, Any], number: int) -> Reply:
+        odd = fails(400, "invalid temperature: only 1 is allowed for this model")
+        return odd if "temperature" in body else says("[[8]]")
+
+    with Judge(behave, models=["judge"]) as server:
+        assert tried(tmp_path, server) == (
+            ["the judge of b is asked without temperature, which its server does not support"],
+            set(),
+        )
+
+
+def test_a_judge_that_thinks_for_long_has_taken_its_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "TRIAL_SECONDS", 0.1)
+    with Judge(lambda *_: Reply(after_seconds=1e6), models=["judge"]) as server:
+        assert tried(tmp_path, server) == ([], set())
 
 
 def test_a_judge_that_has_answered_everything_is_not_asked_again(tmp_path: Path) -> None:

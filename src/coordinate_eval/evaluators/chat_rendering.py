@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from jinja2 import TemplateSyntaxError, nodes
 from jinja2.exceptions import TemplateError
@@ -121,7 +121,7 @@ def _brief(error: object) -> str:
 class _Generation(Extension):
     """The block `{% generation %}`, with which transformers marks what a model has said."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  as its class has it
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         """Return the statements within the block."""

@@ -154,6 +154,11 @@ class DatasetRequests(Record):
         default=[],
         description="of each item, by which a baseline's answer is found, if it needs one",
     )
+    judge_example: str = Field(
+        default="",
+        description="a question to the judge about a made-up answer to the first item, as the "
+        "content of a `Question`",
+    )
     languages: list[str] = Field(
         default=[], description="languages of the programs that its metric asks for"
     )

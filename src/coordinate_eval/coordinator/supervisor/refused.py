@@ -1,10 +1,13 @@
 """Datasets that nobody can score here, found before a GPU works for them."""
 
 import asyncio
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from coordinate_eval import _files
+from coordinate_eval._format import brief
 from coordinate_eval.coordinator.run.claiming.outcomes import request_indexes, unscored_datasets
 from coordinate_eval.coordinator.run.claiming.portions import unanswered_portions
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -14,9 +17,10 @@ from coordinate_eval.errors import JudgeRefuses, JudgeSilent, UserError
 from coordinate_eval.evaluators.confined.evaluator import find_level, refusal
 from coordinate_eval.evaluators.judged.access import Access
 from coordinate_eval.evaluators.judged.endpoint import Endpoint
+from coordinate_eval.evaluators.judged.replies import MOST_WORDS, Completion
 from coordinate_eval.evaluators.sandbox import toolchains
 from coordinate_eval.evaluators.sandbox.languages import missing_packages
-from coordinate_eval.records import DatasetRequests
+from coordinate_eval.records import DatasetRequests, Rubric
 
 
 def refuse(run_dir: RunDir, run: Run) -> list[str]:
@@ -25,7 +29,8 @@ def refuse(run_dir: RunDir, run: Run) -> list[str]:
     These are datasets whose scoring may run what the model wrote, where nothing confines it; those
     whose metric asks for programs in a language whose compiler is not installed; those whose
     answers are compared with a baseline's that are not all there; and those whose judge refuses
-    the key, has no such model, or too short a context. One that does not answer may do so later.
+    the key or a question, has no such model, or too short a context. One that does not answer may
+    do so later.
 
     It is called before the first job is submitted: no GPU works for them. This node speaks for
     those of scoring and metric jobs. One of them that can do less refuses its work itself.
@@ -48,55 +53,110 @@ def refuse(run_dir: RunDir, run: Run) -> list[str]:
             events.append(f"not run: {', '.join(reasons)}. {why}; results.json says what to do")
             indexes = {name: index for name, index in indexes.items() if name not in reasons}
     unanswered = {span.dataset for span in unanswered_portions(run_dir, run, judged=True)}
-    judged = [name for name in indexes if name in unanswered]
+    judged = {name: index for name, index in indexes.items() if name in unanswered}
     if judged:
         events += _ask_the_judge(run_dir, run, judged)
     return events
 
 
-def _ask_the_judge(run_dir: RunDir, run: Run, judged: list[str]) -> Iterator[str]:
-    """Ask the judge once whether it can be asked. Give up its datasets if it cannot."""
+def _ask_the_judge(
+    run_dir: RunDir, run: Run, judged: Mapping[str, DatasetRequests]
+) -> Iterator[str]:
+    """Ask the judge whether it can be asked. Give up the datasets for which it cannot.
+
+    It is asked a question of each dataset, with the parameters of its rubric.
+    """
     settings = run.settings.judge
     if settings.checkpoint:
         return  # it is no server
+    rubrics = {d.name: d.rubric for d in run.suite.datasets if d.rubric and d.name in judged}
+    asked = {name: _example(judged[name], rubric) for name, rubric in rubrics.items()}
     try:
         access = Access.of(
             settings.base_url or "", settings.model or "", settings.api_key_env, os.environ
         )
-        context = asyncio.run(_check(access))
+        context, tried = asyncio.run(_try_out(access, asked))
     except JudgeSilent as error:
         yield (
             f"the judge of {', '.join(judged)} does not answer: {error}. Their answers are "
             "collected, and it is asked again when they are there"
         )
+        return
     except (JudgeRefuses, UserError) as error:
-        for name in judged:
-            _files.write(run_dir.dataset_error(name), f"{error}\n")
-        yield f"not run: {', '.join(judged)}. {error}"
-    else:
-        for name, why in _without_room(run, judged, context):
-            _files.write(run_dir.dataset_error(name), f"{why}\n")
-            yield f"not run: {name}. {why}"
-
-
-def _without_room(run: Run, judged: list[str], context: int | None) -> Iterator[tuple[str, str]]:
-    """Yield the datasets whose judge would refuse every question, with the reason."""
-    rubrics = {dataset.name: dataset.rubric for dataset in run.suite.datasets}
+        context, tried = None, dict.fromkeys(judged, error)
+    refused: dict[str, list[str]] = {}
     for name in judged:
-        rubric = rubrics[name]
-        if context is not None and rubric is not None and context <= rubric.max_tokens:
-            yield (
-                name,
-                f"judge {run.settings.judge.model} has a context of {context:,} tokens, and its "
-                f"answers alone may take {rubric.max_tokens:,} (max_tokens of rubric "
-                f"{rubric.name}): serve it with a longer context and resume the run, or start one "
-                "with a rubric of your own",
-            )
+        found, rubric = tried.get(name), rubrics.get(name)
+        why = _without_room(rubric, context, settings.model or "") if rubric else ""
+        if not why and isinstance(found, BaseException):
+            why = str(found)
+        if why:
+            _files.write(run_dir.dataset_error(name), f"{why}\n")
+            refused.setdefault(why, []).append(name)
+        elif isinstance(found, Completion) and rubric:
+            yield from _odd(name, rubric, found)
+    yield from (f"not run: {', '.join(names)}. {why}" for why, names in refused.items())
 
 
-async def _check(access: Access) -> int | None:
+def _example(index: DatasetRequests, rubric: Rubric) -> dict[str, Any]:
+    """Return a question to the judge: of the dataset, or a short one if its index has none."""
+    short = {"messages": [{"role": "user", "content": "Say OK."}]}
+    sampling = {"temperature": rubric.temperature, "max_tokens": rubric.max_tokens}
+    return {**(json.loads(index.judge_example) if index.judge_example else short), **sampling}
+
+
+def _without_room(rubric: Rubric, context: int | None, model: str) -> str:
+    """Return why a judge with this context would refuse every question; empty if it would not."""
+    if context is None or context > rubric.max_tokens:
+        return ""
+    return (
+        f"judge {model} has a context of {context:,} tokens, and its answers alone may take "
+        f"{rubric.max_tokens:,} (max_tokens of rubric {rubric.name}): serve it with a longer "
+        "context and resume the run, or start one with a rubric of your own"
+    )
+
+
+_LACKS = {
+    "empty": "has no words: if it thinks, raise max_tokens of the rubric, or see how the server "
+    "parses its thinking",
+    "thinking_unended": "is thinking without an end: raise max_tokens of the rubric",
+    "out_of_range": "has a rating that the rubric does not allow",
+    "no_match": "has no verdict",
+}
+
+
+def _odd(name: str, rubric: Rubric, found: Completion) -> Iterator[str]:
+    """Yield what is odd about the answer to a trial question."""
+    from coordinate_eval.evaluators.judged.verdicts import look_for_verdict
+
+    if found.without:
+        yield (
+            f"the judge of {name} is asked without {' and '.join(found.without)}, which its server "
+            "does not support"
+        )
+    lack = look_for_verdict(found.words, rubric).lack
+    if lack is not None:
+        words = f": {brief(found.words, MOST_WORDS)!r}" if found.words.strip() else ""
+        yield f"the answer of the judge of {name} to a trial question {_LACKS[lack]}{words}"
+
+
+async def _try_out(
+    access: Access, asked: Mapping[str, Mapping[str, Any]]
+) -> tuple[int | None, dict[str, Completion | BaseException | None]]:
+    """Return the judge's context, and by dataset its answer, or why there will be none.
+
+    Raises:
+        JudgeRefuses, JudgeSilent: it answers nothing at all.
+    """
     async with Endpoint(access) as judge:
-        return await judge.check()
+        context = await judge.check()
+        tries = (judge.try_out(each) for each in asked.values())
+        found = await asyncio.gather(*tries, return_exceptions=True)
+    tried = dict(zip(asked, found, strict=True))
+    for each in found:
+        if isinstance(each, BaseException) and not isinstance(each, JudgeRefuses):
+            raise each
+    return context, tried
 
 
 def _unconfined(run: Run, indexes: dict[str, DatasetRequests]) -> Iterator[tuple[str, str]]:

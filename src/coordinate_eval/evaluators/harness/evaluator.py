@@ -149,7 +149,7 @@ class HarnessEvaluator:
             self._loader.begin(dataset)
             began = time.process_time()
             built = self._kept.built(dataset)
-            question_ids = _check_judged(built)
+            question_ids, example = _check_judged(built)
             digests = built.digests()
             for request in built.requests():
                 write(request)
@@ -182,6 +182,7 @@ class HarnessEvaluator:
             asks=bool(rows) or dataset.rubric is not None,
             judged=dataset.rubric is not None,
             question_ids=question_ids,
+            judge_example=example,
             languages=sorted({spoken for spoken in programs.values() if spoken}),
             metric_cpu_seconds=sum(by_task[name] * row.cpu_seconds for name, row in rows.items()),
             plain_chat=built.plain_chat,
@@ -367,17 +368,21 @@ def _scripts(built: BuiltDataset) -> dict[str, list[str]]:
     return {name: scripts_of(found) for name, found in texts.items()}
 
 
-def _check_judged(built: BuiltDataset) -> list[str]:
-    """Try the rubric on each document. Return the ids by which a baseline's answers are found.
+def _check_judged(built: BuiltDataset) -> tuple[list[str], str]:
+    """Try the rubric on each document.
+
+    Returns:
+        the ids by which a baseline's answers are found, and an example of a question.
 
     Raises:
         UserError: the rubric needs what a document lacks.
     """
-    ids = []
+    ids, example = [], ""
     for name, judged in built.loaded.judged.items():
         documents = {ask.doc: ask.instance.doc for ask in built.asks if ask.task == name}
         ids += judged.check(list(documents.values()))
-    return ids
+        example = example or judged.example
+    return ids, example
 
 
 def _check_answered(dataset: Dataset, book: AnswerBook) -> None:

@@ -93,6 +93,7 @@ class JudgedTask:
         self._turns = (task.config.metadata or {}).get("follow_ups")
         self._baseline: dict[str, list[str]] | None = None
         self.count = Count()
+        self.example = ""
         self._metrics = metrics_of(rubric)
         self._aggregations = {name: found for name, (found, _) in self._metrics.items()}
         self._higher = {name: higher for name, (_, higher) in self._metrics.items()}
@@ -109,6 +110,8 @@ class JudgedTask:
     def check(self, documents: Sequence[Mapping[str, Any]]) -> list[str]:
         """Try all prompts with made-up answers. Return the ids of a pair's questions.
 
+        The first prompt becomes the `example` of a question.
+
         Raises:
             UserError: the templates, or a field that the rubric names, do not suit a document.
         """
@@ -118,7 +121,11 @@ class JudgedTask:
             made_up = [PLACEHOLDER] * self._answers_of(document)
             try:
                 for fields in self._sides(document, made_up, made_up):
-                    self._filled(document, fields, number)
+                    for messages in self._filled(document, fields, number).values():
+                        made = (
+                            judge_question("", self._rubric, messages) if not self.example else None
+                        )
+                        self.example = made.content if made else self.example
             except TooLong as error:
                 raise UserError(
                     f"rubric {self._rubric.name!r}: what the judge is told about "
