@@ -6,16 +6,20 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from tests.decisions import make_run
 from tests.judges import question
 from tests.reviewer import FakeCluster
+from tests.run_dirs import write_requests
 
 from coordinate_eval import _files
 from coordinate_eval.cluster import Hold, Job, JobLimits, State, TaskStatus
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.suites.located_yaml import Place
+from coordinate_eval.coordinator.inputs.suites.rubric import load
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.portions import all_portions
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -28,7 +32,8 @@ from coordinate_eval.coordinator.run.records import (
 from coordinate_eval.coordinator.workers.judging import judge
 from coordinate_eval.coordinator.workers.judging.judge_run import JudgeRun
 from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitLater, SubmitRefused
-from coordinate_eval.records import Answer, Shard
+from coordinate_eval.evaluators.judged.verdicts import find_verdict
+from coordinate_eval.records import Answer, ItemRequests, Key, Request, RequestKind, Response, Shard
 
 ITEMS = 10
 
@@ -232,3 +237,38 @@ def test_its_supervisor_asks_for_what_is_allowed_now(asking: Asking) -> None:
     asking.uses(cluster)
     asking.judge_run().start()
     assert [job.minutes for job in cluster.submitted] == [30]
+
+
+def test_an_answer_begins_with_the_thinking_that_the_template_has_begun(
+    asking: Asking, tmp_path: Path
+) -> None:
+    """Cut off by its limit, it would else be rated by a number that the judge only weighed."""
+    template = tmp_path / "chat_template.jinja"
+    template.write_text("{{ messages[0].content }}<think>\n")
+    checkpoint = asking.made.checkpoint.model_copy(update={"files": [str(template)]})
+    shard = Shard(dataset="a", start=0, stop=3, gpu_seconds=1, metric_cpu_seconds=0)
+    (asking.inner.root / "run.json").unlink()
+    write_run(asking.inner, make_run(checkpoint=checkpoint, shards=[shard], max_length=100))
+    write_planned(asking.inner, read_run(asking.inner))
+    keys = [Key(dataset="a", item=n, task="q", doc=n, prompt_hash="p") for n in range(3)]
+    requests = [
+        Request(**key.model_dump(), kind=RequestKind.GENERATE, tokens=[1] * tokens, max_tokens=50)
+        for key, tokens in zip(keys, (5, 5, 60), strict=True)
+    ]
+    write_requests(asking.inner, "a", [ItemRequests.of([each]).line() for each in requests])
+    said: tuple[tuple[str, Literal["stop", "length"]], ...]
+    said = (("[[3]]? No.</think>[[8]]", "stop"), ("Is it [[3]]?", "length"), ("[[1]]", "length"))
+    lines = [
+        Response(**key.model_dump(), text=text, tokens=7, finish=finish).line()
+        for key, (text, finish) in zip(keys, said, strict=True)
+    ]
+    _files.write(asking.inner.published("outputs", shard.span), "".join(lines))
+    answers = list(asking.judge_run().new_answers())
+    assert [(each.passed, each.cut) for each in answers] == [
+        (True, False),
+        (True, True),
+        (False, False),
+    ]
+    rubric = load("mt_bench", Place("suite.yaml", 1))
+    assert [find_verdict(each.result, rubric) for each in answers[:2]] == [[8.0], None]
+    assert answers[2].result.startswith("refused: ")

@@ -1,5 +1,6 @@
 """A checkpoint that is the judge, as settings name it."""
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -78,10 +79,11 @@ def _has_system(rubric: Rubric) -> bool:
 
 def begins_thinking(checkpoint: Checkpoint) -> str:
     """Return the mark with which the chat template of a judge begins its thinking; mostly none."""
-    template = chat_template.find(checkpoint.files)
-    if not template.text:
-        return ""
-    return begun_in(chat_template.try_out(template, checkpoint.files).alone.end)
+    with contextlib.suppress(UserError, OSError):  # its files may be gone
+        template = chat_template.find(checkpoint.files)
+        if template.text:
+            return begun_in(chat_template.try_out(template, checkpoint.files).alone.end)
+    return ""
 
 
 def revision(checkpoint: Checkpoint) -> str:
