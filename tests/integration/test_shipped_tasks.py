@@ -22,7 +22,7 @@ pytest.importorskip("lm_eval")
 
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped_folder
-from coordinate_eval.evaluators.harness.code_eval import answered_by, program_question
+from coordinate_eval.evaluators.harness.code_eval import Verdict, answered_by, program_question
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.priors import catalogue
 from coordinate_eval.records import Answer, Dataset, DatasetResults, Request, Response
@@ -345,7 +345,7 @@ def test_several_samples_give_an_unbiased_estimate(tmp_path: Path) -> None:
     row = humaneval_x(PROBLEMS[0], "js")
     made = bench(tmp_path, "humaneval_x_js", [row])
     predictions = [["a", "b", "c", "WRONG"]]
-    with answered_by(lambda question: (question.content[0] in "ab", "passed")):
+    with answered_by(lambda question: Verdict(question.content[0] in "ab", "passed")):
         scores = module("humaneval_x").pass_at_k([row["test"]], predictions, [1, 2, 8], "js")
     assert made.built.languages == ["js"]
     assert scores == pytest.approx({"pass@1": 0.5, "pass@2": 5 / 6})

@@ -248,19 +248,20 @@ def test_an_answer_begins_with_the_thinking_that_the_template_has_begun(
     checkpoint = asking.made.checkpoint.model_copy(update={"files": [str(template)]})
     shard = Shard(dataset="a", start=0, stop=3, gpu_seconds=1, metric_cpu_seconds=0)
     (asking.inner.root / "run.json").unlink()
-    write_run(asking.inner, make_run(checkpoint=checkpoint, shards=[shard], max_length=100))
-    write_planned(asking.inner, read_run(asking.inner))
+    made = make_run(checkpoint=checkpoint, shards=[shard], max_length=100)
+    write_run(asking.inner, made)
+    write_planned(asking.inner, made)
     keys = [Key(dataset="a", item=n, task="q", doc=n, prompt_hash="p") for n in range(3)]
     requests = [
         Request(**key.model_dump(), kind=RequestKind.GENERATE, tokens=[1] * tokens, max_tokens=50)
         for key, tokens in zip(keys, (5, 5, 60), strict=True)
     ]
     write_requests(asking.inner, "a", [ItemRequests.of([each]).line() for each in requests])
-    said: tuple[tuple[str, Literal["stop", "length"]], ...]
-    said = (("[[3]]? No.</think>[[8]]", "stop"), ("Is it [[3]]?", "length"), ("[[1]]", "length"))
+    said: list[tuple[str, Literal["stop", "length"]]]
+    said = [("[[3]]? No.</think>[[8]]", "stop"), ("Is it [[3]]?", "length"), ("[[1]]", "length")]
     lines = [
-        Response(**key.model_dump(), text=text, tokens=7, finish=finish).line()
-        for key, (text, finish) in zip(keys, said, strict=True)
+        Response(**key.model_dump(), text=words, tokens=7, finish=end).line()
+        for key, (words, end) in zip(keys, said, strict=True)
     ]
     _files.write(asking.inner.published("outputs", shard.span), "".join(lines))
     answers = list(asking.judge_run().new_answers())
