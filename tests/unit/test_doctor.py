@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.inputs.file_system import Tried
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings, StageSettings
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 from coordinate_eval.slurm.about import describe
-from coordinate_eval.slurm.answers.nodes import read_partitions
+from coordinate_eval.slurm.answers.partitions import read_partitions
 from coordinate_eval.slurm.settings import SlurmSettings
 
 GIB = 1 << 30
@@ -201,10 +201,10 @@ def test_slurm_says_its_limits() -> None:
         "PartitionName=cpu MaxTime=UNLIMITED State=DOWN\n"
     )
     ping = "Slurmctld(primary) at a is UP\n\n"
-    said = describe("slurm 24.11.5\n", ping, "Slurm's commands", read_partitions(text).values())
+    said = describe("slurm-wlm 24.11.5\n", ping, "Commands", read_partitions(text).values())
     assert said == {
-        "controller": "slurm 24.11.5: Slurmctld(primary) at a is UP",
-        "reader": "Slurm's commands",
+        "controller": "Slurm 24.11.5: Slurmctld(primary) at a is UP",
+        "reader": "Commands",
         "partition gpu (default)": "state UP, jobs of at most 90 minutes, whole nodes only",
         "partition cpu": "state DOWN, jobs of any length",
     }

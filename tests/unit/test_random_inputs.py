@@ -31,7 +31,8 @@ from coordinate_eval.errors import CoordinateError
 from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import model_of
 from coordinate_eval.records import EngineSettings
-from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes, read_partitions
+from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
+from coordinate_eval.slurm.answers.partitions import read_partitions
 from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_job_id, read_tasks
 from coordinate_eval.slurm.answers.text_answers import read_nodes_text
 

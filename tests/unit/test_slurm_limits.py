@@ -10,7 +10,7 @@ import pytest
 from coordinate_eval.cluster import Job
 from coordinate_eval.errors import ClusterSilent, SettingsRefused, UserError
 from coordinate_eval.slurm.answers.limits import Accounting, Longest, longest, read_accounting
-from coordinate_eval.slurm.answers.nodes import Partition, read_partitions
+from coordinate_eval.slurm.answers.partitions import Partition, read_partitions
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.places import Places

@@ -1,7 +1,6 @@
 """Slurm's JSON of nodes to nodes and busy nodes, in the shapes of three versions."""
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,7 @@ import pytest
 from tests.slurm_nodes import new, old
 
 from coordinate_eval.errors import ClusterError
-from coordinate_eval.slurm.answers.nodes import (
-    Partition,
-    Wanted,
-    read_nodes,
-    read_partitions,
-)
+from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
 from coordinate_eval.slurm.answers.reservations import name_of_user
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "slurm-fixtures"
@@ -324,25 +318,6 @@ def test_a_node_is_left_out_without_the_features_that_are_asked_for(
 def test_an_answer_of_another_shape_is_an_error(answer: dict[str, Any]) -> None:
     with pytest.raises(ClusterError, match="unknown form"):
         read_nodes(answer, LOW)
-
-
-def test_partitions_are_read_with_their_limits() -> None:
-    text = (
-        "PartitionName=low AllowGroups=ALL Default=YES OverSubscribe=NO TRES=cpu=512,node=4 "
-        "MaxTime=UNLIMITED State=UP\n"
-        "PartitionName=whole Default=NO OverSubscribe=EXCLUSIVE MaxTime=1-02:30:00 State=DRAIN\n\n"
-    )
-    assert list(read_partitions(text).values()) == [
-        Partition(name="low", default=True, whole=False, state="UP", minutes=math.inf),
-        Partition(name="whole", default=False, whole=True, state="DRAIN", minutes=1590),
-    ]
-
-
-def test_jobs_may_share_nodes_whether_they_ask_for_it_or_not() -> None:
-    values = ("NO", "YES:4", "FORCE:4", "FORCE", "EXCLUSIVE")
-    text = "".join(f"PartitionName={value} OverSubscribe={value}\n" for value in values)
-    found = [each.name for each in read_partitions(text).values() if each.shared]
-    assert found == ["FORCE:4", "FORCE"]
 
 
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason=f"no captured answers in {FIXTURES}")

@@ -203,6 +203,32 @@ def test_where_slurm_has_no_json_it_is_asked_for_once(monkeypatch: pytest.Monkey
     assert cluster.client.calls - calls == {"scontrol": 1}
 
 
+@pytest.mark.parametrize("signal", ["SEGV", "ABRT", "KILL"])
+def test_a_command_that_crashes_instead_of_printing_json_is_asked_for_text_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal: str
+) -> None:
+    """As scontrol of 24.11 and later does where the plugin that writes JSON is not installed."""
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    fakes = TESTS / "fakes"
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *--json) kill -{signal} $$ ;; ping) exit 0 ;; esac\n'
+        f'exec {fakes}/slurm-20.11/scontrol "$@"\n'
+    )
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{fakes}/slurm-24.11", prepend=os.pathsep)
+    cluster = SlurmCluster(SlurmSettings())
+    nodes, busy = cluster.nodes()
+    assert ([node.name for node in nodes], len(busy)) == (["node1"], 3)
+    calls = cluster.client.calls.copy()
+    assert cluster.nodes() == (nodes, busy)
+    assert cluster.client.calls - calls == {"scontrol": 1}
+    reader = cluster.about()["reader"]
+    assert "as text without JSON: scontrol" in reader
+    assert "was ended by signal" in reader
+
+
 def test_silence_does_not_mean_that_there_is_no_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,10 @@
 """A Slurm cluster as it describes itself, in words for a person. Nothing here runs a command."""
 
 import math
+import re
 from collections.abc import Iterable
 
-from coordinate_eval.slurm.answers.nodes import Partition
+from coordinate_eval.slurm.answers.partitions import Partition
 from coordinate_eval.slurm.answers.reservations import Reservation, clock
 
 
@@ -24,7 +25,10 @@ def describe(
         reservation: in which they would run, if the settings name one.
     """
     controller = ", ".join(line.strip() for line in ping.splitlines() if line.strip())
-    said = {"controller": f"{version.strip()}: {controller}", "reader": reader}
+    # Packages put their name where Slurm has its own: `slurm-wlm 24.11.5`.
+    number = re.search(r"\d+\.\d+\S*", version)
+    of = f"Slurm {number[0]}" if number else version.strip()
+    said = {"controller": f"{of}: {controller}", "reader": reader}
     for each in partitions:
         words = [f"state {each.state}"]
         if math.isfinite(each.minutes):

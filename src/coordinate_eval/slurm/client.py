@@ -183,7 +183,9 @@ def _failure(command: str, args: tuple[str, ...], status: int, words: str) -> Cl
     if any(sign in said for sign in _SILENCE):
         return ClusterSilent(f"{title} got no answer: {words}")
     if status < 0:
-        return ClusterSilent(f"{title} was ended by signal {-status} before it answered")
+        ended = f"{title} was ended by signal {-status} before it answered"
+        # Some versions crash where the plugin that writes JSON is missing: no matter of silence.
+        return ClusterError(ended) if "--json" in args else ClusterSilent(ended)
     words = words or f"exit status {status} without a message"
     if command == "sbatch":
         return SubmitRefused(words)

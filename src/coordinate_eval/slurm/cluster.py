@@ -11,7 +11,8 @@ from typing import Self
 from coordinate_eval.cluster import Busy, Job, JobLimits, Node, ShownJob, TaskStatus
 from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.slurm.about import describe
-from coordinate_eval.slurm.answers.nodes import Partition, Wanted, read_nodes, read_places
+from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes, read_places
+from coordinate_eval.slurm.answers.partitions import Partition
 from coordinate_eval.slurm.answers.queue import read_job_id, read_tasks
 from coordinate_eval.slurm.answers.refusals import refusal
 from coordinate_eval.slurm.answers.reservations import Reservation, clock

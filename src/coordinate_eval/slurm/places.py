@@ -5,7 +5,7 @@ import time
 from functools import cached_property
 
 from coordinate_eval.errors import ClusterError, ClusterSilent, PlaceGone, UserError
-from coordinate_eval.slurm.answers.nodes import Partition, read_partitions
+from coordinate_eval.slurm.answers.partitions import Partition, read_partitions
 from coordinate_eval.slurm.answers.reservations import (
     Reservation,
     of_this_user,

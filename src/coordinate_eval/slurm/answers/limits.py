@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from coordinate_eval.slurm.answers.nodes import Partition
+from coordinate_eval.slurm.answers.partitions import Partition
 
 DEFAULT_QOS = "normal"
 """The QOS of a job that names none, unless its association has another default."""

@@ -5,7 +5,6 @@ later versions. Nothing here runs a command.
 """
 
 import contextlib
-import math
 import os
 import re
 from collections.abc import Iterator
@@ -133,54 +132,6 @@ def _known_form(answer: dict[str, Any]) -> Iterator[None]:
             f"Slurm's list of nodes has an unknown form ({brief(repr(error))}); "
             f"it begins {str(answer)[:200]}"
         ) from error
-
-
-@dataclass(frozen=True)
-class Partition:
-    """A partition. A `whole` one allocates whole nodes to jobs; of a `shared` one all share nodes.
-
-    `state` is UP if jobs can be submitted and start, and DOWN if they can only be submitted.
-    `minutes` is the longest time limit, `qos` the QOS whose limits hold for all jobs in it, and
-    `nodes` a host list.
-    """
-
-    name: str
-    default: bool
-    whole: bool
-    state: str = "UP"
-    minutes: float = math.inf
-    qos: str = ""
-    nodes: str = ""
-    shared: bool = False
-
-
-def read_partitions(text: str) -> dict[str, Partition]:
-    """Return partitions by name, from the output of `scontrol --oneliner show partition`."""
-    partitions = {}
-    for line in text.splitlines():
-        fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
-        if name := fields.get("PartitionName"):
-            partitions[name] = Partition(
-                name=name,
-                default=fields.get("Default") == "YES",
-                whole=fields.get("OverSubscribe", "").startswith("EXCLUSIVE"),
-                state=fields.get("State", "UP"),
-                minutes=_minutes(fields.get("MaxTime", "")),
-                qos="" if fields.get("QoS") == "N/A" else fields.get("QoS", ""),
-                nodes="" if fields.get("Nodes") == "(null)" else fields.get("Nodes", ""),
-                # With YES they do only if they ask for it.
-                shared=fields.get("OverSubscribe", "").startswith("FORCE"),
-            )
-    return partitions
-
-
-def _minutes(text: str) -> float:
-    """Return the minutes of `days-hours:minutes:seconds`; infinity for UNLIMITED and the like."""
-    match = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9}):(\d{1,9}):(\d{1,9})", text)
-    if match is None:
-        return math.inf
-    days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
-    return (days * 24 + hours) * 60 + minutes + seconds / 60
 
 
 def _free_cpus(entry: dict[str, Any]) -> int:
