@@ -29,6 +29,7 @@ TOLD = {
     1_000_000: ("step-1M", "step-1000k-2100B"),
     2_500: ("run-step-2.5k",),
     500: ("step-0.5k",),
+    64: ("model_000064.pt", "model_000064"),
     0: ("step-0", "0", "checkpoint-0"),
     12: ("checkpoint-12.pt",),
     358: ("ckpt_358",),

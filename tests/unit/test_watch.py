@@ -32,6 +32,7 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "ckpts"
     for name in (
         "step-9", "step-100", "step-20", ".step-30", "tmp-step-40", "step-50.tmp", "latest",
+        "copy-step-90.backup",
         "logs", "deep/iter_7/hf", "deep/iter_70/hf", "deep/.iter_8/hf", "global_step60-partial",
     ):  # fmt: skip
         (made / name).mkdir(parents=True)
@@ -263,6 +264,37 @@ def test_known_markers_are_recognized_once_there_is_one(site: Site, marker: str)
     looked = site.once(quiet_seconds=600.0)
     assert site.asked == ["step-1"]
     assert looked["step-2"] == f"not marked as finished: it has no {marker}"
+
+
+def test_a_marker_may_name_the_last_finished_checkpoint(site: Site) -> None:
+    site.saves(100, 200, 300)
+    tracker = site.folder / "latest"
+    for text in ("global_step100", "100\n"):
+        tracker.write_text(text)
+        looked = site.once(marker="latest", quiet_seconds=600.0)
+        assert site.asked == ["step-100"]
+        assert looked["step-200"] == "not marked as finished: it has no latest"
+    tracker.unlink()
+    tracker.symlink_to("step-200")
+    site.once(marker="latest", quiet_seconds=600.0)
+    assert site.asked == ["step-100", "step-200"]
+    tracker.unlink()
+    os.mkfifo(tracker)
+    site.once(marker="latest", quiet_seconds=600.0)
+    assert site.asked == ["step-100", "step-200"]
+
+
+def test_a_marker_counts_for_the_run_that_has_it(tmp_path: Path) -> None:
+    for run in "ab":
+        for step in (1, 2):
+            (tmp_path / f"{run}/step_{step}/hf").mkdir(parents=True)
+    (tmp_path / "a/step_1/STABLE").touch()
+    found = look(tmp_path, Pattern("*/step_{step}/hf"))
+    told = {str(each.path.relative_to(tmp_path)): (each.marked, each.lacks) for each in found}
+    assert told == {
+        "a/step_1/hf": (True, None), "a/step_2/hf": (False, "STABLE"),
+        "b/step_1/hf": (False, None), "b/step_2/hf": (False, None),
+    }  # fmt: skip
 
 
 def test_a_marker_is_a_name(site: Site) -> None:

@@ -49,8 +49,9 @@ _Marker = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="A checkpoint is finished when it has this file, whatever its age.",
-        show_default="STABLE or _SUCCESS, if other checkpoints in DIR have one",
+        help="A checkpoint is finished when it has this file, or when a file of this name in DIR "
+        "names it or a later one.",
+        show_default="STABLE or _SUCCESS, if other checkpoints of the run have one",
         rich_help_panel=_WATCH,
     ),
 ]

@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from coordinate_eval.coordinator.inputs.checkpoints import steps
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, steps
 from coordinate_eval.coordinator.inputs.checkpoints.steps import step_of
 from coordinate_eval.errors import UserError
 
 _STEP = "{step}"
-_PARTIAL = re.compile(r"(?:^|[-_.])(?:te?mp|part|partial|incomplete)(?:$|[-_.\d])", re.IGNORECASE)
+_PARTIAL = re.compile(
+    r"(?:^|[-_.])(?:te?mp|part|partial|incomplete|backup|bak|old|corrupt(?:ed)?)(?:$|[-_.\d])",
+    re.IGNORECASE,
+)
 _DAY = 86400.0
+_MOST_TRACKER_BYTES = 4096
 
 MARKERS: Final = ("STABLE", "_SUCCESS")
 """Files that trainers write into a checkpoint after all others: prime-rl, SpecForge and whoever
@@ -121,29 +125,61 @@ def look(folder: Path, pattern: Pattern, marker: str | None = None) -> list[Save
         with contextlib.suppress(OSError):
             if step is not None and (path.is_dir() or (pattern.takes_files and path.is_file())):
                 found.append(_saved(path, step[0]))
-    found = _marked(found, marker)
+    found = _marked(folder, found, marker)
     latest = [(-1 if saved.step is None else saved.step, saved.changed) for saved in found]
     order = sorted(range(len(found)), key=lambda i: latest[i], reverse=True)
     return [found[i] for i in order]
 
 
-def _marked(found: list[Saved], marker: str | None) -> list[Saved]:
-    """Say of each checkpoint whether it has the marker: the given one, else one that any has."""
-    names = (marker,) if marker else MARKERS
-    having = {name: {saved.path for saved in found if _has(saved.path, name)} for name in names}
-    used = [name for name in names if having[name] or marker]
-    return [
-        dataclasses.replace(saved, marked=True)
-        if any(saved.path in having[name] for name in used)
-        else dataclasses.replace(saved, lacks=used[0] if used else None)
-        for saved in found
-    ]
+def _marked(folder: Path, found: list[Saved], marker: str | None) -> list[Saved]:
+    """Say of each checkpoint whether it has the marker: the given one, or one that others have."""
+    markers = (marker,) if marker else MARKERS
+    having = {
+        name: {saved.path for saved in found if _has(folder, saved, name)} for name in markers
+    }
+    # Several trainers may save below one folder.
+    use = {(_trainer(folder, path), name) for name, paths in having.items() for path in paths}
+    marked = []
+    for saved in found:
+        used = [m for m in markers if marker or (_trainer(folder, saved.path), m) in use]
+        has = any(saved.path in having[name] for name in used)
+        lacks = used[0] if used and not has else None
+        marked.append(dataclasses.replace(saved, marked=has, lacks=lacks))
+    return marked
 
 
-def _has(checkpoint: Path, marker: str) -> bool:
-    """Return whether a checkpoint has a marker: in its folder, or beside it after its name."""
-    beside = checkpoint.with_name(f"{checkpoint.name}{marker}")
-    return os.path.lexists(checkpoint / marker) or os.path.lexists(beside)
+def _trainer(folder: Path, checkpoint: Path) -> str:
+    """Return the name of the folder, directly in `folder`, that one trainer fills."""
+    parts = checkpoint.relative_to(folder.absolute()).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def _has(folder: Path, saved: Saved, marker: str) -> bool:
+    """Return whether a checkpoint has a marker.
+
+    It may lie in its folder or in one above, below `folder`; or beside it, after its name. Or it is
+    one for all, in `folder`, that names the last finished checkpoint, as DeepSpeed's `latest` does.
+    """
+    above = (
+        each for each in (saved.path, *saved.path.parents) if folder.absolute() in each.parents
+    )
+    beside = saved.path.with_name(f"{saved.path.name}{marker}")
+    if any(os.path.lexists(place) for place in (beside, *(each / marker for each in above))):
+        return True
+    last = _last_finished(folder / marker)
+    return last is not None and saved.step is not None and saved.step <= last
+
+
+def _last_finished(tracker: Path) -> int | None:
+    """Return the step that a link or a short text names, None if there is none."""
+    try:
+        if tracker.is_symlink():
+            text = os.readlink(tracker)  # noqa: PTH115
+        else:
+            text = checkpoint_files.read(tracker, _MOST_TRACKER_BYTES).decode()
+    except (OSError, UserError, ValueError):
+        return None
+    return step_of(text.strip().rstrip("/"))
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:

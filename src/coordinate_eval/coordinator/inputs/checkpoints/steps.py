@@ -90,6 +90,8 @@ def _lone(name: str) -> int | None:
     if found is None or re.search(_DATE, name):
         return None
     value, before = int(found[1]), name[: found.start()]
+    if found[1].startswith("00"):  # padded, so that names sort
+        return value
     # A power of two is the length of a context, or a size.
     unlikely = value < _LEAST_LONE or value & (value - 1) == 0 or _MAYBE_DATE.fullmatch(found[1])
     return None if before and (unlikely or _NO_STEP_BEFORE.search(before)) else value
