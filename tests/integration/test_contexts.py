@@ -10,10 +10,11 @@ from safetensors.numpy import save_file
 from tests.tiny import tiny_model
 from transformers import AutoConfig
 
+from coordinate_eval.coordinator.inputs.checkpoints import fit
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.inputs.settings import Settings, TrialSettings
 from coordinate_eval.coordinator.planning.new_run import Inputs
-from coordinate_eval.records import EngineSettings, Suite
+from coordinate_eval.records import Checkpoint, EngineSettings, Suite
 
 vllm_config = pytest.importorskip("vllm.config")
 numpy = pytest.importorskip("numpy")
@@ -57,12 +58,70 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Configs in a config: keys that are not theirs stand above, defaults of classes are left out.
+NESTED: dict[str, dict[str, Any]] = {
+    "Gemma 3": {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 2,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        "vision_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    },
+    "LLaVA": {
+        "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava",
+        "max_position_embeddings": 77, "text_config": LLAMA,
+        "vision_config": {
+            "model_type": "clip_vision_model", "hidden_size": 32, "num_attention_heads": 2,
+        },
+    },
+    "Qwen 2 VL, all in one": {
+        "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl",
+        "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4,
+        "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 100,
+        "max_position_embeddings": 3333,
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        "vision_config": {"depth": 1, "embed_dim": 32},
+    },
+    "Qwen 2.5 Omni": {
+        "architectures": ["Qwen2_5OmniForConditionalGeneration"], "model_type": "qwen2_5_omni",
+        "thinker_config": {
+            "model_type": "qwen2_5_omni_thinker",
+            "text_config": {
+                "model_type": "qwen2_5_omni_text", "hidden_size": 64, "num_attention_heads": 4,
+                "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 100,
+                "max_position_embeddings": 2222,
+                "rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]},
+            },
+        },
+        "talker_config": {"max_position_embeddings": 11},
+    },
+}  # fmt: skip
+
+
+def written(folder: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    """Return a checkpoint with this config. There are no weights worth a name."""
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_bytes((tiny_model() / "tokenizer.json").read_bytes())
+    save_file({"a": numpy.zeros(1, numpy.float32)}, folder / "model.safetensors")
+    monkeypatch.setattr(fit, "check", lambda *_: None)
+    return inspect(folder)
+
+
+def same_figures(checkpoint: Checkpoint, arch: Any) -> None:
+    """Check that a checkpoint has the figures of vLLM's ModelArchitectureConfig."""
+    assert checkpoint.attention_heads == arch.total_num_attention_heads
+    assert checkpoint.kv_heads == arch.total_num_kv_heads
+    assert checkpoint.vocabulary == arch.vocab_size
+    kept = 2 * arch.total_num_hidden_layers * arch.total_num_kv_heads * arch.head_size
+    assert checkpoint.kv_bytes_per_token == 4 * kept  # of float32
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_context_is_the_engine_s_own(name: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
-    (tmp_path / "tokenizer.json").write_bytes((tiny_model() / "tokenizer.json").read_bytes())
-    save_file({"a": numpy.zeros(1, numpy.float32)}, tmp_path / "model.safetensors")
-    checkpoint = inspect(tmp_path)
+def test_a_context_is_the_engine_s_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = written(tmp_path, CONFIGS[name], monkeypatch)
 
     def length(engine: EngineSettings, asked: int | None = None) -> int:
         settings = Settings(engine=engine, trial=TrialSettings(max_length=asked))
@@ -72,6 +131,7 @@ def test_a_context_is_the_engine_s_own(name: str, tmp_path: Path) -> None:
         model=str(tmp_path), tokenizer=str(tmp_path), skip_tokenizer_init=True, dtype="float32"
     )
     assert length(EngineSettings()) == model.max_model_len
+    same_figures(checkpoint, model.model_arch_config)
     # More than it takes it refuses to start with.
     most = length(EngineSettings(), asked=10**8)
     vllm_config.ModelConfig(
@@ -81,3 +141,26 @@ def test_a_context_is_the_engine_s_own(name: str, tmp_path: Path) -> None:
     assert most == (8192 if name == "longrope" else model.max_model_len)
     harness = resolve_max_length(AutoConfig.from_pretrained(tmp_path))
     assert length(EngineSettings(name="transformers")) == harness
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_config_in_a_config_is_read_where_the_engine_reads_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ask vLLM's parts for it: to inspect a multimodal model it needs torchvision."""
+    from vllm.config.model import _get_and_verify_max_len
+    from vllm.transformers_utils.config import get_config, get_hf_text_config
+    from vllm.transformers_utils.model_arch_config_convertor import (
+        MODEL_ARCH_CONFIG_CONVERTORS,
+        ModelArchConfigConvertorBase,
+    )
+
+    checkpoint = written(tmp_path, NESTED[name], monkeypatch)
+    config = get_config(str(tmp_path), trust_remote_code=False)
+    text = get_hf_text_config(config)
+    made = MODEL_ARCH_CONFIG_CONVERTORS.get(config.model_type, ModelArchConfigConvertorBase)
+    arch = made(config, text).convert()
+    same_figures(checkpoint, arch)
+    assert checkpoint.max_length == _get_and_verify_max_len(text, arch, None, None, False, None)
+    if "thinker_config" not in NESTED[name]:  # where the harness does not look
+        assert checkpoint.hf_length == resolve_max_length(AutoConfig.from_pretrained(tmp_path))

@@ -196,7 +196,7 @@ def test_a_judge_that_cannot_work_is_refused_before_anything_is_made(
     huge = workspace.folder / "huge"
     shutil.copytree(judge, huge)
     config = json.loads((huge / "config.json").read_text())
-    (huge / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**6}))
+    (huge / "config.json").write_text(json.dumps(config | {"head_dim": 10**7}))
     there = set(judged.parent.iterdir())
     for settings, says in (
         ({"CHECKPOINT": str(tiny_model())}, "has no chat template"),

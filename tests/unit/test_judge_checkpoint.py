@@ -174,9 +174,10 @@ def test_one_that_fits_on_no_gpu_is_refused_before_a_run_is_made(
     tmp_path: Path, chat: Path
 ) -> None:
     config = json.loads((chat / "config.json").read_text())
-    (chat / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**6}))
+    (chat / "config.json").write_text(json.dumps(config | {"head_dim": 10**7}))
     done = Workspace(tmp_path).call(
         "run", tiny_model(), "--suite", rated(tmp_path), "--cluster", CLUSTER, "--dry-run",
         COORDINATE_EVAL_JUDGE_CHECKPOINT=str(chat), status=2,
     )  # fmt: skip
     assert "chat-7b" in done.stderr
+    assert "GiB" in done.stderr

@@ -7,12 +7,14 @@ still being written are reported before anything is submitted.
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from coordinate_eval import _format
 from coordinate_eval.coordinator.inputs.checkpoints import (
     checkpoint_files,
+    fit,
     formats,
     safetensors_file,
     shards,
@@ -20,6 +22,8 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     torch_file,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.model_shape import model_shape
+from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.text_config import text_config
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
@@ -57,7 +61,7 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
         sides = sorted(files, key=lambda file: file.name)
         _check_sides(sides)
         _check_whole(sides)
-        counts = _count(weights, kind, extra)
+        tensors, counts = _tensors(weights, kind, extra)
         dtype = max(counts, key=lambda dtype: counts[dtype])
         identity = _identity(weights, sides)
         size = sum(file.stat().st_size for file in weights)
@@ -66,6 +70,10 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
                 f"checkpoint {place} claims {_format.size(size)} of weights, which no disk holds. "
                 "Save it again"
             )
+        whole = checkpoint_files.read_json(config_file, _MOST_CONFIG_BYTES)
+        text = text_config(whole, config_file)
+        shape = model_shape(text, dtype)
+        fit.check(place, tensors, whole, text)
         return Checkpoint(
             path=_text(place),
             identity=identity,
@@ -75,9 +83,7 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
             bytes=size,
             parameters=sum(counts.values()),
             dtype=dtype,
-            **model_shape(
-                checkpoint_files.read_json(config_file, _MOST_CONFIG_BYTES), dtype, config_file
-            ),
+            **shape,
         )
     except OSError as error:
         where = error.filename or path
@@ -226,10 +232,10 @@ def _check_whole(files: Sequence[Path]) -> None:
                 )
 
 
-def _count(
+def _tensors(
     weights: Sequence[Path], kind: CheckpointFormat, extra: Sequence[Path]
-) -> dict[str, int]:
-    """Count parameters by type, from headers alone.
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return the tensors, and the number of parameters by type, from headers alone.
 
     Raises:
         UserError: A file is torn, empty, or not what its name says.
@@ -240,21 +246,23 @@ def _count(
                 raise UserError(f"{file} is empty. If it is being written, try again afterwards")
             stand_ins.check(file, head)
     if kind is CheckpointFormat.TORCH:
-        counts = torch_file.read(weights[0])
+        tensors, counts = torch_file.read(weights[0])
     else:
+        tensors, counts = {}, {}
         held: dict[str, str] = {}
-        counts = {}
         for file in weights:
-            for tensor, (dtype, size) in safetensors_file.read(file).items():
-                held[tensor] = file.name
-                counts[dtype] = counts.get(dtype, 0) + size
+            found = safetensors_file.read(file)
+            held.update(dict.fromkeys(found, file.name))
+            tensors.update(found)
+            for dtype, shape in found.values():
+                counts[dtype] = counts.get(dtype, 0) + math.prod(shape)
             if len(held) > _MOST_TENSORS:
                 raise UserError(f"{file.parent} has more than {_MOST_TENSORS:,} tensors")
         for index in extra:
             shards.check(index, held)
     if not sum(counts.values()):
         raise UserError(f"{weights[0].parent} has no parameters: its weight files hold no tensors")
-    return counts
+    return tensors, counts
 
 
 def _identity(weights: Sequence[Path], files: Sequence[Path]) -> str:

@@ -1,12 +1,14 @@
 """The length of a model's context in its config: as vLLM takes it, and as the harness's `hf` does.
 
 The rules are those of `_get_and_verify_max_len` in vllm/config/model.py, version 0.32, and of
-`resolve_max_length` in lm_eval/models/utils.py, version 0.4.13. Defaults of a model's class in
-transformers are not known here.
+`resolve_max_length` in lm_eval/models/utils.py, version 0.4.13.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
+
+from coordinate_eval.coordinator.inputs.checkpoints.text_config import TextConfig
 
 DEFAULT_LENGTH: Final = 2048
 """Tokens of context if the config gives none, as in older models without that entry."""
@@ -21,7 +23,7 @@ _OF_VLLM: Final = (
     "max_seq_length",
     "seq_len",
 )
-_OF_HF: Final = ("n_positions", "max_position_embeddings", "n_ctx")
+_OF_HF: Final = ("n_positions", "max_position_embeddings")
 
 _FACTOR_IS_IN_IT: Final = (
     "su",
@@ -52,19 +54,21 @@ class Context(NamedTuple):
     """The longest that the harness's `hf` takes."""
 
 
-def context(config: Mapping[str, Any], number: Callable[[str], int | None]) -> Context:
-    """Return the context that a config gives.
+def context(text: TextConfig) -> Context:
+    """Return the context that a language model's config gives.
 
-    Args:
-        config: of the text model.
-        number: returns the positive number of a key, None if it has none.
+    Raises:
+        UserError: A number is larger than any model's.
     """
-    given = [found for key in _OF_VLLM if (found := number(key))]
-    most = number("model_max_length") or min(given, default=DEFAULT_LENGTH)
-    hf = next((found for key in _OF_HF if (found := number(key))), most)
+    config, number = text.given, partial(text.told, most=MOST_TOKENS)
+    default = text.default(("max_position_embeddings", "n_positions"))
+    given = [default, *map(number, _OF_VLLM)]
+    most = number("model_max_length") or min(filter(None, given), default=DEFAULT_LENGTH)
+    given = [*map(number, _OF_HF), default, number("n_ctx"), most]
+    hf = next(filter(None, given))
     scaling = list(_rotary(config))
     kinds = [each.get("rope_type", each.get("type")) for each in scaling]
-    if "gemma3" not in str(config.get("model_type")):
+    if "gemma3" not in text.kind:
         for each, kind in zip(scaling, kinds, strict=True):
             factor = None if kind in _FACTOR_IS_IN_IT else each.get("factor")
             if isinstance(factor, int | float) and 0 < factor <= _MOST_FACTOR:

@@ -1,41 +1,29 @@
 """The figures of a model in its config: its context, and what it keeps of each token."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 from coordinate_eval import _format
 from coordinate_eval.coordinator.inputs.checkpoints.context import MOST_TOKENS, context
+from coordinate_eval.coordinator.inputs.checkpoints.text_config import HEADS, KV_HEADS, TextConfig
 from coordinate_eval.errors import UserError
 
-# Above any model's, and small enough that no product of them overflows.
-_MOST_WIDTH, _MOST_KV_BYTES = 10**7, 2**40
+_MOST_KV_BYTES = 2**40  # above any model's
 
 
-def model_shape(config: dict[str, Any], dtype: str, file: Path) -> dict[str, int]:
+def model_shape(config: TextConfig, dtype: str) -> dict[str, int]:
     """Return the fields of `Checkpoint` that a config gives; families use different names.
 
     Args:
-        config: the content of `file`.
+        config: of the language model.
         dtype: of most weights.
-        file: for messages.
 
     Raises:
         UserError: A number is larger than any model's.
     """
-
-    def number(*names: str, most: int = _MOST_WIDTH) -> int | None:
-        return _integer(merged, names, most, file)
-
-    nested = config.get("text_config")
-    merged = config | nested if isinstance(nested, dict) else config
-    length = context(merged, lambda key: number(key, most=MOST_TOKENS))
-    heads = number("num_attention_heads", "n_head", "n_heads", "num_heads") or 1
+    number = config.number
+    length = context(config)
+    heads = number(*HEADS) or 1
     layers = number("num_hidden_layers", "n_layer", "n_layers", "num_layers") or 0
     width = number("hidden_size", "n_embd", "d_model", "dim") or 0
-    kv_heads = number("num_key_value_heads", "n_head_kv", "num_kv_heads")
-    if kv_heads is None:
-        kv_heads = 1 if merged.get("multi_query") is True else heads
+    kv_heads = _kv_heads(config) or heads
     head_size = number("head_dim", "kv_channels") or width // heads
     # Engines keep keys and values in 16 bits, or in 32 when the weights are.
     item = 4 if dtype in ("float32", "float64") else 2
@@ -47,7 +35,7 @@ def model_shape(config: dict[str, Any], dtype: str, file: Path) -> dict[str, int
         kv_bytes = layers * (latent + (number("qk_rope_head_dim") or 0)) * item
     if kv_bytes > _MOST_KV_BYTES:
         raise UserError(
-            f"{file}: {_format.size(kv_bytes)} of keys and values a token, as no model has"
+            f"{config.file}: {_format.size(kv_bytes)} of keys and values a token, as no model has"
         )
     return {
         "max_length": length.most,
@@ -62,18 +50,12 @@ def model_shape(config: dict[str, Any], dtype: str, file: Path) -> dict[str, int
     }
 
 
-def _integer(config: dict[str, Any], names: Sequence[str], most: int, file: Path) -> int | None:
-    """Return the first of these that is a positive number; the largest if layers differ.
-
-    Raises:
-        UserError: The number is more than `most`.
-    """
-    for name in names:
-        value = config.get(name)
-        values = value if isinstance(value, list) else [value]
-        numbers = [each for each in values if type(each) is int and each > 0]
-        if numbers:
-            if max(numbers) > most:
-                raise UserError(f"{file}: {name} is larger than {most:,}, which no model has")
-            return max(numbers)
-    return None
+def _kv_heads(config: TextConfig) -> int | None:
+    """Return the heads of keys and values, None if there are as many as of queries."""
+    many = config.given.get("new_decoder_architecture") is True  # Falcon 40B and later
+    if config.given.get("multi_query") is True and not many:
+        return 1
+    attention = config.given.get("attn_config")  # DBRX
+    if isinstance(attention, dict) and "kv_n_heads" in attention:
+        return config._replace(given=attention).number("kv_n_heads")
+    return config.number(*KV_HEADS)

@@ -1,11 +1,10 @@
-"""The header of a safetensors file: types and sizes of tensors, without reading one."""
+"""The header of a safetensors file: types and shapes of tensors, without reading one."""
 
 import json
-import math
 import os
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinate_eval import _format
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
@@ -34,8 +33,16 @@ _DTYPES = {
 }
 
 
-def read(file: Path) -> dict[str, tuple[str, int]]:
-    """Return the type of each tensor, such as `bfloat16`, and its number of elements.
+class Tensor(NamedTuple):
+    """A tensor of a file, by its header."""
+
+    dtype: str
+    """Such as `bfloat16`."""
+    shape: tuple[int, ...]
+
+
+def read(file: Path) -> dict[str, Tensor]:
+    """Return the type and the shape of each tensor.
 
     Raises:
         UserError: The file is torn, not of this format, or its header is too large.
@@ -78,6 +85,7 @@ def _sizes(opened: FileIO) -> str:
     return f"it has {there:,} of {promised:,} bytes"
 
 
-def _described(tensors: Any, name: str) -> tuple[str, int]:  # noqa: ANN401  # it has no types
+def _described(tensors: Any, name: str) -> Tensor:  # noqa: ANN401  # it has no types
     part = tensors.get_slice(name)
-    return _DTYPES.get(part.get_dtype(), part.get_dtype().lower()), math.prod(part.get_shape())
+    dtype = part.get_dtype()
+    return Tensor(_DTYPES.get(dtype, dtype.lower()), tuple(part.get_shape()))

@@ -5,6 +5,7 @@ an entry `<name>/data/<key>`. It is believed about sizes only as far as its own:
 compresses nothing, so what a file holds is no larger than the file.
 """
 
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from typing import Any
 
 from coordinate_eval import _format
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, torch_pickle
+from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import (
     HOW_TO_SAVE,
     ITEM_BYTES,
@@ -38,8 +40,17 @@ _DAMAGED = (
 )
 
 
-def read(path: Path) -> dict[str, int]:
-    """Count the parameters in a torch.save file by type; shared storages count once.
+# Names that torch.compile, FSDP and activation checkpointing insert. No module is named so.
+_WRAPPERS = re.compile(
+    r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
+_DATA_PARALLEL = "module."
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return the tensors of a torch.save file, and its parameters by type.
+
+    The names are those of the model. Shared storages count once.
 
     Raises:
         UserError: The file is torn, of the old format, would run code, or has no state dict.
@@ -60,7 +71,16 @@ def read(path: Path) -> dict[str, int]:
             )
         counts[dtype] = counts.get(dtype, 0) + sizes[key] // ITEM_BYTES[dtype]
     check_total((t.elements * ITEM_BYTES[t.dtype] for t in tensors.values()), path)
-    return counts
+    names = own_names(tensors)
+    return {names[n]: Tensor(t.dtype, t.shape) for n, t in tensors.items()}, counts
+
+
+def own_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the model's own names of tensors, without those of training wrappers."""
+    own = {name: _WRAPPERS.sub("", name) for name in names}
+    while own and all(name.startswith(_DATA_PARALLEL) for name in own.values()):
+        own = {old: name.removeprefix(_DATA_PARALLEL) for old, name in own.items()}
+    return own
 
 
 def check_total(sizes: Iterable[int], path: Path) -> None:

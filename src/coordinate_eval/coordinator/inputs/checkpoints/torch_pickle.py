@@ -115,7 +115,12 @@ class StoredTensor:
 
     key: str
     dtype: str
-    elements: int
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Return the number of its elements."""
+        return math.prod(self.shape)
 
 
 def walk(pickled: bytes, path: Path) -> object:
@@ -316,17 +321,16 @@ def _has_number(arguments: object) -> bool:
     return isinstance(arguments, tuple) and any(isinstance(each, int) for each in arguments)
 
 
-def _elements(arguments: tuple[object, ...]) -> int:
-    """Return the elements of a tensor that `(storage, offset, sizes, …)` describes."""
+def _shape(arguments: tuple[object, ...]) -> tuple[int, ...]:
+    """Return the shape of a tensor that `(storage, offset, sizes, …)` describes."""
     sizes = arguments[2]
     if not isinstance(sizes, tuple) or len(sizes) > _MOST_DIMENSIONS:
         raise ValueError("a tensor is described wrongly")
     if not all(type(size) is int and 0 <= size <= _MOST_ELEMENTS for size in sizes):
         raise ValueError("a tensor's sizes are described wrongly")
-    count = math.prod(sizes)
-    if count > _MOST_ELEMENTS:
+    if math.prod(sizes) > _MOST_ELEMENTS:
         raise ValueError("a tensor is larger than any memory")
-    return count
+    return sizes
 
 
 def _tensors(arguments: object, depth: int = 2) -> Iterator[StoredTensor]:
@@ -345,6 +349,6 @@ def _tensors(arguments: object, depth: int = 2) -> Iterator[StoredTensor]:
             yield value
         elif isinstance(value, _Storage):
             dtype = value.dtype or (named or ["uint8"])[0]
-            yield StoredTensor(value.key, dtype, _elements(arguments))
+            yield StoredTensor(value.key, dtype, _shape(arguments))
         elif isinstance(value, tuple):
             yield from _tensors(value, depth - 1)

@@ -8,7 +8,6 @@ restricted loader.
 import contextlib
 import json
 import pickle
-import re
 import resource
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,12 +25,6 @@ SHARD_BYTES = 5_000_000_000
 """Largest shard, as in `save_pretrained`. A larger tensor is a shard of its own."""
 
 _LOADER_BYTES = 1 << 30
-
-# Names that torch.compile, FSDP and activation checkpointing insert. No module is named so.
-_WRAPPERS = re.compile(
-    r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
-)
-_DATA_PARALLEL = "module."
 
 
 def torch_to_safetensors(
@@ -90,9 +83,7 @@ def _bounded_memory(size: int) -> Iterator[None]:
 
 def _renamed(tensors: dict[str, Any], source: Path) -> "dict[str, torch.Tensor]":
     """Return the tensors under the model's own names, without those of training wrappers."""
-    names = {name: _WRAPPERS.sub("", name) for name in tensors}
-    while all(name.startswith(_DATA_PARALLEL) for name in names.values()):
-        names = {old: name.removeprefix(_DATA_PARALLEL) for old, name in names.items()}
+    names = torch_file.own_names(tensors)
     if len(set(names.values())) < len(names):
         raise UserError(f"{source} has tensors that differ only in the names of wrappers")
     return {names[old]: tensor for old, tensor in tensors.items()}
