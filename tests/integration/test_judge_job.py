@@ -293,3 +293,31 @@ def test_a_question_that_is_none_is_refused_and_not_asked(tmp_path: Path) -> Non
     assert not answers[forged.id].passed
     assert answers[question("item 2").id].passed
     assert len(server.asked) == 1 + ITEMS - 1, "what was forged is not kept for other runs"
+
+
+def test_odd_answers_are_counted_while_the_judge_is_asked(tmp_path: Path) -> None:
+    kinds = [
+        says("[[8]]", finish_reason="length"),
+        says("<think>[[3]]", finish_reason="length"),
+        says(None, finish_reason="length"),
+        says(None, refusal="No."),
+        says("[[8]]"),
+    ]
+
+    def behave(body: dict[str, Any], number: int) -> Reply:
+        if "temperature" in body:
+            return fails(400, "`temperature` is deprecated for this model.")
+        return kinds[int(text_of(body).split()[-1]) % 5]
+
+    with Judge(behave) as server:
+        asking = Asking(tmp_path, server)
+        progress = asking.ask()
+    assert (progress.left, progress.answered) == (0, ITEMS)
+    each = ITEMS // 5
+    assert progress.odd == {
+        "cut": 3 * each,
+        "empty": each,
+        "refused": each,
+        "thinking_unended": each,
+        "without_temperature": 4 * each,
+    }

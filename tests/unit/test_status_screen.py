@@ -8,9 +8,15 @@ from rich.console import Console
 
 from coordinate_eval.coordinator.cli.inquire import status_screen
 from coordinate_eval.coordinator.report.state import Phase
+from coordinate_eval.coordinator.run.records import JudgeProgress
 
 
-def screen(phase: Phase, states: dict[str, str], rescored: dict[str, Any] | None = None) -> str:
+def screen(
+    phase: Phase,
+    states: dict[str, str],
+    rescored: dict[str, Any] | None = None,
+    judge: JudgeProgress | None = None,
+) -> str:
     """The screen of a run without trials, whose datasets are in these states."""
     rows: dict[str, Any] = {
         name: {"state": state, "shards": 1, "shards_done": 1, "score": None, "warnings": []}
@@ -18,7 +24,8 @@ def screen(phase: Phase, states: dict[str, str], rescored: dict[str, Any] | None
     }
     shown: dict[str, Any] = {
         "run": "r", "dir": "/runs/r", "state": "x", "phase": phase.value, "detail": "",
-        "checkpoint": "/ckpt", "suite": "s", "requests": 0, "portions": 0, "judge": None,
+        "checkpoint": "/ckpt", "suite": "s", "requests": 0, "portions": 0,
+        "judge": judge.model_dump() if judge else None,
         "trials_by_state": {}, "elapsed_seconds": 1.0, "left_seconds": None, "datasets": rows,
         "rescored": rescored, "first_signal": None, "jobs": [], "reasons": [], "avoided": [],
         "note": "", "next": "coordinate-eval resume r",
@@ -57,3 +64,14 @@ def test_a_rescoring_that_changed_nothing_says_so() -> None:
     said = screen(Phase.COMPLETE, {"a": "scored"}, found)
     assert "not scored before" in said
     assert "a: another judge" in said
+
+
+def test_odd_answers_of_a_judge_are_told_while_it_is_asked() -> None:
+    odd = {"cut": 12, "refused": 9, "thinking_unended": 11, "without_temperature": 100}
+    asked = JudgeProgress(state="asking", answered=60, kept=40, left=5, odd=odd, updated=0.0)
+    said = " ".join(screen(Phase.RUNNING, {"a": "running"}, judge=asked).split())
+    assert (
+        "60 questions answered, 40 known from earlier runs, 5 waiting, 0 tokens; of its answers "
+        "12 cut at their limit of tokens, 11 with thinking that does not end, "
+        "100 without temperature"
+    ) in said

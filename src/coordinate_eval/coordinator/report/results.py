@@ -348,6 +348,16 @@ _NO_VERDICT = {
 }
 
 
+def often_odd(odd: Mapping[str, int], answers: int) -> list[str]:
+    """Return what is odd about so many answers of a judge that people should look."""
+    words = _NO_VERDICT | {"cut": "cut at their limit of tokens"}
+    return [
+        f"{count:,} {words.get(kind) or kind.replace('_', ' ')}"
+        for kind, count in odd.items()
+        if count >= WORTH_SAYING * answers
+    ]
+
+
 def odd_answers(dataset: str, judge: Mapping[str, Any]) -> list[str]:
     """Return what is odd about a judge's answers: those without a verdict, cut, or sampled freely.
 

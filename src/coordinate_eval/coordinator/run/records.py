@@ -238,6 +238,9 @@ class JudgeProgress(Record):
     kept: int = Field(default=0, description="questions that it had answered for earlier runs")
     left: int = Field(default=0, description="questions that are written and not answered")
     tokens: int = Field(default=0, description="that the judge read and wrote for this run")
+    odd: dict[str, int] = Field(
+        default={}, description="kind → answers that are odd: refused, empty, cut and others"
+    )
     cpu_seconds: float = Field(default=0.0, description="of all jobs that asked")
     run: str = Field(
         default="",

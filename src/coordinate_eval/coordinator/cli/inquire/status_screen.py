@@ -17,6 +17,7 @@ from coordinate_eval.coordinator.cli.output import (
     differences,
     first_signal_table,
 )
+from coordinate_eval.coordinator.report.results import often_odd
 from coordinate_eval.coordinator.report.state import Phase
 
 _HEADLINES = {
@@ -147,6 +148,8 @@ def _judge(judge: dict[str, Any]) -> str:
     known = f", {judge['kept']:,} known from earlier runs" if judge["kept"] else ""
     words = f"{plural(judge['answered'], 'question')} answered{known}, {judge['left']:,} waiting"
     words += f", {plural(judge['tokens'], 'token')}"
+    if odd := often_odd(judge["odd"], judge["answered"] + judge["kept"]):
+        words += f"; of its answers {', '.join(odd)}"
     return f"{words}; {judge['said']}" if judge["said"] else words
 
 

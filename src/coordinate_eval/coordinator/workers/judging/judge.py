@@ -40,6 +40,7 @@ from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
 from coordinate_eval.coordinator.workers.judging.budget import Budget, Spent, most_tokens
 from coordinate_eval.coordinator.workers.judging.judge_run import JudgeRun, JudgeRunEnded
 from coordinate_eval.coordinator.workers.judging.kept_answers import KeptAnswers
+from coordinate_eval.coordinator.workers.judging.odd_answers import count_odd
 from coordinate_eval.coordinator.workers.supervision import Supervision
 from coordinate_eval.errors import (
     ClusterError,
@@ -408,6 +409,7 @@ class _JudgeJob:
             kept=sum(answer.kept for answer in self._answers.values()),
             left=len(self._waiting),
             tokens=self._budget.tokens,
+            odd=count_odd(self._answers.values()),
             cpu_seconds=round(self._cpu_before + time.process_time(), 3),
             run=self._answers_in,
             updated=time.time(),
