@@ -1,6 +1,7 @@
 """The cause of a job's end: the root of all that its log and Slurm say, not its echoes."""
 
 import os
+import re
 from collections.abc import Sequence
 from typing import BinaryIO, NamedTuple
 
@@ -18,9 +19,16 @@ UNKNOWN_CURE = (
     "[diagnosis] name"
 )
 
-_STRENGTH = {"decisive": 0, "root": 1, "plain": 2, "end": 4, "echo": 5}
+_STRENGTH = {"decisive": 0, "root": 1, "plain": 2, "end": 4, "echo": 5, "last": 7}
 _LOOKS_WRONG = 6
 _UNKNOWN_EXCEPTION = 3
+_SUSPICIOUS = re.compile(
+    r"(?i)\b(?:fail(?:ed|ure|s)?|fatal|abort(?:ed|ing)?|can ?not|can't|could ?n[o']t|unable to|denied|"
+    r"not (?:found|supported|available|allowed|permitted)|no such|invalid|killed|terminated|panicked|"
+    r"traceback|errors?|exception|unexpected|missing|refused|timed out|crash(?:ed)?|mismatch)\b"
+)
+_TAIL = 12
+"""Lines at a log's end in which words that sound like a failure are taken for one."""
 
 
 class Ending(NamedTuple):
@@ -78,6 +86,10 @@ class _Candidate(NamedTuple):
     def doubtful(self) -> bool:
         return self.order[0] >= _DOUBT
 
+    @property
+    def is_exception(self) -> bool:
+        return self.kept is not None and self.kept.is_exception
+
 
 _DOUBT = 10
 
@@ -115,13 +127,12 @@ def find_cause(
     found = _of_end(end, rules)
     logs = logs if said is None else [*logs, said]
     for number, log in enumerate(logs):
-        found += _of_log(number, log)
+        found += _of_log(number, log, rules)
     found.sort(key=lambda each: each.order)
-    if not found:
-        return _unknown(end, logs) if end.failed else None
+    if not found or (found[0].doubtful and not end.failed):
+        suspicious = _suspicious(logs)
+        return _unknown(end, logs, suspicious) if suspicious or (end.failed and not found) else None
     first = _believed(found, len(logs) - 1 if said else None, rules)
-    if first.doubtful and not end.failed:
-        return None
     others = {each.rule.reason for each in found if each.rule is not None}
     text = first.kept.text if first.kept else end.words
     number = first.kept.first if first.kept else 0
@@ -150,18 +161,29 @@ def _believed(found: Sequence[_Candidate], said: int | None, rules: Rules) -> _C
 
     A log's line that every job would die of may be one that every job survives, such as a warning
     that a folder cannot be written. So the first exception of a known cause counts before a line
-    that is none, and neither counts where the job itself names what others may survive.
+    that is none, and neither counts where the job itself names what others may survive. A line of a
+    shell or a tool also gives way to any later exception: Python came after it.
     """
     first, root = found[0], _STRENGTH["root"]
     if _then(first, rules) != "stop" or first.order[0] != root:
         return first
     roots = [each for each in found if each.order[0] == root]
-    first = next((each for each in roots if each.kept and each.kept.is_exception), first)
+    first = next((each for each in roots if each.is_exception), first)
     own = [each for each in roots if each.order[1] == said]
     own_stop = next((each for each in own if _then(each, rules) == "stop"), None)
-    if not own or (own_stop and _then(first, rules) == "stop"):
+    if own and not (own_stop and _then(first, rules) == "stop"):
+        return own_stop or own[0]
+    if first.rule is None or first.is_exception or not _of_script(first.rule, rules):
         return first
-    return own_stop or own[0]
+    return next((each for each in found if _is_later_exception(each, first)), first)
+
+
+def _is_later_exception(candidate: _Candidate, line: _Candidate) -> bool:
+    """Return whether it is an exception that says more than that a command has failed."""
+    if candidate.rule is not None and candidate.rule.reason == "Called Process Error":
+        return False
+    believed = candidate.is_exception and candidate.order[0] <= _UNKNOWN_EXCEPTION
+    return believed and candidate.order[1:] > line.order[1:]
 
 
 def _then(candidate: _Candidate, rules: Rules) -> Then | None:
@@ -175,7 +197,7 @@ def _of_end(end: Ending, rules: Rules) -> list[_Candidate]:
     return [_Candidate((_STRENGTH[rule.kind], -1, 0), rule, None, "")]
 
 
-def _of_log(number: int, log: Log) -> list[_Candidate]:
+def _of_log(number: int, log: Log, rules: Rules) -> list[_Candidate]:
     candidates = []
     stopped: int | None = None
     """The line at which the job was ended from outside: what comes later follows from it."""
@@ -187,8 +209,7 @@ def _of_log(number: int, log: Log) -> list[_Candidate]:
             strength = _STRENGTH[rule.kind]
         else:
             strength = _UNKNOWN_EXCEPTION if kept.is_exception else _LOOKS_WRONG
-        went_on = log.left.progress - kept.last_progress >= LASTING
-        if kept.mild or went_on:
+        if kept.mild or _went_on(kept, log.left, rules):
             strength += _DOUBT
         at = kept.first
         if kept.last_progress - kept.first_progress >= LASTING:
@@ -201,16 +222,49 @@ def _of_log(number: int, log: Log) -> list[_Candidate]:
     return candidates
 
 
-def _unknown(end: Ending, logs: Sequence[Log]) -> Cause:
+def _went_on(kept: Kept, left: Compressed, rules: Rules) -> bool:
+    """Return whether work went on after a line, as far as the log says.
+
+    Of several ranks, those that have not noticed yet print some more lines. So it takes several, or
+    one and a success; but one is enough after a shell's words, which come before all work.
+    """
+    progress = left.progress - kept.last_progress
+    if progress >= LASTING:
+        return True
+    if progress and not kept.is_exception and kept.rule and _of_script(kept.rule, rules):
+        return True
+    succeeded = any(each.success and each.first > kept.last for each in left.kept)
+    return succeeded and (progress > 0 or (kept.rule is None and not kept.is_exception))
+
+
+def _of_script(rule: Rule, rules: Rules) -> bool:
+    reason = rules.of(rule)
+    return reason.category == "script" and reason.then == "stop"
+
+
+def _suspicious(logs: Sequence[Log]) -> tuple[Log, Kept] | None:
+    """Return the last line among a log's last ones that sounds like a failure, if one does."""
+    for log in reversed(logs):
+        tail = log.left.kept[-_TAIL:]
+        if any(kept.success for kept in tail):
+            continue
+        for kept in reversed(tail):
+            went_on = log.left.progress > kept.last_progress
+            if kept.may_be_wrong and not went_on and _SUSPICIOUS.search(kept.text):
+                return log, kept
+    return None
+
+
+def _unknown(end: Ending, logs: Sequence[Log], suspicious: tuple[Log, Kept] | None) -> Cause:
     last = next((log for log in reversed(logs) if log.left.kept), None)
-    line = last.left.kept[-1] if last else None
+    log, line = suspicious or (last, last.left.kept[-1] if last else None)
     return Cause(
         UNKNOWN,
         "unknown",
         "",
         line.text if line else end.words,
         line.first if line else 0,
-        last.name if last else "",
+        log.name if log else "",
         UNKNOWN_CURE,
         "node",
     )

@@ -12,6 +12,7 @@ from typing import BinaryIO, Final
 from coordinate_eval import _job_log
 from coordinate_eval.diagnosis.lines import Piece, clean, is_mild, pieces, without_prefix
 from coordinate_eval.diagnosis.rules import Rule, Rules
+from coordinate_eval.diagnosis.tracebacks import Part, Tracebacks
 
 MOST_FOUND: Final = 300
 """Lines that a rule knows, or that look wrong, from the beginning; as many from the end."""
@@ -28,15 +29,16 @@ MOST_TEXT: Final = 2000
 _SHORT = 1000
 _LINE = _job_log.LINE.encode()
 _DIGITS = b"0123456789"
-_FRAME = b'", line '
-"""In lines of a traceback that have a line of code after them."""
-
 _LOOKS_WRONG = re.compile(
     r"^(?:[\w.]{1,200}\.)?[A-Z]\w{0,100}(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|"
     r"\b(?:FATAL|Fatal|fatal error|CRITICAL|panic)\b|\b[Ee](?:rror|RROR)\s?:"
 )
 _WRONG_WORDS = re.compile(r"rror|xcep|xit|nterrupt|ailure|atal|anic|CRIT|FATAL|ERR")
 _EXCEPTION = re.compile(r"^(?:[\w.]{1,200}\.)?[A-Z]\w{0,100}(?:Error|Exception|Failure)\b(?::|$)")
+_CODE = re.compile(
+    r"^ {4,64}(?:raise|return|assert|await|yield)\b|^\s{0,64}(?:-{2,9}> ?\d{1,6} |❱ |[~^]*\^{3}[~^]*$)"
+)
+"""Lines of code that stand apart from their frame, as where processes write at once."""
 
 
 class Kept:
@@ -50,8 +52,10 @@ class Kept:
         "last",
         "last_progress",
         "looks_wrong",
+        "may_be_wrong",
         "mild",
         "rule",
+        "success",
         "text",
     )
 
@@ -62,6 +66,9 @@ class Kept:
         self.count = 1
         self.rule: Rule | None = None
         self.mild = self.looks_wrong = self.is_exception = False
+        self.may_be_wrong = self.success = False
+        """It is none of the lines that look like an error and end nothing; it says that a program
+        has done its work."""
 
     @property
     def found(self) -> bool:
@@ -140,15 +147,15 @@ class _Reader:
         self._plain: list[Kept] = []
         self._plain_last: deque[Kept] = deque(maxlen=3 * MOST_PLAIN)
         self._progress = 0
-        self._after_frame = False
+        self._tracebacks = Tracebacks()
         self._last = 0
 
     def take(self, piece: Piece) -> None:
         content = piece.content
         self._last = piece.number
         short = content if len(content) <= _SHORT else content[:_SHORT] + content[-_SHORT:]
-        is_code, self._after_frame = self._after_frame, _FRAME in content
-        key = hash(short.translate(None, _DIGITS)) ^ is_code
+        part, exception = self._tracebacks.take(content)
+        key = hash(short.translate(None, _DIGITS)) ^ part
         known = self._known.get(key, False)
         if known is None:
             return
@@ -157,7 +164,7 @@ class _Reader:
         elif known is False:
             if len(self._known) >= MOST_TEMPLATES:
                 self._known.clear()
-            self._known[key] = self._look(piece, is_code=is_code or self._after_frame)
+            self._known[key] = self._look(piece, part, exception)
         else:
             known.count += 1
             known.last, known.last_progress = piece.number, self._progress
@@ -170,25 +177,41 @@ class _Reader:
         each = [*plain, *self._found, *self._found_last]
         unique = {id(kept): kept for kept in each}.values()
         result.kept = sorted(unique, key=lambda kept: kept.first)
+        for kept in plain:
+            said = without_prefix(kept.text)
+            kept.success = self._rules.is_success(said)
+            kept.may_be_wrong = kept.may_be_wrong and not self._rules.is_harmless(said)
         return result
 
-    def _look(self, piece: Piece, *, is_code: bool) -> Kept | bool | None:
+    def _look(self, piece: Piece, part: Part, exception: str) -> Kept | bool | None:
         """Return what becomes of the first line of a template. No rule knows a line of code."""
         text = clean(piece.content)
         if not text:
             return None
-        said = without_prefix(text)
+        said = exception or without_prefix(text)
+        is_code = part is Part.CODE or bool(_CODE.match(said))
         rule = None if is_code else self._rules.find(said)
-        if rule is None and self._rules.is_progress(said[:_SHORT]):
+        if rule is None and not exception and self._rules.is_progress(said[:_SHORT]):
             self._progress += 1
             return True
         kept = Kept(piece.number, text[:MOST_TEXT], self._progress)
-        kept.rule = rule
-        if rule is not None or (not is_code and _WRONG_WORDS.search(said[:_SHORT])):
-            kept.mild = is_mild(text)
-            kept.is_exception = bool(_EXCEPTION.match(said))
-            wrong = rule is None and not kept.mild
-            kept.looks_wrong = wrong and bool(_LOOKS_WRONG.search(said[:_SHORT]))
+        if is_code:
+            return self._keep(kept)
+        kept.may_be_wrong = not is_mild(text)
+        kept.is_exception = bool(exception or _EXCEPTION.match(said))
+        wrong = bool(exception) or self._looks_wrong(said[:_SHORT])
+        harmless = not kept.is_exception and (rule or wrong) and self._rules.is_harmless(said)
+        if (rule is not None or wrong) and not harmless:
+            kept.mild = part is Part.IGNORED or is_mild(text, said if kept.is_exception else "")
+            kept.rule = rule
+            kept.looks_wrong = rule is None and not kept.mild
+        return self._keep(kept)
+
+    @staticmethod
+    def _looks_wrong(said: str) -> bool:
+        return bool(_WRONG_WORDS.search(said) and _LOOKS_WRONG.search(said))
+
+    def _keep(self, kept: Kept) -> Kept:
         first, last, most = self._plain, self._plain_last, MOST_PLAIN
         if kept.found:
             first, last, most = self._found, self._found_last, MOST_FOUND

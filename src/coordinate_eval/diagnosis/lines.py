@@ -29,13 +29,18 @@ _PREFIXES = re.compile(
     | \[[\w./<>=-]{1,80}:\d{1,7}(?::\w{1,60})?\]
     | \[[A-Za-z_][\w.\s-]{0,40}\](?=\s)
     | [-|+](?=\s)
+    | [^|\n]{0,80}\d%\|[^|\n]{0,200}\|[^\[\n]{0,60}\[[^\]\n]{0,200}\](?=\s?[A-Za-z\[(])  # a bar's end
+    | [a-z0-9][\w.-]{0,80}\d:\s(?=(?:[\w.]{0,200}(?:Error|Exception)(?::|$)|Traceback\b))  # pdsh
     )[\s,:]*""",
     re.VERBOSE,
 )
-_MILD = re.compile(
-    r"(?<!NCCL )\b(?:WARN|WARNING|INFO|DEBUG|TRACE|Warning|warning:)\b|Warning:|"
-    r"(?:\[|^)[WI]\d{4} |warnings\.warn|\b[Rr]etry(?:ing)?\b|[Ww]ill retry|"
-    r"\b(?:ignored|ignoring|skipping|falling back|Exception ignored)\b"
+_LEVEL = re.compile(
+    r"(?<!NCCL )\b(?:WARN|WARNING|INFO|DEBUG|TRACE|Warning)\b|[Ww]arning:|"
+    r"(?:\[|^)[WI]\d{4} |warnings\.warn"
+)
+_GOES_ON = re.compile(
+    r"\b[Rr]etry(?:ing)?\b|[Ww]ill retry|"
+    r"\b(?:[Ii]gnored|[Ii]gnoring|[Ss]kipping|[Ff]alling back)\b"
 )
 _SEVERE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|(?:\[|^)[EFC]\d{4} ")
 _HEAD = 160
@@ -98,10 +103,16 @@ def without_prefix(text: str) -> str:
     return text[at:] if at else text
 
 
-def is_mild(text: str) -> bool:
-    """Return whether a line says itself that it is a warning, or that work goes on."""
-    head = text[:_HEAD]
-    return bool(_MILD.search(head)) and not _SEVERE.search(head)
+def is_mild(text: str, said: str = "") -> bool:
+    """Return whether a line says itself that it is a warning, or that work goes on.
+
+    Args:
+        text: the line.
+        said: an exception that ends it. Its own words are none of the program's that met it.
+    """
+    head = text[: min(_HEAD, len(text) - len(said))]
+    mild = _LEVEL.search(head) or _GOES_ON.search(head)
+    return bool(mild) and not _SEVERE.search(head)
 
 
 def _spaces(text: str, at: int) -> int:

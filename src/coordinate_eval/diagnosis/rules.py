@@ -79,13 +79,18 @@ class _Shipped(_Strict):
 
 
 class _Filters(_Strict):
+    """Patterns of lines that name no cause."""
+
     progress: list[str] = Field(default=[], max_length=MOST_RULES)
+    success: list[str] = Field(default=[], max_length=MOST_RULES)
     startup: list[str] = Field(default=[], max_length=MOST_RULES)
+    harmless: list[str] = Field(default=[], max_length=MOST_RULES)
 
     @model_validator(mode="after")
     def _compiles(self) -> Self:
-        for pattern in (*self.progress, *self.startup):
-            _compiled(pattern)
+        for name in _Filters.model_fields:
+            for pattern in getattr(self, name):
+                _compiled(pattern)
         return self
 
 
@@ -111,9 +116,10 @@ class Rules:
         self.of_lines = [(rule, _compiled(rule.regex)) for rule in rules if rule.reads == "log"]
         self._ends = [(rule, _compiled(rule.regex)) for rule in rules if rule.reads == "end"]
         self._index = Index([rule.regex for rule, _ in self.of_lines])
-        self._progress = [_compiled(each) for each in filters.progress]
-        self._progress_index = Index(filters.progress)
-        self._startup = [_compiled(each) for each in filters.startup]
+        self._progress = _Any(filters.progress)
+        self._success = _Any(filters.success)
+        self._startup = _Any(filters.startup)
+        self._harmless = _Any(filters.harmless)
 
     def find(self, said: str) -> Rule | None:
         """Return the first rule that is found in a line without its prefix."""
@@ -129,20 +135,36 @@ class Rules:
 
     def is_progress(self, said: str) -> bool:
         """Return whether a line says that work goes on. All such lines have a number."""
-        if not _DIGIT.search(said):
-            return False
-        numbers = self._progress_index.candidates(said)
-        return any(self._progress[number].search(said) for number in numbers)
+        return bool(_DIGIT.search(said)) and self._progress.found_in(said)
+
+    def is_success(self, said: str) -> bool:
+        """Return whether a line says that a program has done its work."""
+        return self._success.found_in(said)
 
     def is_startup(self, said: str) -> bool:
         """Return whether a line is what programs say when they begin."""
-        return any(pattern.search(said) for pattern in self._startup)
+        return self._startup.found_in(said)
+
+    def is_harmless(self, said: str) -> bool:
+        """Return whether a line looks like an error and ends no job, as those of a site's profile."""
+        return self._harmless.found_in(said)
 
     def of(self, rule: Rule) -> Reason:
         """Return what to do about what a rule has found."""
         reason = self.reasons[rule.reason]
         given = {name: getattr(rule, name) for name in ("category", "then", "cure")}
         return reason.model_copy(update={k: v for k, v in given.items() if v is not None})
+
+
+class _Any:
+    """Patterns of which one is enough."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._patterns = [_compiled(each) for each in patterns]
+        self._index = Index(patterns)
+
+    def found_in(self, said: str) -> bool:
+        return any(self._patterns[n].search(said) for n in self._index.candidates(said))
 
 
 @functools.cache
@@ -175,9 +197,11 @@ def merged(first: SiteRules, second: SiteRules) -> SiteRules:
     return SiteRules(
         reasons={**second.reasons, **first.reasons},
         rules=[*first.rules, *second.rules],
-        filters=_Filters(
-            progress=[*first.filters.progress, *second.filters.progress],
-            startup=[*first.filters.startup, *second.filters.startup],
+        filters=_Filters.model_validate(
+            {
+                name: [*getattr(first.filters, name), *getattr(second.filters, name)]
+                for name in _Filters.model_fields
+            }
         ),
     )
 
