@@ -12,6 +12,7 @@ from coordinate_eval import _files
 from coordinate_eval.cluster import End
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.report.failures import report_failures
+from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.jobs import keeper_job
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted, TrialProgress
@@ -88,6 +89,27 @@ def test_how_a_trial_ended_counts_beside_its_log(run_dir: RunDir) -> None:
     assert found["n1-3"]["reason"] == "Preempted"
     assert found["n1-4"]["reason"] == "Out of Memory"
     assert found["n1-5"]["reason"] == "Unknown"
+
+
+def test_a_run_without_results_and_without_a_dead_job_says_why_it_ended(tmp_path: Path) -> None:
+    made = RunDir(tmp_path / "runs" / "r")
+    settings = RUN.settings.model_copy(update={"runs_dir": str(tmp_path / "runs")})
+    run = make_run(settings=settings)
+    _files.write_record(made.run, run)
+    going_on = diagnose(made.root)
+    assert (going_on.exit_code, "failed\n" in going_on.stdout) == (0, True)
+    why = "no node has enough memory for the weights"
+    ended = collect_results(made, run, why)
+    _files.write(made.results, _files.pretty(ended))
+    done = diagnose(made.root)
+    assert done.exit_code == 1
+    assert "no job of" in done.stdout
+    assert why in done.stdout
+    as_json = diagnose(made.root, "--json")
+    assert as_json.exit_code == 1
+    assert why in json.loads(as_json.stdout)["reasons"]
+    _files.write(made.results, _files.pretty({**ended, "complete": True, "missing": {}}))
+    assert diagnose(made.root).exit_code == 0
 
 
 def test_status_and_results_name_the_cause(run_dir: RunDir) -> None:

@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, StageProgress
 from coordinate_eval.coordinator.run.troubles.avoided import avoid
-from coordinate_eval.coordinator.run.troubles.broken import broken_nodes
+from coordinate_eval.coordinator.run.troubles.broken import broken_nodes, suspected_nodes
 from coordinate_eval.coordinator.run.troubles.causes import (
     JobCause,
     read_causes,
@@ -44,6 +44,10 @@ OCCUPIED = (
     "utilization (0.9, 125.8 GiB). Decrease GPU memory utilization.\n"
 )
 AWAY = "requests.exceptions.ConnectionError: Connection refused by storage\n"
+REFUSED = (
+    "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig\n"
+    "  Value error, the chunk size 4096 is above the most that the model takes [type=value_error]\n"
+)
 
 
 @pytest.fixture
@@ -178,6 +182,16 @@ def test_what_only_one_node_meets_lies_in_the_node(run_dir: RunDir, log: str, wh
     die(run_dir, "n1-0", log)
     look(run_dir)
     assert [each.why for each in broken_nodes(run_dir)] == ([why] if why else [])
+
+
+def test_an_engine_that_refuses_its_arguments_blames_no_node(run_dir: RunDir) -> None:
+    run_dir.trial("n2-0").unlink()
+    die(run_dir, "n1-0", REFUSED, cause="engine start")
+    found = look(run_dir)["n1-0"]
+    assert (found.reason, found.ends_all, found.may_be_of_node) == ("Value Error", True, False)
+    assert "chunk size" in found.root
+    assert broken_nodes(run_dir) == []
+    assert suspected_nodes(run_dir, make_run(**_run(run_dir)), time.time()) == {}
 
 
 def test_a_gpu_that_others_fill_is_its_nodes_fault_and_lowers_no_load(run_dir: RunDir) -> None:

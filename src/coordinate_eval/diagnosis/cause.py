@@ -23,9 +23,11 @@ _STRENGTH = {"decisive": 0, "root": 1, "plain": 2, "end": 4, "echo": 5, "last": 
 _LOOKS_WRONG = 6
 _UNKNOWN_EXCEPTION = 3
 _SUSPICIOUS = re.compile(
-    r"(?i)\b(?:fail(?:ed|ure|s)?|fatal|abort(?:ed|ing)?|can ?not|can't|could ?n[o']t|unable to|denied|"
-    r"not (?:found|supported|available|allowed|permitted)|no such|invalid|killed|terminated|panicked|"
-    r"traceback|errors?|exception|unexpected|missing|refused|timed out|crash(?:ed)?|mismatch)\b"
+    r"""(?i)\b(?:fail(?:ed|ure|s)?|fatal|abort(?:ed|ing)?|can\ ?not|can't|could\ ?n[o']t|unable\ to
+    |denied|not\ (?:found|supported|available|allowed|permitted)|no\ such|invalid|killed|terminated
+    |panicked|traceback|errors?|exception|unexpected|missing|refused|timed\ out|crash(?:ed)?
+    |mismatch)\b""",
+    re.VERBOSE,
 )
 _TAIL = 12
 """Lines at a log's end in which words that sound like a failure are taken for one."""
@@ -226,15 +228,22 @@ def _went_on(kept: Kept, left: Compressed, rules: Rules) -> bool:
     """Return whether work went on after a line, as far as the log says.
 
     Of several ranks, those that have not noticed yet print some more lines. So it takes several, or
-    one and a success; but one is enough after a shell's words, which come before all work.
+    one and a success; but one is enough after the words of a shell, which come before all work.
     """
     progress = left.progress - kept.last_progress
     if progress >= LASTING:
         return True
-    if progress and not kept.is_exception and kept.rule and _of_script(kept.rule, rules):
+    if progress and not kept.is_exception and _may_come_first(kept, rules):
         return True
     succeeded = any(each.success and each.first > kept.last for each in left.kept)
     return succeeded and (progress > 0 or (kept.rule is None and not kept.is_exception))
+
+
+def _may_come_first(kept: Kept, rules: Rules) -> bool:
+    """Return whether a line is such as shells and launchers write before all work."""
+    if kept.rule is None:
+        return kept.last_progress == 0
+    return kept.rule.kind == "last" or _of_script(kept.rule, rules)
 
 
 def _of_script(rule: Rule, rules: Rules) -> bool:

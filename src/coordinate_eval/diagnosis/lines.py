@@ -29,20 +29,20 @@ _PREFIXES = re.compile(
     | \[[\w./<>=-]{1,80}:\d{1,7}(?::\w{1,60})?\]
     | \[[A-Za-z_][\w.\s-]{0,40}\](?=\s)
     | [-|+](?=\s)
-    | [^|\n]{0,80}\d%\|[^|\n]{0,200}\|[^\[\n]{0,60}\[[^\]\n]{0,200}\](?=\s?[A-Za-z\[(])  # a bar's end
+    | [^|\n]{0,80}\d%\|[^|\n]{0,200}\|[^\[\n]{0,60}\[[^\]\n]{0,200}\](?=\s?[A-Za-z\[(])  # tqdm
     | [a-z0-9][\w.-]{0,80}\d:\s(?=(?:[\w.]{0,200}(?:Error|Exception)(?::|$)|Traceback\b))  # pdsh
     )[\s,:]*""",
     re.VERBOSE,
 )
 _LEVEL = re.compile(
     r"(?<!NCCL )\b(?:WARN|WARNING|INFO|DEBUG|TRACE|Warning)\b|[Ww]arning:|"
-    r"(?:\[|^)[WI]\d{4} |warnings\.warn"
+    r"(?:\[|^)[WI](?:\d{3,4})? |warnings\.warn"
 )
 _GOES_ON = re.compile(
     r"\b[Rr]etry(?:ing)?\b|[Ww]ill retry|"
     r"\b(?:[Ii]gnored|[Ii]gnoring|[Ss]kipping|[Ff]alling back)\b"
 )
-_SEVERE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|(?:\[|^)[EFC]\d{4} ")
+_SEVERE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|(?:\[|^)[EFC](?:\d{3,4})? ")
 _HEAD = 160
 
 

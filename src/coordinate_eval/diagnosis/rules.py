@@ -15,7 +15,7 @@ from coordinate_eval.diagnosis.needed import Index
 from coordinate_eval.errors import UserError
 
 Category = Literal["infrastructure", "framework", "script", "slurm", "unknown"]
-Kind = Literal["decisive", "root", "plain", "end", "echo"]
+Kind = Literal["decisive", "root", "plain", "end", "echo", "last"]
 Then = Literal["node", "load", "wait", "stop"]
 
 MOST_RULES = 2000
@@ -146,7 +146,7 @@ class Rules:
         return self._startup.found_in(said)
 
     def is_harmless(self, said: str) -> bool:
-        """Return whether a line looks like an error and ends no job, as those of a site's profile."""
+        """Return whether a line looks like an error and ends no job, as a site's profile says."""
         return self._harmless.found_in(said)
 
     def of(self, rule: Rule) -> Reason:

@@ -1,8 +1,8 @@
 """Which lines of a log are a traceback's frames and code, and which line is its exception.
 
-A frame may have no line of code: of `python -c`, of Cython, of what was compiled. So code is told by
-its indentation, which is deeper than its frame's, and the exception by being less indented. What a
-launcher puts before each line is read from the frame's own line.
+A frame may have no line of code: of `python -c`, of Cython, of what was compiled. So code is told
+by its indentation, which is deeper than its frame's, and the exception by being less indented. What
+a launcher puts before each line is read from the frame's own line.
 """
 
 import functools
@@ -60,8 +60,7 @@ class Tracebacks:
 
     def _after(self, text: str) -> tuple[Part, str]:
         """Return what a line is that comes after a frame."""
-        assert self._prefix is not None
-        match = _like(self._prefix).match(text)
+        match = _like(self._prefix or "").match(text)
         if match is None:
             self._others += 1
             if self._others > _MOST_OTHERS:

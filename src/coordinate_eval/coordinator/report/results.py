@@ -323,6 +323,18 @@ def reasons(results: Mapping[str, Any] | None) -> list[str]:
     return lines
 
 
+def why_incomplete(run_dir: RunDir) -> list[str]:
+    """Return why a run has ended without all of its results; nothing of one that goes on.
+
+    Raises:
+        RecordError: `results.json` is torn, or is none.
+    """
+    results = read_results(run_dir)
+    if results is None or results["complete"]:
+        return []
+    return reasons(results) or ["it ended before all datasets were scored"]
+
+
 def warnings(found: DatasetResults) -> list[str]:
     """Return what people should know who read the scores of a dataset."""
     return degenerate(found.dataset, found.outputs) + odd_answers(found.dataset, found.judge)

@@ -17,7 +17,9 @@ from coordinate_eval.coordinator.cli.output import say, table_console, write_jso
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.causes import FailedJob, diagnose_run
 from coordinate_eval.coordinator.report.failures import Failure
+from coordinate_eval.coordinator.report.results import why_incomplete
 from coordinate_eval.coordinator.report.site_rules import learned_file, read_rules
+from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.diagnosis.cause import UNKNOWN, Ending, Log, find_cause, read_log
 from coordinate_eval.diagnosis.reaction import reaction
 from coordinate_eval.diagnosis.rules import Rules
@@ -38,7 +40,11 @@ class Asked(NamedTuple):
 
 
 def show_causes(settings: Settings, asked: Asked) -> int:
-    """Print the cause of each failure; return 1 if one is not known, else 0.
+    """Print the cause of each failure.
+
+    Returns:
+        The exit status: 1 if a cause is not known, or if a run has ended without all of its results
+        and no job of it failed.
 
     Raises:
         UserError: there is no such run or log, or the rules cannot be used.
@@ -57,15 +63,16 @@ def show_causes(settings: Settings, asked: Asked) -> int:
     run_dir, foreign = find_to_show(asked.what[0] if asked.what else None, settings)
     with _owner.for_show() if foreign else contextlib.nullcontext():
         found = diagnose_run(run_dir, rules)
+        ended = [] if found else why_incomplete(run_dir)
     if foreign:
         say(foreign)
     if asked.as_json:
-        _write(found)
-    elif not found:
-        table_console().print(f"no job of {run_dir.root} failed", highlight=False, markup=False)
-    else:
+        _write(found, ended)
+    elif found:
         _print(found, table_console())
-    return _status(found)
+    else:
+        _print_no_failure(run_dir, ended, table_console())
+    return 1 if ended else _status(found)
 
 
 def _is_log(path: Path) -> bool:
@@ -121,8 +128,9 @@ def _print_compressed(log: Log) -> None:
     )
 
 
-def _write(found: Sequence[FailedJob]) -> None:
-    write_json({"schema": SCHEMA, "failures": [_json(job) for job in found]})
+def _write(found: Sequence[FailedJob], ended: Sequence[str] = ()) -> None:
+    failures = [_json(job) for job in found]
+    write_json({"schema": SCHEMA, "failures": failures, "reasons": list(ended)})
 
 
 def _json(job: FailedJob) -> dict[str, Any]:
@@ -136,6 +144,16 @@ def _json(job: FailedJob) -> dict[str, Any]:
         "cause": cause,
         "done": job.done,
     }
+
+
+def _print_no_failure(run_dir: RunDir, ended: Sequence[str], where: Console) -> None:
+    """Say that no job of a run failed, and why it ended all the same, if it did."""
+    line = f"no job of {run_dir.root} failed" + (
+        ", but it has not all of its results:" * bool(ended)
+    )
+    where.print(Text(line), soft_wrap=True)
+    for reason in ended:
+        where.print(Text(f"  {reason}"), soft_wrap=True)
 
 
 def _print(found: Sequence[FailedJob], where: Console) -> None:

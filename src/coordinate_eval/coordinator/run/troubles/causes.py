@@ -16,8 +16,10 @@ from coordinate_eval.records import Record
 _HARDWARE = frozenset({"ECC Error", "NVLink Error", "Node Failure"})
 """Reasons that no program and no item brings about."""
 
-_INPUT = frozenset({"Argument Error", "Model Loading Error", "Name Error", "Syntax Error"})
-"""Reasons that no node brings about."""
+_INPUT = frozenset(
+    {"Argument Error", "Model Loading Error", "Name Error", "Syntax Error", "Value Error"}
+)
+"""Reasons that no node brings about, if every job would meet them."""
 
 
 class JobCause(Record):
@@ -61,7 +63,7 @@ class JobCause(Record):
     @property
     def may_be_of_node(self) -> bool:
         """Return whether it may lie in the node: in its files, its GPUs or its driver."""
-        return self.reason not in _INPUT
+        return self.reason not in _INPUT or self.action is not Action.STOP
 
     @property
     def of_node(self) -> bool:
