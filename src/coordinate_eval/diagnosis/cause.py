@@ -25,7 +25,7 @@ _UNKNOWN_EXCEPTION = 3
 _SUSPICIOUS = re.compile(
     r"""(?i)\b(?:fail(?:ed|ure|s)?|fatal|abort(?:ed|ing)?|can\ ?not|can't|could\ ?n[o']t|unable\ to
     |denied|not\ (?:found|supported|available|allowed|permitted)|no\ such|invalid|killed|terminated
-    |panicked|traceback|errors?|exception|unexpected|missing|refused|timed\ out|crash(?:ed)?
+    |panicked|errors?|exception|unexpected|missing|refused|timed\ out|crash(?:ed)?
     |mismatch)\b""",
     re.VERBOSE,
 )

@@ -37,7 +37,7 @@ _WRONG_WORDS = re.compile(r"rror|xcep|xit|nterrupt|ailure|atal|anic|CRIT|FATAL|E
 _EXCEPTION = re.compile(r"^(?:[\w.]{1,200}\.)?[A-Z]\w{0,100}(?:Error|Exception|Failure)\b(?::|$)")
 _CODE = re.compile(
     r"^ {4,64}(?:raise|return|assert|await|yield)\b|"
-    r"^\s{0,64}(?:-{2,9}> ?\d{1,6} |❱ |[~^]*\^{3}[~^]*$)"
+    r"^\s{0,64}(?:-{1,9}> ?\d{1,6} |❱ |[~^]*\^{3}[~^]*$)"
 )
 """Lines of code that stand apart from their frame, as where processes write at once."""
 

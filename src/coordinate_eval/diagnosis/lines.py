@@ -24,6 +24,7 @@ _PREFIXES = re.compile(
     | \[?[EWIFC]\d{4}\ [\d:.]{8,20}\s+\d{1,9}\s+[\w./<>-]{1,120}:\d{1,7}\]  # glog
     | \[?(?:\d{4}-)?\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?
     | \[?[A-Z][a-z]{2}\s{1,2}\d{1,2}\s\d\d:\d\d:\d\d(?:\s\d{4})?\]?
+    | [\w.-]{1,60}\ [\w./-]{1,60}\[\d{1,9}\]:\ {0,4}                                # syslog
     | \[\s{0,8}\d{1,9}\.\d{6}\]                                            # kernel
     | \[?\b(?:CRITICAL|FATAL|ERROR|WARNING|WARN|INFO|DEBUG|critical|error|warning|info)\b\]?:?
     | \[[\w./<>=-]{1,80}:\d{1,7}(?::\w{1,60})?\]
@@ -39,7 +40,7 @@ _LEVEL = re.compile(
     r"(?:\[|^)[WI](?:\d{3,4})? |warnings\.warn"
 )
 _GOES_ON = re.compile(
-    r"\b[Rr]etry(?:ing)?\b|[Ww]ill retry|"
+    r"\b[Rr]etrying\b|[Ww]ill (?:be )?retr|\b[Rr]etry(?: (?:in|after|loop|attempt|#|\d)|[:(])|"
     r"\b(?:[Ii]gnored|[Ii]gnoring|[Ss]kipping|[Ff]alling back)\b"
 )
 _SEVERE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|(?:\[|^)[EFC](?:\d{3,4})? ")
