@@ -4,6 +4,8 @@ import io
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.failed_logs import Case, corpus, diagnosed, whole_corpus
 
 from coordinate_eval.diagnosis.cause import UNKNOWN
@@ -68,6 +70,131 @@ def test_failure_that_says_nothing_is_unknown() -> None:
     assert (found.reason, found.line, found.number) == (UNKNOWN, "world", 2)
     assert diagnosed(["hello\n"]) is None
     assert diagnosed([""]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("error: the frobnicator is lost\nbye\n", "error: the frobnicator is lost"),
+        ("loading\nfailed to frobnicate the quux\nbye\n", "failed to frobnicate the quux"),
+        ('Traceback\n  File "a.py", line 1, in f\n_quux.Empty\n', "_quux.Empty"),
+        (
+            "step 1 loss 2\nError in atexit._run_exitfuncs:\nfrob: ERROR: no quux\n",
+            "frob: ERROR: no quux",
+        ),
+    ],
+)
+def test_what_sounds_like_a_failure_is_never_called_none(text: str, line: str) -> None:
+    found = diagnosed([text])
+    assert found is not None
+    assert (found.reason, found.line) == (UNKNOWN, line)
+    assert diagnosed([text + "Training completed\n"]) is None or "Empty" in text
+
+
+@pytest.mark.parametrize("text", ["", "all is well\n", "step 1 loss 2\nTraining completed\n"])
+@pytest.mark.parametrize("end", ["FAILED", "FAILED NonZeroExitCode 1:0", "OUT_OF_ME+", "NODE_FAIL"])
+def test_a_job_that_failed_has_a_cause_whatever_its_log_says(text: str, end: str) -> None:
+    assert diagnosed([text], end) is not None
+
+
+_PREFIXES = st.sampled_from(
+    [
+        "",
+        "[rank3]: ",
+        "(EngineCore_DP0 pid=77) ERROR 03-02 10:10:33 [core.py:720] ",
+        "(RayWorker pid=4411, ip=10.0.0.1) ",
+        "2025-08-21T15:04:45.450656877Z ",
+        "Aug 17 18:42:18 host python[8052]: ",
+        "worker-1: ",
+        "[task 2025-07-01T05:06:30.005+00:00] [train] ",
+        "  | ",
+    ]
+)
+_FRAMES = st.sampled_from(
+    [
+        '  File "<string>", line 1, in <module>',
+        '  File "<frozen runpy>", line 198, in _run_module_as_main',
+        '  File "h5py/h5f.pyx", line 106, in h5py.h5f.open',
+        '  File "/w/a.py", line 3, in f\n    raise MemoryError("CUDA out of memory")',
+        '  File "/w/a.py", line 3, in f\n    raise E(\n    ~^\n        "No space left on device",',
+        '  File "/w/a.py", line 3, in f\n    g(x)\n  [Previous line repeated 9 more times]',
+    ]
+)
+
+
+@given(
+    _PREFIXES,
+    st.lists(_FRAMES, min_size=1, max_size=4),
+    st.sampled_from(["KeyError: 'x'", "KeyError"]),
+)
+def test_an_exception_is_found_after_frames_of_any_form(
+    prefix: str, frames: list[str], exception: str
+) -> None:
+    text = "\n".join(["Traceback (most recent call last):", *frames, exception])
+    found = diagnosed(["".join(f"{prefix}{line}\n" for line in text.split("\n"))])
+    assert found is not None
+    assert (found.reason, found.line) == ("Key Error", f"{prefix}{exception}".rstrip())
+
+
+def test_indentation_that_was_lost_hides_no_exception() -> None:
+    lines = [
+        'File "/w/a.py", line 3, in f',
+        'raise OSError("No space left on device")',
+        "KeyError: 'x'",
+    ]
+    found = diagnosed(["\n".join(lines) + "\n"])
+    assert found is not None
+    assert found.reason == "Key Error"
+
+
+@given(st.text(max_size=400), st.text(max_size=60))
+def test_no_text_breaks_the_reader(text: str, prefix: str) -> None:
+    frame = f'{prefix}  File "a.py", line 3, in f\n'
+    diagnosed([frame + text + "\n" + frame + prefix + "KeyError\n"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "slurmstepd: error: couldn't chdir to `/old': No such file or directory",
+        "/etc/profile.d/lang.sh: line 19: warning: setlocale: LC_CTYPE: cannot change locale",
+        "bash: /etc/profile.d/modules.sh: Permission denied",
+        "/home/u/.bashrc: line 3: conda: command not found",
+        "ERROR: ld.so: object 'libxalt_init.so' from LD_PRELOAD cannot be preloaded: ignored.",
+        "perl: warning: Setting locale failed.",
+        "mesg: ttyname failed: Inappropriate ioctl for device",
+        "tput: No value for $TERM and no -T specified",
+        "manpath: can't set the locale; make sure $LC_* and $LANG are correct",
+        "bash: error importing function definition for `BASH_FUNC_module'",
+        "Unable to init server: Could not connect: Connection refused",
+        "slurmstepd: error: Could not run slurm task_prolog [/nfs/prolog]: No such file or directory",
+        "slurmstepd: pyxis: could not remove squashfs: No such file or directory",
+    ],
+)
+def test_lines_of_every_job_name_no_cause(line: str) -> None:
+    own = (
+        'Traceback (most recent call last):\n  File "<string>", line 1\nRuntimeError: two groups\n'
+    )
+    found = diagnosed([f"{line}\n{own}"])
+    assert found is not None
+    assert (found.reason, found.others) == ("Runtime Error", ())
+    assert diagnosed([f"{line}\nstep 1 loss 2\nTraining completed\n"]) is None
+    unknown = diagnosed([f"{line}\n"], "FAILED NonZeroExitCode 1:0")
+    assert unknown is not None
+    assert unknown.reason == UNKNOWN
+
+
+def test_a_line_of_a_shell_gives_way_to_a_later_exception_alone() -> None:
+    shell = "/var/spool/slurmd/job1/slurm_script: line 4: module: command not found\n"
+    for after, reason in (
+        ("AssertionError: odd\n", "Assertion Error"),
+        ("frob.FrobError: x\n", UNKNOWN),
+        ("subprocess.CalledProcessError: Command 'x' returned 1\n", "File Not Found Error"),
+        ("srun: error: n1: task 0: Exited with exit code 127\n", "File Not Found Error"),
+    ):
+        found = diagnosed([shell + after])
+        assert found is not None
+        assert found.reason == reason
 
 
 def test_line_of_code_is_no_error() -> None:
