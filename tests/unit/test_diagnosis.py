@@ -167,7 +167,7 @@ def test_no_text_breaks_the_reader(text: str, prefix: str) -> None:
         "manpath: can't set the locale; make sure $LC_* and $LANG are correct",
         "bash: error importing function definition for `BASH_FUNC_module'",
         "Unable to init server: Could not connect: Connection refused",
-        "slurmstepd: error: Could not run slurm task_prolog [/nfs/prolog]: No such file or directory",
+        "slurmstepd: error: Could not run slurm task_prolog [/nfs/a]: No such file or directory",
         "slurmstepd: pyxis: could not remove squashfs: No such file or directory",
     ],
 )
