@@ -23,10 +23,11 @@ _STRENGTH = {"decisive": 0, "root": 1, "plain": 2, "end": 4, "echo": 5, "last": 
 _LOOKS_WRONG = 6
 _UNKNOWN_EXCEPTION = 3
 _SUSPICIOUS = re.compile(
-    r"""(?i)\b(?:fail(?:ed|ure|s)?|fatal|abort(?:ed|ing)?|can\ ?not|can't|could\ ?n[o']t|unable\ to
+    r"""(?i)(?<!\bno\s)(?<!\b0\s)(?<!\bwithout\s)
+    \b(?:fail(?:ed|ure|ures|s)?|fatal|abort(?:ed|ing)?|can\ ?not|can't|could\ ?n[o']t|unable\ to
     |denied|not\ (?:found|supported|available|allowed|permitted)|no\ such|invalid|killed|terminated
-    |panicked|errors?|exception|unexpected|missing|refused|timed\ out|crash(?:ed)?
-    |mismatch)\b""",
+    |panicked|errors?|exception|unexpected|missing|refused|timed\ out|crash(?:ed)?|mismatch)\b
+    (?!\s*(?:rate\b|[:=]\s*[-\d.]))""",
     re.VERBOSE,
 )
 _TAIL = 12
@@ -211,7 +212,9 @@ def _of_log(number: int, log: Log, rules: Rules) -> list[_Candidate]:
             strength = _STRENGTH[rule.kind]
         else:
             strength = _UNKNOWN_EXCEPTION if kept.is_exception else _LOOKS_WRONG
-        if kept.mild or _went_on(kept, log.left, rules):
+        # What is decisive is often told in passing, such as that a job is preempted.
+        mild = kept.mild and strength != _STRENGTH["decisive"]
+        if mild or _went_on(kept, log.left, rules):
             strength += _DOUBT
         at = kept.first
         if kept.last_progress - kept.first_progress >= LASTING:
@@ -235,8 +238,10 @@ def _went_on(kept: Kept, left: Compressed, rules: Rules) -> bool:
         return True
     if progress and not kept.is_exception and _may_come_first(kept, rules):
         return True
-    succeeded = any(each.success and each.first > kept.last for each in left.kept)
-    return succeeded and (progress > 0 or (kept.rule is None and not kept.is_exception))
+    success = max((each.first for each in left.kept if each.success), default=0)
+    if success and kept.rule and not kept.is_exception and _may_come_first(kept, rules):
+        return True  # before the work, or when it is done
+    return success > kept.last and (progress > 0 or not (kept.rule or kept.is_exception))
 
 
 def _may_come_first(kept: Kept, rules: Rules) -> bool:

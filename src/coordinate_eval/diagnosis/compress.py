@@ -31,7 +31,7 @@ _LINE = _job_log.LINE.encode()
 _DIGITS = b"0123456789"
 _LOOKS_WRONG = re.compile(
     r"^(?:[\w.]{1,200}\.)?[A-Z]\w{0,100}(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|"
-    r"\b(?:FATAL|Fatal|fatal error|CRITICAL|panic)\b|\b[Ee](?:rror|RROR)\s?:"
+    r"\b(?:FATAL|Fatal|fatal error|CRITICAL|panic|panicked)\b|\b[Ee](?:rror|RROR)\s?:(?!\s*[-\d.]+%?(?:$|[\s,|]))"
 )
 _WRONG_WORDS = re.compile(r"rror|xcep|xit|nterrupt|ailure|atal|anic|CRIT|FATAL|ERR")
 _EXCEPTION = re.compile(r"^(?:[\w.]{1,200}\.)?[A-Z]\w{0,100}(?:Error|Exception|Failure)\b(?::|$)")
@@ -149,6 +149,7 @@ class _Reader:
         self._plain_last: deque[Kept] = deque(maxlen=3 * MOST_PLAIN)
         self._progress = 0
         self._tracebacks = Tracebacks()
+        self._code: Kept | None = None
         self._last = 0
 
     def take(self, piece: Piece) -> None:
@@ -165,14 +166,18 @@ class _Reader:
         elif known is False:
             if len(self._known) >= MOST_TEMPLATES:
                 self._known.clear()
-            self._known[key] = self._look(piece, part, exception)
+            known = self._known[key] = self._look(piece, part, exception)
         else:
             known.count += 1
             known.last, known.last_progress = piece.number, self._progress
+        if part is Part.CODE and isinstance(known, Kept):
+            self._code = known
 
     def end(self) -> Compressed:
         result = Compressed()
         result.lines, result.progress = self._last, self._progress
+        if self._code is not None and self._tracebacks.is_open:
+            self._code.looks_wrong = True  # the process was ended while it said why
         plain = [*self._plain, *self._plain_last]
         plain = [kept for kept in plain if not self._rules.is_startup(without_prefix(kept.text))]
         each = [*plain, *self._found, *self._found_last]
@@ -181,7 +186,8 @@ class _Reader:
         for kept in plain:
             said = without_prefix(kept.text)
             kept.success = self._rules.is_success(said)
-            kept.may_be_wrong = kept.may_be_wrong and not self._rules.is_harmless(said)
+            mild = is_mild(kept.text) or self._rules.is_harmless(said)
+            kept.may_be_wrong = kept.may_be_wrong and not mild
         return result
 
     def _look(self, piece: Piece, part: Part, exception: str) -> Kept | bool | None:
@@ -196,21 +202,16 @@ class _Reader:
             self._progress += 1
             return True
         kept = Kept(piece.number, text[:MOST_TEXT], self._progress)
-        if is_code:
-            return self._keep(kept)
-        kept.may_be_wrong = not is_mild(text)
-        kept.is_exception = bool(exception or _EXCEPTION.match(said))
-        wrong = bool(exception) or self._looks_wrong(said[:_SHORT])
-        harmless = not kept.is_exception and (rule or wrong) and self._rules.is_harmless(said)
-        if (rule is not None or wrong) and not harmless:
-            kept.mild = part is Part.IGNORED or is_mild(text, said if kept.is_exception else "")
-            kept.rule = rule
-            kept.looks_wrong = rule is None and not kept.mild
+        kept.may_be_wrong = not is_code
+        if not is_code and (rule or exception or _WRONG_WORDS.search(said[:_SHORT])):
+            kept.is_exception = bool(exception or _EXCEPTION.match(said))
+            wrong = rule or exception or _LOOKS_WRONG.search(said[:_SHORT])
+            if wrong and (kept.is_exception or not self._rules.is_harmless(said)):
+                own = said if kept.is_exception else ""
+                kept.mild = part is Part.IGNORED or is_mild(text, own)
+                kept.rule = rule
+                kept.looks_wrong = rule is None and not kept.mild
         return self._keep(kept)
-
-    @staticmethod
-    def _looks_wrong(said: str) -> bool:
-        return bool(_WRONG_WORDS.search(said) and _LOOKS_WRONG.search(said))
 
     def _keep(self, kept: Kept) -> Kept:
         first, last, most = self._plain, self._plain_last, MOST_PLAIN

@@ -36,7 +36,7 @@ _PREFIXES = re.compile(
     re.VERBOSE,
 )
 _LEVEL = re.compile(
-    r"(?<!NCCL )\b(?:WARN|WARNING|INFO|DEBUG|TRACE|Warning)\b|[Ww]arning:|"
+    r"(?<!NCCL )\bWARN\b|\b(?:WARNING|INFO|DEBUG|TRACE|Warning)\b|[Ww]arning:|"
     r"(?:\[|^)[WI](?:\d{3,4})? |warnings\.warn"
 )
 _GOES_ON = re.compile(

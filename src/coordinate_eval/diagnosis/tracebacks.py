@@ -32,6 +32,10 @@ _HEAD = re.compile(r'(.{0,400}?)( {0,16})File "[^"]{1,1000}", line \d')
 _NAME = re.compile(r"[A-Za-z_][\w.]{0,200}(?:\([\w.]{1,200}\))?(?::(?:\s|$)|$)")
 _CLASS = re.compile(r"(?:\w{1,100}\.){0,20}[A-Z]\w{0,100}(?:\(\w{1,100}\))?(?::(?:\s|$)|$)")
 _GROUP = re.compile(r"(?:\w{1,100}\.){0,20}(?:Base)?ExceptionGroup\b")
+_MARK = re.compile(
+    rb"\", line |Traceback \(most|Exception ignored |--- Logging error|Error in atexit"
+)
+_NOTHING = (Part.NONE, "")
 _MOST_OTHERS = 50
 """Lines of other processes between two of a traceback, at most."""
 
@@ -43,20 +47,31 @@ class Tracebacks:
         self._prefix: str | None = None
         """What is before each line of the traceback that is read; None outside of one."""
         self._indent = self._others = 0
-        self._after_frame = self._ignored = self._in_box = False
+        self._after_frame = self._ignored = self._in_box = self._busy = False
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the last traceback has no exception yet."""
+        return self._prefix is not None
 
     def take(self, content: bytes) -> tuple[Part, str]:
         """Return what the next line is, and an exception as it is said, without its prefix."""
+        if not self._busy and not _MARK.search(content):
+            return _NOTHING
+        part = self._take(content)
+        self._busy = self._in_box or self._prefix is not None
+        return part
+
+    def _take(self, content: bytes) -> tuple[Part, str]:
         if _FRAME in content and (head := _HEAD.match(clean(content))):
             self._prefix, self._indent = head[1], len(head[2])
             self._others, self._after_frame = 0, True
             return Part.CODE, ""
-        if b"ception ignored" in content or b"rror" in content:
-            self._ignored = self._ignored or bool(_IGNORED.search(content))
+        self._ignored = self._ignored or bool(_IGNORED.search(content))
         if self._in_box or (_HEADER in content and _BOX in content):
             self._in_box = _BOX_END not in content
-            return (Part.CODE if _BOX_LINE in content else Part.NONE), ""
-        return (Part.NONE, "") if self._prefix is None else self._after(clean(content))
+            return (Part.CODE, "") if _BOX_LINE in content else _NOTHING
+        return _NOTHING if self._prefix is None else self._after(clean(content))
 
     def _after(self, text: str) -> tuple[Part, str]:
         """Return what a line is that comes after a frame."""
@@ -65,21 +80,21 @@ class Tracebacks:
             self._others += 1
             if self._others > _MOST_OTHERS:
                 self._prefix = None
-            return Part.NONE, ""
+            return _NOTHING
         indent, said = len(match[1]), text[match.end() :]
         directly, self._after_frame = self._after_frame, False
         if indent > self._indent:
             return Part.CODE, ""
         if indent == self._indent and indent > 1:
-            return Part.NONE, ""  # such as "[Previous line repeated 9 more times]"
+            return _NOTHING  # such as "[Previous line repeated 9 more times]"
         # Where the indentation was lost, only its form tells an exception from code.
         lost = indent == self._indent
         if lost and directly and not _CLASS.match(said):
             return Part.CODE, ""
         self._prefix = None
         if not _NAME.match(said) or _GROUP.match(said):
-            return Part.NONE, ""
-        ignored, self._ignored = self._ignored, False
+            return _NOTHING
+        ignored, self._ignored = self._ignored or "interpreter shutdown" in said, False
         return (Part.IGNORED if ignored else Part.EXCEPTION), said
 
 
