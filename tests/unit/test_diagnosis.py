@@ -88,7 +88,20 @@ def test_what_sounds_like_a_failure_is_never_called_none(text: str, line: str) -
     found = diagnosed([text])
     assert found is not None
     assert (found.reason, found.line) == (UNKNOWN, line)
-    assert diagnosed([text + "Training completed\n"]) is None or "Empty" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "error: the frobnicator is lost\nTraining completed\n",
+        "bash: foo: command not found\nstep 1 loss 2\n",
+        "Training completed\ncp: cannot stat '/scratch/x': No such file or directory\n",
+        "OSError: [Errno 5] x\nstep 1 loss 2\nsaving model to /out\n",
+        "test error: 0.12\n0 failures\n",
+    ],
+)
+def test_what_work_or_a_success_follows_ended_nothing(text: str) -> None:
+    assert diagnosed([text]) is None
 
 
 @pytest.mark.parametrize("text", ["", "all is well\n", "step 1 loss 2\nTraining completed\n"])

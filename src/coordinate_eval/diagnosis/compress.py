@@ -31,7 +31,8 @@ _LINE = _job_log.LINE.encode()
 _DIGITS = b"0123456789"
 _LOOKS_WRONG = re.compile(
     r"^(?:[\w.]{1,200}\.)?[A-Z]\w{0,100}(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|"
-    r"\b(?:FATAL|Fatal|fatal error|CRITICAL|panic|panicked)\b|\b[Ee](?:rror|RROR)\s?:(?!\s*[-\d.]+%?(?:$|[\s,|]))"
+    r"\b(?:FATAL|Fatal|fatal error|CRITICAL|panic|panicked)\b|"
+    r"\b[Ee](?:rror|RROR)\s?:(?!\s*[-\d.]+%?(?:$|[\s,|]))"
 )
 _WRONG_WORDS = re.compile(r"rror|xcep|xit|nterrupt|ailure|atal|anic|CRIT|FATAL|ERR")
 _EXCEPTION = re.compile(r"^(?:[\w.]{1,200}\.)?[A-Z]\w{0,100}(?:Error|Exception|Failure)\b(?::|$)")
