@@ -39,9 +39,9 @@ def whole_corpus() -> list[Case]:
 
 
 def diagnosed(logs: list[str], end: str = "", rules: Rules | None = None) -> Cause | None:
-    """Return the cause that the rules find in logs."""
+    """Return the cause that `coordinate-eval diagnose` finds in logs."""
     rules = rules or shipped()
     read = []
     for number, log in enumerate(logs):
         read.append(Log(f"{number}.log", compress(io.BytesIO(log.encode()), rules)))
-    return find_cause(read, rules, Ending(end))
+    return find_cause(read, rules, Ending(end), by_words=True)

@@ -145,7 +145,7 @@ def test_rounds_without_a_response_end_with_the_last_known_cause() -> None:
     assert finished(found).endswith("Import Error (script): install it"), "of the last round"
 
 
-@pytest.mark.parametrize("reason", ["Argument Error", "Model Loading Error"])
+@pytest.mark.parametrize("reason", ["Argument Error", "Model Loading Error", "Value Error"])
 def test_what_no_node_brings_about_ends_a_run_on_one_node(reason: str) -> None:
     node = RoundNode(name="n1", gpu_type="h200", trials=1)
     alone = ROUND.model_copy(update={"nodes": [node]})

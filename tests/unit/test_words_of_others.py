@@ -140,6 +140,19 @@ def test_what_every_job_would_die_of_ends_a_run_also_below_such_a_line(
     assert "Model Loading Error" in why
 
 
+def test_arguments_that_an_engine_refuses_end_a_run_after_one_round(tmp_path: Path) -> None:
+    said = (
+        "vLLM did not start on '/c' with arguments {}: ValidationError: 1 validation error for "
+        "VllmConfig … Value error, chunked prefill needs a longer batch [type=value_error, "
+        "input_value=ArgsKwargs(()), input_type=ArgsKwargs]"
+    )
+    run_dir = RunDir(tmp_path / "run")
+    why = ends(fail(run_dir, began("", "INFO loading"), said, "engine start"))
+    assert "Value Error" in why
+    assert "the engine refuses an argument" in why
+    assert suspected_nodes(run_dir, read_run(run_dir), time.time()) == {}
+
+
 def test_a_job_that_never_began_has_all_of_its_log(tmp_path: Path) -> None:
     log = "slurm_script: line 20: /venv/bin/python: No such file or directory\n"
     assert "File Not Found Error" in ends(fail(RunDir(tmp_path / "run"), log, "EngineError: no"))

@@ -113,7 +113,12 @@ def read_log(
 
 
 def find_cause(
-    logs: Sequence[Log], rules: Rules, end: Ending | None = None, said: Log | None = None
+    logs: Sequence[Log],
+    rules: Rules,
+    end: Ending | None = None,
+    said: Log | None = None,
+    *,
+    by_words: bool = False,
 ) -> Cause | None:
     """Return why a job ended, from the logs of its ranks, Slurm's words, and what the job said.
 
@@ -122,6 +127,8 @@ def find_cause(
         rules: that tell what lines mean.
         end: how it ended, in Slurm's words.
         said: of what the job itself says that it died. A log may have harmless lines besides.
+        by_words: take last lines that sound like a failure for one. A job may still be running, or
+            have ended well, so this is for logs that a person asks about.
 
     Returns:
         The cause; None if nothing says that it failed.
@@ -133,7 +140,7 @@ def find_cause(
         found += _of_log(number, log, rules)
     found.sort(key=lambda each: each.order)
     if not found or (found[0].doubtful and not end.failed):
-        suspicious = _suspicious(logs)
+        suspicious = _suspicious(logs) if by_words or end.failed else None
         return _unknown(end, logs, suspicious) if suspicious or (end.failed and not found) else None
     first = _believed(found, len(logs) - 1 if said else None, rules)
     others = {each.rule.reason for each in found if each.rule is not None}
@@ -165,7 +172,7 @@ def _believed(found: Sequence[_Candidate], said: int | None, rules: Rules) -> _C
     A log's line that every job would die of may be one that every job survives, such as a warning
     that a folder cannot be written. So the first exception of a known cause counts before a line
     that is none, and neither counts where the job itself names what others may survive. A line of a
-    shell or a tool also gives way to any later exception: Python came after it.
+    shell or a tool also gives way to any later exception of a log: Python came after it.
     """
     first, root = found[0], _STRENGTH["root"]
     if _then(first, rules) != "stop" or first.order[0] != root:
@@ -178,7 +185,8 @@ def _believed(found: Sequence[_Candidate], said: int | None, rules: Rules) -> _C
         return own_stop or own[0]
     if first.rule is None or first.is_exception or not _of_script(first.rule, rules):
         return first
-    return next((each for each in found if _is_later_exception(each, first)), first)
+    later = (each for each in found if each.order[1] != said and _is_later_exception(each, first))
+    return next(later, first)
 
 
 def _is_later_exception(candidate: _Candidate, line: _Candidate) -> bool:

@@ -92,7 +92,7 @@ def _show_logs(paths: Sequence[Path], rules: Rules, settings: Settings, asked: A
         confirm(logs, learned_file(settings))
         rules = read_rules(settings)
         logs = [_read(path, rules) for path in paths]
-    cause = find_cause(logs, rules, Ending(asked.end))
+    cause = find_cause(logs, rules, Ending(asked.end), by_words=True)
     if asked.ask and cause is not None and cause.reason == UNKNOWN:
         propose(logs, asked.end, rules, settings.diagnosis, learned_file(settings))
     name = paths[0].name if len(paths) == 1 else plural(len(paths), "log")
