@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from coordinate_eval.coordinator.report.results import degenerate, odd_answers
+from coordinate_eval.coordinator.report.results import degenerate, odd_answers, warnings
 from coordinate_eval.coordinator.report.samples import card
 from coordinate_eval.evaluators.confined.messages import LoggedSample
 from coordinate_eval.evaluators.harness.outputs import (
@@ -16,7 +16,7 @@ from coordinate_eval.evaluators.harness.outputs import (
     tally,
     texts_in,
 )
-from coordinate_eval.records import Outputs, Response, Turn
+from coordinate_eval.records import DatasetResults, Outputs, OwnAnswers, Response, Turn
 
 PROSE = (
     "Janet sells the eggs that her ducks lay at the market, less the three that she eats for "
@@ -132,3 +132,13 @@ def test_a_judged_sample_has_its_ratings_and_no_empty_target() -> None:
     assert [name for name, _ in shown.parts] == ["prompt", "answer", "judge"]
     silent = rated.model_copy(update={"content": json.dumps(content | {"score": []})})
     assert card(silent, None, said_by="judge").title.endswith("no verdict")
+
+
+def test_items_that_show_their_own_answer_are_warned_of() -> None:
+    def lines(own: int) -> list[str]:
+        tasks = {"leaky": OwnAnswers(items=4, own=own)}
+        return warnings(DatasetResults(dataset="leaky", items=4, results={}, own_answers=tasks))
+
+    (line,) = lines(3)
+    assert line.startswith("leaky: 3 of 4 items show their own answer among their few-shot")
+    assert lines(0) == []

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from tests import observed
 from tests.plans import CHECKPOINT, capacity, costs, offer, prepared, reviewed
 from tests.random_examples import examples
 
@@ -21,6 +22,8 @@ from coordinate_eval.coordinator.inputs.settings import Settings, TrialSettings
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.plan import Cost, Plan, PlanEngine, PlanSuite
 from coordinate_eval.coordinator.planning.simulate import Timeline, simulate
+from coordinate_eval.priors.observations import subject
+from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Dataset
 
 
@@ -320,5 +323,25 @@ def test_datasets_without_a_prior_are_said_to_be_guessed() -> None:
     guesses = [c.model_copy(update={"spread": 0.7}) for c in EVEN[1:3]]
     costs_ = [EVEN[0], *guesses, *EVEN[3:]]
     assert "guessed: d1, d2 (25% of the GPU time)" in found(costs_, NODES, guessed=("d1", "d2"))
-    # Nor is a dataset guessed that earlier runs have measured.
+    # Predicted like others that runs have measured, it is not guessed either.
     assert found(EVEN, NODES, guessed=("d1", "d2")) == ""
+
+
+def test_a_dataset_whose_measured_figure_is_used_is_not_guessed() -> None:
+    once = [c.model_copy(update={"spread": 0.7}) for c in EVEN]  # a single run is not sure
+    measured = observed.seen("short-text", observed.on()).model_copy(
+        update={"subject": subject(Dataset(name="d1"))}
+    )
+    ready = prepared(
+        plan_of(once, 64), capacity(1, 8), None, [Dataset(name="d1"), Dataset(name="d2")]
+    )
+    lines = risks(review(ready, offer(NODES, priors=Priors([measured], observed.NOW)), []))
+    (line,) = (line for line in lines if line.startswith("guessed"))
+    assert line.startswith("guessed: d2 (")
+    assert "because no run has measured it yet" in line
+
+
+def test_few_shot_examples_that_are_evaluated_items_are_a_risk() -> None:
+    ready = replace(prepared(plan_of(EVEN, 64), capacity(1, 8)), own_answers=["d1: 3 of 4 items"])
+    lines = risks(review(ready, offer(NODES), []))
+    assert lines == ["few-shot examples: d1: 3 of 4 items"]

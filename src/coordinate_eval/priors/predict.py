@@ -151,6 +151,12 @@ class Priors:
             observations=len(self._of(subject)),
         )
 
+    def has_seen(self, subject: Subject, engine: str) -> bool:
+        """Return whether a run has measured this dataset, with any model on any GPU."""
+        return any(
+            likeness.same_kind(one.seen.conditions.engine, engine) for one in self._of(subject)
+        )
+
     def seconds_seen(self, subject: Subject, on: Conditions) -> list[float]:
         """Return measured GPU seconds per item with the same model, engine and type of GPU."""
         return [

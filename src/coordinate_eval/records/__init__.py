@@ -34,6 +34,7 @@ from coordinate_eval.records.requests import (
     DatasetRequests,
     ItemRequests,
     Key,
+    OwnAnswers,
     Request,
     RequestKind,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "Key",
     "Message",
     "Outputs",
+    "OwnAnswers",
     "Prior",
     "Question",
     "QuestionKind",

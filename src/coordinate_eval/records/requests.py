@@ -119,6 +119,13 @@ class ItemRequests(Record):
 _OF_ASKED = Asked.model_fields.keys() - {"context"}
 
 
+class OwnAnswers(Record):
+    """A leaf task's items that show their own answer among their few-shot examples."""
+
+    items: int = Field(ge=0, description="that have examples")
+    own: int = Field(ge=0, description="of these, with their own question and answer among them")
+
+
 class DatasetRequests(Record):
     """The index of `requests/<dataset>.jsonl`. It is written beside that file, after it."""
 
@@ -168,6 +175,11 @@ class DatasetRequests(Record):
     plain_chat: bool = Field(
         default=False,
         description="the checkpoint has no chat template: the tasks' own turn_template stood in",
+    )
+    own_answers: dict[str, OwnAnswers] = Field(
+        default={},
+        description="leaf tasks whose few-shot examples are drawn from the evaluated items, or "
+        "show an item's own answer",
     )
     built: float | None = Field(default=None, description="time at which they were built")
     runs_text: str = Field(

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from coordinate_eval.records.base import Record
+from coordinate_eval.records.requests import OwnAnswers
 
 
 class Outputs(Record):
@@ -39,6 +40,11 @@ class DatasetResults(Record):
     plain_chat: bool = Field(
         default=False,
         description="the checkpoint has no chat template: the tasks' own turn_template stood in",
+    )
+    own_answers: dict[str, OwnAnswers] = Field(
+        default={},
+        description="leaf tasks whose few-shot examples are drawn from the evaluated items, or "
+        "show an item's own answer",
     )
     toolchains: dict[str, str] = Field(
         default={}, description="language of programs → versions of the compilers that were used"

@@ -11,6 +11,7 @@ from coordinate_eval.coordinator.planning.costs import without_prior
 from coordinate_eval.coordinator.planning.judge_plan import tokens_of_judge
 from coordinate_eval.coordinator.planning.simulate import ScoreBar
 from coordinate_eval.coordinator.run.jobs import before_windows, keeper_gib, longest_trial
+from coordinate_eval.priors.observations import subject
 
 HEADROOM = 0.1
 """Free memory is reported if it is less than this part of what a node is asked for."""
@@ -38,6 +39,7 @@ def risks(found: Review) -> list[str]:
         *_no_signal(found),
         *_memory(found),
         *_runs_text(found),
+        *(f"few-shot examples: {line}" for line in found.own_answers),
         *_judge_budget(found),
         *_metric_tail(found),
         *_deciding_dataset(found),
@@ -198,15 +200,20 @@ def _wide(found: Review) -> Iterator[str]:
 
 
 def _no_prior(found: Review) -> Iterator[str]:
-    names = set(without_prior(found.run.suite))  # finished runs may have measured some of them
+    priors, engine = found.offer.priors, found.run.settings.engine.name
+    names = {
+        dataset.name
+        for dataset in without_prior(found.run.suite)
+        if not priors.has_seen(subject(dataset), engine)
+    }
     total = sum(cost.gpu_seconds for cost in found.plan.datasets)
     unknown = [c for c in found.plan.datasets if c.name in names and c.spread > WIDE_SPREAD]
     if unknown:
         share = sum(cost.gpu_seconds for cost in unknown) / total
         shown = _named([c.name for c in sorted(unknown, key=lambda c: -c.gpu_seconds)])
         yield (
-            f"guessed: {shown} ({share:.0%} of the GPU time), because nothing is known "
-            "yet; a suite can give a `prior`"
+            f"guessed: {shown} ({share:.0%} of the GPU time), because no run has measured it yet; "
+            "a suite can give a `prior`"
         )
 
 

@@ -39,6 +39,8 @@ class Review:
     """Built datasets whose scoring may run what the model wrote."""
     unbuilt: Sequence[str]
     """Datasets whose prompts are not in the cache."""
+    own_answers: Sequence[str] = ()
+    """Lines about datasets whose few-shot examples are evaluated items."""
 
 
 class Table(NamedTuple):
@@ -74,6 +76,7 @@ def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Revie
         jobs=shown,
         runs_text=prepared.runs_text,
         unbuilt=prepared.unbuilt,
+        own_answers=prepared.own_answers,
     )
 
 

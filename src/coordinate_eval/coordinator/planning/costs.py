@@ -127,9 +127,9 @@ def expected_works(suite: Suite) -> list[roofline.Work]:
     return [known_work(d) or catalogue.guessed_work(d, GUESSED_ITEMS) for d in suite.datasets]
 
 
-def without_prior(suite: Suite) -> list[str]:
-    """Return the names of datasets for which neither the suite nor the catalogue has figures."""
-    return [d.name for d in suite.datasets if d.prior is None and catalogue.find(d) is None]
+def without_prior(suite: Suite) -> list[Dataset]:
+    """Return the datasets for which neither the suite nor the catalogue has figures."""
+    return [d for d in suite.datasets if d.prior is None and catalogue.find(d) is None]
 
 
 def read_priors(settings: Settings) -> Priors:

@@ -44,6 +44,7 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanSuite,
 )
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
+from coordinate_eval.coordinator.report.results import own_answers
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, portion_seconds
 from coordinate_eval.coordinator.run.rounds import make_round
@@ -89,6 +90,8 @@ class Prepared:
     """Datasets in whose scoring something may run what the model wrote."""
     unbuilt: Sequence[str] = ()
     """Datasets whose prompts are to be built before the plan begins."""
+    own_answers: Sequence[str] = ()
+    """Lines about datasets whose few-shot examples are evaluated items."""
 
     @property
     def queued(self) -> bool:
@@ -220,7 +223,8 @@ def prepare(
     run = with_plan(run, plan, built)
     runs_text = [name for name, index in built.items() if index.runs_text]
     names = [dataset.name for dataset in unbuilt]
-    return Prepared(plan, capacity, run, first_round(run, plan, nodes), runs_text, names)
+    own = [line for name, index in built.items() for line in own_answers(name, index.own_answers)]
+    return Prepared(plan, capacity, run, first_round(run, plan, nodes), runs_text, names, own)
 
 
 def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run:

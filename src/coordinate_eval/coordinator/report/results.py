@@ -27,7 +27,7 @@ from coordinate_eval.coordinator.run.logs import LAST_LOG_LINES, MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run
 from coordinate_eval.errors import ForeignError, RecordError
-from coordinate_eval.records import DatasetResults, Outputs, Record, Span
+from coordinate_eval.records import DatasetResults, Outputs, OwnAnswers, Record, Span
 
 WORTH_SAYING = 0.1
 """Share of a dataset's answers that has to be degenerate before people are told."""
@@ -106,6 +106,11 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
             name: found.outputs.model_dump() for name, found in scored.items() if found.outputs
         },
         "plain_chat": [name for name, found in scored.items() if found.plain_chat],
+        "own_answers": {
+            name: {task: each.model_dump() for task, each in found.own_answers.items()}
+            for name, found in scored.items()
+            if found.own_answers
+        },
         "rescored": _rescored(run, scored),
         "missing": missing,
         "left_out": run.left_out,
@@ -337,7 +342,31 @@ def why_incomplete(run_dir: RunDir) -> list[str]:
 
 def warnings(found: DatasetResults) -> list[str]:
     """Return what people should know who read the scores of a dataset."""
-    return degenerate(found.dataset, found.outputs) + odd_answers(found.dataset, found.judge)
+    return [
+        *own_answers(found.dataset, {n: e for n, e in found.own_answers.items() if e.own}),
+        *degenerate(found.dataset, found.outputs),
+        *odd_answers(found.dataset, found.judge),
+    ]
+
+
+def own_answers(dataset: str, tasks: Mapping[str, OwnAnswers]) -> list[str]:
+    """Return how many items of a dataset show their own answer, if examples are evaluated items."""
+    if not tasks:
+        return []
+    showing = {name: each for name, each in tasks.items() if each.own}
+    names = list(showing or tasks)
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    where = dataset if names == [dataset] else f"{dataset} ({', '.join(names[:MOST_NAMES])}{more})"
+    if not showing:
+        return [
+            f"{where}: few-shot examples are other items of those that are evaluated; no item "
+            "shows its own answer"
+        ]
+    own, items = (sum(getattr(e, count) for e in showing.values()) for count in ("own", "items"))
+    return [
+        f"{where}: {own:,} of {items:,} items show their own answer among their few-shot examples; "
+        "in the task, name a `fewshot_split` that is not evaluated, or set `num_fewshot: 0`"
+    ]
 
 
 def degenerate(dataset: str, outputs: Outputs | None) -> list[str]:

@@ -16,7 +16,7 @@ from coordinate_eval.evaluators.harness.prompts.conversation import Conversation
 from coordinate_eval.evaluators.harness.prompts.language_models import Generation, RequestModel
 from coordinate_eval.evaluators.harness.tasks.made_from import RandomStates
 from coordinate_eval.evaluators.harness.tasks.task_loader import LoadedTasks
-from coordinate_eval.records import Dataset, Response
+from coordinate_eval.records import Dataset, OwnAnswers, Response
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class AnsweredDataset(ABC):
     random_states: RandomStates
     plain_chat: bool
     """True if the checkpoint has no chat template, so that tasks gave their own."""
+    own_answers: dict[str, OwnAnswers]
+    """Leaf tasks whose few-shot examples are evaluated items, or show an item's own answer."""
 
     def __init__(self, dataset: Dataset, loaded: LoadedTasks, model: RequestModel) -> None:
         """Prepare a dataset whose tasks are loaded."""

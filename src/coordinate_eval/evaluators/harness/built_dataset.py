@@ -21,6 +21,7 @@ from coordinate_eval.evaluators.harness.prompts.language_models import (
     RequestModel,
 )
 from coordinate_eval.evaluators.harness.tasks.made_from import ItemDigest, item_digests
+from coordinate_eval.evaluators.harness.tasks.own_answers import Watch
 from coordinate_eval.evaluators.harness.tasks.task_loader import LoadedTasks, in_words
 from coordinate_eval.evaluators.harness.tasks.task_names import no_chat_template
 from coordinate_eval.records import Dataset, Request, RequestKind, Response
@@ -40,8 +41,13 @@ class BuiltDataset(AnsweredDataset):
         super().__init__(dataset, loaded, model)
         self.asks: list[Ask] = []
         self.items = 0
+        self.own_answers = {}
         for name, task in loaded.tasks.items():
-            _build_instances(name, task, dataset, self._conversations[name], model)
+            watch = Watch(task)
+            with watch.watching():
+                _build_instances(name, task, dataset, self._conversations[name], model)
+            if found := watch.found():
+                self.own_answers[name] = found
             self._add(name, task.instances)
             # `evaluate` would build them again, with random generators in another state.
             task.build_all_requests = already_built

@@ -186,6 +186,7 @@ class HarnessEvaluator:
             languages=sorted({spoken for spoken in programs.values() if spoken}),
             metric_cpu_seconds=sum(by_task[name] * row.cpu_seconds for name, row in rows.items()),
             plain_chat=built.plain_chat,
+            own_answers=built.own_answers,
             runs_text=next(filter(None, map(what_runs_text, tasks.values())), ""),
             versions={name: str(task.VERSION) for name, task in tasks.items()},
             scripts=_scripts(built),
@@ -273,6 +274,7 @@ class HarnessEvaluator:
             "toolchains": book.toolchains,
             "judge": judge,
             "plain_chat": found.plain_chat,
+            "own_answers": found.own_answers,
             "outputs": outputs,
         }
         return results.model_copy(update=noted)

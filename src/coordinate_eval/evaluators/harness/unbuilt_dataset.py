@@ -53,6 +53,7 @@ class UnbuiltDataset(AnsweredDataset):
         super().__init__(dataset, loaded, model)
         model.end_text = index.end_text  # no tokenizer is loaded for it
         self.plain_chat = index.plain_chat
+        self.own_answers = index.own_answers
         self._digests = index.item_digests
         self._places: list[tuple[str, int, Any]] = []
         self._generations: dict[str, Generation] = {}

@@ -20,6 +20,7 @@ from coordinate_eval.coordinator.planning import building
 from coordinate_eval.coordinator.planning.costs import read_priors
 from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.coordinator.planning.request_cache import Builder
+from coordinate_eval.coordinator.report.results import own_answers
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError
 
@@ -68,6 +69,11 @@ def prefetch(inputs: Inputs, *, jobs: int, as_json: bool, verbose: bool) -> int:
             processes=jobs,
             tell=display.show,
         )
+    warnings = [
+        line
+        for name, built in made.built.items()
+        for line in own_answers(name, built.index.own_answers)
+    ]
     if as_json:
         write_json(
             {
@@ -76,14 +82,15 @@ def prefetch(inputs: Inputs, *, jobs: int, as_json: bool, verbose: bool) -> int:
                 "cache_dir": str(cache),
                 "items": {name: built.index.items for name, built in made.built.items()},
                 "failed": made.errors,
+                "warnings": warnings,
                 "left_out": dict(inputs.left_out),
                 "seconds": round(time.monotonic() - began, 1),
             }
         )
     ready = len(made.built)
     say(f"the prompts of {ready} of {plural(len(inputs.suite.datasets), 'dataset')} are in {cache}")
-    for error in made.errors.values():
-        say(error)
+    for line in [*made.errors.values(), *warnings]:
+        say(line)
     return 1 if made.errors else 0
 
 
