@@ -1,6 +1,8 @@
 """`status --ledger`: read from the records of a run that goes on, or from its results."""
 
+import html
 import json
+import re
 import time
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from coordinate_eval.coordinator.report.time_ledger import Use
 from coordinate_eval.coordinator.run.measurements import Scored, ShardDone, append_line
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress, read_run
+from coordinate_eval.records import Dataset, DatasetResults, Outputs
 
 SECONDS = 100.0
 
@@ -83,6 +86,33 @@ def test_the_page_of_a_run_shows_what_happened_beside_the_plan(run_dir: RunDir) 
     page = run_dir.report.read_text()
     assert page.count("<svg") == 2
     assert "The last response came after" in page
+
+
+def test_the_page_of_a_run_begins_with_its_scores(run_dir: RunDir) -> None:
+    first, second = "a", "b"
+    run = read_run(run_dir)
+    two = run.suite.model_copy(update={"datasets": [Dataset(name=n) for n in (first, second)]})
+    run = run.model_copy(update={"suite": two})
+    _files.write_record(run_dir.run, run)
+    one = {first: {"acc,none": 0.61234, "acc_stderr,none": 0.0123}}
+    many = {f"task{n}": {"exact_match,strict": 0.25 * n} for n in range(3)}
+    for name, scores in ((first, one), (second, many)):
+        _files.write_record(
+            run_dir.dataset_results(name),
+            DatasetResults(
+                dataset=name, items=1234, results=scores,
+                outputs=Outputs(responses=100, empty=30) if name == second else None,
+            ),
+        )  # fmt: skip
+    results = collect_results(run_dir, run)
+    results["ledger"] = read_time_ledger(run_dir, run, ended=True).model_dump(mode="json")
+    assert write_report(run_dir, results) == ""
+    page = run_dir.report.read_text()
+    text = html.unescape(re.sub(r"<[^>]*>", " ", page))
+    assert re.search(rf"{first}\s+1,234\s+acc\s+0.6123\s+± 0.0123", text)
+    assert re.search(rf"{second}\s+1,234\s+exact_match,strict \(mean of 3 tasks\)\s+0.2500", text)
+    assert f"{second}: 30% of answers are empty" in text
+    assert text.index("0.6123") < text.index("What happened")
 
 
 def test_a_run_that_goes_on(run_dir: RunDir) -> None:

@@ -1,5 +1,7 @@
 """The page of a plan: one file that stands alone, whatever names are in it."""
 
+import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -55,6 +57,21 @@ def test_a_page_shows_it_all() -> None:
     assert any("engine start" in title for title in titles)
     assert "sbatch node2 <<'E'" in text
     assert found.tags.count("details") == 2
+
+
+def test_a_color_is_that_of_one_dataset_in_chart_and_table() -> None:
+    made = reviewed(datasets=8)
+    # The metric of a short dataset takes longest, so that it is first in the table.
+    slow = [
+        cost.model_copy(update={"metric_cpu_seconds": 1e5 if cost.name == "big5" else 0.0})
+        for cost in made.plan.datasets
+    ]
+    text = page.render(replace(made, plan=made.plan.model_copy(update={"datasets": slow})))
+    legend = {name: style for style, name in re.findall(r'swatch (c\d+)"></span>(\w+)<', text)}
+    bars = re.findall(r'<tr><td>(\w+)</td>.*<td class="share"><i class="(c\d+)"', text)
+    assert bars[0][0] == "big5"
+    assert len(legend) == len(bars) == 8
+    assert dict(bars) == legend
 
 
 def test_a_page_loads_and_runs_nothing() -> None:

@@ -17,6 +17,7 @@ from coordinate_eval.coordinator.dry_run.drawing import (
 from coordinate_eval.coordinator.dry_run.risks import risks
 from coordinate_eval.coordinator.dry_run.summary import (
     Review,
+    by_work,
     dataset_table,
     node_table,
     summary,
@@ -61,9 +62,12 @@ def render(review: Review) -> str:
 
 
 def _shares(review: Review, colors: Mapping[str, str]) -> list[tuple[str, float]]:
-    """Return each dataset's style, and its GPU time in percent of the longest one's."""
-    ordered = sorted(review.plan.datasets, key=lambda cost: -cost.gpu_seconds)
-    longest = ordered[0].gpu_seconds
+    """Return each dataset's style and its GPU time in percent of the longest one's.
+
+    They are in the order of the table of datasets.
+    """
+    ordered = by_work(review.plan)
+    longest = max(cost.gpu_seconds for cost in ordered)
     return [(colors.get(c.name, "c"), 100 * c.gpu_seconds / longest) for c in ordered]
 
 

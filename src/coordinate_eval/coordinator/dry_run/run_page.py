@@ -1,4 +1,4 @@
-"""A run and its plan as one HTML page: both over time, and where the GPU time went."""
+"""A run and its plan as one HTML page: scores, both over time, and where the GPU time went."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,11 +19,13 @@ from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.coordinator.planning.simulate import simulate
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.history import begin_of, read_asked
+from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.samples import Card
 from coordinate_eval.coordinator.report.time_ledger import Asked, Row, TimeLedger, Use, rows
 from coordinate_eval.coordinator.run.measurements import ShardDone, read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.records import DatasetResults
 
 OF_OTHERS = "shards that others finished"
 
@@ -49,8 +51,10 @@ def write_report(run_dir: RunDir, results: Mapping[str, Any], samples: Sequence[
         lanes = happened(run_dir, begin, asked, ledger)
         planned_at = asked[0].time - begin if asked else 0.0
         last = [life.last - begin for round_ in asked for life in round_.lives if life.last]
+        read = (report.read_dataset(run_dir, dataset.name) for dataset in run.suite.datasets)
+        scored = [found for found in read if found is not None]
         page = render(
-            run, plan, ledger, lanes, results, planned_at, max(last, default=None), samples
+            run, plan, ledger, lanes, results, scored, planned_at, max(last, default=None), samples
         )
         _files.write(run_dir.report, page)
     except Exception as error:
@@ -76,6 +80,7 @@ def render(
     ledger: TimeLedger,
     lanes: list[Lane],
     results: Mapping[str, Any],
+    scored: Sequence[DatasetResults],
     planned_at: float,
     last_response: float | None,
     samples: Sequence[Card] = (),
@@ -84,6 +89,8 @@ def render(
 
     Args:
         lanes: what each trial did.
+        results: the content of `results.json`.
+        scored: the datasets with scores, in the order of the suite.
         planned_at: when the plan was made, which is its time 0, in seconds from the submission.
         last_response: when it came, in the same seconds.
         samples: prompts, answers and verdicts to read.
@@ -94,26 +101,43 @@ def render(
         timeline = simulate(plan.datasets, plan.trials, plan.metric_jobs, plan.score_jobs, cores)
         planned, expected = gantt.lanes(timeline, planned_at), timeline.end
     end = max(planned_at + expected, ledger.seconds) or 1.0
-    colors = colors_of([*lanes, *planned])
+    # Those of the page of the plan, where it shows the same datasets.
+    colors = colors_of(planned or lanes)
+    drawn = {name for name, _ in gantt.longest([*lanes, *planned])}
+    if OF_OTHERS in drawn:
+        colors.setdefault(OF_OTHERS, "c")
     charts = [("Planned", draw(planned, end, colors))] if planned else []
     text = template("run.html.j2").render(
         version=__version__,
         run=run,
         results=results,
         reasons=report.reasons(results),
+        scores=[_score(found) for found in scored],
+        warnings=[line for found in scored for line in report.warnings(found)],
         ledger=ledger,
         expected=expected,
         planned_at=planned_at,
         last_response=last_response,
         charts=[*charts, ("What happened", draw(lanes, end, colors))],
         colors=colors,
-        count=len({name for name, _ in gantt.longest([*lanes, *planned])}),
+        count=len(drawn),
         phases=[(STYLES[phase], phase.value) for phase in Phase],
         samples=samples,
         left=LEFT,
         right=LEFT + WIDTH,
     )
     return ascii_text(text)
+
+
+def _score(found: DatasetResults) -> tuple[str, str, str, str, str]:
+    """Return a dataset's name, items, main metric, score and standard error, in words."""
+    score = main_score(found)
+    items = f"{found.items:,}"
+    if score is None:
+        return found.dataset, items, "several metrics: see results.json", "", ""
+    mean = f" (mean of {score.tasks:,} tasks)" if score.tasks > 1 else ""
+    error = "" if score.stderr is None else f"± {score.stderr:.4f}"
+    return found.dataset, items, f"{score.metric}{mean}", f"{score.value:.4f}", error
 
 
 def _seen(row: Row, done: list[ShardDone], begin: float) -> Iterator[Stretch]:

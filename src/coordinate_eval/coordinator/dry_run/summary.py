@@ -219,13 +219,18 @@ def dataset_table(found: Review) -> Table:
                 duration(cost.metric_cpu_seconds) if cost.metric_cpu_seconds else "",
                 *(duration(cost.score_seconds) if cost.score_seconds else "" for _ in scored),
             )
-            for cost in sorted(found.plan.datasets, key=_most_seconds, reverse=True)
+            for cost in by_work(found.plan)
         ],
     )
 
 
-def _most_seconds(cost: Cost) -> float:
-    return max(cost.gpu_seconds, cost.metric_cpu_seconds, cost.score_seconds)
+def by_work(plan: Plan) -> list[Cost]:
+    """Return the datasets in the order of `dataset_table`."""
+
+    def most_seconds(cost: Cost) -> float:
+        return max(cost.gpu_seconds, cost.metric_cpu_seconds, cost.score_seconds)
+
+    return sorted(plan.datasets, key=most_seconds, reverse=True)
 
 
 def what_if_table(found: Review) -> Table:
