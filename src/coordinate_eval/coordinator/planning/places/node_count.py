@@ -7,6 +7,7 @@ node, then 1, 2, 4, … nodes, then all nodes. Where jobs take whole nodes, a tr
 saves nothing, and only numbers of nodes are tried.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -25,6 +26,10 @@ SAME = 1.001
 
 NEARLY_ALL = 0.95
 """Share of the nodes above which all are used: leaving a few out is not worth the risk."""
+
+
+HALVINGS = 2
+"""Times that the steps around the best number of trials are halved: to an eighth of it or so."""
 
 
 def best(
@@ -62,8 +67,8 @@ def restrained(
     That is the one with the least product of makespan and GPU-hours, the latter to the power of
     `restraint`: trials are added while each per cent of makespan that they save costs no more than
     1/`restraint` per cent of GPU-hours, the start of their engines included. With 0 it is the
-    shortest plan. After `sizes`, the numbers halfway from the best one to its neighbours are tried.
-    No plan is taken that misses the deadline, in seconds, which `plan` meets.
+    shortest plan. After `sizes`, the numbers halfway from the best one to its neighbours are tried,
+    `HALVINGS` times. No plan is taken that misses the deadline, in seconds, which `plan` meets.
     """
 
     def price(each: Plan) -> float:
@@ -77,15 +82,16 @@ def restrained(
     used = {node.name for node in plan.nodes}
     nodes = [node for node in capacity.nodes if node.name in used]
     most = capacity.model_copy(update={"nodes": nodes})
-    tried = sorted(sizes(most), key=lambda size: size.trials)[:-1]
-    found = [(size.trials, draft(size)) for size in tried] + [(most.trials, plan)]
-    place = min(range(len(found)), key=lambda i: price(found[i][1]))
-    for beside in (place - 1, place + 1):
-        if 0 <= beside < len(found):
-            half = _trials(most, (found[place][0] + found[beside][0]) // 2)
-            if half.trials not in (found[place][0], found[beside][0]):
-                found.append((half.trials, draft(half)))
-    return min((each for _, each in found), key=price)
+    found = {size.trials: draft(size) for size in sizes(most) if size.trials < most.trials}
+    found[most.trials] = plan
+    for _ in range(HALVINGS):
+        counts = sorted(found)
+        place = counts.index(min(counts, key=lambda count: price(found[count])))
+        for low, high in itertools.pairwise(counts[max(0, place - 1) : place + 2]):
+            half = _trials(most, (low + high) // 2)
+            if half.trials not in found:
+                found[half.trials] = draft(half)
+    return min(found.values(), key=price)
 
 
 def cheapest(draft: Draft, capacity: Capacity, deadline_seconds: float | None) -> Plan:
