@@ -74,11 +74,19 @@ def showing(requests: list[Request], tokenizer: Path) -> int:
     return len(shown)
 
 
-@pytest.mark.parametrize("kind", [TEXTS, CHOICES, BEGINNINGS])
+@pytest.mark.parametrize(
+    "config",
+    [
+        TEXTS | {"test_split": "test"},
+        CHOICES | {"test_split": "test"},
+        BEGINNINGS | {"test_split": "test"},
+        TEXTS | {"validation_split": "test", "fewshot_split": "test"},
+    ],
+)
 def test_examples_out_of_the_only_split_show_answers(
-    make: Make, tokenizer: Path, kind: dict[str, Any]
+    make: Make, tokenizer: Path, config: dict[str, Any]
 ) -> None:
-    index, requests = make({"test": QUESTIONS}, test_split="test", **kind)
+    index, requests = make({"test": QUESTIONS}, **config)
     own = showing(requests, tokenizer)
     assert own > 0
     assert index.own_answers == {"own": OwnAnswers(items=12, own=own)}

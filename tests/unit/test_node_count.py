@@ -79,7 +79,7 @@ def test_a_short_run_keeps_nodes_that_shorten_it() -> None:
 
 
 def test_a_node_is_taken_only_if_it_is_worth_its_gpu_time() -> None:
-    """On four nodes the run ends in 283 s with a quarter idle, on three in 295 s with little."""
+    """On 28 GPUs the run ends in 283 s, as on 48, with 9 % of their time idle in place of 41 %."""
     suite = base(16)
     draft, bounds = draft_of(*suite.costs), bounds_of(*suite.costs)
     found = {
@@ -90,7 +90,7 @@ def test_a_node_is_taken_only_if_it_is_worth_its_gpu_time() -> None:
     }
     assert len(found[0.0].nodes) > len(found[1.0].nodes) > len(found[100.0].nodes)
     fastest, default = found[0.0].estimate, found[1.0].estimate
-    assert default.makespan_seconds < 1.1 * fastest.makespan_seconds
+    assert default.makespan_seconds < 1.01 * fastest.makespan_seconds
     assert default.gpu_hours < 0.7 * fastest.gpu_hours
     assert default.gpu_idle_fraction < 0.1
     # A deadline goes before.
