@@ -6,6 +6,7 @@ from coordinate_eval.errors import ArrayRefused, SettingsRefused, SubmitLater, S
 from coordinate_eval.slurm.answers.refusals import refusal
 
 FAILED = "sbatch: error: Batch job submission failed: "
+CLI_FILTER = "sbatch: error: cli_filter plugin terminated with error"
 POLICY = FAILED + (
     "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 )
@@ -105,6 +106,122 @@ def test_a_sites_own_words_may_ask_for_an_option(gpus: bool) -> None:
     first = str(refusal(f"{asks}{FAILED}Unspecified error\n", "sbatch", gpus=gpus)).splitlines()[0]
     assert "[slurm] extra_args" in first
     assert "cpu_partition" not in first
+
+
+# What sites' own plugins print, as public job_submit.lua files, manuals and users' reports have it,
+# and parts of the settings that have to change.
+SITES = {
+    # Another partition, QOS, account.
+    "A partition has not been provided, specifying a partition is now required.": ["partition"],
+    "This cluster requires you to explicitly list the partition you are submitting to.": [
+        "partition"
+    ],
+    "job must be submitted to a valid queue": ["partition"],
+    "You are not allowed to use partition bigmem": ["partition"],
+    "A Quality of Service (QoS) has not been provided. Specifying a QoS is now required.": ["qos"],
+    "No authorized Qos: gpu": ["qos"],
+    "Please do not specify to use QoS normal or qosgpu": ["qos"],
+    "Please specify the job's account": ["account"],
+    "You must include an RT Project with the -A flag to this command.": ["account"],
+    "You have to specify account. Usage of default accounts is forbidden.": ["account"],
+    "You are associated with multiple _gpu allocations...\n"
+    "sbatch: error: Please specify one of the following accounts to submit this job:": ["account"],
+    "job submission rejected: no account/default_account set": ["account"],
+    "obol: job rejected: insufficient budget": ["account"],
+    "Your project has no GPU-hours left": ["account"],
+    "You need to specify a project. Use '--account projectname'. Please be aware that "
+    "'--comment projectname' will be deprecated.": ["account"],
+    "To use the GPU partition you must specify an account": ["partition", "account"],
+    # Time.
+    "The requested runtime of the long QoS must be greater than 24 hour(s).": [
+        "qos",
+        "max_minutes",
+    ],
+    "You must specify a time limit (-t/--time)": ["max_minutes"],
+    "Your walltime exceeds the maximum of 2 days": ["max_minutes"],
+    "You have requested the partition 'long' for your job, but it is not allowed to run jobs "
+    "that take less than 7 days": ["partition", "max_minutes"],
+    # Cores.
+    "You are requesting 24 CPUs, which exceeds the maximum allowed of 16 CPUs for 1 GPU(s) of "
+    "type a100.": ["[trial] cpus"],
+    "Error: Requested CPU/GPU ratio 24 does not match required ratio 16": ["[trial] cpus"],
+    "Too many cores per GPU requested": ["[trial] cpus"],
+    # Memory: how much, and how it is asked for.
+    "Requesting memory by node is not supported. Use --mem-per-cpu.": ['memory ("per-cpu"'],
+    "--mem is not allowed, please use --mem-per-cpu instead": ['memory ("per-cpu"'],
+    "Job rejected: Please do not specify memory for node-exclusive jobs.": ["false not at all"],
+    "Error: Minimum memory per job is 1000 MB, please change your requirements.": ["memory_gib"],
+    "Requested memory exceeds 64 GB per GPU": ["memory_gib"],
+    # The rest.
+    "You must choose a node feature with --constraint": ["constraint"],
+    "Please request a whole node with --exclusive": ["extra_args"],
+    "Jobs need a license: add --licenses=scratch": ["extra_args"],
+}
+
+
+@pytest.mark.parametrize("last", [f"{FAILED}Unspecified error", CLI_FILTER])
+@pytest.mark.parametrize("gpus", [True, False])
+@pytest.mark.parametrize(("own", "settings"), SITES.items())
+def test_the_settings_that_a_sites_own_words_speak_of_are_named(
+    own: str, settings: list[str], gpus: bool, last: str
+) -> None:
+    found = refusal(f"sbatch: error: {own}\n{last}\n", "sbatch", gpus=gpus)
+    # No repetition mends a setting.
+    assert type(found) is SettingsRefused
+    cure = str(found).splitlines()[0].rpartition("set what this speaks of: ")[2]
+    assert len(cure.split("; ")) == len(settings)
+    for setting in settings:
+        assert setting in cure
+
+
+WANT_GPUS = [
+    "When requesting resources from GPU partitions, users must specify --gres.",
+    "Job rejected: No GPUs requested.",
+    "Job rejected: The partitions containing GPUs are reserved for jobs requesting GPUs.",
+    "You may not submit a job not requesting GPUs in a non-CPU partition.",
+    "You tried submitting to a GPU partition, but you did not request any GPU with GRES or GPUS",
+]
+
+
+@pytest.mark.parametrize(
+    "last", ["Unspecified error", "Invalid generic resource (gres) specification"]
+)
+@pytest.mark.parametrize("own", WANT_GPUS)
+def test_a_site_that_wants_jobs_with_gpus_gets_those_of_trials(own: str, last: str) -> None:
+    words = f"sbatch: error: {own}\n{FAILED}{last}\n"
+    # A keeper's work is done by a job with GPUs, and other jobs go elsewhere.
+    assert type(refusal(words, "sbatch", gpus=True, bare=True)) is SubmitRefused
+    found = refusal(words, "sbatch", gpus=False)
+    assert type(found) is SettingsRefused
+    assert "set [slurm] cpu_partition" in str(found)
+
+
+def test_a_keeper_with_too_many_cores_for_its_gpus_is_no_matter_of_settings() -> None:
+    own = "sbatch: error: You are requesting 4 CPUs, which exceeds the maximum of 0 for 0 GPUs\n"
+    words = f"{own}{FAILED}Unspecified error"
+    assert type(refusal(words, "sbatch", gpus=True, bare=True)) is SubmitRefused
+    assert type(refusal(words, "sbatch", gpus=True)) is SettingsRefused
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "You have reached the maximum number of submitted jobs",
+        "Too many jobs in the queue, wait until some have ended",
+        "Job submission is currently disabled",
+        "The cluster is undergoing maintenance",
+    ],
+)
+def test_a_site_may_take_a_job_later(own: str) -> None:
+    words = f"sbatch: error: {own}\n{FAILED}Unspecified error"
+    assert type(refusal(words, "sbatch", gpus=True)) is SubmitLater
+
+
+def test_what_a_site_says_beside_slurms_own_reason_is_no_reason() -> None:
+    words = f"sbatch: error: Job queued to partition(s): gpu\n{ELSEWHERE[0]}"
+    found = refusal(words, "sbatch", gpus=True)
+    assert type(found) is SubmitRefused
+    assert "[slurm] partition" not in str(found)
 
 
 def test_only_a_sites_own_words_ask_for_options() -> None:

@@ -1,7 +1,8 @@
 """The meaning of sbatch's words when it refuses a job. Nothing here runs a command.
 
-The words are those of `slurm_errno.c` and of the reasons of pending jobs, Slurm 20.11 to 26.05.
-A site's submission plugin may use any others.
+Slurm's words are those of `slurm_errno.c` and of the reasons of pending jobs, 20.11 to 26.05. A
+site's own submission plugin (job_submit, cli_filter) may use any others: the settings that its
+words speak of are named.
 """
 
 import re
@@ -25,21 +26,38 @@ _REASON = re.compile(r"error: ((qos|assoc)\w+)")
 # The highest index is below MaxArraySize, which may be too small for any array.
 _ARRAY = "invalid job array specification"
 
-# What a submission plugin says on lines of its own, Slurm ends with these words.
-_OF_THE_SITE = re.compile(r"\S\s*\n[^\n]*unspecified error\s*$")
+# Slurm's words for a job that a plugin of the site refused. The plugin's own are on other lines.
+_BY_A_PLUGIN = re.compile(
+    r"unspecified error|cli_filter plugin terminated|access/permission denied|\(gres\)"
+    r"|missing size specification"
+)
+_OF_SLURM = re.compile(r"job submission failed:|cli_filter plugin terminated|^(qos|assoc)\w+$")
 
-_PLACES = "[slurm] partition, or cpu_partition for jobs without GPUs"
+# A site that takes no more jobs now, in its own words.
+_SITE_LATER = re.compile(
+    r"too many (jobs|submi)|(maximum|max\.?) (number )?of (\w+ ){0,2}jobs|submit jobs? now"
+    r"|(currently|temporarily) (disabled|closed|suspended|unavailable|not accepting)"
+    r"|under(going)? maintenance|in maintenance"
+)
+
+_PARTITION = "[slurm] partition, or cpu_partition for jobs without GPUs"
+_ACCOUNT = "[slurm] account, or cpu_account for jobs without GPUs"
+_QOS = "[slurm] qos, or cpu_qos for jobs without GPUs"
+_TIME = "[trial] max_minutes, [supervisor] minutes or [build] minutes"
+_HOW_MEMORY = (
+    '[slurm] memory ("per-cpu" asks with --mem-per-cpu, true with --mem, false not at all)'
+)
+_CPUS = "[trial] cpus, or [supervisor] and [metrics] cpus for jobs without GPUs"
+_MEMORY = "[trial] memory_gib, or that of [supervisor], [build] and [metrics]"
+_OPTIONS = "[slurm] extra_args"
 
 # Nothing else that is asked for makes a job acceptable: the setting has to change.
 _NEVER = (
-    (r"invalid account", "correct [slurm] account, or cpu_account for jobs without GPUs"),
-    (r"invalid partition|no partition specified", f"correct {_PLACES}"),
-    (r"group not permitted", f"choose a partition that takes this user's jobs: {_PLACES}"),
-    (r"invalid qos", "correct [slurm] qos, or cpu_qos for jobs without GPUs"),
-    (
-        r"time limit is invalid|maxwall|invalid time-?min",
-        "lower [trial] max_minutes, [supervisor] minutes or [build] minutes to what is allowed",
-    ),
+    (r"invalid account", f"correct {_ACCOUNT}"),
+    (r"invalid partition|no partition specified", f"correct {_PARTITION}"),
+    (r"group not permitted", f"choose a partition that takes this user's jobs: {_PARTITION}"),
+    (r"invalid qos", f"correct {_QOS}"),
+    (r"time limit is invalid|maxwall|invalid time-?min", f"lower {_TIME} to what is allowed"),
     (r"invalid feature|invalid constraint", "correct [slurm] constraint"),
     (
         r"to requested reservation|reservation is invalid|reservation has expired",
@@ -47,32 +65,82 @@ _NEVER = (
     ),
     (
         r"invalid (license|wckey)|unrecognized option|invalid option|unknown option",
-        "correct [slurm] extra_args",
+        f"correct {_OPTIONS}",
     ),
     (r"usage threshold", "choose another [slurm] account or qos"),
-    (r"access/permission denied|invalid user id", "ask who administers the cluster"),
 )
 
+# What a site's own words speak of, and the setting. Of each setting the first line that is true
+# counts. Sites' words: https://slurm.schedmd.com/job_submit_plugins.html has how they are printed.
+_HOURS = r"(?<!core[ -])(?<!cpu[ -])(?<!gpu[ -])(?<!node[ -])hours?\b"
+_SPEAKS_OF = (
+    (r"\bpartitions?\b|\bqueues?\b", _PARTITION),
+    (r"\bqos\b|quality of service", _QOS),
+    (
+        r"\baccounts?\b|\bprojects?\b|\ballocations?\b|\bbudgets?\b|\bcredits?\b|\bbalance\b"
+        r"|(core|cpu|gpu|node)[ -]hours|service units",
+        _ACCOUNT,
+    ),
+    (rf"\btime\b|time ?-?limit|wall.?(clock|time)|run.?time|\b(minutes|days)\b|\b{_HOURS}", _TIME),
+    (
+        r"(?<!per-)(?<!per )\b(cpus?|cores?)\b(?! ?-?(partition|queue|node|job|hour))|threads?\b",
+        _CPUS,
+    ),
+    (r"\bconstraints?\b|\bfeatures?\b", "[slurm] constraint"),
+    (r"\breservations?\b", "[slurm] reservation"),
+)
+# GPUs themselves, and not what is named after them.
+_GPUS = re.compile(
+    r"\bgres\b|\bgpus?\b(?![ -](jobs?|partitions?|queues?|nodes?|accounts?|projects?|allocations?"
+    r"|qos|hours?)\b)"
+)
+_AMOUNT_OF_MEMORY = r"\d ?([kmgt]i?b?)\b|exceed|too (much|large|high|low|little)|m(in|ax)imum"
+_KNOWN_OPTIONS = {
+    *("-p", "--partition", "-q", "--qos", "-a", "--account", "-t", "--time", "-c"),
+    *("--cpus-per-task", "--cpus-per-gpu", "--mem", "--mem-per-cpu", "--constraint", "--gres"),
+    *("--gpus", "-g", "--gpus-per-node", "--gpus-per-task", "--reservation", "--nodes", "--ntasks"),
+}
+_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-[a-z])(?![\w-])")
 
-def refusal(words: str, command: str, *, gpus: bool) -> SubmitRefused:
+
+def refusal(words: str, command: str, *, gpus: bool, bare: bool = False) -> SubmitRefused:
     """Return the error for a job that sbatch has refused with these `words`.
 
     Args:
         words: sbatch's message.
         command: the one that submitted the job, for the second line of the message.
         gpus: the job asks for the partition of GPUs.
+        bare: it asks for none of these GPUs. A job with some of them can do its work.
     """
     said = words.lower()
     text = f"Slurm refused the job: {_on_one_line(words)}"
     submitted = f"\n(submitted with {command})"
+    own = _own_words(said) if _BY_A_PLUGIN.search(said) else ""
     if _LATER.search(said) or (_POLICY in said and not _REASON.search(said)):
+        return SubmitLater(text + submitted)
+    if _SITE_LATER.search(own):
         return SubmitLater(text + submitted)
     if _ARRAY in said:
         return ArrayRefused(text + submitted)
     for pattern, cure in _NEVER:
         if re.search(pattern, said):
             return SettingsRefused(f"{text}: {cure}{submitted}")
-    if _OF_THE_SITE.search(said) and "gpu" not in said:
+    cures = _cures(own)
+    if _GPUS.search(own) and (bare or not {*cures} - {_PARTITION}):
+        if gpus:
+            more = (
+                "trials ask for GPUs with --gres; add what else is asked for to [slurm] extra_args"
+            )
+            return SubmitRefused(f"{text}; {more}{submitted}")
+        where = "set [slurm] cpu_partition to a partition that takes jobs without GPUs"
+        return SettingsRefused(f"{text}: {where}, and cpu_account or cpu_qos{submitted}")
+    if cures:
+        # Without a keeper its work is done by a job with other cores and memory.
+        kind = SubmitRefused if bare and {_CPUS, _MEMORY} & {*cures} else SettingsRefused
+        return kind(f"{text}: set what this speaks of: {'; '.join(cures)}{submitted}")
+    if "access/permission denied" in said:
+        return SettingsRefused(f"{text}: ask who administers the cluster{submitted}")
+    if own:
         text += ". If the site asks for an option of sbatch, add it to [slurm] extra_args"
     elif not gpus:
         text += (
@@ -82,6 +150,27 @@ def refusal(words: str, command: str, *, gpus: bool) -> SubmitRefused:
     return SubmitRefused(text + submitted)
 
 
+def _cures(own: str) -> list[str]:
+    """Return the settings that a site's own words speak of; none if there are no such words."""
+    options = {*_OPTION.findall(own)}
+    if options and options.isdisjoint(_KNOWN_OPTIONS):
+        return [_OPTIONS]
+    cures = [setting for pattern, setting in _SPEAKS_OF if re.search(pattern, own)]
+    if re.search(r"mem-per-cpu|\bmem(ory)?\b|\bram\b", own):
+        amount = "mem-per-cpu" not in own and re.search(_AMOUNT_OF_MEMORY, own)
+        cures.append(_MEMORY if amount else _HOW_MEMORY)
+    return cures
+
+
+def _own_words(said: str) -> str:
+    """Return what a site's plugin says, without Slurm's own lines."""
+    lines = (_without_prefix(line) for line in said.splitlines())
+    return "\n".join(line for line in lines if not _OF_SLURM.search(line)).strip()
+
+
 def _on_one_line(words: str) -> str:
-    lines = (re.sub(r"^sbatch: (error: )?", "", line.strip()) for line in words.splitlines())
-    return "; ".join(line for line in lines if line)
+    return "; ".join(filter(None, map(_without_prefix, words.splitlines())))
+
+
+def _without_prefix(line: str) -> str:
+    return re.sub(r"^sbatch: (error: )?", "", line.strip())
