@@ -50,7 +50,7 @@ _SOCKET_PATH = 107
 _CONFIG = Path(__file__).with_suffix(".conf")
 _NODE = (
     "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
-    "CPUs={cpus} RealMemory=1000000 {gres}State=UNKNOWN"
+    "CPUs={cpus} {cores}RealMemory=1000000 {gres}State=UNKNOWN"
 )
 
 
@@ -60,7 +60,7 @@ class Shape:
 
     `gres` is "typed" where Slurm names the type of its GPUs, or "untyped". `preempt` is what
     happens to preempted jobs: "requeue", "cancel" or "suspend". A suspended job keeps its GPUs and
-    memory, so jobs are suspended for their cores alone.
+    memory, so jobs are suspended for their cores alone. `threads` are the CPUs of each core.
     """
 
     nodes: int = 4
@@ -68,6 +68,7 @@ class Shape:
     cpus: int = 128
     gres: str = "typed"
     preempt: str = "requeue"
+    threads: int = 1
 
     @property
     def gpu(self) -> str:
@@ -231,8 +232,12 @@ def _configuration(folder: Path, shape: Shape) -> str:
     host = socket.gethostname().split(".")[0]
     controller_port, *ports = _free_ports(shape.nodes + 1)
     gres = f"Gres={shape.gpu}:{shape.gpus} " if shape.gpus else ""
+    # Slurm knows cores only where it is told of threads.
+    cores = f"Sockets=1 CoresPerSocket={shape.cpus // shape.threads} "
+    cores += f"ThreadsPerCore={shape.threads} "
+    node = {"host": host, "cpus": shape.cpus, "cores": cores * (shape.threads > 1), "gres": gres}
     nodes = (
-        _NODE.format(name=name, host=host, port=port, cpus=shape.cpus, gres=gres)
+        _NODE.format(name=name, port=port, **node)
         for name, port in zip(shape.names(), ports, strict=True)
     )
     return _CONFIG.read_text().format(

@@ -7,6 +7,7 @@ its name before it is submitted again.
 To add a scheduler, write a class with this protocol and add it to `clusters.py`.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple, Protocol, Self
@@ -45,6 +46,16 @@ class Node(Record):
     gpu_memory_gib: float = 0.0
     cpus: int = Field(description="free")
     memory_gib: float = Field(description="free to be allocated")
+    cpus_per_core: int = Field(default=1, ge=1, description="all of a core's CPUs go to one job")
+    gib_per_cpu: float = Field(
+        default=0.0, ge=0, description="a job with more memory gets more CPUs; 0 without a limit"
+    )
+
+    def cpus_of(self, cpus: int, memory_gib: float) -> int:
+        """Return the CPUs that a job takes here which asks for these CPUs and this memory."""
+        if self.gib_per_cpu:
+            cpus = max(cpus, math.ceil(memory_gib / self.gib_per_cpu))
+        return math.ceil(cpus / self.cpus_per_core) * self.cpus_per_core
 
 
 LEAST_BEFORE_WINDOW_MINUTES = 10

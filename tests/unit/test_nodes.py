@@ -55,6 +55,34 @@ def test_a_trial_on_several_gpus_takes_cores_and_memory_for_each() -> None:
     assert found["keeper"].keeper_cpus == 2
 
 
+@pytest.mark.parametrize(
+    ("cpus", "gib", "fields", "taken"),
+    [
+        (8, 32, {}, 8),
+        (8, 32, {"gib_per_cpu": 4000 / 1024}, 9),
+        (8, 32, {"gib_per_cpu": 4000 / 1024, "cpus_per_core": 2}, 10),
+        (8, 32, {"gib_per_cpu": 4}, 8),
+        (1, 0.1, {"cpus_per_core": 2}, 2),
+        (3, 0, {"cpus_per_core": 4}, 4),
+        (4, 14, {"gib_per_cpu": 4000 / 1024, "cpus_per_core": 2}, 4),
+    ],
+)
+def test_memory_costs_cpus_and_cores_are_given_whole(
+    cpus: int, gib: float, fields: dict[str, float], taken: int
+) -> None:
+    assert node("n", **fields).cpus_of(cpus, gib) == taken
+
+
+def test_trials_are_counted_with_the_cpus_that_they_get() -> None:
+    limited = {"cpus": 64, "gib_per_cpu": 4000 / 1024, "cpus_per_core": 2}
+    trial = {"cpus": 8, "memory_gib": 32}
+    settings = Settings.model_validate({"trial": trial})
+    (found,) = select.nodes_with_room([node("n", **limited)], [], settings, 1, 14)
+    assert (found.trials, found.keeper_cpus) == (6, 4)
+    with pytest.raises(UserError, match=r"it takes 10 cores \(8 asked for.* and 6 cores on each"):
+        chosen([node("n", **limited | {"cpus": 12})], trial=trial)
+
+
 @pytest.mark.parametrize(("cores", "keeper"), [(128, 4), (35, 3), (33, 1), (32, 4), (9, 1)])
 def test_a_keeper_gets_the_cores_of_the_settings_unless_trials_need_them(
     cores: int, keeper: int

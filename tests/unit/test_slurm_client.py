@@ -319,3 +319,44 @@ def test_nodes_of_a_version_whose_sinfo_groups_them(monkeypatch: pytest.MonkeyPa
     assert [node.name for node in busy] == ["a2"]
     cluster.nodes()
     assert cluster.client.calls == {"sinfo": 1, "scontrol": 4}
+
+
+@pytest.mark.parametrize("variable", ["SLURM_CLUSTERS", "SBATCH_CLUSTERS"])
+@pytest.mark.parametrize("value", ["gpu2", "all", "dev,gpu2"])
+def test_another_cluster_than_the_one_that_is_asked_is_refused_before_anything_else(
+    says: Says, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    says(output="ClusterName             = dev\n")
+    monkeypatch.setenv(variable, value)
+    client = SlurmClient(5)
+    for command in ("squeue", "sbatch"):
+        with pytest.raises(UserError, match=f"{variable} is '{value}'.*cluster 'dev'.*SLURM_CONF"):
+            client.run(command)
+    assert set(client.calls) == {"scontrol"}
+
+
+def test_a_cluster_may_be_named_that_is_asked_anyway(
+    says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(output="ClusterName             = dev\n")
+    monkeypatch.setenv("SLURM_CLUSTERS", "DEV")
+    client = SlurmClient(5)
+    client.run("squeue")
+    client.run("squeue")
+    assert client.calls == {"scontrol": 1, "squeue": 2}
+    says(words="slurm_load_ctl_conf error: Unable to contact slurm controller", status=1)
+    with pytest.raises(ClusterSilent):
+        SlurmClient(5).run("squeue")
+
+
+def test_a_job_with_more_memory_than_any_may_have_is_refused(says: Says, tmp_path: Path) -> None:
+    from coordinate_eval.cluster import Job
+
+    says(output="PartitionName=low Default=YES State=UP MaxMemPerNode=100000\n")
+    job = Job(name="n", argv=("x",), minutes=5, memory_mib=200_000, log=str(tmp_path / "log"))
+    with pytest.raises(
+        SubmitRefused, match=r"MaxMemPerNode allows .* 100,000 .* for 200,000: lower"
+    ):
+        SlurmCluster(SlurmSettings()).submit(job)
+    with pytest.raises(ClusterSilent):  # sbatch is asked
+        SlurmCluster(SlurmSettings(memory=False)).submit(job)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.slurm_nodes import new, old
 
 from coordinate_eval.errors import ClusterError
 from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
+from coordinate_eval.slurm.answers.partitions import MemoryLimits
 from coordinate_eval.slurm.answers.reservations import name_of_user
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "slurm-fixtures"
@@ -182,6 +184,32 @@ def test_excluded_nodes_take_no_job() -> None:
     wanted = Wanted(partitions=frozenset({"low"}), excluded=frozenset({"n1", "n3"}))
     assert why(old(), wanted) == "in [slurm] exclude"
     assert free(old(name="n2"), wanted) == ("h200", 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "per_core", "cpus"),
+    [
+        ({"cpus": 64, "sockets": 2, "cores": 16, "threads": 2, "alloc_cpus": 11}, 2, 52),
+        ({"cpus": 32, "sockets": 2, "cores": 16, "threads": 2, "alloc_cpus": 11}, 1, 21),
+        ({"cpus": 64, "sockets": 64, "cores": 1, "threads": 1, "alloc_cpus": 11}, 1, 53),
+        ({"cpus": 64, "threads": 2, "alloc_cpus": 11}, 1, 53),
+    ],
+)
+def test_a_core_goes_to_one_job_with_all_of_its_cpus(
+    fields: dict[str, Any], per_core: int, cpus: int
+) -> None:
+    (node,), _ = read_nodes({"nodes": [old(**fields)]}, LOW)
+    assert (node.cpus_per_core, node.cpus) == (per_core, cpus)
+
+
+def test_a_partition_limits_the_cpus_of_a_node_and_what_memory_costs() -> None:
+    memory = MemoryLimits(most_per_cpu=4000, default_per_cpu=3000)
+    (node,), _ = read_nodes({"nodes": [old()]}, replace(LOW, most_cpus=40, jobs_memory=memory))
+    assert (node.cpus, node.gib_per_cpu) == (40, 4000 / 1024)
+    # Who asks for no memory gets some with each CPU.
+    few = old(real_memory=60_000)
+    (node,), _ = read_nodes({"nodes": [few]}, replace(LOW, memory=False, jobs_memory=memory))
+    assert (node.cpus, node.gib_per_cpu) == (20, 0)
 
 
 def test_free_cpus_and_memory_are_what_is_not_allocated() -> None:

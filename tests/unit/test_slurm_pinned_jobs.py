@@ -45,7 +45,7 @@ def test_a_pinned_job_goes_to_the_partitions_of_its_node_alone(
 ) -> None:
     cluster.nodes()
     assert cluster.submit(job(tmp_path, "a1")) == "7"
-    assert cluster.client.calls["scontrol"] == 3  # partitions, nodes, accounting
+    assert cluster.client.calls["scontrol"] == 4  # partitions, configuration, nodes, accounting
     assert partitions(cluster, job(tmp_path, "a1")) == "low"
     assert partitions(cluster, job(tmp_path, None)) == "whole,low"
 
@@ -69,7 +69,7 @@ def test_a_node_that_slurm_does_not_know_is_for_sbatch_to_refuse(
 def test_one_partition_needs_no_list_of_nodes(cluster: SlurmCluster, tmp_path: Path) -> None:
     one = SlurmCluster(SlurmSettings(partition="low", reader="commands"))
     assert one.submit(job(tmp_path, "a1")) == "7"
-    assert one.client.calls["scontrol"] == 2  # partitions, accounting
+    assert one.client.calls["scontrol"] == 3  # partitions, configuration, accounting
 
 
 @pytest.mark.parametrize("shape", [old, new])

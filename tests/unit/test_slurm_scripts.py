@@ -124,6 +124,45 @@ def test_jobs_of_a_site_that_counts_no_memory_ask_for_none() -> None:
     assert made["--exclude"] == "gpu[1-3],gpu7"
 
 
+def test_a_site_may_want_memory_by_cpu() -> None:
+    """Rounded up, so that a job gets no less than it asks for."""
+    job = TRIALS.model_copy(update={"cpus": 3, "memory_mib": 1000})
+    made = options(submission(job, SlurmSettings(memory="per-cpu")))
+    assert "--mem" not in made
+    assert (made["--cpus-per-task"], made["--mem-per-cpu"]) == ("3", "334M")
+
+
+@pytest.mark.parametrize(
+    ("memory", "cpus", "asked"),
+    [
+        (True, "9", ("--mem", "32768M")),
+        ("per-cpu", "9", ("--mem-per-cpu", "3641M")),
+        (False, "8", None),
+    ],
+)
+def test_a_job_asks_for_the_cpus_that_its_memory_costs(
+    memory: bool | str, cpus: str, asked: tuple[str, str] | None
+) -> None:
+    """Some versions of Slurm raise the CPUs of one way to ask, and double those of the other."""
+    site = SlurmSettings.model_validate({"memory": memory})
+    job = TRIALS.model_copy(update={"cpus": 8, "memory_mib": 32768})
+    made = options(submission(job, site, (), 4000))
+    assert made["--cpus-per-task"] == cpus
+    found = [(name, value) for name, value in made.items() if name.startswith("--mem")]
+    assert found == ([asked] if asked else [])
+    cheap = options(submission(job.model_copy(update={"memory_mib": 100}), site, (), 4000))
+    assert cheap["--cpus-per-task"] == "8"
+
+
+@pytest.mark.parametrize(
+    "option", ["--clusters=gpu2", "--clusters gpu2", "--cluster=gpu2", "-M gpu2", "-Mgpu2"]
+)
+def test_no_job_goes_to_a_cluster_that_is_not_looked_at(option: str) -> None:
+    with pytest.raises(UserError, match=r"extra_args.*another cluster.*SLURM_CONF"):
+        submission(TRIALS, SlurmSettings(extra_args=(option,)))
+    submission(TRIALS, SlurmSettings(extra_args=("--cluster-constraint=x",)))
+
+
 def test_a_job_keeps_away_from_nodes_of_its_own_besides_those_of_the_site() -> None:
     job = TRIALS.model_copy(update={"node": None, "avoid": ("n1", "n2")})
     assert options(submission(job, SlurmSettings()))["--exclude"] == "n1,n2"

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
-from coordinate_eval.slurm.environment import of_command
+from coordinate_eval.slurm.answers.partitions import read_config
+from coordinate_eval.slurm.environment import ANOTHER_CLUSTER, NAMING_CLUSTERS, of_command
 
 # Parts of error messages, in lower case, of Slurm's commands if the controller is down, busy or
 # being replaced by its backup, or if munged is down. The same call may succeed later.
@@ -60,6 +61,7 @@ class SlurmClient:
     def __init__(self, timeout_seconds: float) -> None:
         self.calls: Counter[str] = Counter()
         self._timeout_seconds = timeout_seconds
+        self._knows_cluster = False
         configuration = os.environ.get("SLURM_CONF")
         # Slurm's commands would wait a minute for the file, and then fail with no useful message.
         if configuration and not _can_be_read(Path(configuration)):
@@ -85,8 +87,10 @@ class SlurmClient:
             ClusterSilent: no answer in time. The command may have taken effect.
             SubmitRefused: sbatch refused, or was refused for now; the message is its words.
             ClusterError: any other command failed; the message has its words.
-            UserError: the command is not installed.
+            UserError: the command is not installed, or a variable names another cluster than the
+                one that Slurm's commands ask.
         """
+        self._check_cluster()
         self.calls[counted or command] += 1
         try:
             status, *printed = self._done(
@@ -112,6 +116,24 @@ class SlurmClient:
         if status != 0:
             raise _failure(command, args, status, words.strip() or output.strip())
         return output
+
+    def _check_cluster(self) -> None:
+        """Refuse variables that name other clusters, which no command here would ask.
+
+        All commands have to ask one cluster, which is that of SLURM_CONF.
+        """
+        if self._knows_cluster:
+            return
+        self._knows_cluster = True
+        named = [name for name in NAMING_CLUSTERS if os.environ.get(name)]
+        own = read_config(self.run("scontrol", "show", "config")).name if named else ""
+        for name in named:
+            if os.environ[name].lower() != own.lower():
+                self._knows_cluster = False
+                raise UserError(
+                    f"{name} is {os.environ[name]!r}, but Slurm's commands ask cluster {own!r} "
+                    f"here, where all jobs would go: unset it to use {own!r}; {ANOTHER_CLUSTER}"
+                )
 
     def _done(
         self, command: str, args: tuple[str, ...], text: bytes, environment: Mapping[str, str]

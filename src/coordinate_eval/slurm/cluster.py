@@ -49,6 +49,7 @@ class SlurmCluster:
         self._settings = settings
         self._shared = shared
         self._partitions_of: dict[str, frozenset[str]] = {}  # by node, as it was last seen
+        self._most_mib_per_cpu = 0  # of jobs with GPUs, as far as it is known
 
     def __enter__(self) -> Self:
         """Do nothing: Slurm needs no connection."""
@@ -96,7 +97,9 @@ class SlurmCluster:
         Raises:
             UserError: sbatch would not understand a setting.
         """
-        made = submission(job, self._settings, self._partitions_of.get(job.node or "", ()))
+        within = self._partitions_of.get(job.node or "", ())
+        most = self._most_mib_per_cpu if job.in_gpu_partition else 0
+        made = submission(job, self._settings, within, most)
         return ShownJob(job.name, made.command(), made.script, made.text())
 
     def about(self) -> Mapping[str, str]:
@@ -135,11 +138,14 @@ class SlurmCluster:
             whole=places.take_whole_nodes(),
             gpu_type=self._settings.gpu_type,
             gpu_memory_gib=self._settings.gpu_memory_gib or 0.0,
-            memory=self._settings.memory,
+            memory=bool(self._settings.memory),
             wake=self._settings.wake_nodes,
             excluded=places.excluded,
             reserved=places.hosts(reservation.nodes) if reservation is not None else None,
+            jobs_memory=places.memory_limits(self._settings.partition),
+            most_cpus=max(partition.most_cpus for partition in partitions),
         )
+        self._most_mib_per_cpu = wanted.jobs_memory.most_per_cpu
         answer = self._reader.nodes()
         free, busy = read_nodes(answer, wanted)
         self._partitions_of = read_places(answer)
@@ -198,8 +204,11 @@ class SlurmCluster:
             ClusterSilent: no answer. The job may exist: look it up by its name.
             UserError: sbatch would not understand a setting.
         """
-        made = submission(job, self._settings, self._partitions_with_node_of(job))
+        setting = self._settings.of(job.in_gpu_partition).partition
+        most = self._places.memory_limits(setting).most_per_cpu
+        made = submission(job, self._settings, self._partitions_with_node_of(job), most)
         self._time_limits.check(job)
+        self._places.check_memory(job, setting)
         Path(job.log).parent.mkdir(exist_ok=True)
         try:
             environment = of_job(os.environ, self._settings.environment, job.needs, job.without)
@@ -210,7 +219,12 @@ class SlurmCluster:
         except SubmitRefused as error:
             # An sbatch that was ended may have submitted the job after all.
             self._queue.distrust()
-            raise refusal(str(error), made.command(), gpus=job.in_gpu_partition) from error
+            raise refusal(
+                str(error),
+                made.command(),
+                gpus=job.in_gpu_partition,
+                bare=job.in_gpu_partition and not job.gpus,
+            ) from error
         except ClusterSilent:
             self._queue.distrust()
             raise

@@ -15,6 +15,14 @@ from coordinate_eval._no_telemetry import NO_TELEMETRY
 TOKEN = "SLURM_JWT"  # noqa: S105 - its name
 """The variable with which Slurm's commands authenticate where there is no munge."""
 
+NAMING_CLUSTERS = ("SLURM_CLUSTERS", "SBATCH_CLUSTERS")
+"""Variables with which users tell Slurm's commands to ask other clusters than their own."""
+
+ANOTHER_CLUSTER = (
+    "for another cluster, run this on its login node, or set SLURM_CONF to its slurm.conf"
+)
+"""What to do where a user names a cluster."""
+
 _KEPT_FOR_COMMANDS = ("SLURM_CONF", "SLURM_CONF_SERVER", TOKEN)
 _CHANGING_COMMANDS = (
     "SLURM",

@@ -1,11 +1,23 @@
 """What the settings name on a cluster: partitions, nodes and a reservation, as Slurm has them."""
 
-import re
 import time
 from functools import cached_property
 
-from coordinate_eval.errors import ClusterError, ClusterSilent, PlaceGone, UserError
-from coordinate_eval.slurm.answers.partitions import Partition, read_partitions
+from coordinate_eval.cluster import Job
+from coordinate_eval.errors import (
+    ClusterError,
+    ClusterSilent,
+    PlaceGone,
+    SettingsRefused,
+    UserError,
+)
+from coordinate_eval.slurm.answers.partitions import (
+    ClusterConfig,
+    MemoryLimits,
+    Partition,
+    read_config,
+    read_partitions,
+)
 from coordinate_eval.slurm.answers.reservations import (
     Reservation,
     of_this_user,
@@ -18,7 +30,7 @@ from coordinate_eval.slurm.settings import SlurmSettings
 class Places:
     """The places in which jobs of these settings may run.
 
-    Partitions are asked for once, and so is whether Slurm hands out whole nodes.
+    Partitions are asked for once, and so is what the cluster says of itself.
     Every method raises `ClusterSilent` if Slurm does not answer.
     """
 
@@ -26,7 +38,7 @@ class Places:
         self._client = client
         self._settings = settings
         self._partitions: dict[str, Partition] = {}
-        self._linear: bool | None = None
+        self._config: ClusterConfig | None = None
 
     def hosts(self, names: str) -> frozenset[str]:
         """Return the names in a host list. This command asks no controller."""
@@ -107,20 +119,48 @@ class Places:
         partitions = self.named(settings.partition)
         if any(partition.whole for partition in partitions):
             return True
-        return not all(partition.shared for partition in partitions) and self._is_linear()
+        return not all(partition.shared for partition in partitions) and self._known_config().linear
 
-    def _is_linear(self) -> bool:
-        """Return whether Slurm selects nodes, and not parts of them, for jobs that share none."""
-        if self._linear is None:
+    def memory_limits(self, setting: str) -> MemoryLimits:
+        """Return the limits on the memory of jobs in the partitions of a setting.
+
+        Of several partitions the strictest ones count, but a job that is too large for one of them
+        may run in another.
+        """
+        cluster = self._known_config().memory
+        each = [partition.memory.within(cluster) for partition in self.existing(setting)]
+        most = [limits.most_per_node for limits in each]
+        return MemoryLimits(
+            most_per_cpu=min((n for m in each if (n := m.most_per_cpu)), default=0),
+            most_per_node=max(most) if most and all(most) else 0,
+            default_per_cpu=max((m.default_per_cpu for m in each), default=0),
+        )
+
+    def check_memory(self, job: Job, setting: str) -> None:
+        """Refuse a job that Slurm would leave pending for ever, for its memory.
+
+        Raises:
+            SettingsRefused: the job asks for more than a node's jobs may have.
+            ClusterSilent: no answer.
+        """
+        most = self.memory_limits(setting).most_per_node
+        if self._settings.memory and most and job.memory_mib > most:
+            raise SettingsRefused(
+                f"MaxMemPerNode allows jobs of {most:,} MiB in partition {setting or '(default)'}, "
+                f"and {job.name} asks for {job.memory_mib:,}: lower [trial] memory_gib, or that of "
+                "the section whose job this is, or choose another partition"
+            )
+
+    def _known_config(self) -> ClusterConfig:
+        if self._config is None:
             try:
                 text = self._client.run("scontrol", "show", "config")
             except ClusterSilent:
                 raise
             except ClusterError:
                 text = ""
-            found = re.search(r"^SelectType\s*=\s*select/linear\s*$", text, re.MULTILINE)
-            self._linear = found is not None
-        return self._linear
+            self._config = read_config(text)
+        return self._config
 
     def _known_partitions(self) -> dict[str, Partition]:
         if not self._partitions:

@@ -10,6 +10,8 @@ behind `module load`. With `NONE`, slurmd would start a login shell instead, whi
 each task and may differ between nodes.
 """
 
+import math
+import re
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from coordinate_eval import _job_log
 from coordinate_eval.cluster import Job
 from coordinate_eval.errors import UserError
+from coordinate_eval.slurm.environment import ANOTHER_CLUSTER
 from coordinate_eval.slurm.settings import SlurmSettings
 
 WARNING_SECONDS = 60
@@ -50,13 +53,16 @@ class Submission:
         return " ".join(map(_quote, ("sbatch", *self.args)))
 
 
-def submission(job: Job, settings: SlurmSettings, within: Collection[str] = ()) -> Submission:
+def submission(
+    job: Job, settings: SlurmSettings, within: Collection[str] = (), most_mib_per_cpu: int = 0
+) -> Submission:
     """Return the submission of `job` on a site with these settings.
 
     Args:
         job: to be submitted.
         settings: of the site.
         within: the partitions with the node that the job is pinned to, as far as they are known.
+        most_mib_per_cpu: the partition's limit on the memory of a CPU, 0 without one.
 
     Raises:
         UserError: an `extra_args` entry is not an option, or a text has a NUL character.
@@ -71,6 +77,10 @@ def submission(job: Job, settings: SlurmSettings, within: Collection[str] = ()) 
         line_of_log=_quote(_job_log.LINE),
         most_restarts=_MOST_RESTARTS,
     )
+    if settings.memory and most_mib_per_cpu:
+        # So a job gets the same CPUs from each version of Slurm, and with each way to ask.
+        cpus = max(job.cpus, math.ceil(job.memory_mib / most_mib_per_cpu))
+        job = job.model_copy(update={"cpus": cpus})
     made = Submission(args=_options(job, settings, within), script=script)
     if any("\0" in text for text in (*made.args, made.script)):
         raise UserError(f"job {job.name!r}: a NUL character in its name, paths or settings")
@@ -100,14 +110,20 @@ def _options(job: Job, settings: SlurmSettings, within: Collection[str]) -> tupl
         "--nodes=1",
         "--ntasks=1",
         f"--cpus-per-task={job.cpus}",
-        # 0 would request all memory of the node.
-        *([f"--mem={max(1, job.memory_mib)}M"] if settings.memory else []),
+        *_memory(job, settings),
         f"--time={max(LEAST_MINUTES, job.minutes)}",
         f"--signal=B:USR1@{WARNING_SECONDS}",
         "--requeue" if job.requeue else "--no-requeue",
         *(f"{name}={value}" for name, value in optional.items() if value),
         *_extra(settings),
     )
+
+
+def _memory(job: Job, settings: SlurmSettings) -> list[str]:
+    # 0 would request all memory of the node.
+    if settings.memory == "per-cpu":
+        return [f"--mem-per-cpu={max(1, math.ceil(job.memory_mib / job.cpus))}M"]
+    return [f"--mem={max(1, job.memory_mib)}M"] if settings.memory else []
 
 
 def _partitions(names: str, within: Collection[str]) -> str:
@@ -144,6 +160,11 @@ def _extra(settings: SlurmSettings) -> list[str]:
         if not split or not split[0].startswith("-"):
             raise UserError(
                 f"[slurm] extra_args: {option!r} is not an option such as '--exclude=n1'"
+            )
+        if re.match(r"--clusters?(=|$)|-M", split[0]):
+            raise UserError(
+                f"[slurm] extra_args: {option!r} may submit to another cluster than the one whose "
+                f"nodes and jobs are looked at: take it out; {ANOTHER_CLUSTER}"
             )
         words += split
     return words

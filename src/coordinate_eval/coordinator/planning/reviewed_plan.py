@@ -180,7 +180,7 @@ def check_nodes(
     for node in plan.nodes:
         trials = sum(1 for trial in plan.trials if trial.node == node.name)
         now = live.get(node.name)
-        cpus = select.keeper_cpus(now, settings, trials * plan.gpus_per_trial) if now else 1
+        cpus = select.keeper_cpus(now, settings, trials, plan.gpus_per_trial) if now else 1
         chosen.append(NodeCapacity(**node.model_dump(), trials=trials, keeper_cpus=cpus))
         if node.name == select.QUEUED_NODE and now is None:
             problems.append("it was made with --queue, before its nodes were known")
@@ -209,9 +209,10 @@ def check_nodes(
 
 def _lacks(node: Node, trials: int, gpus: int, settings: Settings, gib: float) -> str:
     trial, all_gpus = settings.trial, trials * gpus
+    cpus = trials * node.cpus_of(trial.cpus * gpus, trial.memory_gib * gpus)
     return (
         f"{node.name}: {node.free_gpus} GPUs, {node.cpus} cores and {node.memory_gib:.1f} GiB are "
         f"free; {trials} trials and the weights take {all_gpus} GPUs, "
-        f"{all_gpus * trial.cpus + select.LEAST_KEEPER_CPUS} cores and "
+        f"{cpus + node.cpus_of(select.LEAST_KEEPER_CPUS, gib)} cores and "
         f"{all_gpus * trial.memory_gib + gib:.1f} GiB"
     )

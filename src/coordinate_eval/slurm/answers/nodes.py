@@ -5,10 +5,11 @@ later versions. Nothing here runs a command.
 """
 
 import contextlib
+import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from coordinate_eval._format import brief
@@ -16,6 +17,7 @@ from coordinate_eval._gpus import memory_gib
 from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.errors import ClusterError
 from coordinate_eval.slurm.answers.gres import gpus as gpus_of
+from coordinate_eval.slurm.answers.partitions import MemoryLimits
 from coordinate_eval.slurm.answers.reservations import IN_RESERVATION, name_of_user
 
 _MIB_PER_GIB = 1024
@@ -55,7 +57,8 @@ class Wanted:
     `whole` means that the partition allocates whole nodes, so that a node is busy if one core is.
     Without `memory` jobs ask for none, and with `wake` a powered-down node is free. Nodes in
     `excluded` take no job, nor do those outside of `reserved`, the nodes of a reservation. GPUs
-    without a type are of `gpu_type`; those whose type does not tell it have `gpu_memory_gib`.
+    without a type are of `gpu_type`; those whose type does not tell it have `gpu_memory_gib`. Jobs
+    of the partition have the limits `jobs_memory`, and all together `most_cpus` of a node.
     """
 
     partitions: frozenset[str]
@@ -67,6 +70,8 @@ class Wanted:
     wake: bool = False
     excluded: frozenset[str] = frozenset()
     reserved: frozenset[str] | None = None
+    jobs_memory: MemoryLimits = field(default_factory=MemoryLimits)
+    most_cpus: float = math.inf
 
 
 def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list[Busy]]:
@@ -90,8 +95,10 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
                     free_gpus=free,
                     gpu_type=kind or wanted.gpu_type,
                     gpu_memory_gib=memory_gib(kind or wanted.gpu_type, wanted.gpu_memory_gib),
-                    cpus=_free_cpus(entry),
+                    cpus=_free_cpus(entry, wanted),
                     memory_gib=_free_memory_gib(entry, wanted),
+                    cpus_per_core=_cpus_per_core(entry),
+                    gib_per_cpu=wanted.jobs_memory.most_per_cpu / _MIB_PER_GIB * wanted.memory,
                 )
                 for kind, gpus, free in gpus_of(entry["gres"], entry["gres_used"])
             ]
@@ -134,11 +141,24 @@ def _known_form(answer: dict[str, Any]) -> Iterator[None]:
         ) from error
 
 
-def _free_cpus(entry: dict[str, Any]) -> int:
+def _cpus_per_core(entry: dict[str, Any]) -> int:
+    """Return the CPUs of a core: 1 where Slurm counts cores as CPUs, or tells nothing of cores."""
+    threads = _number(entry.get("threads")) or 1
+    cores = _number(entry.get("sockets")) * _number(entry.get("cores"))
+    return threads if _number(entry["cpus"]) == cores * threads else 1
+
+
+def _free_cpus(entry: dict[str, Any], wanted: Wanted) -> int:
     # Newer versions report the CPUs that jobs can get separately, and some those that they cannot.
     of_system = _number(entry.get("specialized_cores")) * (_number(entry.get("threads")) or 1)
     cpus = _number(entry.get("effective_cpus")) or _number(entry["cpus"]) - of_system
-    return max(0, cpus - _number(entry["alloc_cpus"]))
+    free = min(cpus - _number(entry["alloc_cpus"]), wanted.most_cpus)
+    if not wanted.memory and _knows_memory(entry) and wanted.jobs_memory.default_per_cpu:
+        # Each CPU comes with so much memory.
+        mib = _free_memory_gib(entry, wanted) * _MIB_PER_GIB
+        free = min(free, mib // wanted.jobs_memory.default_per_cpu)
+    unit = _cpus_per_core(entry)
+    return max(0, int(free) // unit * unit)
 
 
 def _free_memory_gib(entry: dict[str, Any], wanted: Wanted) -> float:

@@ -26,6 +26,8 @@ _WORDS = {
     "cpus": "CPUTot",
     "effective_cpus": "CPUEfctv",
     "specialized_cores": "CoreSpecCount",
+    "sockets": "Sockets",
+    "cores": "CoresPerSocket",
     "threads": "ThreadsPerCore",
     "alloc_cpus": "CPUAlloc",
     "real_memory": "RealMemory",

@@ -206,7 +206,7 @@ def nodes_with_room(
             gpus=node.gpus,
             gpu_type=node.gpu_type,
             trials=trials,
-            keeper_cpus=keeper_cpus(node, settings, trials * gpus_per_trial),
+            keeper_cpus=keeper_cpus(node, settings, trials, gpus_per_trial),
         )
         for node in named
         if (trials := trials_on(node, settings, gpus_per_trial, keeper_gib))
@@ -220,17 +220,18 @@ def nodes_with_room(
 def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: float) -> int:
     """Return how many trials a node has GPUs, cores and memory for, besides its keeper."""
     by_gpus = node.free_gpus // gpus_per_trial
-    by_cpus = (node.cpus - LEAST_KEEPER_CPUS) // (settings.trial.cpus * gpus_per_trial)
     each_gib = settings.trial.memory_gib * gpus_per_trial
+    each_cpus = node.cpus_of(settings.trial.cpus * gpus_per_trial, each_gib)
+    by_cpus = (node.cpus - node.cpus_of(LEAST_KEEPER_CPUS, keeper_gib)) // each_cpus
     by_memory = int((node.memory_gib - keeper_gib) // each_gib)
     return max(0, min(by_gpus, by_cpus, by_memory))
 
 
-def keeper_cpus(node: Node, settings: Settings, gpus: int) -> int:
-    """Return the cores of a node's keeper: those of the settings, if trials on so many GPUs leave
-    them.
-    """
-    left = node.cpus - gpus * settings.trial.cpus
+def keeper_cpus(node: Node, settings: Settings, trials: int, gpus_per_trial: int) -> int:
+    """Return the cores of a node's keeper: those of the settings, if so many trials leave them."""
+    trial = settings.trial
+    asked_for = trial.cpus * gpus_per_trial, trial.memory_gib * gpus_per_trial
+    left = node.cpus - trials * node.cpus_of(*asked_for)
     return max(LEAST_KEEPER_CPUS, min(settings.stage.cpus, left))
 
 

@@ -90,8 +90,8 @@ class _Held(NamedTuple):
     run: str
     node: str
     gpus: int
-    cpus: int = 0
-    memory_gib: float = 0.0
+    asked: tuple[tuple[int, float], ...] = ()
+    """Cores and GiB that each of its jobs asks for."""
     whole: bool = False
     unsubmitted: int = 0
     """Jobs of it that are not in the queue yet; each task of an array is one."""
@@ -133,10 +133,11 @@ def beside(
             who = ", ".join(sorted({each.run for each in held}))
             taken.append(Busy(name=node.name, why=f"promised to your run {who}"))
             continue
+        asked = [job for each in held for job in each.asked]
         update = {
             "free_gpus": gpus,
-            "cpus": max(0, node.cpus - sum(each.cpus for each in held)),
-            "memory_gib": max(0.0, node.memory_gib - sum(each.memory_gib for each in held)),
+            "cpus": max(0, node.cpus - sum(node.cpus_of(*job) for job in asked)),
+            "memory_gib": max(0.0, node.memory_gib - sum(gib for _, gib in asked)),
         }
         free.append(node.model_copy(update=update) if held else node)
     return free, taken
@@ -245,8 +246,10 @@ def _held(others: Others) -> list[_Held]:
                         promise.run,
                         node.name,
                         gpus=count * per_task * promise.gpus,
-                        cpus=count * promise.cpus + keeps * node.keeper_cpus,
-                        memory_gib=count * promise.memory_gib + keeps * promise.keeper_gib,
+                        asked=(
+                            *[(promise.cpus, promise.memory_gib)] * count,
+                            *[(node.keeper_cpus, promise.keeper_gib)] * keeps,
+                        ),
                         whole=promise.whole,
                         unsubmitted=(count if ahead else 0) + (ahead and no_keeper),
                     )

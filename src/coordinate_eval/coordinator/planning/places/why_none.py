@@ -50,11 +50,14 @@ def no_room(
     keeper_cpus: int,
 ) -> str:
     """Return that these nodes lack cores or memory for a trial, and what each has."""
-    cpus = settings.trial.cpus * gpus_per_trial
     gib = settings.trial.memory_gib * gpus_per_trial
+    asked = settings.trial.cpus * gpus_per_trial
+    cpus = min(node.cpus_of(asked, gib) for node in nodes)
+    more = f" ({asked} asked for; Slurm adds some for its memory or to fill cores)" * (cpus > asked)
+    keeper = min(node.cpus_of(keeper_cpus, keeper_gib) for node in nodes)
     lines = [
-        f"no node has room for a trial: it takes {cpus} cores and {gib:g} GiB, "
-        f"and the weights {keeper_gib:.1f} GiB and {keeper_cpus} core on each node"
+        f"no node has room for a trial: it takes {cpus} cores{more} and {gib:g} GiB, "
+        f"and the weights {keeper_gib:.1f} GiB and {plural(keeper, 'core')} on each node"
     ]
     lines += [
         f"  {n.name}: {n.free_gpus} GPUs, {n.cpus} cores, {n.memory_gib:.1f} GiB free"
