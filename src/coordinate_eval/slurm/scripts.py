@@ -11,7 +11,6 @@ each task and may differ between nodes.
 """
 
 import math
-import re
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from jinja2 import Environment, StrictUndefined, Template
 from coordinate_eval import _job_log
 from coordinate_eval.cluster import Job
 from coordinate_eval.errors import UserError
-from coordinate_eval.slurm.environment import ANOTHER_CLUSTER
 from coordinate_eval.slurm.settings import SlurmSettings
 
 WARNING_SECONDS = 60
@@ -160,11 +158,6 @@ def _extra(settings: SlurmSettings) -> list[str]:
         if not split or not split[0].startswith("-"):
             raise UserError(
                 f"[slurm] extra_args: {option!r} is not an option such as '--exclude=n1'"
-            )
-        if re.match(r"--clusters?(=|$)|-M", split[0]):
-            raise UserError(
-                f"[slurm] extra_args: {option!r} may submit to another cluster than the one whose "
-                f"nodes and jobs are looked at: take it out; {ANOTHER_CLUSTER}"
             )
         words += split
     return words

@@ -1,10 +1,12 @@
 """The settings of a site that runs Slurm."""
 
+import re
 from typing import Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from coordinate_eval.records import Record
+from coordinate_eval.slurm.environment import ANOTHER_CLUSTER
 
 
 class Chosen(NamedTuple):
@@ -85,6 +87,17 @@ class SlurmSettings(Record):
     timeout_seconds: float = Field(
         default=60.0, gt=0, le=1e6, description="time limit of one Slurm command"
     )
+
+    @field_validator("extra_args")
+    @classmethod
+    def _of_this_cluster(cls, options: tuple[str, ...]) -> tuple[str, ...]:
+        for option in options:
+            if re.match(r"\s*(--clusters?(\s|=|$)|-M)", option):
+                raise ValueError(
+                    f"{option!r} may submit to another cluster than the one whose nodes and jobs "
+                    f"are looked at: take it out; {ANOTHER_CLUSTER}"
+                )
+        return options
 
     def of(self, gpu_work: bool) -> Chosen:
         """Return what is chosen for jobs of the GPU partition, or for all others."""
