@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Debian packages that the tests use: a real Slurm, a real sandbox, a real browser, compilers.
+# Debian packages that the tests use: a real Slurm, environment modules, a real sandbox, a real browser, compilers.
 # Installs what is missing where it may; says what to run where it may not.
 set -euo pipefail
 
-packages=(slurm-wlm slurm-client munge bubblewrap)
+packages=(slurm-wlm slurm-client munge bubblewrap lmod)
 packages+=(g++ libboost-dev libssl-dev golang-go golang-github-stretchr-testify-dev)
 packages+=(default-jdk-headless libjavatuples-java nodejs)
 packages+=(rustc cargo librust-md5-dev librust-rand-dev librust-regex-dev)

@@ -43,6 +43,19 @@ def write(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write `text` to `path` in one step, as bytes of the file system, for the user's eyes only."""
+    temporary = path.parent / f".{path.name[:100]}.{token()}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(os.fsencode(text))
+        replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def remove_left(path: Path, seconds: float) -> None:
     """Remove what killed writers left beside a file, if it is older than the file by `seconds`.
 

@@ -1,6 +1,7 @@
 """Numbers and names in the form in which people read them."""
 
 import json
+import shlex
 from typing import Final
 
 from pydantic import ValidationError
@@ -50,6 +51,11 @@ def size(count: float) -> str:
 def plain(text: str) -> str:
     """Return a name with unprintable characters replaced, so that it stays on one line."""
     return text if text.isprintable() else "".join(c if c.isprintable() else _LOST for c in text)
+
+
+def quoted(name: object) -> str:
+    """Return a name on one line, as a shell takes it for a name and nothing else."""
+    return shlex.quote(plain(str(name)))
 
 
 def visible(text: str) -> str:

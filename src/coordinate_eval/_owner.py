@@ -26,7 +26,9 @@ from pathlib import Path
 from coordinate_eval.errors import ForeignError, UserError
 
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READ = os.O_RDONLY | _CAREFULLY
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _CAREFULLY
 
 _shown: ContextVar[bool] = ContextVar("_shown", default=False)
 _trusted: set[int] = {0}
@@ -71,22 +73,56 @@ def open_file(path: Path, *, anybodys: bool = False) -> int:
         ForeignError: it is not the user's own, or no regular file.
         OSError: it cannot be opened.
     """
+    descriptor = _open(path, _READ)
     try:
-        descriptor = os.open(path, _READ)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ForeignError(f"{path} is a link, which is not followed: remove it") from error
-        raise
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ForeignError(f"{path} is no regular file: remove it")
+        status = _regular(path, descriptor)
         if not anybodys and (why := foreign(status, descriptor)):
             raise ForeignError(f"{path} is not used: {why}. {advice(path, status)}")
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_log(path: Path) -> int:
+    """Open a log of the user's to append to, and return its descriptor. Make it if it is missing.
+
+    In a folder that others write to, its name may lead to any file of the user's, and what is
+    logged has words of others in it.
+
+    Raises:
+        ForeignError: it is a link, has a second name, is another user's, or no regular file.
+        OSError: it cannot be opened.
+    """
+    descriptor = _open(path, _APPEND)
+    try:
+        status = _regular(path, descriptor)
+        if why := foreign(status, descriptor):
+            raise ForeignError(f"log {path} is not written: {why}. Remove it")
+        if status.st_nlink > 1:
+            raise ForeignError(f"log {path} is not written: it is a hard link. Remove it")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ForeignError(f"{path} is a link, which is not followed: remove it") from error
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads
+            raise ForeignError(f"{path} is no regular file: remove it") from error
+        raise
+
+
+def _regular(path: Path, descriptor: int) -> os.stat_result:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise ForeignError(f"{path} is no regular file: remove it")
+    return status
 
 
 def check_folder(folder: Path) -> None:

@@ -89,19 +89,18 @@ def test_crontab(user: Workspace, tmp_path: Path) -> None:
     lines = (EXAMPLES / "crontab").read_text().splitlines()
     jobs = [line for line in lines if not line.startswith("#")]
     assert [job.split()[:5] for job in jobs] == [["*/10", "*", "*", "*", "*"]]
-    command = jobs[0].split(maxsplit=5)[5]
-    assert "%" not in command  # cron ends the line there
-    words = shlex.split(command)
-    # It is what the command in the comment prints.
+    shown = jobs[0].split(maxsplit=5)[5]
+    assert "%" not in shown  # cron ends the line there
+    # It is like what the command in the comment prints.
     folder, (asked,) = checkpoints(tmp_path / "run-7", 1), [x for x in lines if "--cron" in x]
     given = shlex.split(asked.partition("coordinate-eval ")[2])
     printed = call(user, "coordinate-eval", *(str(folder) if "/" in w else w for w in given))
     assert printed.returncode == 0, printed.stderr
-    made = shlex.split(printed.stdout)[5:]
-    assert made[made.index("-P") : made.index("--once")] == [
-        str(folder) if word == "/shared/checkpoints/run-7" else word
-        for word in words[words.index("-P") : words.index("--once")]
-    ]
+    bash, file = shlex.split(printed.stdout)[5:]
+    place = re.compile(r".*/coordinate-eval/cron/run-7-[0-9a-f]{8}\.sh")
+    assert all(place.fullmatch(each) for each in (file, shlex.split(shown)[1])), file
+    assert bash == shlex.split(shown)[0]
+    assert f"watch {folder} --suite suite.yaml" in Path(file).read_text()
 
 
 def test_sbatch_script(user: Workspace) -> None:

@@ -1,6 +1,7 @@
 """Evaluations asked for by a training job and by cron, on a real controller."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -8,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from coordinate_eval._format import quoted
 from tests.dev_cluster import DevCluster
-from tests.runs import PATIENCE_SECONDS, TASKS, Workspace, results, until
+from tests.runs import PATIENCE_SECONDS, TASKS, Workspace, command, results, until
 from tests.tiny import need, tiny_model
+
+PROFILE_OF_LMOD = Path("/etc/profile.d/lmod.sh")
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 TRAINING = """
 import logging, os, sys
@@ -133,27 +138,71 @@ def test_the_latest_come_first_and_only_so_many(workspace: Workspace) -> None:
     until(lambda: not queue(), "an empty queue")
 
 
+def of_a_login_shell(workspace: Workspace) -> dict[str, str]:
+    """The environment of a user of Lmod, whose PATH has Slurm and nothing of this installation."""
+    if not PROFILE_OF_LMOD.exists():
+        pytest.skip("Lmod is not installed: scripts/packages.sh installs it")
+    modules = workspace.folder / "modules"
+    (modules / "tiny").mkdir(parents=True)
+    (modules / "tiny" / "1.0.lua").write_text('setenv("TINY_MODULE", "loaded")\n')
+    sbatch = shutil.which("sbatch")
+    assert sbatch is not None
+    path = f"{Path(sbatch).parent}:/usr/local/bin:/usr/bin:/bin"
+    # As an interactive shell leaves it, which has read its profile.
+    script = f". {PROFILE_OF_LMOD}; module use '{modules}'; env -0"
+    printed = subprocess.run(
+        ["bash", "-c", script], env=workspace.environ | {"PATH": path}, check=True,
+        stdout=subprocess.PIPE,
+    ).stdout  # fmt: skip
+    pairs = (each.partition("=") for each in printed.decode().split("\0") if each)
+    return {name: value for name, _, value in pairs} | {"PATH": path}
+
+
 def test_the_line_for_cron_runs_as_it_is(workspace: Workspace) -> None:
+    """Jobs that come of it have the user's modules, and its hook has our command."""
+    shell = of_a_login_shell(workspace)
     folder = saved(workspace.folder / "it's 100%", 5)
     suite = workspace.suite("tiny_cloze")
     args = ("watch", folder, "--quiet", "0", "--suite", suite, "--every", "20m", "--cron")
-    line = workspace.call(*args).stdout.strip()
-    when, _, rest = line.partition(" cd ")
-    assert when == "*/20 * * * *"
-    assert r"100\%" in rest
+    asked = shell | {
+        "COORDINATE_EVAL_SLURM_SETUP": json.dumps(
+            ["module load tiny", "echo $TINY_MODULE $MY_SITE >loaded.$SLURM_JOB_NAME"]
+        ),
+        "COORDINATE_EVAL_SLURM_ENVIRONMENT": json.dumps(["MY_SITE"]),
+        "COORDINATE_EVAL_AFTER_RUN": json.dumps(["python3", str(EXAMPLES / "log_scores.py")]),
+        "MY_SITE": "two\nlines",
+        "HF_TOKEN": "hf_secret",
+    }
+    printed = subprocess.run(
+        command(*args), env=asked, cwd=TASKS, check=True, text=True, capture_output=True
+    )
+    assert "hf_secret" not in printed.stdout + printed.stderr
+    assert "HF_TOKEN; only you can read it" in printed.stderr
+    line = printed.stdout.strip()
+    assert line.startswith("*/20 * * * * /")
     # As cron does it: % is escaped, the shell is sh, and next to nothing is in the environment.
-    subprocess.run(
-        ["sh", "-c", "cd " + rest.replace(r"\%", "%")],
-        env={"HOME": str(workspace.folder), "PATH": "/usr/bin:/bin"},
+    done = subprocess.run(
+        ["/bin/sh", "-c", line.split(maxsplit=5)[5].replace(r"\%", "%")],
+        env={"HOME": "/", "LOGNAME": "me", "PATH": "/usr/bin:/bin", "SHELL": "/bin/sh"},
         cwd="/",
         check=True,
         timeout=PATIENCE_SECONDS,
+        capture_output=True,
     )
-    log = workspace.folder / "runs" / "watch.log"
-    assert "is supervised by" in log.read_text()
+    assert (done.stdout, done.stderr) == (b"", b"")  # cron would mail it
+    lines = (workspace.folder / "runs" / "watch.log").read_text().splitlines()
+    prefix = re.compile(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {re.escape(quoted(folder))}: ")
+    assert all(prefix.match(each) for each in lines), lines
     (run,) = (workspace.folder / "runs").glob("step-5-*")
+    assert f"{quoted(folder / 'step-5')}: submitted: {run}" in "\n".join(lines)
     assert results(run)["complete"]
     until(lambda: not queue(), "an empty queue")
+    loaded = [path.read_text() for path in (run / "work").glob("loaded.*")]
+    assert loaded
+    assert {*loaded} == {"loaded two lines\n"}
+    end = json.loads((run / "after_run.json").read_text())
+    assert (end["problem"], end["exit_status"]) == ("", 0), end
+    assert json.loads((run / "logs" / "after_run.log").read_text())["step"] == 5
 
 
 def test_an_estimate_builds_nothing(workspace: Workspace) -> None:

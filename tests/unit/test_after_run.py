@@ -1,17 +1,25 @@
 """The command that is called after a run."""
 
+import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 from tests.decisions import make_run
 from tests.runs import until
+from tests.shown_runs import submitted_run
 
+from coordinate_eval import _files
+from coordinate_eval.coordinator.cli.inquire.runs import list_runs
+from coordinate_eval.coordinator.cli.inquire.status import show_status
+from coordinate_eval.coordinator.cli.upkeep import doctor
+from coordinate_eval.coordinator.doctor.findings import State
 from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import settings_of_judge
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.supervisor.after_run import AfterRun
+from coordinate_eval.coordinator.run.records import HookEnd, Run
+from coordinate_eval.coordinator.supervisor.after_run import AfterRun, with_our_command
 
 
 @pytest.fixture
@@ -52,14 +60,89 @@ def test_output_of_several_calls_stays(run_dir: RunDir) -> None:
     assert log(run_dir).split() == ["once", "twice"]
 
 
-def test_a_command_that_fails_is_named_with_its_log(run_dir: RunDir) -> None:
-    said = called(run_dir, run_with("sh", "-c", "exit 3"))
-    assert "exit status 3" in said
-    assert "after_run.log" in said
+@pytest.mark.parametrize(
+    ("script", "problem", "status", "last"),
+    [
+        ("exit 3", "ended with exit status 3", 3, ""),
+        ("echo begun; echo 'ValueError: no\033[31m key' >&2; echo; exit 1",
+         "ended with exit status 1", 1, "ValueError: no�[31m key"),
+        ("echo killed by; kill -TERM $$", "was ended by SIGTERM", -15, "killed by"),
+        ("head -c 9000 /dev/zero | tr '\\0' x; exit 2", "ended with exit status 2", 2, None),
+        ("echo fine", "", 0, ""),
+    ],
+)  # fmt: skip
+def test_how_a_command_ended_is_kept(
+    run_dir: RunDir, script: str, problem: str, status: int, last: str | None
+) -> None:
+    said = called(run_dir, run_with("sh", "-c", script))
+    end = _files.read_record(run_dir.after_run, HookEnd)
+    assert (end.problem, end.exit_status) == (problem, status)
+    assert end.last_line == last if last is not None else len(end.last_line) < 600
+    assert said == end.words
+    assert bool(said) is bool(problem)
+    if problem:
+        assert problem in said
+        assert "after_run.log" in said
+
+
+def test_the_last_call_counts(run_dir: RunDir) -> None:
+    assert called(run_dir, run_with("false"))
+    after_run = AfterRun(run_dir, run_with("true"))
+    with after_run:
+        after_run.begin()
+        assert not run_dir.after_run.exists()
+        assert after_run.wait() == ""
+    assert _files.read_record(run_dir.after_run, HookEnd).problem == ""
 
 
 def test_a_command_that_is_not_there_is_named(run_dir: RunDir) -> None:
-    assert "'/no/such program'" in called(run_dir, run_with("/no/such program"))
+    said = called(run_dir, run_with("/no/such program"))
+    assert said.startswith("after_run cannot be called: '/no/such program': No such file")
+    assert _files.read_record(run_dir.after_run, HookEnd).words == said
+
+
+def test_our_own_command_is_found_and_python_stays_the_users(
+    run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a job of a run that cron has started, where PATH has no virtual environment."""
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for place, name in ((theirs, "python3"), (ours, "python3"), (ours, "coordinate-eval")):
+        place.mkdir(exist_ok=True)
+        (place / name).write_text(f"#!/bin/sh\necho {place.name} {name}\n")
+        (place / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(ours / "python3"))
+    monkeypatch.setenv("PATH", f"{theirs}:/usr/bin:/bin")
+    assert called(run_dir, run_with("sh", "-c", "python3; coordinate-eval")) == ""
+    assert log(run_dir) == "theirs python3\nours coordinate-eval\n"
+    assert with_our_command({"PATH": f"{ours}:/bin"})["PATH"].split(":")[:2] == [str(ours), "/bin"]
+
+
+def test_people_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    run_dir = submitted_run(runs)
+    settings = Settings(runs_dir=str(runs))
+    assert list(doctor.hooks(settings)) == []
+    run_dir.cancelled.touch()
+    failed = HookEnd(problem="ended with exit status 1", exit_status=1, last_line="E", log="/l")
+    _files.write_record(run_dir.after_run, failed)
+    words = "after_run ended with exit status 1: E; see /l"
+    assert show_status("r", settings, as_json=False, follow=False) == 1
+    assert words in capsys.readouterr().out
+    show_status("r", settings, as_json=True, follow=False)
+    assert json.loads(capsys.readouterr().out)["after_run"] == failed.model_dump()
+    list_runs(settings, None, 5, as_json=False)
+    assert "cancelled, after_run failed" in capsys.readouterr().out
+    list_runs(settings, None, 5, as_json=True)
+    assert json.loads(capsys.readouterr().out)[0]["after_run"] == words
+    (found,) = doctor.hooks(settings)
+    assert found.state is State.WARNING
+    assert f"it failed in 1 of 1 run, last in r: {words}" in found.found
+    assert str(run_dir.root) in found.do
+    _files.write_record(run_dir.after_run, HookEnd(exit_status=0, log="/l"))
+    (found,) = doctor.hooks(settings)
+    assert found.state is State.OK
 
 
 def test_a_command_that_does_not_end_is_killed_with_what_it_started(run_dir: RunDir) -> None:

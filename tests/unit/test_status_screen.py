@@ -28,7 +28,7 @@ def screen(
         "judge": judge.model_dump() if judge else None,
         "trials_by_state": {}, "elapsed_seconds": 1.0, "left_seconds": None, "datasets": rows,
         "rescored": rescored, "first_signal": None, "jobs": [], "reasons": [], "avoided": [],
-        "note": "", "next": "coordinate-eval resume r",
+        "after_run": None, "note": "", "next": "coordinate-eval resume r",
     }  # fmt: skip
     console = Console(file=io.StringIO(), width=200)
     status_screen.show(shown, console)

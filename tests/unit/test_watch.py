@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cli.launch import watch
-from coordinate_eval.coordinator.cli.launch.watch import Watch, cron_line
+from coordinate_eval.coordinator.cli.launch.watch import Watch
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.new_run import Inputs
@@ -360,30 +360,6 @@ def test_a_silent_scheduler_ends_the_look(site: Site) -> None:
     site.starting = lambda name: 0
     site.once()
     assert site.asked == ["step-2", "step-2", "step-1"]
-
-
-def test_the_line_for_cron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [n for n in os.environ if n.startswith(("COORDINATE_EVAL_", "HF_", "XDG_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("SLURM_CONF", "/etc/slurm it/slurm.conf")
-    monkeypatch.setenv("COORDINATE_EVAL_CONFIG", "/100%/config.toml")
-    monkeypatch.setenv("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # as each command sets it
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")  # which all users could read
-    monkeypatch.setattr("shutil.which", lambda name: f"/opt/slurm/bin/{name}")
-    monkeypatch.setattr("sys.executable", "/venv/bin/python")
-    monkeypatch.chdir(tmp_path)
-    settings = Settings(runs_dir="/shared/runs")
-    line = cron_line(Path("ckpts"), ["ckpts", "--cron", "--most", "2"], 600, settings)
-    assert line == (
-        f"*/10 * * * * cd {tmp_path} && mkdir -p /shared/runs && "
-        "env PATH=/opt/slurm/bin:/usr/local/bin:/usr/bin:/bin "
-        r"COORDINATE_EVAL_CONFIG=/100\%/config.toml 'SLURM_CONF=/etc/slurm it/slurm.conf' "
-        f"/venv/bin/python -P -m coordinate_eval watch {tmp_path}/ckpts --most 2 --once "
-        ">>/shared/runs/watch.log 2>&1"
-    )
-    assert cron_line(Path("c"), ["c"], 7200, settings).startswith("0 */2 * * * cd ")
-    with pytest.raises(UserError, match="newline"):
-        cron_line(Path("c"), ["c", "--suite", "a\nb"], 60, settings)
 
 
 def test_what_the_command_line_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ import contextlib
 import io
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from coordinate_eval import _owner
 from coordinate_eval._format import visible
-from coordinate_eval.errors import CoordinateError
+from coordinate_eval.errors import CoordinateError, UserError
 
 MOST_COMPLAINT = 4000
 """Characters of an error's message on a terminal."""
@@ -71,6 +73,45 @@ class _Printable:
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
+
+
+class _Log(_Printable):
+    """A stream to a log, in which each line tells when it was written and what it is about."""
+
+    def __init__(self, stream: TextIO, about: str) -> None:
+        super().__init__(stream)
+        self._about = about
+        self._begun = False
+        """The last line has no end yet."""
+
+    def write(self, text: str) -> int:
+        for line in visible(text.replace("\r", "\n")).splitlines(keepends=True):
+            if not self._begun:
+                now = time.strftime("%Y-%m-%d %H:%M:%S")
+                self._stream.write(f"{now} {self._about}: ")
+            self._stream.write(line)
+            self._begun = not line.endswith("\n")
+        self._stream.flush()
+        return len(text)
+
+
+def log_to(path: Path, about: str) -> None:
+    """Append all that this process and its children print from now on to a log of the user's.
+
+    Each line of this process begins with the time and with what it is `about`.
+
+    Raises:
+        UserError: the log cannot be opened, or is a link or another user's.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _owner.open_log(path)
+    except OSError as error:
+        raise UserError(f"log {path} cannot be opened: {error.strerror}") from error
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    file = os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
+    sys.stdout = sys.stderr = _Log(file, about)  # type: ignore[assignment]  # it acts as one
 
 
 @contextlib.contextmanager

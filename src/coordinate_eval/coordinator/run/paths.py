@@ -64,6 +64,11 @@ class RunDir:
         return self.root / "waiting.json"
 
     @property
+    def after_run(self) -> Path:
+        """Return the file of `HookEnd`: how the command of `after_run` ended."""
+        return self.root / "after_run.json"
+
+    @property
     def refused(self) -> Path:
         """Return the file of `Refusals`: jobs that the scheduler refuses now."""
         return self.root / "refused.json"

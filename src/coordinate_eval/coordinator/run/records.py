@@ -201,6 +201,23 @@ class Waiting(Record):
     since: float = Field(description="in seconds since the epoch")
 
 
+class HookEnd(Record):
+    """`after_run.json`: how the user's own command after the run ended, the last time."""
+
+    problem: str = Field(default="", description="what went wrong; empty if nothing did")
+    exit_status: int | None = Field(
+        default=None, description="negative: the signal that ended it; None if it did not end"
+    )
+    last_line: str = Field(default="", description="of its output, if something went wrong")
+    log: str = Field(description="the file of its output")
+
+    @property
+    def words(self) -> str:
+        """Return what went wrong, for people; empty if nothing did."""
+        said = f": {self.last_line}" if self.last_line else ""
+        return f"after_run {self.problem}{said}; see {self.log}" if self.problem else ""
+
+
 class Submitted(Record):
     """`jobs/<name>.json`: a job that the scheduler accepted or refused."""
 

@@ -4,22 +4,32 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
+import sysconfig
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Self
 
+from coordinate_eval import _files, _owner
+from coordinate_eval._format import brief
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import HookEnd, Run
+from coordinate_eval.errors import ForeignError
 
 LIMIT_SECONDS = 600.0
 """Time that the command gets before it is killed, with all that it has started."""
+
+_LAST_BYTES = 4096
+"""Of the command's output, within which its last line is looked for."""
 
 
 class AfterRun:
     """The command of `after_run`, if there is one, as a context manager.
 
     It begins as soon as the results are there, while the run's last jobs leave. Its last argument
-    is the run directory, and its output goes to `logs/after_run.log`. A supervisor that is killed
-    meanwhile, and started again, calls it once more.
+    is the run directory, and its output goes to `logs/after_run.log`. How it ended is kept in the
+    run directory. A supervisor that is killed meanwhile, and started again, calls it once more.
 
     Args:
         run_dir: the run.
@@ -29,7 +39,7 @@ class AfterRun:
 
     def __init__(self, run_dir: RunDir, run: Run, limit_seconds: float = LIMIT_SECONDS) -> None:
         self._argv = run.settings.after_run and [*run.settings.after_run, str(run_dir.root)]
-        self._log = run_dir.logs / "after_run.log"
+        self._dir, self._log = run_dir, run_dir.logs / "after_run.log"
         self._limit = limit_seconds
         self._began = 0.0
         self._child: subprocess.Popen[bytes] | None = None
@@ -49,35 +59,80 @@ class AfterRun:
             return
         self._began = time.monotonic()
         try:
+            self._dir.after_run.unlink(missing_ok=True)  # of the time before
             self._log.parent.mkdir(exist_ok=True)
-            with self._log.open("ab") as output:
+            with os.fdopen(_owner.open_log(self._log), "ab") as output:
                 self._child = subprocess.Popen(
                     self._argv,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    env=with_our_command(os.environ),
                 )
-        except OSError as error:
-            self._problem = f"after_run cannot be called: {self._argv[0]!r}: {error.strerror}"
+        except (OSError, ForeignError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            self._problem = f"cannot be called: {self._argv[0]!r}: {why}"
 
     def wait(self) -> str:
-        """Wait until the command ends, if it has begun.
+        """Wait until the command ends, if it has begun, and keep how it ended.
 
         Returns:
             What went wrong; an empty string if nothing did. The run itself has ended all the same.
         """
-        if self._child is None:
-            return self._problem
-        try:
-            status = self._child.wait(max(0.0, self._began + self._limit - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _kill(self._child)
-            said = f"did not end within {self._limit:g} s and was killed"
-        else:
-            said = f"ended with exit status {status}" if status else ""
+        if not self._argv or not self._began:
+            return ""
+        status: int | None = None
+        if self._child is not None:
+            try:
+                left = self._began + self._limit - time.monotonic()
+                status = self._child.wait(max(0.0, left))
+                self._problem = _in_words(status)
+            except subprocess.TimeoutExpired:
+                _kill(self._child)
+                self._problem = f"did not end within {self._limit:g} s and was killed"
+        last = self._last_line() if self._problem and self._child else ""
         self._child = None
-        return f"after_run {said}; see {self._log}" if said else ""
+        end = HookEnd(
+            problem=self._problem, exit_status=status, last_line=last, log=str(self._log)
+        )
+        with contextlib.suppress(OSError):  # the supervisor's log has it, too
+            _files.write_record(self._dir.after_run, end)
+        return end.words
+
+    def _last_line(self) -> str:
+        """Return the last line of the command's output that is not empty."""
+        with contextlib.suppress(OSError, ForeignError), _files.open_to_read(self._log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            lines = file.read(_LAST_BYTES).decode(errors="replace").split("\n")
+            return next((brief(line) for line in reversed(lines) if line.strip()), "")
+        return ""
+
+
+def with_our_command(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which `coordinate-eval` is found, whoever started this process.
+
+    The folders of this installation come last: `python3` is still what it is for the user.
+    """
+    places = [Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))]
+    with contextlib.suppress(KeyError):  # pip install --user
+        places.append(Path(sysconfig.get_path("scripts", f"{os.name}_user")))
+    found = [str(place) for place in places if (place / "coordinate-eval").exists()]
+    path = environ.get("PATH", os.defpath).split(os.pathsep)
+    return {**environ, "PATH": os.pathsep.join(dict.fromkeys([*path, *found]))}
+
+
+def _in_words(status: int) -> str:
+    if status < 0:
+        return f"was ended by {_signal_name(-status)}"
+    return f"ended with exit status {status}" if status else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

@@ -23,7 +23,7 @@ from coordinate_eval.coordinator.report.results import read_dataset
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import is_own, own, place
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.coordinator.run.records import HookEnd, Run, read_run
 from coordinate_eval.coordinator.run.upkeep.removing import REMOVED
 from coordinate_eval.errors import ClusterError, ForeignError, RecordError, UserError
 
@@ -204,12 +204,14 @@ def _row(
     silent = run.nonce in tasks and known is None
     phase = state.phase_of(run_dir, run, known, silent=silent)
     scored = _files.names(run_dir.results_folder)
+    hook = _files.read_record_if_there(run_dir.after_run, HookEnd) if phase.ended else None
     row: dict[str, Any] = {
         "run": run.id,
         "dir": str(run_dir.root),
         "checkpoint": run.checkpoint.path,
         "suite": run.suite.name,
         "state": phase.value,
+        "after_run": hook.words if hook else "",
         "datasets": len(run.suite.datasets),
         "datasets_scored": sum(1 for d in run.suite.datasets if f"{d.name}.json" in scored),
         "created": run.created,
@@ -239,7 +241,7 @@ def _table(rows: list[dict[str, Any]], dataset: str | None) -> Table:
         cells = [
             row["run"],
             escape(row["suite"]),
-            row["state"],
+            row["state"] + (", after_run failed" if row["after_run"] else ""),
             f"{row['datasets_scored']} of {row['datasets']}",
             age(row["age_seconds"]),
         ]

@@ -24,7 +24,7 @@ from coordinate_eval.coordinator.run import holds, jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.outcomes import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
+from coordinate_eval.coordinator.run.records import HookEnd, JudgeProgress, Run, read_run
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
 from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
@@ -98,6 +98,7 @@ def describe(
         note = f"{note}; {seen}" if note else seen
     note = "; ".join(filter(None, (note, *holds.all_in_words(tasks or []))))
     judge = _files.read_record_if_there(run_dir.judge, JudgeProgress)
+    hook = _files.read_record_if_there(run_dir.after_run, HookEnd) if phase.ended else None
     rough = None
     if phase is not Phase.COMPLETE:
         rough = _files.read_record_if_there(run_dir.first_signal, FirstSignal)
@@ -120,6 +121,7 @@ def describe(
         "trials": [t.model_dump(mode="json") for t in state.read_trials(run_dir).values()],
         "jobs": [_job(run, t, arrays) for t in tasks or [] if t.state is not State.ENDED],
         "reasons": reasons,
+        "after_run": hook.model_dump(mode="json") if hook else None,
         "next": "" if foreign else _next(phase, command),
         "avoided": [] if foreign or phase.ended else _avoided(run_dir, run),
         "note": note,

@@ -19,6 +19,7 @@ from coordinate_eval.coordinator.cli.output import (
 )
 from coordinate_eval.coordinator.report.results import often_odd
 from coordinate_eval.coordinator.report.state import Phase
+from coordinate_eval.coordinator.run.records import HookEnd
 
 _HEADLINES = {
     Phase.UNSUPERVISED: "has no supervisor",
@@ -106,6 +107,8 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
             f"{','.join(failed)}; prompts that are built are not built again",
             style="yellow",
         )
+    if shown["after_run"] and (failed_hook := HookEnd.model_validate(shown["after_run"]).words):
+        yield Text(failed_hook, style="red")
     for node in shown["avoided"]:
         yield Text(node, style="yellow")
     if shown["note"]:

@@ -65,9 +65,18 @@ _Most = Annotated[
 _Cron = Annotated[
     bool,
     typer.Option(
-        "--cron", help="Print the line for `crontab -e`, and do nothing.", rich_help_panel=_WATCH
+        "--cron",
+        help="Print the line for `crontab -e`, and write the file that it runs.",
+        rich_help_panel=_WATCH,
     ),
 ]
+_Log = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Append all output to FILE, each line with time and DIR.",
+        rich_help_panel=_WATCH,
+    ),
+]  # fmt: skip
 _DryWatch = Annotated[
     bool,
     typer.Option(
@@ -121,6 +130,7 @@ def watch(
     marker: _Marker = None,
     most: _Most = None,
     cron: _Cron = False,
+    log: _Log = None,
     *,
     asked: AskedRun,
     model_config: launching.ModelConfig = None,
@@ -134,13 +144,18 @@ def watch(
     Runs wait for GPUs, as with --queue. Several may watch the same folder. Exit status with
     --once: 0; 2 some checkpoint was refused; 3 the scheduler did not answer.
     """
-    from coordinate_eval.coordinator.cli.launch.watch import Watch, cron_line
+    from coordinate_eval._format import quoted
+    from coordinate_eval.coordinator.cli import streams
+    from coordinate_eval.coordinator.cli.launch.cron import cron_job
+    from coordinate_eval.coordinator.cli.launch.watch import Watch
     from coordinate_eval.coordinator.cli.output import say
     from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved
     from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs
 
     if (as_json or dry_run) and not once:
         raise UserError("--json and --dry-run tell of one look: add --once")
+    if log is not None:
+        streams.log_to(log, quoted(folder))
     settings, suite = dataclasses.replace(asked, queue=True).load(settings_file)
 
     if marker is not None and (marker in ("", ".", "..") or "/" in marker):
@@ -155,10 +170,13 @@ def watch(
 
     watched = Watch(folder, Pattern(pattern), settings, suite, ask, quiet, marker, most, dry_run)
     if cron:
-        line = cron_line(folder, sys.argv[2:], every, settings)
-        sys.stdout.write(f"{line}\n")
-        if os.environ.get("HF_TOKEN"):
-            say("HF_TOKEN is not in the line, which others may read: `hf auth login` keeps it")
+        job = cron_job(folder, sys.argv[2:], every, settings)
+        job.write()
+        sys.stdout.write(f"{job.line}\n")
+        has = f" and {', '.join(job.secrets)}" if job.secrets else ""
+        say(f"{job.path} has your environment{has}; only you can read it")
+        for note in job.notes:
+            say(note)
         return
     if once:
         raise typer.Exit(watched.once(as_json=as_json))

@@ -8,18 +8,15 @@ make the same runs: a run directory appears in one rename, which one of them win
 import contextlib
 import hashlib
 import os
-import shlex
-import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from coordinate_eval import _files
-from coordinate_eval._format import plural, visible
-from coordinate_eval._no_telemetry import NO_TELEMETRY
+from coordinate_eval._format import plural, quoted, visible
 from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.cli.inquire.runs import find_all, poll
 from coordinate_eval.coordinator.cli.launch.run import start_run
@@ -31,7 +28,6 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
-from coordinate_eval.coordinator.run.jobs import program
 from coordinate_eval.coordinator.run.own import place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
@@ -47,15 +43,6 @@ from coordinate_eval.records import Record, Suite
 
 MOST_ALIVE = 4
 """Most runs at once on a cluster, if the user does not say. On one machine there is one."""
-
-_KEPT_VARIABLES = ("COORDINATE_EVAL_", "SLURM_CONF", "HF_", "XDG_CACHE_HOME")
-"""Beginnings of variables that say where settings, the scheduler and data are."""
-
-_SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
-"""Ends of the names of variables that no command line shows: all users of a machine can read it."""
-
-_OUR_VARIABLES = {*NO_TELEMETRY, "HF_DATASETS_DISABLE_PROGRESS_BARS"}
-"""Variables that each command sets again."""
 
 _BEGINNING_SECONDS = 120.0
 """Age of a run up to which its supervisor may not be submitted yet, by another process."""
@@ -140,7 +127,7 @@ class Watch:
                 write_json({"dir": str(self.folder), "checkpoints": [s.row() for s in seen]})
             elif sys.stderr.isatty() or self.dry:
                 for each in seen if self.dry else ():
-                    say(f"{each.saved.path}: {each.state}")
+                    say(f"{quoted(each.saved.path)}: {each.state}")
                 say(_summary(seen))
                 if not seen:
                     say(self.pattern.hint(self.folder))
@@ -212,13 +199,15 @@ class Watch:
                 each.state, each.error = "refused", str(error)
                 if not self.dry:  # only tries to start it count
                     self._refuse(each.saved, str(error))
-                named = str(each.saved.path) in str(error)
-                say(str(error) if named else f"{each.saved.path}: {error}")
+                name = quoted(each.saved.path)
+                words = str(error).replace(str(each.saved.path), name)
+                say(words if name in words else f"{name}: {words}")
             else:
                 each.state = "gone"
             return False
         each.run, each.alive = RunDir(root), not self._local
         each.state = "submitted" if each.alive else ("complete" if status == 0 else "incomplete")
+        say(f"{quoted(each.saved.path)}: {each.state}: {quoted(root)}")
         return each.alive
 
     def _note(self, saved: Saved) -> Path:
@@ -234,46 +223,6 @@ class Watch:
         with contextlib.suppress(OSError):
             _files.make_closed(path.parent)
             _files.write_record(path, Refused(checkpoint=str(saved.path), tries=tries, error=error))
-
-
-def cron_line(folder: Path, argv: Sequence[str], every_seconds: float, settings: Settings) -> str:
-    """Return the line of a crontab that looks once each time.
-
-    Cron starts with a short PATH, no shell profile and another folder, and gives % a meaning.
-
-    Args:
-        folder: to be watched, as the user named it.
-        argv: the command line after `watch`.
-        every_seconds: from one look to the next.
-        settings: where runs, and so the log, are.
-
-    Raises:
-        UserError: no line can say it.
-    """
-    words = [str(folder.absolute()) if word == str(folder) else word for word in argv]
-    words = [word for word in words if word not in ("--cron", "--once")]
-    sbatch = shutil.which("sbatch")
-    folders = [str(Path(sbatch).parent)] if sbatch else []
-    path = ":".join(dict.fromkeys([*folders, "/usr/local/bin", "/usr/bin", "/bin"]))
-    kept = {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_KEPT_VARIABLES)
-        and not name.endswith(_SECRETS)
-        and name not in _OUR_VARIABLES
-    }
-    variables = [f"{name}={value}" for name, value in {"PATH": path, **kept}.items()]
-    command = [*program(sys.executable), "watch", *words, "--once"]
-    log = Path(settings.runs_dir).expanduser().absolute() / "watch.log"
-    line = (
-        f"cd {shlex.quote(str(Path.cwd()))} && mkdir -p {shlex.quote(str(log.parent))} && "
-        f"env {shlex.join([*variables, *command])} >>{shlex.quote(str(log))} 2>&1"
-    )
-    if not line.isprintable():
-        raise UserError("a crontab cannot name a path with a newline: rename it")
-    minutes = max(1, round(every_seconds / 60))
-    when = f"*/{minutes} * * * *" if minutes < 60 else f"0 */{min(23, minutes // 60)} * * *"
-    return f"{when} {line}".replace("%", r"\%")
 
 
 def _of_run(saved: Saved, run_dir: RunDir, run: Run, tasks: list[TaskStatus] | None) -> _Seen:

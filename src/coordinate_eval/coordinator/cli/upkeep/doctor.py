@@ -1,19 +1,28 @@
 """`coordinate-eval doctor`: does this machine have what runs need, and do their jobs?"""
 
+import contextlib
+import itertools
 import os
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator
 
+from coordinate_eval import _files
 from coordinate_eval._format import plural
+from coordinate_eval.coordinator.cli.inquire.runs import find_all
 from coordinate_eval.coordinator.cli.output import table_console, write_json
 from coordinate_eval.coordinator.cli.upkeep.findings import show_place, shown
 from coordinate_eval.coordinator.doctor.examine import examine_here
-from coordinate_eval.coordinator.doctor.findings import Answer, State, fails
+from coordinate_eval.coordinator.doctor.findings import Answer, Finding, State, fails, ok, warning
 from coordinate_eval.coordinator.doctor.in_jobs import ask
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.errors import UserError
+from coordinate_eval.coordinator.run.records import HookEnd
+from coordinate_eval.errors import RecordError, UserError
 
 SCHEMA = "coordinate-eval/doctor@1"
+
+MOST_RUNS = 20
+"""Latest runs whose `after_run` is looked at."""
 
 
 def examine_all(settings: Settings, *, submit: bool, as_json: bool) -> int:
@@ -29,7 +38,8 @@ def examine_all(settings: Settings, *, submit: bool, as_json: bool) -> int:
     console.quiet = as_json
     host = os.uname().nodename
     show_place("here", host, console)
-    here = tuple(shown(examine_here(settings, cluster), console))
+    found = itertools.chain(examine_here(settings, cluster), hooks(settings))
+    here = tuple(shown(found, console))
     answers = [Answer(where="here", host=host, findings=here)]
     if submit and cluster is not None:
         for each in ask(settings, cluster.name):
@@ -42,6 +52,31 @@ def examine_all(settings: Settings, *, submit: bool, as_json: bool) -> int:
     said = ", ".join(plural(count, state) for state, count in counts.items() if count)
     console.print(said or "all is well", highlight=False)
     return 1 if fails(answers) else 0
+
+
+def hooks(settings: Settings) -> Iterator[Finding]:
+    """Yield how the command of `after_run` ended in the latest runs, if it was called in any."""
+    ends = []
+    # A folder that cannot be read is named by another check, and a run by `coordinate-eval runs`.
+    with contextlib.suppress(UserError):
+        for run_dir, run in find_all(settings)[0][:MOST_RUNS]:
+            with contextlib.suppress(RecordError, UserError, OSError):
+                end = _files.read_record_if_there(run_dir.after_run, HookEnd)
+                if end is not None:
+                    ends.append((run_dir, run, end))
+    failed = [each for each in ends if each[2].problem]
+    if not failed:
+        if ends:
+            yield ok("after_run", f"it succeeded in the last {plural(len(ends), 'run')}")
+        return
+    run_dir, run, last = failed[0]
+    again = shlex.join([*run.settings.after_run, str(run_dir.root)])
+    yield warning(
+        "after_run",
+        f"it failed in {len(failed)} of {plural(len(ends), 'run')}, last in {run.id}: "
+        f"{last.words}",
+        f"correct it, and call it for each of these runs (`coordinate-eval runs`): {again}",
+    )
 
 
 def _count(answers: Iterable[Answer], state: State) -> int:
