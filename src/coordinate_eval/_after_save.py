@@ -14,13 +14,19 @@ if TYPE_CHECKING:
     import subprocess
     import threading
     from collections.abc import Sequence
-    from pathlib import Path
+    from typing import BinaryIO
 
 _MOST_SECONDS = 900
 """Time for the submission, which usually takes a second: a scheduler may be silent for long."""
 
 _PAUSE_SECONDS = 30.0
 """Time until the next try where the scheduler is silent, or takes no more jobs for now."""
+
+_not_taken: dict[str, list[str]] = {}
+"""Checkpoints of this process whose evaluation was not taken, with the commands."""
+
+_UNATTENDED = ("--queue", "--no-strict")
+"""Options of a run that nobody waits for: it waits for GPUs, and for no missing task."""
 
 _UNTIL_TAKEN = """\
 while :; do
@@ -52,8 +58,9 @@ def after_save(
     Call it on all ranks or on one, when all files of the checkpoint are in place. It acts on rank 0
     and never raises. A process of its own calls `coordinate-eval PATH --queue`, again for a while
     where the scheduler is silent or takes no more jobs, and writes what it says to
-    `PATH.evaluation.log`. What came of it, or why nothing was done, goes to the logger
-    `coordinate_eval`: warnings for what went wrong.
+    `PATH.evaluation.log`. What was refused is asked for once more after a later save is taken.
+    What came of it, or why nothing was done, goes to the logger `coordinate_eval`: warnings for
+    what went wrong.
 
     Args:
         path: the checkpoint: a Hugging Face model directory, or a .pt file.
@@ -98,10 +105,7 @@ def _submit(
 ) -> None:
     """Start the command, and a thread that tells what comes of it."""
     import atexit
-    import stat
-    import subprocess
     import threading
-    from pathlib import Path
 
     if not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
         log.warning("no evaluation of %s: there is no such file or folder", path)
@@ -116,27 +120,70 @@ def _submit(
     # It must end also if the training has ended before.
     limited = ["timeout", "-k", "10", str(_MOST_SECONDS)]
     repeated = ["sh", "-c", _UNTIL_TAKEN.format(pause=_PAUSE_SECONDS), "sh"]
-    command = [sys.executable, "-P", "-m", "coordinate_eval", "run", path, "--queue", *given]
-    output = Path(f"{path}.evaluation.log")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    flags |= os.O_NONBLOCK  # a FIFO that others have put there would hold up the training
-    with os.fdopen(os.open(output, flags, 0o644), "ab") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{output} is not a regular file")
-        began = file.seek(0, os.SEEK_END)
+    program = [sys.executable, "-P", "-m", "coordinate_eval"]
+    command = [*limited, *repeated, *program, "run", path, *_UNATTENDED, *given]
+    started = _start(path, command, log)
+    thread = threading.Thread(
+        target=_follow, args=(path, command, started, log), name="after_save", daemon=True
+    )
+    thread.start()
+    atexit.register(_await, thread, path, log)
+
+
+def _start(
+    path: str, command: list[str], log: logging.Logger
+) -> tuple[subprocess.Popen[bytes], BinaryIO]:
+    """Start the command. Return its process, and what it says from now on as a file to read."""
+    import subprocess
+    import tempfile
+    from pathlib import Path
+
+    from coordinate_eval import _owner
+    from coordinate_eval.errors import ForeignError
+
+    said: BinaryIO
+    try:
+        output = Path(f"{path}.evaluation.log")
+        written = os.fdopen(_owner.open_log(output), "ab")
+        said = os.fdopen(_owner.open_file(output), "rb")
+        said.seek(0, os.SEEK_END)
+    except (OSError, ForeignError) as error:  # a log is no reason to lose an evaluation
+        log.warning("evaluation of %s: only this log has its output: %s", path, error)
+        said = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the process has ended
+        written = os.fdopen(os.dup(said.fileno()), "ab")
+    with written:
         child = subprocess.Popen(
-            [*limited, *repeated, *command],
+            command,
             stdin=subprocess.DEVNULL,
-            stdout=file,
+            stdout=written,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # what ends the training's process group does not end it
         )
     log.debug("asking for the evaluation of %s: process %d", path, child.pid)
-    thread = threading.Thread(
-        target=_tell, args=(child, path, output, began, log), name="after_save", daemon=True
-    )
-    thread.start()
-    atexit.register(_await, thread, path, log)
+    return child, said
+
+
+def _follow(
+    path: str,
+    command: list[str],
+    started: tuple[subprocess.Popen[bytes], BinaryIO],
+    log: logging.Logger,
+) -> None:
+    """Log what comes of a submission. After one that is taken, ask again for those that were not.
+
+    What was wrong with all of them, such as a setting, has been mended then.
+    """
+    if not _is_taken(path, started, log):
+        _not_taken[path] = command
+        return
+    again = {**_not_taken}
+    for earlier, the_same in again.items():
+        _not_taken.pop(earlier, None)
+        try:
+            if os.path.lexists(earlier):
+                _is_taken(earlier, _start(earlier, the_same, log), log)
+        except Exception as error:
+            log.warning("no evaluation of %s: %s: %s", earlier, type(error).__name__, error)
 
 
 def _await(thread: threading.Thread, path: str, log: logging.Logger) -> None:
@@ -146,20 +193,23 @@ def _await(thread: threading.Thread, path: str, log: logging.Logger) -> None:
         log.warning("training ends while the evaluation of %s is still being submitted", path)
 
 
-def _tell(
-    child: subprocess.Popen[bytes], path: str, output: Path, began: int, log: logging.Logger
-) -> None:
-    """Log what the command has said when it has ended."""
+def _is_taken(
+    path: str, started: tuple[subprocess.Popen[bytes], BinaryIO], log: logging.Logger
+) -> bool:
+    """Log what a command has said when it has ended. Return whether it has submitted a run."""
+    child, said = started
     status = child.wait()
     try:
-        with output.open("rb") as file:
-            file.seek(began)
-            said = file.read().decode(errors="replace").strip()[-_MOST_WORDS:]
+        with said:
+            if said.writable():  # the process has moved the place that both share
+                said.seek(0)
+            words = said.read().decode(errors="replace").strip()[-_MOST_WORDS:]
     except OSError as error:
-        said = f"{output} cannot be read: {error.strerror}"
+        words = f"its output cannot be read: {error.strerror}"
     if status == 0:
-        log.info("evaluation of %s: %s", path, said)
+        log.info("evaluation of %s: %s", path, words)
     elif status in (124, 137):  # those of timeout(1)
-        log.warning("no evaluation of %s: no answer in %d s: %s", path, _MOST_SECONDS, said)
+        log.warning("no evaluation of %s: no answer in %d s: %s", path, _MOST_SECONDS, words)
     else:
-        log.warning("no evaluation of %s (exit status %d): %s", path, status, said)
+        log.warning("no evaluation of %s (exit status %d): %s", path, status, words)
+    return status == 0

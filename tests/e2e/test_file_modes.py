@@ -105,7 +105,8 @@ def test_a_run_writes_what_the_page_says(tmp_path: Path) -> None:
     known = table()
     met = check(places, 0o022, known)  # it lets nobody else write all the same
     rare = {f"runs_dir/<run>/{name}" for name in ("resumed", "cancelled", "refused.json",
-                                                  "waiting.json", "first-signal.json", "after_run.json", "jobs/",
+                                                  "waiting.json", "first-signal.json",
+                                                  "after_run.json", "jobs/",
                                                   "jobs/<job>.json", "troubles/",
                                                   "troubles/<trial>.json", "causes/",
                                                   "causes/<job>.json",

@@ -205,6 +205,44 @@ def test_the_line_for_cron_runs_as_it_is(workspace: Workspace) -> None:
     assert json.loads((run / "logs" / "after_run.log").read_text())["step"] == 5
 
 
+def test_a_missing_task_stops_no_other(workspace: Workspace) -> None:
+    """The run is incomplete and says so, and has the dataset when its task is there again."""
+    folder = saved(workspace.folder / "lacking", 1)
+    tasks = workspace.folder / "own tasks"
+    tasks.mkdir()
+    suite = workspace.folder / "lacking.yaml"
+    datasets = [
+        {"name": "tiny_cloze", "task": "tiny_cloze"},
+        {"name": "task_of_ours", "task": "task_of_ours"},
+    ]
+    content = {"include_path": [str(TASKS), str(tasks)], "datasets": datasets}
+    suite.write_text(json.dumps(content))
+    args = ("watch", folder, "--once", "--quiet", "0", "--suite", suite)
+    # Whoever asks for all or nothing gets nothing, and so does a person at a terminal.
+    for strict in ((*args, "--strict"), ("run", folder / "step-1", "--suite", suite, "--queue")):
+        refused = workspace.call(*strict, status=2)
+        assert "dataset 'task_of_ours': there is no task" in refused.stderr
+    before = set((workspace.folder / "runs").glob("step-1-*"))
+    said = workspace.call(*args).stderr
+    assert "dataset 'task_of_ours': there is no task" in said
+    assert "The run will be incomplete: 1 dataset of 2 can be evaluated" in said
+    (run,) = set((workspace.folder / "runs").glob("step-1-*")) - before
+    found = results(run)
+    assert not found["complete"]
+    assert set(found["missing"]) == {"task_of_ours"}
+    assert "there is no task" in json.dumps(found["failures"])
+    assert "tiny_cloze" in found["results"]
+    until(lambda: not queue(), "an empty queue")
+    status = workspace.call("status", run, status=1)
+    assert "task_of_ours" in status.stdout
+    assert "there is no task" in status.stdout
+    text = (TASKS / "tiny_cloze.yaml").read_text()
+    (tasks / "ours.yaml").write_text(text.replace("task: tiny_cloze", "task: task_of_ours"))
+    workspace.call("resume", run)
+    until(lambda: results(run)["complete"], "complete results")
+    until(lambda: not queue(), "an empty queue")
+
+
 def test_an_estimate_builds_nothing(workspace: Workspace) -> None:
     suite = workspace.folder / "catalogue.yaml"
     suite.write_text("datasets: [{name: mmlu, task: mmlu}, {name: gsm8k, task: gsm8k}]\n")

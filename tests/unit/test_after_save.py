@@ -38,6 +38,7 @@ class Command:
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     made = Command(tmp_path)
     monkeypatch.setattr(sys, "executable", str(made._path))
+    monkeypatch.setattr(_after_save, "_not_taken", {})
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     return made
@@ -63,8 +64,8 @@ def test_what_is_asked_for(
     )
     ended()
     assert command.arguments() == [
-        "-P", "-m", "coordinate_eval", "run", str(checkpoint), "--queue", "--limit", "5",
-        "--step=100", "--suite=suite.yaml", "--cluster=slurm",
+        "-P", "-m", "coordinate_eval", "run", str(checkpoint), "--queue", "--no-strict",
+        "--limit", "5", "--step=100", "--suite=suite.yaml", "--cluster=slurm",
     ]  # fmt: skip
     said = "run step-100 is supervised by job 7"
     assert messages(caplog, logging.INFO) == [f"evaluation of {checkpoint}: {said}"]
@@ -132,19 +133,51 @@ def test_a_scheduler_that_takes_no_job_now_is_asked_again(
     assert (tmp_path / "tries").read_text() == "try\n" * 3
 
 
-@pytest.mark.parametrize("read", [False, True])
-def test_a_fifo_in_place_of_its_log_holds_nothing_up(
-    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture, read: bool
+@pytest.mark.parametrize("plant", ["fifo", "read fifo", "link", "hard link"])
+def test_what_others_put_in_place_of_its_log_loses_no_evaluation(
+    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture, plant: str
 ) -> None:
-    fifo = tmp_path / "x.evaluation.log"
-    os.mkfifo(fifo)
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK) if read else None
+    caplog.set_level(logging.INFO, "coordinate_eval")
+    log, victim = tmp_path / "x.evaluation.log", tmp_path / "victim"
+    victim.write_text("mine\n")
+    reader = None
+    if plant == "link":
+        log.symlink_to(victim)
+    elif plant == "hard link":
+        log.hardlink_to(victim)
+    else:
+        os.mkfifo(log)
+        reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK) if plant == "read fifo" else None
     coordinate_eval.after_save(tmp_path / "x")
+    ended()
     (told,) = messages(caplog, logging.WARNING)
-    assert told.startswith("no evaluation of")
-    assert command.arguments() == []
+    assert "only this log has its output" in told
+    said = "run step-100 is supervised by job 7"
+    assert messages(caplog, logging.INFO) == [f"evaluation of {tmp_path / 'x'}: {said}"]
+    assert victim.read_text() == "mine\n"
     if reader is not None:
         os.close(reader)
+
+
+def test_what_was_refused_is_asked_for_when_a_later_save_is_taken(
+    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a setting was wrong, and has been mended."""
+    caplog.set_level(logging.INFO, "coordinate_eval")
+    for step in (1, 2, 3):
+        (tmp_path / f"step-{step}").mkdir()
+    command.does("echo setting engine is a section >&2; exit 2")
+    for step in (1, 2):
+        coordinate_eval.after_save(tmp_path / f"step-{step}", step=step)
+        ended()
+    (tmp_path / "step-2").rmdir()
+    command.does("echo submitted")
+    for step in (3, 3):
+        coordinate_eval.after_save(tmp_path / f"step-{step}", step=step)
+        ended()
+    taken = [f"evaluation of {tmp_path / f'step-{step}'}: submitted" for step in (3, 1, 3)]
+    assert messages(caplog, logging.INFO) == taken
+    assert command.arguments().count("--step=1") == 2  # of each its own options
 
 
 def test_what_takes_too_long_is_ended(

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,9 +64,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def made(words: str = "ckpts --cron", every: float = 600, **given: object) -> CronJob:
+def made(words: str = "ckpts --cron", every: float = 600, given: Settings | None = None) -> CronJob:
     argv = words.split()
-    return cron_job(Path(argv[0]), argv, every, Settings(runs_dir="/shared/runs", **given))  # type: ignore[arg-type]
+    asked = (given or Settings()).model_copy(update={"runs_dir": "/shared/runs"})
+    return cron_job(Path(argv[0]), argv, every, asked)
 
 
 def environment_of(script: Path) -> tuple[str, dict[str, str]]:
@@ -123,15 +123,14 @@ def test_cron_keeps_what_jobs_inherit(home: Path, monkeypatch: pytest.MonkeyPatc
     everything = LMOD | NETWORK | REST | OF_THE_SHELL | {"MYSITE_A": "1", "JUDGE_KEY": "k"}
     for name, value in everything.items():
         monkeypatch.setenv(name, value)
-    given = {
-        "slurm": SlurmSettings(environment=["MYSITE_*"]),
-        "judge": JudgeSettings(api_key_env="JUDGE_KEY"),
-    }
+    asked = Settings(
+        slurm=SlurmSettings(environment=("MYSITE_*",)), judge=JudgeSettings(api_key_env="JUDGE_KEY")
+    )
     wanted = of_job(os.environ, ["MYSITE_*"], ["JUDGE_KEY"])
     assert wanted.keys() >= (LMOD | NETWORK | REST).keys() | {"MYSITE_A", "JUDGE_KEY"}
     monkeypatch.setattr(cron, "program", lambda python: DUMP)
     monkeypatch.setattr("shutil.which", lambda name, path=None: "/bin/bash")
-    job = made(**given)
+    job = made(given=asked)
     assert job.secrets == ("HF_TOKEN", "JUDGE_KEY")
     job.path.parent.mkdir(parents=True)
     job.path.write_text(job.script)

@@ -1,14 +1,21 @@
 """What a suite asks for and nobody has is said at once, without the harness."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decisions import RUN
 
+from coordinate_eval.coordinator.cli.launch import run
+from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites.known_tasks import (
-    check_chat_template,
-    check_generation,
+    with_counted_items,
+    without_chat_template,
+    wrong_generation,
 )
+from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Dataset, Suite
 
@@ -39,12 +46,11 @@ def suite(*datasets: dict[str, Any], folder: Path | None = None) -> Suite:
 )
 def test_generation_arguments_that_no_engine_honours(given: dict[str, Any], words: str) -> None:
     asks = {"do_sample": True, "until": ["."], "max_tokens": 4, "top_p": 0.5, "num_beams": 1}
-    check_generation(suite({"gen_kwargs": asks}))
-    with pytest.raises(UserError) as raised:
-        check_generation(suite({"gen_kwargs": asks | given}, {}))
-    assert str(raised.value).startswith("dataset 'd0', gen_kwargs: ")
-    assert words in str(raised.value)
-    assert "d1" not in str(raised.value)
+    assert wrong_generation(suite({"gen_kwargs": asks})) == {}
+    found = wrong_generation(suite({"gen_kwargs": asks | given}, {}))
+    assert found.keys() == {"d0"}
+    assert found["d0"].startswith("dataset 'd0', gen_kwargs: ")
+    assert words in found["d0"]
 
 
 @pytest.fixture
@@ -60,21 +66,17 @@ def asked(tasks: Path, *names: str, **more: Any) -> Suite:
 
 
 def test_a_chat_template_that_is_not_there(tasks: Path) -> None:
-    with pytest.raises(UserError) as raised:
-        check_chat_template(asked(tasks, "plain", "turns", "gsm8k", "tagged"), [])
-    lines = str(raised.value).splitlines()
-    assert [line.partition(":")[0] for line in lines] == [
-        "dataset 'd0'", "dataset 'd2'", "dataset 'd3'",
-    ]  # fmt: skip
-    assert "set it to false, or put chat_template.jinja" in lines[0]
+    found = without_chat_template(asked(tasks, "plain", "turns", "gsm8k", "tagged"), [])
+    assert list(found) == ["d0", "d2", "d3"]
+    assert found["d0"].startswith("dataset 'd0': ")
+    assert "set it to false, or put chat_template.jinja" in found["d0"]
 
 
 def test_what_may_do_without_one_is_left_to_the_harness(tasks: Path) -> None:
-    check_chat_template(
-        asked(tasks, "turns", "included", "some", "any", "alone.txt"), [], str(tasks)
-    )
-    check_chat_template(asked(tasks, "plain", metadata={"turn_template": "x"}), [])
-    check_chat_template(asked(tasks, "plain", chat_template=False), [])
+    own = asked(tasks, "turns", "included", "some", "any", "alone.txt")
+    assert without_chat_template(own, [], str(tasks)) == {}
+    assert without_chat_template(asked(tasks, "plain", metadata={"turn_template": "x"}), []) == {}
+    assert without_chat_template(asked(tasks, "plain", chat_template=False), []) == {}
 
 
 @pytest.mark.parametrize(
@@ -94,8 +96,58 @@ def test_where_a_checkpoint_has_its_chat_template(
 ) -> None:
     file = tasks / name
     file.write_text(text)
-    if there:
-        check_chat_template(asked(tasks, "plain"), [str(file)])
-        return
-    with pytest.raises(UserError, match="chat template"):
-        check_chat_template(asked(tasks, "plain"), [str(file)])
+    found = without_chat_template(asked(tasks, "plain"), [str(file)])
+    assert found.keys() == (set() if there else {"d0"})
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "split", "items"),
+    [
+        ("{data_files: {test: a.jsonl, train: b.jsonl}}", "test_split: test", 3),
+        ("{data_files: {dev: [a.jsonl, b.jsonl]}}", "validation_split: dev", 5),
+        ("{data_files: a.jsonl}", "test_split: train", 3),
+        ("{data_files: {test: ABSOLUTE/a.jsonl}}", "test_split: test", 3),
+        ("{data_files: {test: gone.jsonl}}", "test_split: test", None),
+        ("{data_files: {test: pipe.jsonl}}", "test_split: test", None),
+        ("{data_files: {test: a.parquet}}", "test_split: test", None),
+        ("{data_files: {test: 7}}", "test_split: test", None),
+        ("{data_files: {test: a.jsonl}}", "test_split: other", None),
+        ("{data_dir: x}", "test_split: test", None),
+    ],
+)
+def test_items_are_counted_in_local_json_lines(
+    tmp_path: Path, kwargs: str, split: str, items: int | None
+) -> None:
+    """What an estimate plans with where nothing else is known of a task."""
+    (tmp_path / "a.jsonl").write_text('{"q": 1}\n\n{"q": 2}\n{"q": 3}')
+    (tmp_path / "b.jsonl").write_text('{"q": 1}\n{"q": 2}\n')
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    text = f"task: mine\ndataset_path: json\ndataset_kwargs: {kwargs}\n{split}\n"
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    (tasks / "mine.yaml").write_text(text.replace("ABSOLUTE", str(tmp_path)))
+    given = suite({"task": "mine"}, {"task": "mine", "items": 9}, {"task": "gsm8k"}, folder=tasks)
+    found = with_counted_items(given, str(tmp_path))
+    assert [d.items for d in found.datasets] == [items, 9, None]
+    assert found.digest == given.digest
+
+
+def test_a_missing_task_stops_no_other_unless_that_is_asked_for(
+    tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(runs_dir=str(tmp_path / "runs"), cache_dir=str(tmp_path / "cache"))
+    lacking = suite({"task": "plain"}, {"task": "no_task_of_ours"}, folder=tasks)
+    unattended = Inputs(RUN.checkpoint, lacking, settings, strict=False)
+    assert run.runnable(unattended).suite == lacking  # its results will say what is missing
+    said = capsys.readouterr().err
+    assert said.startswith("dataset 'd1': there is no task, group or tag named 'no_task_of_ours'")
+    assert "The run will be incomplete: 1 dataset of 2 can be evaluated" in said
+    run.check_common(settings, lacking, strict=False)
+    beams = {"task": "plain", "gen_kwargs": {"num_beams": 4}}
+    nothing = suite({"task": "no_task_of_ours"}, beams, folder=tasks)
+    for strict, asked_for in ((True, lacking), (False, nothing), (True, nothing)):
+        with pytest.raises(UserError, match="'no_task_of_ours'"):
+            run.runnable(replace(unattended, suite=asked_for, strict=strict))
+        with pytest.raises(UserError, match="'no_task_of_ours'"):
+            run.check_common(settings, asked_for, strict=strict)
+    assert capsys.readouterr().err == ""

@@ -20,6 +20,35 @@ def test_a_setting_that_was_renamed_is_named_in_both_ways(tmp_path: Path) -> Non
         layers.environment_layer({"COORDINATE_EVAL_METRICS_SCORING_MINUTES": "30"})
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('engine = "vllm"', r'engine in .* is a section.*Write \[engine\].*: name = "vllm"$'),
+        ('engine = "simulated"', 'such as: name = "simulated"$'),
+        ("engine = ['vllm']", 'such as: name = "vllm"$'),
+        ("trial = 8", r"Write \[trial\].*such as: cpus = 8$"),
+        ('stage = "shm"', 'such as: where = "shm"$'),
+        ("judge = true", "setting judge .* is a section"),
+        ('[slurm]\npartition = "gpu"\nsuite = "base"',
+         r"'slurm\.suite'.*suite is a setting outside of sections: write it above the first"),
+        ('[slurm]\npartitions = "gpu"', r"did you mean slurm\.partition\?"),
+    ],
+)  # fmt: skip
+def test_a_value_in_the_wrong_place(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=words):
+        layers.resolve([layers.file_layer(file, {})])
+
+
+def test_each_section_says_how_it_is_written() -> None:
+    for section in layers._SECTIONS:
+        values: list[object] = ["x", 1, True, [], None]
+        for value in values:
+            with pytest.raises(UserError, match=rf"Write \[{section}\]"):
+                layers.resolve([Layer(source="f", values={section: value})])
+
+
 def test_later_layers_win(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.coordinator.inputs.suites.known_tasks import check_known
-from coordinate_eval.errors import UserError
+from coordinate_eval.coordinator.inputs.suites.known_tasks import unknown_tasks
 from coordinate_eval.evaluators.harness.tasks import task_names
 from coordinate_eval.evaluators.harness.tasks.task_names import KeptTasks
 from coordinate_eval.records import Dataset, Suite
@@ -119,23 +118,23 @@ def test_a_suite_whose_tasks_are_there(cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "alone.yaml"
     file.write_text("task: alone\n")
     tasks = ["gsm8k", "math", "mine", "some", "gsm8k_like", "ours", "taken_over", str(file)]
-    check_known(suite_of(tmp_path / "users", *tasks), cache)
+    assert unknown_tasks(suite_of(tmp_path / "users", *tasks), cache) == {}
 
 
 def test_a_suite_with_tasks_of_other_names(cache: Path, tmp_path: Path) -> None:
     suite = suite_of(tmp_path / "users", "gsm8k", "mein", "never", "ours")
-    with pytest.raises(UserError) as raised:
-        check_known(suite, cache)
-    lines = str(raised.value).splitlines()
-    assert lines[0] == (
+    found = {name: said.splitlines() for name, said in unknown_tasks(suite, cache).items()}
+    assert found.keys() == {"d1", "d2"}
+    assert found["d1"][0] == (
         "dataset 'd1': there is no task, group or tag named 'mein'; did you mean 'mine'?"
     )
-    assert lines[2].startswith("dataset 'd2': there is no task, group or tag named 'never'")
-    assert len(lines) == 4
+    assert found["d2"][0] == "dataset 'd2': there is no task, group or tag named 'never'"
+    assert all(lines[1].startswith("looked in: ") for lines in found.values())
 
 
 def test_a_suite_with_tasks_of_other_names_where_nothing_is_kept(
     tasks: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=r"'mein'; did you mean 'mine'\?"):
-        check_known(suite_of(tmp_path / "users", "mein", "gsm8k", "ours"), tmp_path / "empty")
+    suite = suite_of(tmp_path / "users", "mein", "gsm8k", "ours")
+    (said,) = unknown_tasks(suite, tmp_path / "empty").values()
+    assert "'mein'; did you mean 'mine'?" in said

@@ -101,11 +101,13 @@ class Site:
         self.tries: dict[str, int] = {}
         self.asked: list[str] = []
         self.wrong: dict[str, Exception] = {}
+        self.wrong_for_all = ""
         self.starting: Callable[[str], int] = lambda name: 0
         for name, stand_in in {
             "find_all": lambda settings: ([self._run(n) for n in self.phases], []),
             "poll": lambda found, settings: ({}, ""),
             "start_run": self._start,
+            "check_common": self._check,
         }.items():
             monkeypatch.setattr(watch, name, stand_in)
         monkeypatch.setattr(watch, "unchanged", lambda checkpoint: False)
@@ -144,6 +146,10 @@ class Site:
             raise self.wrong[saved.path.name]
         made: Any = SimpleNamespace(run_id=saved.path.name)
         return made  # type: ignore[no-any-return]
+
+    def _check(self, settings: Settings, suite: Suite, *, strict: bool) -> None:
+        if self.wrong_for_all:
+            raise UserError(self.wrong_for_all)
 
     def _start(self, inputs: Any) -> int:
         self.asked.append(inputs.run_id)
@@ -319,6 +325,32 @@ def test_one_that_is_refused_stops_no_other_and_is_tried_three_times(
     (site.folder / "step-2" / "model.safetensors").touch()
     site.once()
     assert site.asked == ["step-1", "step-2"]
+
+
+def test_what_is_wrong_for_all_counts_for_none(site: Site) -> None:
+    """A wrong setting or suite loses no checkpoint: all are tried when it is mended."""
+    site.saves(1, 2).wrong_for_all = "setting engine is a section"
+    for _ in range(resumes.MOST_TRIES + 1):
+        with pytest.raises(UserError, match="is a section"):
+            site.once()
+    assert site.asked == []
+    site.wrong_for_all = ""
+    site.once()
+    assert site.asked == ["step-2", "step-1"]
+
+
+def test_other_settings_are_another_try(site: Site) -> None:
+    site.saves(1).wrong["step-1"] = UserError("its context is too short")
+    for _ in range(resumes.MOST_TRIES + 1):
+        site.once()
+    assert site.status == 0
+    del site.wrong["step-1"]
+    site.once()
+    assert site.asked == []
+    trial = site.settings.trial.model_copy(update={"cpus": 9})
+    site.settings = site.settings.model_copy(update={"trial": trial})
+    site.once()
+    assert site.asked == ["step-1"]
 
 
 def test_a_dry_run_names_each_checkpoint_and_is_no_try(

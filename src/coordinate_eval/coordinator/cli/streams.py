@@ -111,7 +111,7 @@ def log_to(path: Path, about: str) -> None:
     for number in (1, 2):
         os.dup2(descriptor, number)
     file = os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
-    sys.stdout = sys.stderr = _Log(file, about)  # type: ignore[assignment]  # it acts as one
+    sys.stdout = sys.stderr = _Log(file, about)
 
 
 @contextlib.contextmanager

@@ -154,6 +154,8 @@ def _merged(layers: list[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
     known = sorted(names())
     for layer in layers:
         for name, value in layer.values.items():
+            if name in _SECTIONS:
+                raise UserError(f"setting {name} {_in(layer.source)} {_as_section(name, value)}")
             if name not in known:
                 otherwise = "remove it; then `coordinate-eval config` lists all settings"
                 hint = _hint(name, known, _RENAMED, otherwise)
@@ -163,10 +165,32 @@ def _merged(layers: list[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
     return merged, sources
 
 
+def _as_section(name: str, value: object) -> str:
+    """Return how a section is written in place of the value that was given for it."""
+    model = _SECTIONS[name]
+    plain = {
+        key: field.default
+        for key, field in model.model_fields.items()
+        if isinstance(field.default, str | int | float)
+    }
+    first, usual = next(iter((plain or dict.fromkeys(model.model_fields, "")).items()))
+    try:
+        model.model_validate({first: value})
+    except ValidationError:
+        value = usual
+    return (
+        f"is a section and no value. Write [{name}] on a line of its own, below all settings "
+        f"outside of sections, and its settings below that, such as: {first} = {json.dumps(value)}"
+    )
+
+
 def _hint(unknown: str, known: Collection[str], renamed: Mapping[str, str], otherwise: str) -> str:
     """Return what to do about an unknown name."""
     if unknown in renamed:
         return f"it is called {renamed[unknown]} now"
+    own = unknown.rpartition(".")[2]
+    if own != unknown and own in known:
+        return f"{own} is a setting outside of sections: write it above the first [section]"
     near = difflib.get_close_matches(unknown, known, n=1)
     return f"did you mean {near[0]}?" if near else otherwise
 

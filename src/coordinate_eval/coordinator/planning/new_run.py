@@ -41,6 +41,8 @@ class Inputs:
     """The folder of the command, if tasks may look there for data at relative paths."""
     step: int | None = None
     """The training step of the checkpoint, if the user tells it."""
+    strict: bool = True
+    """Refuse a suite of which some dataset is known to be impossible to build."""
 
     @property
     def max_length(self) -> int:
@@ -68,11 +70,12 @@ def read_inputs(
     config: Path | None = None,
     tokenizer: Path | None = None,
     reviewed: PlanFile | None = None,
+    strict: bool = True,
 ) -> Inputs:
     """Inspect the checkpoint, and check that the reviewed plan is of these inputs.
 
     Without a checkpoint, that of the plan is taken. `config` and `tokenizer` stand in for the
-    files of the checkpoint.
+    files of the checkpoint. `strict` is that of `Inputs`.
 
     Raises:
         UserError: A file is missing or malformed, the plan is of other inputs, or the engine has no
@@ -91,7 +94,7 @@ def read_inputs(
             f"{path} has to be converted for engines, which is done where it is staged: set "
             "[stage] where to shm, or to `local DIR`"
         )
-    found = Inputs(inspected, suite, settings, reviewed, folder=folder, step=step)
+    found = Inputs(inspected, suite, settings, reviewed, folder=folder, step=step, strict=strict)
     if reviewed is not None:
         reviewed_plan.check_same(reviewed, inspected, suite, settings, found.max_length)
     engines.check_args(settings.engine.name, settings.engine.args)

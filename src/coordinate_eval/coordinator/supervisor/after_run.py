@@ -93,9 +93,7 @@ class AfterRun:
                 self._problem = f"did not end within {self._limit:g} s and was killed"
         last = self._last_line() if self._problem and self._child else ""
         self._child = None
-        end = HookEnd(
-            problem=self._problem, exit_status=status, last_line=last, log=str(self._log)
-        )
+        end = HookEnd(problem=self._problem, exit_status=status, last_line=last, log=str(self._log))
         with contextlib.suppress(OSError):  # the supervisor's log has it, too
             _files.write_record(self._dir.after_run, end)
         return end.words

@@ -70,7 +70,9 @@ class CronJob:
             raise UserError(f"{self.path} cannot be written: {error.strerror}") from error
 
 
-def cron_job(folder: Path, argv: Sequence[str], every_seconds: float, settings: Settings) -> CronJob:
+def cron_job(
+    folder: Path, argv: Sequence[str], every_seconds: float, settings: Settings
+) -> CronJob:
     """Return the job of cron that looks once each time, with this process's environment.
 
     Args:
@@ -101,7 +103,7 @@ def cron_job(folder: Path, argv: Sequence[str], every_seconds: float, settings: 
     bash = shutil.which("bash", path="/bin:/usr/bin:/usr/local/bin") or shutil.which("bash")
     line = shlex.join([bash or "/bin/bash", str(path)])
     if not line.isprintable():
-        raise UserError(f"a crontab cannot name {str(path)!r}: set XDG_CONFIG_HOME to another place")
+        raise UserError(f"a crontab cannot name {str(path)!r}: set XDG_CONFIG_HOME")
     return CronJob(
         line=f"{when} {line}".replace("%", r"\%"),
         path=path,
@@ -135,13 +137,14 @@ def _script(variables: Mapping[str, str], folder: str, command: Iterable[str]) -
     read of one, such as in a newer one's syntax, leaves out that function only.
     """
     lines = [
-        "# What cron runs for `coordinate-eval watch`. The same command with --cron writes it anew.",
+        "# What cron runs. `coordinate-eval watch` with these options and --cron writes it anew.",
         "# It has your environment, perhaps with keys: keep it closed to others.",
     ]
     functions = []
     for name, value in sorted(variables.items()):
         if (found := _FUNCTION.fullmatch(name)) and value.startswith("() {"):
-            functions.append(f"builtin eval {shlex.quote(f'{found[1]} {value}')} && builtin export -f {found[1]}")
+            text = shlex.quote(f"{found[1]} {value}")
+            functions.append(f"builtin eval {text} && builtin export -f {found[1]}")
         elif _VARIABLE.fullmatch(name) and name not in _OF_BASH:
             lines.append(f"export {name}={shlex.quote(value)}")
     lines.append(f"cd {shlex.quote(folder)} || exit")
@@ -164,6 +167,7 @@ def _end_of_token(token: str) -> float:
     """Return the time at which a JSON web token ends, 0 if it does not tell."""
     try:
         payload = token.split(".")[1]
-        return float(json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["exp"])
+        content = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
+        return float(json.loads(content)["exp"])
     except (ValueError, LookupError, TypeError):
         return 0.0

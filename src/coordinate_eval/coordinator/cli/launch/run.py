@@ -15,12 +15,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from coordinate_eval import _files, _owner
+from coordinate_eval._format import plural
 from coordinate_eval.cluster import Cluster
 from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.launch.foreground import announce, say_windows, supervise
 from coordinate_eval.coordinator.cli.launch.resume import resume_run
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, judge
+from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable, working_in
 from coordinate_eval.coordinator.inputs.layers import flatten
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -51,6 +53,8 @@ from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.starting.create import create, existing, submit_supervisor
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
 from coordinate_eval.errors import RunExists, SubmitRefused, UserError
+from coordinate_eval.evaluators.engines import base as engines
+from coordinate_eval.records import Suite
 
 _OF_JOBS = {
     "stage", "trial", "build", "metrics", "scoring", "limits", "supervisor", "slurm", "ray",
@@ -151,6 +155,7 @@ def show_plan(
             )
         cluster = clusters.by_name(clusters.DESCRIBED, settings)
         offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)))
+        inputs = _with_counted_items(inputs)
         run = new_run(inputs, cluster.name, exclusive=offer.exclusive)
         with quiet_libraries(verbose=verbose):
             prepared = prepare(
@@ -254,6 +259,8 @@ def _plan_now(
     offer = ask(cluster, settings)
     if any(dataset.task for dataset in inputs.suite.datasets):
         inputs = runnable(inputs)
+    if estimate:
+        inputs = _with_counted_items(inputs)
     run = new_run(inputs, cluster.name, exclusive=offer.exclusive, limits=offer.limits)
     try:
         chosen = choose_nodes(run, offer, inputs.reviewed)
@@ -291,6 +298,11 @@ def _plan_now(
     return offer, prepared
 
 
+def _with_counted_items(inputs: Inputs) -> Inputs:
+    """Return inputs for a plan for which nothing is built."""
+    return replace(inputs, suite=known_tasks.with_counted_items(inputs.suite, inputs.folder))
+
+
 def _say_where_tasks_look(inputs: Inputs) -> None:
     """Say on stderr that tasks do not look for data in the command's folder, if they don't."""
     if not inputs.folder and suite.has_own_tasks(inputs.suite):
@@ -303,18 +315,59 @@ def _say_where_tasks_look(inputs: Inputs) -> None:
 def runnable(inputs: Inputs, *, scored: bool = True) -> Inputs:
     """Leave out the datasets that cannot be run, and say on stderr which and why.
 
-    With `scored`, datasets that no judge would rate are left out, too.
+    With `scored`, datasets that no judge would rate are left out, too. Datasets whose task is
+    missing, or that ask for what engines or the checkpoint do not have, stay in the run if the
+    inputs are not strict. Building their prompts fails, so that the run ends incomplete without
+    them, and a resumed run has them once that is mended.
 
     Raises:
-        UserError: No dataset can be run, there is no task of some name, or the suite asks for what
-            engines or the checkpoint do not have.
+        UserError: No dataset can be run, or one cannot and the inputs are strict.
     """
     kept, left_out = suite.runnable(inputs.suite, inputs.settings.judge if scored else None)
-    known_tasks.check_known(kept, Path(inputs.settings.cache_dir).expanduser(), inputs.folder)
-    known_tasks.check_generation(kept)
-    known_tasks.check_chat_template(kept, inputs.checkpoint.files, inputs.folder)
+    wrong = known_tasks.wrong_tasks(kept, _cache(inputs.settings), inputs.folder)
+    wrong |= known_tasks.without_chat_template(kept, inputs.checkpoint.files, inputs.folder)
+    _check_wrong(wrong, kept, strict=inputs.strict)
     _say_by_reason(f"left out of suite {inputs.suite.name}", left_out)
     return replace(inputs, suite=kept, left_out=left_out)
+
+
+def check_common(settings: Settings, asked: Suite, *, strict: bool) -> None:
+    """Check what would be wrong for every checkpoint: settings, and the suite.
+
+    Raises:
+        UserError: no checkpoint can be evaluated.
+    """
+    named = judge_checkpoint.named(settings)
+    engines.check_args(settings.engine.name, settings.engine.args)
+    judge.check(named.judge, asked, os.environ)
+    for name in ("cache_dir", "runs_dir"):
+        check_writable(settings, name)
+    kept, _ = suite.runnable(asked, named.judge)
+    wrong = known_tasks.wrong_tasks(kept, _cache(settings), str(Path.cwd()))
+    if strict or len(wrong) == len(kept.datasets):
+        _check_wrong(wrong, kept, strict=strict)
+
+
+def _cache(settings: Settings) -> Path:
+    return Path(settings.cache_dir).expanduser()
+
+
+def _check_wrong(wrong: Mapping[str, str], kept: Suite, *, strict: bool) -> None:
+    """Say on stderr which datasets of a suite cannot be evaluated, if others can.
+
+    Raises:
+        UserError: none can, or `strict`.
+    """
+    if not wrong:
+        return
+    said = "\n".join(wrong.values())
+    left = len(kept.datasets) - len(wrong)
+    if strict or not left:
+        raise UserError(said)
+    say(
+        f"{said}\nThe run will be incomplete: {plural(left, 'dataset')} of {len(kept.datasets)} "
+        "can be evaluated. When the others are mended, `coordinate-eval resume` adds them"
+    )
 
 
 def _say_by_reason(what: str, reasons: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ def run(
     checkpoint: launching.Checkpoint = None,
     *,
     asked: AskedRun,
+    strict: launching.Strict = True,
     step: launching.Step = None,
     model_config: launching.ModelConfig = None,
     tokenizer: launching.Tokenizer = None,
@@ -63,6 +64,7 @@ def run(
         config=model_config,
         tokenizer=tokenizer,
         reviewed=reviewed,
+        strict=strict or dry_run,  # a dry run builds all of it
     )
     if not dry_run:
         raise typer.Exit(start_run(inputs, run_dir, wait=wait, as_json=as_json))

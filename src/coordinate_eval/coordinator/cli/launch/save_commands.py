@@ -133,6 +133,7 @@ def watch(
     log: _Log = None,
     *,
     asked: AskedRun,
+    strict: launching.Strict = False,
     model_config: launching.ModelConfig = None,
     tokenizer: launching.Tokenizer = None,
     dry_run: _DryWatch = False,
@@ -165,10 +166,13 @@ def watch(
 
     def ask(saved: Saved) -> Inputs:
         return read_inputs(
-            settings, suite, saved.path, step=saved.step, config=model_config, tokenizer=tokenizer
-        )
+            settings, suite, saved.path, step=saved.step, config=model_config, tokenizer=tokenizer,
+            strict=strict,
+        )  # fmt: skip
 
-    watched = Watch(folder, Pattern(pattern), settings, suite, ask, quiet, marker, most, dry_run)
+    watched = Watch(
+        folder, Pattern(pattern), settings, suite, ask, quiet, marker, most, dry_run, strict
+    )
     if cron:
         job = cron_job(folder, sys.argv[2:], every, settings)
         job.write()
@@ -218,6 +222,7 @@ def prefetch(
         ckpt or checkpoint or latest_checkpoint(settings),
         config=model_config,
         tokenizer=tokenizer,
+        strict=False,  # what cannot be built is named at the end
     )
     processes = jobs or len(os.sched_getaffinity(0))
     raise typer.Exit(fetch(inputs, jobs=processes, as_json=as_json, verbose=verbose))

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinate_eval import _files
+from coordinate_eval import __version__, _files
 from coordinate_eval._format import plural, quoted, visible
 from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.cli.inquire.runs import find_all, poll
-from coordinate_eval.coordinator.cli.launch.run import start_run
+from coordinate_eval.coordinator.cli.launch.run import check_common, start_run
 from coordinate_eval.coordinator.cli.output import say, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import unchanged
@@ -96,6 +96,8 @@ class Watch:
     """File that each finished checkpoint has. Nothing else counts then."""
     most: int | None = None
     dry: bool = False
+    strict: bool = False
+    """Start no run without the datasets whose tasks are missing."""
     _local: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,10 +113,13 @@ class Watch:
         """Look once, and start the runs that are due. Return the exit status.
 
         Raises:
-            UserError: the folder cannot be read.
+            UserError: the folder cannot be read, or no checkpoint can be evaluated with this suite
+                and these settings. No checkpoint counts as refused for that.
             ClusterError: the scheduler does not answer, or refuses a job.
         """
         seen = self._seen()
+        if any(each.wanted for each in seen):
+            check_common(self.settings, self.suite, strict=self.strict)
         room = (self.most or (1 if self._local else MOST_ALIVE)) - sum(s.alive for s in seen)
         try:
             for each in (s for s in seen if s.wanted):
@@ -211,8 +216,12 @@ class Watch:
         return each.alive
 
     def _note(self, saved: Saved) -> Path:
-        """Return where it is noted that a checkpoint was refused as it is, for this suite."""
-        what = f"{saved.path}\0{saved.state}\0{self.suite.digest}"
+        """Return where it is noted that a checkpoint was refused as it is.
+
+        For another suite, with other settings, or by another version it is tried again.
+        """
+        asked = f"{self.suite.digest}\0{self.settings.model_dump_json()}\0{__version__}"
+        what = f"{saved.path}\0{saved.state}\0{asked}"
         name = hashlib.sha256(os.fsencode(what)).hexdigest()[:32]
         return Path(self.settings.runs_dir).expanduser() / f".refused-{os.geteuid()}/{name}.json"
 

@@ -47,6 +47,15 @@ Limit = Annotated[
         rich_help_panel=WHAT,
     ),
 ]  # fmt: skip
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict/--no-strict",
+        help="Refuse a suite with a task that is missing or broken. Otherwise the others are "
+        "evaluated, and the run ends incomplete.",
+        rich_help_panel=WHAT,
+    ),
+]
 Step = Annotated[
     int | None,
     typer.Option(

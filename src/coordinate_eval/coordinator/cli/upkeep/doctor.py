@@ -73,8 +73,7 @@ def hooks(settings: Settings) -> Iterator[Finding]:
     again = shlex.join([*run.settings.after_run, str(run_dir.root)])
     yield warning(
         "after_run",
-        f"it failed in {len(failed)} of {plural(len(ends), 'run')}, last in {run.id}: "
-        f"{last.words}",
+        f"it failed in {len(failed)} of {plural(len(ends), 'run')}, last in {run.id}: {last.words}",
         f"correct it, and call it for each of these runs (`coordinate-eval runs`): {again}",
     )
 

@@ -1,4 +1,4 @@
-"""Check at once what a suite asks for: its tasks, of a checkpoint and of engines.
+"""Say at once what a suite asks for and nobody has: tasks, a chat template, arguments.
 
 The harness is not loaded. What only it can tell, building the prompts tells.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from coordinate_eval import _user_files
 from coordinate_eval.coordinator.inputs.checkpoints import chat_template
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.harness.prompts.generation_arguments import why_not
@@ -21,6 +22,9 @@ from coordinate_eval.evaluators.harness.tasks.task_names import (
 )
 from coordinate_eval.records import Suite
 
+_MOST_COUNTED = 256 * 2**20
+"""Bytes of a file of data in which items are counted."""
+
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # C if it is there
     """A loader that leaves out what only the harness can read, such as `!function`."""
@@ -29,15 +33,20 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 _Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
 
 
-def check_known(suite: Suite, cache: Path, folder: str = "") -> None:
-    """Check the names of a suite's tasks, as far as they can be checked at once.
+def wrong_tasks(suite: Suite, cache: Path, folder: str = "") -> dict[str, str]:
+    """Return what is wrong with datasets whatever the checkpoint is, by their names.
 
-    They are looked up in the index of the installed harness that an earlier process has kept in the
-    folder `cache`, or else in the text of its files. Where these do not tell, building the prompts
-    does. A task may be the path of a file from `folder`.
+    That is what `unknown_tasks` and `wrong_generation` find.
+    """
+    return wrong_generation(suite) | unknown_tasks(suite, cache, folder)
 
-    Raises:
-        UserError: a dataset's task is neither the harness's own nor in the suite's folders.
+
+def unknown_tasks(suite: Suite, cache: Path, folder: str = "") -> dict[str, str]:
+    """Return the datasets whose task is neither the harness's own nor in the suite's folders.
+
+    Names are looked up in the index of the installed harness that an earlier process has kept in
+    the folder `cache`, or else in the text of its files. Where these do not tell, building the
+    prompts does. A task may be the path of a file from `folder`.
     """
     own = _own_tasks(suite)
     names = {
@@ -48,56 +57,93 @@ def check_known(suite: Suite, cache: Path, folder: str = "") -> None:
         and not (Path(folder) / Path(d.task).expanduser()).is_file()
     }
     missing, known = unknown(names.values(), cache)
-    lacking = [
-        no_such_task(dataset, name, [*known, *own], suite.include_path)
+    return {
+        dataset: no_such_task(dataset, name, [*known, *own], suite.include_path)
         for dataset, name in names.items()
         if name in missing
-    ]
-    if lacking:
-        raise UserError("\n".join(lacking))
+    }
 
 
-def check_generation(suite: Suite) -> None:
-    """Check that engines honour the generation arguments that a suite gives.
-
-    Raises:
-        UserError: they do not honour some.
-    """
-    wrong = [
-        f"dataset {dataset.name!r}, gen_kwargs: {why}"
-        for dataset in suite.datasets
-        for name, value in dataset.gen_kwargs.items()
-        if (why := why_not(name, value))
-    ]
-    if wrong:
-        raise UserError("\n".join(wrong))
+def wrong_generation(suite: Suite) -> dict[str, str]:
+    """Return the datasets whose generation arguments no engine honours."""
+    wrong: dict[str, list[str]] = {}
+    for dataset in suite.datasets:
+        for name, value in dataset.gen_kwargs.items():
+            if why := why_not(name, value):
+                message = f"dataset {dataset.name!r}, gen_kwargs: {why}"
+                wrong.setdefault(dataset.name, []).append(message)
+    return {name: "\n".join(messages) for name, messages in wrong.items()}
 
 
-def check_chat_template(suite: Suite, files: Sequence[str], folder: str = "") -> None:
-    """Check that the checkpoint with these small files has a chat template, if it is asked for.
+def without_chat_template(suite: Suite, files: Sequence[str], folder: str = "") -> dict[str, str]:
+    """Return the datasets that ask for a chat template, if the checkpoint has none.
 
     It must render a question. A task of the user's own may have a `turn_template` in place of one
     that is not there. A task may be the path of a file from `folder`.
 
-    Raises:
-        UserError: datasets ask for a chat template, and there is none that can be used.
+    Args:
+        suite: the datasets.
+        files: the small files of the checkpoint.
+        folder: of the command.
     """
     asking = [d for d in suite.datasets if d.chat_template and d.task is not None]
     template = chat_template.find(files) if asking else None
     if template is None or not (why := chat_template.why_unusable(template, files)):
-        return
+        return {}
     if template.text:
-        raise UserError("\n".join(no_chat_template(d.name, why) for d in asking))
+        return {d.name: no_chat_template(d.name, why) for d in asking}
     own = _own_tasks(suite)
-    lacking = [
-        no_chat_template(d.name, why)
+    return {
+        d.name: no_chat_template(d.name, why)
         for d in asking
         if not d.metadata
         and not _may_have_turns(own.get(str(d.task), {}), str(d.task))
         and not (Path(folder) / Path(str(d.task)).expanduser()).is_file()
+    }
+
+
+def with_counted_items(suite: Suite, folder: str = "") -> Suite:
+    """Return the suite with the items of tasks of its own that read local JSON lines, if it can.
+
+    They are counted in the files, from `folder`, of which nothing else is known.
+    """
+    own = _own_tasks(suite)
+    counted = {}
+    for dataset in suite.datasets:
+        config = own.get(str(dataset.task), {})
+        if dataset.items is None and config.get("task") == dataset.task:
+            with contextlib.suppress(OSError, UserError):
+                if items := _items_in_files(config, Path(folder)):
+                    counted[dataset.name] = items
+    datasets = [
+        d.model_copy(update={"items": counted[d.name]}) if d.name in counted else d
+        for d in suite.datasets
     ]
-    if lacking:
-        raise UserError("\n".join(lacking))
+    return suite.model_copy(update={"datasets": datasets})
+
+
+def _items_in_files(config: dict[str, Any], folder: Path) -> int:
+    """Return the lines of the files that a task evaluates; 0 if it names no local JSON lines."""
+    kwargs = config.get("dataset_kwargs")
+    files = kwargs.get("data_files") if isinstance(kwargs, dict) else None
+    if config.get("dataset_path") != "json" or not files:
+        return 0
+    if isinstance(files, dict):
+        files = files.get(config.get("test_split") or config.get("validation_split"))
+    names = [files] if isinstance(files, str) else files
+    if not isinstance(names, list) or not all(
+        isinstance(name, str) and name.endswith((".jsonl", ".json")) for name in names
+    ):
+        return 0
+    return sum(_lines(folder / name) for name in names)
+
+
+def _lines(path: Path) -> int:
+    """Return the lines of a file that are not empty, of the first `_MOST_COUNTED` bytes."""
+    _user_files.check_regular(path, "data of a task")
+    with path.open("rb") as file:
+        content = file.read(_MOST_COUNTED)
+    return sum(1 for line in content.split(b"\n") if line.strip())
 
 
 def _may_have_turns(config: dict[str, Any], name: str) -> bool:
