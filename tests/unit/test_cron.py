@@ -168,14 +168,15 @@ def test_functions_that_would_break_the_script(tmp_path: Path) -> None:
     variables = {
         "BASH_FUNC_exec%%": "() {  echo mine; }", "BASH_FUNC_cd%%": "() {  false; }",
         "BASH_FUNC_broken%%": "() {  if; }", "BASH_FUNC_later%%": "() {  echo @(a|b); }",
-        "BASH_FUNC_no name%%": "() { :; }", "BASH_FUNC_evil%%": "not a function; touch pwned",
+        "BASH_FUNC_no name%%": "() { :; }", "BASH_FUNC_old()": "() {  echo old; }",
+        "BASH_FUNC_evil%%": "not a function; touch pwned",
         "HF_X.Y": "no name of a shell", "UID": "7",
     }  # fmt: skip
     script = tmp_path / "script"
     script.write_text(cron._script(variables, str(tmp_path), DUMP))
     folder, found = environment_of(script)
     assert folder == str(tmp_path)
-    assert {"BASH_FUNC_exec%%", "BASH_FUNC_cd%%", "BASH_FUNC_later%%"} <= found.keys()
+    assert {f"BASH_FUNC_{n}%%" for n in ("exec", "cd", "later", "old")} <= found.keys()
     assert not {"BASH_FUNC_broken%%", "BASH_FUNC_evil%%", "HF_X.Y"} & found.keys()
     assert not (tmp_path / "pwned").exists()
 

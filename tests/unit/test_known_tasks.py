@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.decisions import RUN
 
-from coordinate_eval.coordinator.cli.launch import run
+from coordinate_eval.coordinator.cli.launch.runnable import check_common, runnable
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites.known_tasks import (
     with_counted_items,
@@ -138,16 +138,16 @@ def test_a_missing_task_stops_no_other_unless_that_is_asked_for(
     settings = Settings(runs_dir=str(tmp_path / "runs"), cache_dir=str(tmp_path / "cache"))
     lacking = suite({"task": "plain"}, {"task": "no_task_of_ours"}, folder=tasks)
     unattended = Inputs(RUN.checkpoint, lacking, settings, strict=False)
-    assert run.runnable(unattended).suite == lacking  # its results will say what is missing
+    assert runnable(unattended).suite == lacking  # its results will say what is missing
     said = capsys.readouterr().err
     assert said.startswith("dataset 'd1': there is no task, group or tag named 'no_task_of_ours'")
     assert "The run will be incomplete: 1 dataset of 2 can be evaluated" in said
-    run.check_common(settings, lacking, strict=False)
+    check_common(settings, lacking, strict=False)
     beams = {"task": "plain", "gen_kwargs": {"num_beams": 4}}
     nothing = suite({"task": "no_task_of_ours"}, beams, folder=tasks)
     for strict, asked_for in ((True, lacking), (False, nothing), (True, nothing)):
         with pytest.raises(UserError, match="'no_task_of_ours'"):
-            run.runnable(replace(unattended, suite=asked_for, strict=strict))
+            runnable(replace(unattended, suite=asked_for, strict=strict))
         with pytest.raises(UserError, match="'no_task_of_ours'"):
-            run.check_common(settings, asked_for, strict=strict)
+            check_common(settings, asked_for, strict=strict)
     assert capsys.readouterr().err == ""

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.inquire.runs import find
-from coordinate_eval.coordinator.cli.launch.run import runnable
+from coordinate_eval.coordinator.cli.launch.runnable import runnable
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say, write_json
 from coordinate_eval.coordinator.inputs.folders import check_writable, working_in
 from coordinate_eval.coordinator.inputs.settings import Settings

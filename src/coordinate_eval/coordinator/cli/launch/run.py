@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +14,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from coordinate_eval import _files, _owner
-from coordinate_eval._format import plural
 from coordinate_eval.cluster import Cluster
 from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.launch.foreground import announce, say_windows, supervise
 from coordinate_eval.coordinator.cli.launch.resume import resume_run
+from coordinate_eval.coordinator.cli.launch.runnable import runnable, say_by_reason
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, judge
-from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable, working_in
 from coordinate_eval.coordinator.inputs.layers import flatten
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -53,8 +51,6 @@ from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.starting.create import create, existing, submit_supervisor
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
 from coordinate_eval.errors import RunExists, SubmitRefused, UserError
-from coordinate_eval.evaluators.engines import base as engines
-from coordinate_eval.records import Suite
 
 _OF_JOBS = {
     "stage", "trial", "build", "metrics", "scoring", "limits", "supervisor", "slurm", "ray",
@@ -169,7 +165,7 @@ def show_plan(
         if not as_json:
             left_out = suite.without_task(inputs.suite)
             left_out |= suite.without_judge(inputs.suite, settings.judge)
-            _say_by_reason("planned here, but left out of a run", left_out)
+            say_by_reason("planned here, but left out of a run", left_out)
     else:
         with working_in(inputs.folder), cluster:
             offer, prepared = _plan_now(
@@ -310,74 +306,6 @@ def _say_where_tasks_look(inputs: Inputs) -> None:
             "tasks are not run in this folder, which holds the checkpoint or is not yours alone: "
             "they find only files that they name by absolute paths"
         )
-
-
-def runnable(inputs: Inputs, *, scored: bool = True) -> Inputs:
-    """Leave out the datasets that cannot be run, and say on stderr which and why.
-
-    With `scored`, datasets that no judge would rate are left out, too. Datasets whose task is
-    missing, or that ask for what engines or the checkpoint do not have, stay in the run if the
-    inputs are not strict. Building their prompts fails, so that the run ends incomplete without
-    them, and a resumed run has them once that is mended.
-
-    Raises:
-        UserError: No dataset can be run, or one cannot and the inputs are strict.
-    """
-    kept, left_out = suite.runnable(inputs.suite, inputs.settings.judge if scored else None)
-    wrong = known_tasks.wrong_tasks(kept, _cache(inputs.settings), inputs.folder)
-    wrong |= known_tasks.without_chat_template(kept, inputs.checkpoint.files, inputs.folder)
-    _check_wrong(wrong, kept, strict=inputs.strict)
-    _say_by_reason(f"left out of suite {inputs.suite.name}", left_out)
-    return replace(inputs, suite=kept, left_out=left_out)
-
-
-def check_common(settings: Settings, asked: Suite, *, strict: bool) -> None:
-    """Check what would be wrong for every checkpoint: settings, and the suite.
-
-    Raises:
-        UserError: no checkpoint can be evaluated.
-    """
-    named = judge_checkpoint.named(settings)
-    engines.check_args(settings.engine.name, settings.engine.args)
-    judge.check(named.judge, asked, os.environ)
-    for name in ("cache_dir", "runs_dir"):
-        check_writable(settings, name)
-    kept, _ = suite.runnable(asked, named.judge)
-    wrong = known_tasks.wrong_tasks(kept, _cache(settings), str(Path.cwd()))
-    if strict or len(wrong) == len(kept.datasets):
-        _check_wrong(wrong, kept, strict=strict)
-
-
-def _cache(settings: Settings) -> Path:
-    return Path(settings.cache_dir).expanduser()
-
-
-def _check_wrong(wrong: Mapping[str, str], kept: Suite, *, strict: bool) -> None:
-    """Say on stderr which datasets of a suite cannot be evaluated, if others can.
-
-    Raises:
-        UserError: none can, or `strict`.
-    """
-    if not wrong:
-        return
-    said = "\n".join(wrong.values())
-    left = len(kept.datasets) - len(wrong)
-    if strict or not left:
-        raise UserError(said)
-    say(
-        f"{said}\nThe run will be incomplete: {plural(left, 'dataset')} of {len(kept.datasets)} "
-        "can be evaluated. When the others are mended, `coordinate-eval resume` adds them"
-    )
-
-
-def _say_by_reason(what: str, reasons: Mapping[str, str]) -> None:
-    """Say on stderr what happens to datasets, in one line with their names by reason."""
-    names: dict[str, list[str]] = {}
-    for name, why in reasons.items():
-        names.setdefault(why, []).append(name)
-    if names:
-        said = "; ".join(f"{', '.join(some)} ({why})" for why, some in names.items())
-        say(f"{what}: {said}")
 
 
 def _check_folders(settings: Settings, root: Path) -> None:

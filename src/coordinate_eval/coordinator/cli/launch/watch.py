@@ -19,7 +19,8 @@ from coordinate_eval import __version__, _files
 from coordinate_eval._format import plural, quoted, visible
 from coordinate_eval.cluster import TaskStatus
 from coordinate_eval.coordinator.cli.inquire.runs import find_all, poll
-from coordinate_eval.coordinator.cli.launch.run import check_common, start_run
+from coordinate_eval.coordinator.cli.launch.run import start_run
+from coordinate_eval.coordinator.cli.launch.runnable import check_common
 from coordinate_eval.coordinator.cli.output import say, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import unchanged
