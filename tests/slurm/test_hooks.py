@@ -206,7 +206,7 @@ def test_the_line_for_cron_runs_as_it_is(workspace: Workspace) -> None:
 
 
 def test_a_missing_task_stops_no_other(workspace: Workspace) -> None:
-    """The run is incomplete and says so, and has the dataset when its task is there again."""
+    """The run is incomplete and says so; the dataset gets a run when its task is there again."""
     folder = saved(workspace.folder / "lacking", 1)
     tasks = workspace.folder / "own tasks"
     tasks.mkdir()
@@ -238,8 +238,14 @@ def test_a_missing_task_stops_no_other(workspace: Workspace) -> None:
     assert "there is no task" in status.stdout
     text = (TASKS / "tiny_cloze.yaml").read_text()
     (tasks / "ours.yaml").write_text(text.replace("task: tiny_cloze", "task: task_of_ours"))
+    only = ("run", folder / "step-1", "--suite", suite, "--queue", "--only", "task_of_ours")
+    own = workspace.call(*only).stdout.strip()
+    assert results(Path(own))["complete"]
+    # What was planned without it stays so, and says so.
     workspace.call("resume", run)
-    until(lambda: results(run)["complete"], "complete results")
+    until(lambda: not queue(), "an empty queue")
+    assert not results(run)["complete"]
+    assert set(results(run)["missing"]) == {"task_of_ours"}
     until(lambda: not queue(), "an empty queue")
 
 

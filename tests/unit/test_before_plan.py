@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.decisions import facts, make_run
 from tests.reviewer import NODES, FakeCluster, Reviewer
 from tests.run_dirs import unplanned
 
@@ -14,13 +15,18 @@ from coordinate_eval.coordinator.planning.plan import ChosenNodes
 from coordinate_eval.coordinator.planning.prepare import choose_nodes
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
+from coordinate_eval.coordinator.run.claiming.outcomes import unscored_datasets
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.coordinator.run.records import read_run, write_run
 from coordinate_eval.coordinator.supervisor import loop, submitting
+from coordinate_eval.coordinator.supervisor.decisions.ends import before_plan
 from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS
+from coordinate_eval.coordinator.supervisor.decisions.values import Finish, MakePlan
+from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.supervisor.placing import make_plan as step
 from coordinate_eval.coordinator.workers import builder
 from coordinate_eval.errors import UserError
@@ -108,6 +114,40 @@ def test_all_that_cannot_be_built_is_named_before_a_gpu_is_asked_for(tmp_path: P
     assert results["failures"] == list(errors.values())
     assert results["reason"] == "the requests of a, b cannot be built"
     assert state.phase_of(run_dir, run, [], silent=False) is Phase.INCOMPLETE
+
+
+@pytest.mark.parametrize(
+    ("strict", "unbuildable", "planned"),
+    [(True, [], True), (True, ["a"], False), (False, ["a"], True), (False, ["a", "b"], False)],
+)
+def test_a_run_is_planned_without_what_cannot_be_built_only_if_nobody_waits_for_all_of_it(
+    strict: bool, unbuildable: list[str], planned: bool
+) -> None:
+    run = make_run(shards=[], strict=strict)
+    found = before_plan(run, facts(unbuildable=unbuildable))
+    if planned:
+        assert found == [MakePlan()]
+    else:
+        assert found == [Finish(f"the requests of {', '.join(unbuildable)} cannot be built")]
+
+
+def test_a_plan_without_what_cannot_be_built(reviewer: Reviewer) -> None:
+    """What it leaves out is an error in place of results, for good: also when it is resumed."""
+    run_dir = reviewer.start()
+    run = read_run(run_dir).model_copy(update={"strict": False})
+    write_run(run_dir, run)
+    link_found(run, run_dir)
+    run_dir.requests_index("tiny_code").unlink()
+    run_dir.requests_error("tiny_code").write_text("its task is gone\n")
+    made = step.make_plan(run_dir, run, reviewer.cluster)
+    assert made.suite == run.suite
+    assert {shard.dataset for shard in made.shards} == {"tiny_choice"}
+    for _ in range(2):
+        assert [d.name for d in unscored_datasets(run_dir, made)] == ["tiny_choice"]
+        results = collect_results(run_dir, made)
+        assert not results["complete"]
+        assert results["missing"]["tiny_code"] == "its task is gone"
+        Supervisor(run_dir, reviewer.cluster).begin()
 
 
 def test_what_several_datasets_lack_is_said_once(tmp_path: Path) -> None:

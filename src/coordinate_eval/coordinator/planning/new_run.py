@@ -122,4 +122,5 @@ def new_run(
         exclusive=exclusive,
         limits=limits or JobLimits(),
         left_out=dict(inputs.left_out),
+        strict=inputs.strict or inputs.reviewed is not None,
     )

@@ -87,6 +87,9 @@ class Run(Planned):
     left_out: dict[str, str] = Field(
         default={}, description="datasets of the suite that cannot be run, and why"
     )
+    strict: bool = Field(
+        default=True, description="no dataset is run if the requests of some cannot be built"
+    )
     rescores: str = Field(
         default="", description="the directory of the run whose responses it scores again"
     )

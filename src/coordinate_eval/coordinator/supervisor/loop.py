@@ -180,7 +180,10 @@ class Supervisor:
 
     def begin(self) -> None:
         """Make ready for the first step."""
+        planned = {shard.dataset for shard in self._run.shards}
         for dataset in self._run.suite.datasets:
+            if planned and dataset.name not in planned:
+                continue  # the plan was made without it, for good
             # The cause of an earlier error may be gone: a full disk, a missing package.
             self._dir.requests_error(dataset.name).unlink(missing_ok=True)
             self._dir.dataset_error(dataset.name).unlink(missing_ok=True)

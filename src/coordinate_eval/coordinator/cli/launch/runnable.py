@@ -24,7 +24,7 @@ def runnable(inputs: Inputs, *, scored: bool = True) -> Inputs:
     With `scored`, datasets that no judge would rate are left out, too. Datasets whose task is
     missing, or that ask for what engines or the checkpoint do not have, stay in the run if the
     inputs are not strict. Building their prompts fails, so that the run ends incomplete without
-    them, and a resumed run has them once that is mended.
+    them.
 
     Raises:
         UserError: No dataset can be run, or one cannot and the inputs are strict.
@@ -72,7 +72,7 @@ def _check_wrong(wrong: Mapping[str, str], kept: Suite, *, strict: bool) -> None
         raise UserError(said)
     say(
         f"{said}\nThe run will be incomplete: {plural(left, 'dataset')} of {len(kept.datasets)} "
-        "can be evaluated. When the others are mended, `coordinate-eval resume` adds them"
+        "can be evaluated. When the others are mended, evaluate them with --only"
     )
 
 

@@ -27,9 +27,13 @@ LONGEST_PAUSE_SECONDS = 1800.0
 
 
 def before_plan(run: Run, facts: Facts) -> list[Action]:
-    """Wait until all requests are built, then plan or say which cannot be."""
+    """Wait until all requests are built, then plan or say which cannot be.
+
+    A run that is not strict is planned without these, if there are others.
+    """
     if not facts.unbuilt:
-        if not facts.unbuildable:
+        others = len(facts.unbuildable) < len(run.suite.datasets)
+        if not facts.unbuildable or (others and not run.strict):
             return [MakePlan()]
         names = ", ".join(facts.unbuildable)
         return [Finish(f"the requests of {names} cannot be built")]  # their errors say why

@@ -27,6 +27,7 @@ from coordinate_eval.coordinator.planning.prepare import (
     with_plan,
 )
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
+from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, write_planned
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
@@ -41,6 +42,8 @@ class NothingFree(Exception):
 def make_plan(run_dir: RunDir, run: Run, cluster: Cluster, others: OtherRuns | None = None) -> Run:
     """Plan a run on the nodes that are free now, and write what follows from the plan.
 
+    Datasets whose requests cannot be built get an error in place of results.
+
     `others` are the user's other runs, which leave room for it.
 
     Raises:
@@ -48,10 +51,17 @@ def make_plan(run_dir: RunDir, run: Run, cluster: Cluster, others: OtherRuns | N
         NoRoom: The user's other runs or the limits leave no room now.
         UserError: The plan that the user gave cannot start, or nothing ends by the deadline.
     """
+    lost = unbuildable(run_dir)
+    left = [dataset for dataset in run.suite.datasets if dataset.name not in lost]
     built = {
         dataset.name: _files.read_record(run_dir.requests_index(dataset.name), DatasetRequests)
-        for dataset in run.suite.datasets
+        for dataset in left
     }
+    for name in lost:
+        _files.write(
+            run_dir.dataset_error(name), _files.read(run_dir.requests_error(name)).decode()
+        )
+    run = run.model_copy(update={"suite": run.suite.model_copy(update={"datasets": left})})
     run = run.model_copy(update={"limits": cluster.limits()})  # they may have changed
     nodes: Sequence[NodeCapacity] = ()
     most_trials = 0
