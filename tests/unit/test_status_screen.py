@@ -23,12 +23,13 @@ def screen(
         for name, state in states.items()
     }
     shown: dict[str, Any] = {
-        "run": "r", "dir": "/runs/r", "state": "x", "phase": phase.value, "detail": "",
+        "after_run": None, "run": "r", "dir": "/runs/r", "state": "x", "phase": phase.value,
+        "detail": "",
         "checkpoint": "/ckpt", "suite": "s", "requests": 0, "portions": 0,
         "judge": judge.model_dump() if judge else None,
         "trials_by_state": {}, "elapsed_seconds": 1.0, "left_seconds": None, "datasets": rows,
         "rescored": rescored, "first_signal": None, "jobs": [], "reasons": [], "avoided": [],
-        "after_run": None, "note": "", "next": "coordinate-eval resume r",
+        "note": "", "next": "coordinate-eval resume r",
     }  # fmt: skip
     console = Console(file=io.StringIO(), width=200)
     status_screen.show(shown, console)
