@@ -75,6 +75,8 @@ _OF_OTHERS: dict[str, Any] = {
 # Parts of the names of options that make the layers of a model differ from each other.
 _VARY = ("shared", "double", "interval", "period", "block_", "layer_ids", "layers_type", "global_",
          "cross_", "per_layer", "hybrid", "sparse_step")  # fmt: skip
+# And those of models that mix kinds of layers, which are published under several names.
+_MIXED = ("hybrid", "interval", "period", "mamba", "linear_", "conv_", "layers_type", "block_")
 _READ = {
     *NUMBERS, *text_configs.HEADS, *text_configs.KV_HEADS, "n_positions", "n_layer", "n_layers",
     "num_layers", "n_embd", "d_model", "dim",
@@ -198,6 +200,8 @@ def tried(whole: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[str, set[s
         passed -= {"u"}  # which layers have experts is a matter of the config
     if any(part in name for name in names for part in _VARY):
         passed -= {"u", "p"}
+    if any(part in name for name in names for part in _MIXED):
+        passed -= {"n"}
     failed = fit.CHECKS.keys() - passed
     if config.given.get("tie_word_embeddings") is not False:
         passed -= {"o"}  # which does not look then

@@ -126,7 +126,7 @@ def test_identity_follows_what_counts(single: Path, tmp_path: Path) -> None:
     assert inspect(single).identity != found.identity
 
 
-@pytest.mark.parametrize("text", ['{"model": {"vocab": {"a"', "", '[{"a": 1}]'])
+@pytest.mark.parametrize("text", ['{"model": {"vocab": {"a"', '[{"a": 1}]'])
 def test_a_torn_tokenizer_is_reported(single: Path, text: str) -> None:
     (single / "tokenizer.json").write_text(text)
     refused(single, f"{single / 'tokenizer.json'} is torn")

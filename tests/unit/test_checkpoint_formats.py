@@ -169,6 +169,31 @@ def test_what_stands_in_place_of_a_file_is_named(tmp_path: Path, name: str, text
     refused(folder, f"{folder / name} ", STAND_INS[text])
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer.model"])
+def test_an_empty_file_is_told(tmp_path: Path, name: str) -> None:
+    folder = sides(tmp_path)
+    save_file({"a": numpy.zeros(8)}, folder / "model.safetensors")
+    (folder / name).write_bytes(b"")
+    refused(folder, f"{folder / name} is empty")
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("../../blobs/0123", "Copy it together with its target"),
+        ("../.git/annex/objects/aa/bb/SHA256E-s9--0", "git annex get"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_told(tmp_path: Path, target: str, words: str) -> None:
+    file = sides(tmp_path / "single") / "model.safetensors"
+    file.symlink_to(target)
+    refused(tmp_path / "single", f"{file} is a link to {target}, which is not there", words)
+    folder = indexed(tmp_path / "sharded", {"a": "model-00001-of-00002.safetensors"})
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    (folder / "model-00001-of-00002.safetensors").symlink_to(target)
+    refused(folder, "is a link to", words)
+
+
 def test_a_cut_file_is_told_with_its_sizes(tmp_path: Path) -> None:
     file = sides(tmp_path) / "model.safetensors"
     save_file({"a": numpy.zeros(1000)}, file)

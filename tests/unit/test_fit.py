@@ -120,6 +120,12 @@ Q = "model.layers.1.self_attn.q_proj.weight"
             {"a.weight": of(512)} | llama(0) | {"model.layers.0.x.weight": of(2)},
             ("it has 1 layer",),
         ),
+        (llama() | {"model.layers.0.mlp._flat_param": of(9)}, ("flat parameters of FSDP",)),
+        (
+            {"tok_embeddings.weight": of(60, 512), "output.weight": of(60, 512)}
+            | {f"layers.{n}.attention.wq.weight": of(512, 512) for n in range(3)},
+            ("such as attention.wq.weight", "type llama", "trainer's converter"),
+        ),
         ({f"_orig_mod.{n}": t for n, t in llama().items()}, ("training wrapper", "unwrap_model")),
         ({f"module.{n}": t for n, t in llama().items()}, ("'module.'", "Save model.module")),
         (

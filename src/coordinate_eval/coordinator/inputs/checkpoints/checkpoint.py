@@ -221,8 +221,13 @@ def _check_sides(files: Sequence[Path]) -> None:
 
 
 def _check_whole(files: Sequence[Path]) -> None:
-    """Refuse a torn tokenizer.json, by its ends: to parse one takes seconds and much memory."""
+    """Refuse an empty tokenizer, and a tokenizer.json that is torn.
+
+    It is known by its ends: to parse one takes seconds and much memory.
+    """
     for file in files:
+        if file.name in checkpoint_files.TOKENIZERS and file.is_file() and not file.stat().st_size:
+            raise UserError(f"{file} is empty. Copy it again, or save the tokenizer again")
         if file.name == "tokenizer.json":
             content = checkpoint_files.read(file).strip()
             if not (content.startswith(b"{") and content.endswith(b"}")):
@@ -241,6 +246,7 @@ def _tensors(
         UserError: A file is torn, empty, or not what its name says.
     """
     for file in weights:
+        stand_ins.check_link(file)
         with checkpoint_files.opened(file, weights=True) as opened:
             if not (head := opened.read(stand_ins.HEAD_BYTES)):
                 raise UserError(f"{file} is empty. If it is being written, try again afterwards")

@@ -111,8 +111,11 @@ def read_json(file: Path, most: int) -> dict[str, Any]:
         UserError: As for `read`, or it holds no JSON object.
         OSError: It cannot be read.
     """
+    content = read(file, most)
+    if not content:
+        raise UserError(f"{file} is empty. If it is being written, try again afterwards")
     try:
-        value = json.loads(read(file, most))
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:  # malformed JSON, or no UTF-8
         raise UserError(
             f"{file} is not JSON: {_format.brief(error)}. If it is being written, try again "

@@ -8,6 +8,7 @@ checkpoint is taken.
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,7 +23,8 @@ CHECKS: Final = {
     "o": "the output layer is there, unless it is the embedding",
     "l": "each layer is there",
     "u": "each layer has the same tensors",
-    "p": "matrices of a layer have the sizes in the config",
+    "n": "matrices of a layer have names that are known here",
+    "p": "and the sizes in the config",
     "e": "each expert is there",
 }
 
@@ -30,6 +32,7 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _WRAPPED = re.compile(
     r"(?:^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 )
+_FLAT = re.compile(r"(?:^|\.)_?flat_param(?:_\d+)?$")
 _ADAPTED = re.compile(r"\.lora_[AB]\.|^base_model\.model\.")
 _LAYER = re.compile(r"(.*?)\.(\d{1,6})\.(.*)", re.DOTALL)
 _EXPERT = re.compile(r"(.*)\.experts\.(\d{1,6})\.", re.DOTALL)
@@ -124,6 +127,11 @@ def _check_names(model: _Model) -> None:
                 f"{brief(name)}, that engines do not know. Save the model inside it: "
                 "accelerator.unwrap_model(model), or model._orig_mod after torch.compile"
             )
+        if _FLAT.search(name):
+            raise UserError(
+                f"checkpoint {model.place} has the flat parameters of FSDP ({brief(name)} …), not "
+                "the tensors of a model. Save a full state dict (StateDictType.FULL_STATE_DICT)"
+            )
         if _ADAPTED.search(name):
             raise UserError(
                 f"checkpoint {model.place} has tensors of an adapter, such as {brief(name)}. Merge "
@@ -150,7 +158,11 @@ def _check_hull(model: _Model) -> None:
             f"{len(empty):,} of {len(model.tensors):,} tensors are empty, such as "
             f"{brief(empty[0])} of shape [0], and it has {count:,} parameters",
             "ZeRO-3 saves so when it does not gather the weights. Gather them with "
-            + (f"python {script} {model.place} OUT" if script.exists() else "zero_to_fp32.py")
+            + (
+                shlex.join(["python", *map(str, (script, model.place)), "OUT"])
+                if script.exists()
+                else "zero_to_fp32.py"
+            )
             + ", or save again with stage3_gather_16bit_weights_on_model_save",
         )
     width = model.config.number(*_WIDTHS) or 0
@@ -211,9 +223,22 @@ def _check_layers(model: _Model, layers: Mapping[str, Mapping[int, dict[str, Ten
             f"num_hidden_layers is {number:,}, and it has {plural(len(there), 'layer')} of these"
             + (f": {brief(f'{prefix}.{lacking}')} is missing" if prefix else "")
         )
-    faults = [_fault(model, {n: stack[n] for n in wanted}) for stack in whole]
+    stacks = [{n: stack[n] for n in wanted} for stack in whole]
+    if "n" in model.config.checks and not model.packed and not any(map(_has_known, stacks)):
+        raise model.refuse(
+            f"a layer has tensors such as {brief(max(stacks[0][0], key=len))}, and none that a "
+            f"model of type {model.config.kind} has in Hugging Face's format",
+            "These are names of the trainer: convert it with the trainer's converter first",
+        )
+    faults = [_fault(model, stack) for stack in stacks]
     if all(faults):
         raise model.refuse(faults[0])
+
+
+def _has_known(stack: Mapping[int, Iterable[str]]) -> bool:
+    return any(
+        ".".join(name.split(".")[-3:]) in _SHAPES for names in stack.values() for name in names
+    )
 
 
 def _fault(model: _Model, stack: Mapping[int, dict[str, Tensor]]) -> str:

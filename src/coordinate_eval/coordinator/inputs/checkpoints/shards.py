@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from coordinate_eval._format import brief, plural
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, safetensors_file
+from coordinate_eval.coordinator.inputs.checkpoints import (
+    checkpoint_files,
+    safetensors_file,
+    stand_ins,
+)
 from coordinate_eval.errors import UserError
 
 _MOST_INDEX_BYTES = 32 << 20  # an index of 300,000 tensors fits
@@ -36,6 +40,7 @@ def named(index: Path) -> list[Path]:
     names = set(mapping.values())
     missing = sorted(name for name in names if not (index.parent / name).is_file())
     if missing:
+        stand_ins.check_link(index.parent / missing[0])
         raise UserError(_why_missing(index, mapping, missing))
     return [index.parent / name for name in sorted(names)]
 

@@ -49,3 +49,18 @@ def check(path: Path, head: bytes) -> None:
             f"{path} begins with zeros: its content never reached the disk. Copy or save it again, "
             "and look whether the disk or a quota is full"
         )
+
+
+def check_link(path: Path) -> None:
+    """Check that a file is no link that leads nowhere.
+
+    Raises:
+        UserError: It is one.
+    """
+    if path.is_symlink() and not path.exists():
+        target = path.readlink()
+        annex = ".git/annex/" in str(target)
+        then = (
+            "In its repository run: git annex get" if annex else "Copy it together with its target"
+        )
+        raise UserError(f"{path} is a link to {_format.brief(target)}, which is not there. {then}")
