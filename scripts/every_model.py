@@ -3,7 +3,7 @@
     python scripts/every_model.py MODELS
 
 writes a model of each type into the folder MODELS, some 240 of them in half an hour, and
-`config_defaults.csv` beside the code that reads it: the type of the language model in each, the
+`_text_config.csv` beside the code that reads it: the type of the language model in each, the
 defaults of its class, and the checks of `fit.CHECKS` that take all checkpoints of that type. Run it
 after an update of transformers. Types that cannot be made small have no checks.
 """
@@ -26,12 +26,12 @@ from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from coordinate_eval import _text_config as text_configs
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, fit, safetensors_file
-from coordinate_eval.coordinator.inputs.checkpoints import text_config as text_configs
 from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
 from coordinate_eval.errors import UserError
 
-TABLE = Path(text_configs.__file__).with_name("config_defaults.csv")
+TABLE = Path(text_configs.__file__).with_suffix(".csv")
 NUMBERS = (
     "max_position_embeddings", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
     "hidden_size", "head_dim", "vocab_size", "kv_lora_rank", "qk_rope_head_dim",

@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 from tests.checkpoints import refused
 
-from coordinate_eval.coordinator.inputs.checkpoints import text_config as text_configs
+from coordinate_eval import _text_config as text_configs
+from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
-from coordinate_eval.coordinator.inputs.checkpoints.text_config import text_config
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "every_model.py"
 

@@ -40,6 +40,18 @@ def test_a_config_of_other_shapes_is_still_told_apart_by_its_sizes(
     assert families[0] == families[1] != families[2]
 
 
+@pytest.mark.parametrize(
+    "nested", ['{{"thinker_config": {{"text_config": {}}}}}', '{{"llm_config": {}}}']
+)
+def test_sizes_within_other_configs_are_told_apart(nested: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    families = []
+    for text in ('{"hidden_size": 1}', '{"hidden_size": 2}'):
+        file.write_text(nested.format(text))
+        families.append(conditions_of.model_of(CHECKPOINT, EngineSettings(), 1, file).family)
+    assert families[0] != families[1]
+
+
 def test_a_pipe_in_the_place_of_a_config_keeps_nobody_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ForeignError, match="no regular file"):

@@ -7,6 +7,7 @@ from typing import Any
 
 from coordinate_eval import _files, _owner
 from coordinate_eval._engines import kind_of
+from coordinate_eval._text_config import text_config
 from coordinate_eval.errors import RecordError
 from coordinate_eval.priors import gpus, roofline
 from coordinate_eval.priors.roofline import Conditions
@@ -83,10 +84,10 @@ def _family(config: Path | None) -> str:
         tree = _json_value(config) if config else {}
     except (OSError, ValueError, RecordError):
         return ""
-    text, names = tree.get("text_config"), tree.get("architectures")
+    names, text = tree.get("architectures"), text_config(tree, config or Path()).given
     sizes = {
         key: value
-        for key, value in sorted({**tree, **(text if isinstance(text, dict) else {})}.items())
+        for key, value in sorted({**tree, **text}.items())
         if type(value) is int and not key.endswith("_token_id")
     }
     name = names[0] if isinstance(names, list) and names else ""

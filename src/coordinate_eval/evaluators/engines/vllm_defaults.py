@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinate_eval._engines import kind_of
+from coordinate_eval._text_config import text_config
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS
@@ -120,9 +121,8 @@ def step_tokens(config: Mapping[str, Any], memory: int, filled: float) -> int:
         memory: bytes of a GPU.
         filled: part of it that vLLM fills.
     """
-    text = config.get("text_config")
-    vocabulary = (text if isinstance(text, dict) else config).get("vocab_size")
-    each = _SCORING_BYTES * (vocabulary if isinstance(vocabulary, int) else 0)
+    vocabulary = text_config(config, Path("config.json")).number("vocab_size", most=10**9)
+    each = _SCORING_BYTES * (vocabulary or 0)
     fewest, most = _STEP_TOKENS
     spare = (1 - filled) * memory * _SCORING_SHARE
     tokens = int(spare / max(1, each)) // _STEP_MULTIPLE * _STEP_MULTIPLE

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinate_eval import _format
+from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.inputs.checkpoints import (
     checkpoint_files,
     fit,
@@ -23,7 +24,6 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
 )
 from coordinate_eval.coordinator.inputs.checkpoints.model_shape import model_shape
 from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
-from coordinate_eval.coordinator.inputs.checkpoints.text_config import text_config
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from coordinate_eval.coordinator.inputs.checkpoints.text_config import TextConfig
+from coordinate_eval._text_config import TextConfig
 
 DEFAULT_LENGTH: Final = 2048
 """Tokens of context if the config gives none, as in older models without that entry."""

@@ -1,7 +1,7 @@
 """Whether the tensors of a checkpoint are those of the model in its config.
 
 Engines find out after minutes on GPUs, or not at all. Each check holds for every checkpoint that
-transformers writes of some types of models: `config_defaults.csv` says for which, and is made by
+transformers writes of some types of models: `_text_config.csv` says for which, and is made by
 trying. For a type that is not in it, only what holds for all is checked: when in doubt, a
 checkpoint is taken.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from coordinate_eval._format import brief, plural
+from coordinate_eval._text_config import HEADS, KV_HEADS, TextConfig
 from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
-from coordinate_eval.coordinator.inputs.checkpoints.text_config import HEADS, KV_HEADS, TextConfig
 from coordinate_eval.errors import UserError
 
 CHECKS: Final = {

@@ -1,8 +1,8 @@
 """The figures of a model in its config: its context, and what it keeps of each token."""
 
 from coordinate_eval import _format
+from coordinate_eval._text_config import HEADS, KV_HEADS, TextConfig
 from coordinate_eval.coordinator.inputs.checkpoints.context import MOST_TOKENS, context
-from coordinate_eval.coordinator.inputs.checkpoints.text_config import HEADS, KV_HEADS, TextConfig
 from coordinate_eval.errors import UserError
 
 _MOST_KV_BYTES = 2**40  # above any model's

@@ -1,7 +1,7 @@
 """The part of a model's config that describes its language model.
 
 Multimodal models keep that below another key, and configs may leave out what is the default of
-their class. `config_defaults.csv` has those defaults as they are in transformers, for each type of
+their class. `_text_config.csv` has those defaults as they are in transformers, for each type of
 model; `scripts/every_model.py` writes it.
 """
 
@@ -52,7 +52,7 @@ class _Row(NamedTuple):
     text: str
     """The type of its language model, which may be the same."""
     checks: str
-    """What holds for the tensors of its checkpoints: letters of `fit.CHECKS`."""
+    """What holds for the tensors of its checkpoints: letters, see `inputs/checkpoints/fit.py`."""
     numbers: Mapping[str, int]
 
 
@@ -100,7 +100,7 @@ class TextConfig(NamedTuple):
         return next((self.defaults[name] for name in names if name in self.defaults), None)
 
 
-def text_config(config: dict[str, Any], file: Path) -> TextConfig:
+def text_config(config: Mapping[str, Any], file: Path) -> TextConfig:
     """Return the config of the language model in a config, as engines take it.
 
     Where the class is not known here, what the nested config does not say is taken from above it.
@@ -118,7 +118,7 @@ def text_config(config: dict[str, Any], file: Path) -> TextConfig:
         # A class of its own has its own defaults, whatever stands above.
         kind = _type(found) or _text_type(kind)
         above = {} if kind in _table() else {k: v for k, v in given.items() if k != key}
-        given = above | found
+        given = {**above, **found}
     kind = _text_type(kind)
     row = _table().get(kind)
     return TextConfig(given, row.numbers if row else {}, kind, row.checks if row else "", file)
@@ -140,7 +140,7 @@ def _text_type(kind: str) -> str:
 
 @cache
 def _table() -> Mapping[str, _Row]:
-    text = resources.files(__package__).joinpath("config_defaults.csv").read_text(encoding="utf-8")
+    text = resources.files(__package__).joinpath("_text_config.csv").read_text(encoding="utf-8")
     return {
         row.pop("type"): _Row(
             row.pop("text"),
