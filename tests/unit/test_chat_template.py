@@ -62,6 +62,7 @@ def test_a_key_is_no_template(tmp_path: Path, config: Any, why: str) -> None:
          "{% endfor %}", ""),
         ("{% for m in messages %}{{ m | tojson }}{% break %}{% endfor %}", ""),
         ("{{ strftime_now('%Y') }}{{ messages[0]['content'] | trim }}", ""),
+        ("{{ messages[0].content | upper }}", ""),
         ("{{ messages[0].content", "does not compile: line 1"),
         ("{% nonsense %}", "does not compile: line 1: Encountered unknown tag"),
         ("{{ raise_exception('Only tools') }}", "refuses a user message: Only tools"),

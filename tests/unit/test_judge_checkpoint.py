@@ -89,12 +89,24 @@ def test_a_system_message_is_not_lost(chat: Path) -> None:
         named(given)
 
 
-def test_the_mark_with_which_its_template_begins_thinking_is_known(chat: Path) -> None:
-    found = inspect(chat)
-    assert begins_thinking(found) == ""
-    for text, mark in (("<think>\n", "<think>"), ("[THINK]", "[THINK]"), ("<think></think>", "")):
-        (chat / "chat_template.jinja").write_text("{{ messages[0].content }}" + text)
-        assert begins_thinking(found) == mark
+@pytest.mark.parametrize(
+    ("end", "begins"),
+    [
+        ("", False),
+        ("<think>\n", True),
+        ("<think>\n\n</think>\n\n", False),
+        ("[THINK]", True),
+        ("<|open|>think<|sep|>", True),  # Kimi K3
+        ("<|channel>thought\n<channel|>", False),  # Gemma 4
+        ("<|begin_assistant|>\nHere are my reasoning steps:\n", True),  # Apriel 1.6
+        ("<|start|>assistant", False),  # gpt-oss
+    ],
+)
+def test_it_is_known_whether_its_template_begins_its_thinking(
+    chat: Path, end: str, begins: bool
+) -> None:
+    (chat / "chat_template.jinja").write_text("{{ messages[0].content }}{{ '" + end + "' }}")
+    assert begins_thinking(inspect(chat)) == begins
 
 
 def test_the_jobs_of_its_run_get_no_key_either(chat: Path) -> None:

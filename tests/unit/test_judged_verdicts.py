@@ -279,9 +279,10 @@ THINKING = [
     ("<|start|>assistant<|channel|>analysis", "<|channel|>final <|constrain|>text<|message|>"),
     ("analysisWe rate: ", "assistantfinal"),
     ("<|channel>thought\n", "<channel|>"),
+    ("<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>"),
     ("<unused94>thought\n", "<unused95>"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
     ("[unused16]", "[unused17]"),
     ("Here is my thought process:\n", "Here is my response:\n"),
 ]  # fmt: skip
@@ -312,10 +313,11 @@ def test_thinking_is_not_rated(begin: str, end: str) -> None:
         ("analysis: good. Rating: [[7]]", [7.0]),
         ("<think>It has `</think>`, so [[3]]</think>Rating: [[7]]", [7.0]),
         ("<think>[[1]]</think>Hm. [[2]] <think>No.</think>Rating: [[7]]", [7.0]),
+        ("I weigh [[3]].\n[BEGIN FINAL RESPONSE]\nRating: [[7]]\n[END FINAL RESPONSE]", [7.0]),
         ("<think>[[1]]</think><think>[[2]]</think>Rating: [[7]]", [7.0]),
     ],
 )
-def test_words_about_marks_of_thinking_are_no_thinking(words: str, verdict: Verdict) -> None:
+def test_marks_may_be_spoken_of_and_come_more_than_once(words: str, verdict: Verdict) -> None:
     assert find_verdict(words, _shipped("mt_bench")) == verdict
 
 

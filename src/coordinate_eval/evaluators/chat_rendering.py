@@ -104,7 +104,7 @@ def _rendered(template: str, tokens: Mapping[str, str], conversation: Conversati
     if not made.strip():
         return Rendered("renders nothing")
     for message in conversation:
-        if message["content"] not in made:
+        if message["content"].casefold() not in made.casefold():
             return Rendered("", message["role"], made[-_END:])
     return Rendered(end=made[-_END:])
 

@@ -51,7 +51,7 @@ from coordinate_eval.evaluators.judged.replies import (
     reason_of,
     unknown_model,
 )
-from coordinate_eval.evaluators.judged.thinking import begun_before, spoken
+from coordinate_eval.evaluators.judged.thinking import BEGIN, begun_before, spoken
 from coordinate_eval.records import Answer, Question
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ class Endpoint:
         if begun_before(words):
             self._begins_thinking = True
         elif said.cut and self._begins_thinking and spoken(words) == words:
-            words = f"<think>{words}"  # as its prompt ends
+            words = BEGIN + words
         if tokens is None:
             length = sum(len(str(message.get("content"))) for message in asked["messages"])
             tokens = (length + len(words)) // _CHARACTERS_PER_TOKEN + 1

@@ -20,21 +20,31 @@ _MARKS: Final = (
      r"<\|message\|>"),
     (r"analysis(?=[A-Z])", r"assistantfinal"),
     (r"<\|channel>thought", r"<channel\|>"),  # Gemma 4
+    # Kimi K3
+    (r"<\|open\|>think<\|sep\|>", r"<\|close\|>think<\|sep\|>(?:<\|open\|>response<\|sep\|>)?"),
     (r"<unused94>(?:thought)?", r"<unused95>"),  # MedGemma
     (r"<ctrl94>(?:thought)?", r"<ctrl95>"),  # Gemini
     (r"\[unused16\]", r"\[unused17\]"),  # openPangu
     (r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>"),  # Sky-T1, OpenThinker
-    (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),  # Command A Reasoning
+    (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>(?:<\|START_RESPONSE\|>)?"),  # Command A
     (r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),  # Apertus
     (r"<\|think\|>", r"<\|/think\|>|<\|content\|>"),  # Solar Open
 )  # fmt: skip
 """Marks of beginning and end that public models write."""
 
+BEGIN: Final = "<think>"
+"""Stands before words whose thinking the prompt has begun."""
+
 _OPEN = "|".join(begin for begin, _ in _MARKS)
-_BEGINS = re.compile(rf"\s*(?:<\|start\|>assistant)?({_OPEN})", re.IGNORECASE)
-_AT_END = re.compile(rf"({_OPEN}\Z|<\|channel\|>analysis<\|message\|>)\s*\Z", re.IGNORECASE)
+_BEGINS = re.compile(rf"\s*(?:<\|start\|>assistant)?(?:{_OPEN})", re.IGNORECASE)
+_BEGUN = re.compile(
+    rf"(?:{_OPEN}|<\|channel\|>analysis<\|message\|>|here are my reasoning steps:)\s*\Z",
+    re.IGNORECASE,
+)
 _QUOTES = "`\"'“‘«「"
-_ENDS = re.compile(rf"(?<![{_QUOTES}])(?:{'|'.join(end for _, end in _MARKS)})", re.IGNORECASE)
+_CLOSE = "|".join([*(end for _, end in _MARKS), r"\[BEGIN FINAL RESPONSE\]"])
+# The beginning of the last is in the prompts of Apriel.
+_ENDS = re.compile(rf"(?<![{_QUOTES}])(?:{_CLOSE})", re.IGNORECASE)
 # One in quotes is spoken of, as of a mark in the answer that is rated.
 _PHRASE = re.compile(r"\s*here(?: i|')s my thought process:", re.IGNORECASE)
 _PHRASE_ENDS = re.compile(r"here(?: i|')s my response:", re.IGNORECASE)  # Granite 3.2
@@ -57,7 +67,6 @@ def begun_before(words: str) -> bool:
     return _ENDS.search(words) is not None and _BEGINS.match(words) is None
 
 
-def begun_in(prompt: str) -> str:
-    """Return the mark with which a prompt begins the thinking, empty if it does not."""
-    found = _AT_END.search(prompt[-200:])
-    return found[1] if found else ""
+def begun_in(prompt: str) -> bool:
+    """Return whether a prompt ends with the beginning of the thinking."""
+    return _BEGUN.search(prompt[-200:]) is not None

@@ -77,13 +77,13 @@ def _has_system(rubric: Rubric) -> bool:
     return any(each.role == "system" for prompt in rubric.prompts.values() for each in prompt)
 
 
-def begins_thinking(checkpoint: Checkpoint) -> str:
-    """Return the mark with which the chat template of a judge begins its thinking; mostly none."""
+def begins_thinking(checkpoint: Checkpoint) -> bool:
+    """Return whether the chat template of a judge begins its thinking."""
     with contextlib.suppress(UserError, OSError):  # its files may be gone
         template = chat_template.find(checkpoint.files)
         if template.text:
             return begun_in(chat_template.try_out(template, checkpoint.files).alone.end)
-    return ""
+    return False
 
 
 def revision(checkpoint: Checkpoint) -> str:

@@ -47,6 +47,7 @@ from coordinate_eval.errors import (
     SubmitRefused,
     UserError,
 )
+from coordinate_eval.evaluators.judged.thinking import BEGIN
 from coordinate_eval.records import Answer, Question, Response, Span
 
 
@@ -79,7 +80,7 @@ class JudgeRun:
         self._dir = RunDir(self._folder / "run")
         self._read: set[Span] = set()
         self._begins: str | None = None
-        """The mark with which its prompts begin the thinking: it is not in answers."""
+        """What stands before answers, if its prompts begin the thinking."""
 
     @property
     def root(self) -> Path:
@@ -161,7 +162,7 @@ class JudgeRun:
         """
         run = read_run(self._dir)
         if self._begins is None:
-            self._begins = begins_thinking(run.checkpoint)
+            self._begins = BEGIN if begins_thinking(run.checkpoint) else ""
         ledger = Ledger(self._dir, "outputs")
         spans = [shard.span for shard in run.shards]
         for span in set(spans) - set(ledger.unpublished(spans)) - self._read:
