@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.sandboxes import EVERY, STRONG, Ordinary, Runner, ask, opened, works
+from tests.sandboxes import CONFINING, EVERY, STRONG, Ordinary, Runner, ask, opened, works
 
 from coordinate_eval.evaluators.sandbox import memory
 from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch, members, used_bytes
@@ -93,6 +93,102 @@ def test_a_program_is_ended_at_its_limit(sandbox: Runner, hog: str) -> None:
     assert answer.result == TOO_MUCH
 
 
+OUT_OF_SIGHT = {
+    "connections that nobody accepts": """
+kept, data = [], bytes(200_000)
+while True:
+    kept.append(socket.socket(socket.AF_UNIX))
+    kept[-1].bind(f"\\0{len(kept)}")
+    kept[-1].listen(4096)
+    for _ in range(4096):
+        with socket.socket(socket.AF_UNIX) as one:
+            one.setblocking(False)
+            try:
+                one.connect(f"\\0{len(kept)}")
+                one.send(data)
+            except OSError:
+                break
+""",
+    "connections over loopback": """
+kept = [socket.create_server(("127.0.0.1", 0), backlog=4096) for _ in range(9)]
+for server in kept:
+    for _ in range(4096):
+        with socket.socket() as one:
+            one.setblocking(False)
+            try:
+                one.connect(server.getsockname())
+            except BlockingIOError:
+                break
+            try:
+                while one.send(bytes(1 << 20)):
+                    pass
+            except OSError:
+                pass
+""",
+    "messages of senders that are gone": """
+kept = []
+while len(kept) < 200:
+    kept.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    kept[-1].bind(f"\\0{len(kept)}")
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
+            one.setblocking(False)
+            try:
+                one.sendto(bytes(190_000), f"\\0{len(kept)}")
+            except OSError:
+                break
+""",
+    "files that epoll watches": """
+import select
+files, watches = [[of() for _ in range(110)] for of in (lambda: os.eventfd(0), select.epoll)]
+add = ctypes.CDLL(None).epoll_ctl
+for file in files:
+    for number in range(240, 256):
+        os.dup2(file, number)
+        for watch in watches:
+            add(watch.fileno(), 1, number, bytes(12))
+        os.close(number)
+""",
+    "open files of processes that hide": """
+import shutil, sys
+shutil.copy(os.path.realpath(sys.executable), "/tmp/python")
+os.chmod("/tmp/python", 0o111)
+os.environ["PYTHONHOME"] = sys.base_prefix
+opens = "import socket, time\\nkept = [socket.socketpair() for _ in range(100)]\\ntime.sleep(1000)"
+for _ in range(8):
+    if os.fork() == 0:
+        os.execv("/tmp/python", ["python", "-I", "-S", "-c", opens])
+""",
+    "links to the mappings of ancestors": """
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+at = libc.mmap(None, 20_000 << 12, 3, 0x22, -1, 0)
+ctypes.memset(at, 1, 1)
+for n in range(0, 20_000, 2):
+    libc.mprotect(ctypes.c_void_p(at + (n << 12)), 4096, 1)
+for n in range(1, 60):
+    if os.fork():
+        time.sleep(1000)
+    ctypes.memset(at + 4096, n, 1)
+""",
+}
+"""Programs that take much more than the limit, or a share of what the machine has few of, where no
+process seems to have it."""
+
+
+@pytest.fixture(scope="module", params=CONFINING)
+def with_network(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    """A sandbox with a network of its own."""
+    with opened(request.param, LIMIT) as runner:
+        yield runner
+
+
+@pytest.mark.parametrize("hog", OUT_OF_SIGHT.values(), ids=OUT_OF_SIGHT.keys())
+def test_what_no_process_seems_to_have_counts(with_network: Runner, hog: str) -> None:
+    answer = with_network.run(ask(f"{SPAWN}\n{hog}\ntime.sleep(1000)", timeout=600.0))
+    assert answer.result == TOO_MUCH
+
+
 NAMES = {
     "files": "os.close(os.open(name, os.O_CREAT))",
     "long names": "os.close(os.open(name.zfill(250), os.O_CREAT))",
@@ -139,6 +235,9 @@ def test_a_program_is_seen_where_processes_are_hidden(level: Level, hog: str) ->
         "kept = [threading.Thread(target=time.sleep, args=(0.5,)) for _ in range(50)]\n"
         "for thread in kept: thread.start()",
         "kept = socket.create_server(('127.0.0.1', 0))",
+        "kept = [socket.create_server(('127.0.0.1', 0))]\n"
+        "for _ in range(8):\n"
+        "  kept += [socket.create_connection(kept[0].getsockname()), kept[0].accept()[0]]",
         "spawn(20, lambda: mmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE))",
     ],
 )

@@ -109,7 +109,8 @@ CALLS: dict[str, list[tuple[tuple[int, ...], str | int]]] = {
     "socketpair": [((1, 1, 0), ALLOWED), ((30, 5, 0), EPERM)],
     "setsockopt": [((3, 1, 2), ALLOWED), ((3, 41, 26), ALLOWED), ((3, 6, 8), ALLOWED),
                    *(((3, 1, option), EPERM) for option in (7, 8, 26, 50, 51, 52))],
-    "fcntl": [*(((3, command), ALLOWED) for command in (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030)),
+    "fcntl": [*(((3, command), ALLOWED) for command in (0, 1, 2, 3, 4, 5, 36, 1030)),
+              *(((3, command), SUCCESS) for command in (6, 7, 37, 38)),
               *(((3, command), EINVAL) for command in (8, 10, 15, 1024, 1026, 1031, 1033, 1036))],
     "ioctl": [*(((0, command), ALLOWED) for command in (0x5401, 0x5413, 0x541B, 0x5421, 0x5451)),
               *(((3, command), ENOTTY) for command in (

@@ -337,6 +337,59 @@ PROGRAMS = [
         """,
     ),
     _calls(
+        "locks-parts-of-files",
+        "lock a part of a file that others may want to lock, for a process or an open file",
+        """
+        import fcntl
+        def locks(descriptor, command, kind):
+            try:
+                fcntl.fcntl(descriptor, command, struct.pack("hhqqi", kind, 0, 0, 1, 0))
+            except OSError as error:
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    raise Broke(f"{command}")
+        mine = os.open("mine", os.O_RDWR | os.O_CREAT)
+        for descriptor, kind in ((mine, fcntl.F_WRLCK), (opens(os.__file__), fcntl.F_RDLCK)):
+            for command in (fcntl.F_SETLK, fcntl.F_SETLKW, 37, 38):
+                locks(descriptor, command, kind)
+        again = os.open("mine", os.O_RDWR)
+        locks(again, 37, fcntl.F_WRLCK)
+        if os.fork() == 0:
+            try:
+                locks(again, fcntl.F_SETLK, fcntl.F_WRLCK)
+            except Broke:
+                os._exit(1)
+            os._exit(0)
+        if os.wait()[1]:
+            raise Broke("of a process")
+        """,
+    ),
+    Program(
+        "takes-terminals",
+        "open the terminals of which all containers of the machine share a number",
+        """
+        kept = []
+        try:
+            while True:
+                kept.append(os.openpty())
+        except OSError:
+            pass
+        if kept:
+            raise Broke(f"{len(kept)} terminals")
+        """,
+    ),
+    _calls(
+        "takes-pending-signals",
+        "spend the user's share of pending signals, without which no other process gets a timer",
+        """
+        made = 0
+        identity = struct.pack("i", 0)
+        while call({"x86_64": 222, "aarch64": 107}[platform.machine()], 1, None, identity)[0] == 0:
+            made += 1
+            if made > 2000:
+                raise Broke(f"{made} timers")
+        """,
+    ),
+    _calls(
         "watches-files",
         "spend the submitter's share of watches on files",
         """

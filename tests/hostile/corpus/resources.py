@@ -186,6 +186,52 @@ takes(grow)
         slow=True,
     ),
     Program(
+        "takes-memory-in-queues",
+        "take 6 GiB in connections that nobody accepts, and whose other end is closed",
+        """
+        kept, total = [], 0
+        while total < 6 << 30:
+            server = socket.socket(socket.AF_UNIX)
+            kept.append(server)
+            server.bind(f"\\0{len(kept)}")
+            server.listen(4096)
+            for _ in range(4096):
+                with socket.socket(socket.AF_UNIX) as one:
+                    one.setblocking(False)
+                    try:
+                        one.connect(f"\\0{len(kept)}")
+                        total += one.send(bytes(200_000))
+                    except OSError:
+                        break
+        raise Broke(f"{total >> 20} MiB")
+        """,
+        seconds=600.0,
+        slow=True,
+    ),
+    Program(
+        "takes-memory-over-loopback",
+        "take 4 GiB of what the machine has for TCP, in connections that nobody has open",
+        """
+        kept, total = [socket.create_server(("127.0.0.1", 0), backlog=4096) for _ in range(9)], 0
+        for server in kept:
+            for _ in range(4096):
+                with socket.socket() as one:
+                    one.setblocking(False)
+                    try:
+                        one.connect(server.getsockname())
+                        while True:
+                            total += one.send(bytes(1 << 20))
+                    except BlockingIOError:
+                        pass
+                    except OSError:
+                        break
+                if total > 4 << 30:
+                    raise Broke(f"{total >> 20} MiB")
+        """,
+        seconds=600.0,
+        slow=True,
+    ),
+    Program(
         "asks-for-a-huge-text",
         "make one object that is larger than the limit",
         """

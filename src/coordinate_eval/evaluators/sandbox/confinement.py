@@ -220,8 +220,9 @@ def _bubblewrap(
     argv += [*tmpfs, "/tmp", "--proc", "/proc", "--dev", "/dev", *tmpfs, "/dev/shm"]  # noqa: S108
     for path in _existing(_KERNEL_SETTINGS):
         argv += ["--ro-bind", path, path]
-    # Mapped and shared, /dev/zero is memory that nobody could count.
-    for path in [*_existing(_KERNEL_SECRETS), "/dev/zero"]:
+    # Mapped and shared, /dev/zero is memory that nobody could count. Of terminals the machine has
+    # a number that all containers share.
+    for path in [*_existing(_KERNEL_SECRETS), "/dev/zero", "/dev/pts/ptmx"]:
         argv += ["--ro-bind", "/dev/null", path]
     # Bubblewrap would create parent folders that only root can enter.
     between = {str(folder) for path, _ in binds for folder in Path(path).parents}

@@ -40,6 +40,7 @@ from _socket import AF_UNIX, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket, soc
 from coordinate_eval.evaluators.sandbox.inside import Mounts, confine, show
 
 OPEN_FILES = 256
+PENDING_SIGNALS = 1024  # timers among them
 RESERVE_BYTES = 4 << 20
 TOKEN_BYTES = 16
 MOST_SAID_BYTES = 4096
@@ -317,7 +318,13 @@ def _limit(cpu_seconds: int, address_space: int, file_size: int, processes: int)
         (resource.RLIMIT_FSIZE, file_size),
         (resource.RLIMIT_NPROC, processes),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
-        (resource.RLIMIT_CORE, 0),
+        # At 0, a system's program for dumps is started at each crash; at 1 none is (core(5),
+        # do_coredump in Linux's fs/coredump.c).
+        (resource.RLIMIT_CORE, 1),
+        # All processes of a user share a number of these.
+        (resource.RLIMIT_SIGPENDING, PENDING_SIGNALS),
+        (resource.RLIMIT_RTPRIO, 0),
+        (resource.RLIMIT_NICE, 0),
     ):
         hard = resource.getrlimit(kind)[1]
         allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)

@@ -8,7 +8,10 @@ out, and the page tables. In addition, what a process may hold without having it
 
 - Anonymous shared memory, at the full size of each object that any process maps.
 - Buffers of pipes and sockets: `DESCRIPTOR_BYTES` for each open file.
-- What the kernel keeps of each mapping: `MAPPING_BYTES`.
+- Buffers of the sockets of its network, which outlive the descriptors while data waits in them for
+  somebody to accept: `DESCRIPTOR_BYTES` for each, `TCP_BYTES` for one of TCP.
+- What the kernel keeps of each file that epoll watches: `WATCHED_BYTES`.
+- What it keeps of each mapping: `MAPPING_BYTES`, and `LINK_BYTES` for each process.
 - What it keeps of each file, link and folder in memory (/tmp, /dev/shm): `INODE_BYTES`.
 
 The content of files in memory is limited by the size of these file systems. Other objects of the
@@ -35,8 +38,18 @@ DESCRIPTOR_BYTES: Final = 1 << 18
 """Memory behind one open file: the default buffer of a socket (net.core.wmem_default is 208 KiB),
 which is more than that of a pipe (64 KiB, pipe(7))."""
 
+TCP_BYTES: Final = 2 << 20
+"""Memory behind one TCP socket. Over loopback, a connection that nobody reads takes 2.6 MiB."""
+
+WATCHED_BYTES: Final = 8 << 10
+"""Counted for one file that epoll watches. It has some 200 bytes, but all processes of a user share
+a number of them that fits into 4% of the machine's memory (epoll(7))."""
+
 MAPPING_BYTES: Final = 256
 """Memory behind one mapping of a process (`struct vm_area_struct`), of which it may have 65,530."""
+
+LINK_BYTES: Final = 64
+"""Memory that links one mapping to an ancestor's (`struct anon_vma_chain`)."""
 
 INODE_BYTES: Final = 2 << 10
 """Memory behind one file in memory: its inode has some 700 bytes, its name up to 512."""
@@ -48,6 +61,8 @@ system calls works."""
 
 _ADDRESS_SPACE = re.compile(rb"^VmSize:\s+(\d+) kB$", re.MULTILINE)
 _PAGE_TABLES = re.compile(rb"^VmPTE:\s+(\d+) kB$", re.MULTILINE)
+_SLOTS = re.compile(rb"^FDSize:\s+(\d+)$", re.MULTILINE)
+_SOCKETS = re.compile(rb"^(sockets: used|TCP6?: inuse) (\d+)", re.MULTILINE)
 _RESIDENT = re.compile(rb"^(?:Pss|SwapPss):\s+(\d+) kB$", re.MULTILINE)
 _RESIDENT_SHARED = re.compile(rb"^Pss_Shmem:\s+(\d+) kB$", re.MULTILINE)
 # Anonymous shared memory, System V segments, and files of memfd_create(2).
@@ -68,8 +83,8 @@ class Watch:
     they pass on to processes that they start. That needs no privilege. They can lower it again, so
     each look raises it.
 
-    It keeps their file systems in memory open until it is closed: once seen, no process can hide
-    them.
+    It keeps their file systems in memory and the counts of their sockets open until it is closed:
+    once seen, no process can hide them.
     """
 
     def __init__(self, process: int, limit_bytes: int) -> None:
@@ -78,14 +93,16 @@ class Watch:
         self._cpu_seconds_before = _cpu_seconds(process)
         self._next_look = time.monotonic() + LOOK_SECONDS
         self._in_memory: list[int] = []
+        self._sockets: list[int] = []
         processes = list(members(process))
         _offer_to_kernel(processes)
         self._find_in_memory(processes)
 
     def close(self) -> None:
-        """Let go of the file systems."""
-        while self._in_memory:
-            os.close(self._in_memory.pop())
+        """Let go of the file systems and of the counts of sockets."""
+        for opened in (self._in_memory, self._sockets):
+            while opened:
+                os.close(opened.pop())
 
     def seconds_left(self) -> float:
         """Return the time until the next look; 0 if it is due."""
@@ -109,14 +126,21 @@ class Watch:
         processes = list(members(self._process))
         _offer_to_kernel(processes)
         self._find_in_memory(processes)
-        inodes = INODE_BYTES * sum(map(_inodes, self._in_memory))
-        return inodes + used_bytes(processes, self.limit_bytes - inodes) > self.limit_bytes
+        shared = INODE_BYTES * sum(map(_inodes, self._in_memory))
+        shared += sum(map(_socket_bytes, self._sockets))
+        return shared + used_bytes(processes, self.limit_bytes - shared) > self.limit_bytes
 
     def _find_in_memory(self, processes: Iterable[int]) -> None:
-        """Open the /tmp and /dev/shm of the processes, when they have their own."""
-        if not self._in_memory:
-            each = map(_opened_in_memory, processes)
-            self._in_memory = next(filter(None, each), [])
+        """Open the /tmp and /dev/shm of the processes, and their sockets' counts.
+
+        Only when they have their own: file systems and networks are made together.
+        """
+        if self._in_memory:
+            return
+        for process in processes:
+            if opened := _opened_in_memory(process):
+                self._in_memory, self._sockets = opened, _opened_counts(process)
+                return
 
     def cpu_seconds(self) -> float:
         """Return the CPU time that the program has had so far."""
@@ -137,6 +161,28 @@ def _opened_in_memory(process: int) -> list[int]:
     for folder in opened:
         os.close(folder)
     return []
+
+
+def _opened_counts(process: int) -> list[int]:
+    """Return descriptors of the files that count the sockets of a process's network."""
+    opened = []
+    for name in ("sockstat", "sockstat6"):
+        with contextlib.suppress(OSError):  # it has ended, or knows no IPv6
+            opened.append(os.open(f"/proc/{process}/net/{name}", os.O_RDONLY | os.O_CLOEXEC))
+    return opened
+
+
+def _socket_bytes(counts: int) -> int:
+    """Return what the sockets of a network may hold, by a file that counts them.
+
+    A connection counts although no process has it open: its data waits to be accepted.
+    """
+    try:
+        found = _SOCKETS.findall(os.pread(counts, 1 << 12, 0))
+    except OSError:
+        return 0
+    each = {b"sockets: used": DESCRIPTOR_BYTES}
+    return sum(each.get(kind, TCP_BYTES) * int(count) for kind, count in found)
 
 
 def _inodes(file_system: int) -> int:
@@ -187,7 +233,7 @@ def used_bytes(processes: Sequence[int], enough: int = 0) -> int:
     """
     states = [_read(process, "status") for process in processes]
     held = sum(_sum(_PAGE_TABLES, state) for state in states) + _mapped_bytes(processes)
-    held += DESCRIPTOR_BYTES * sum(map(_open_files, processes))
+    held += sum(map(_bytes_behind_files, processes, states))
     bound = held + sum(_sum(_ADDRESS_SPACE, state) for state in states)
     return bound if bound <= enough else held + sum(map(_resident_bytes, processes))
 
@@ -208,12 +254,24 @@ def _cpu_seconds(process: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _open_files(process: int) -> int:
-    """Return the number of open files; 0 if the process has ended or hides from its own user."""
+def _bytes_behind_files(process: int, state: bytes) -> int:
+    """Return what the open files of a process may hold; 0 if it has ended.
+
+    One that hides from its own user counts with all files that it has had room for.
+    """
+    folder = f"/proc/{process}/fd"
+    watched = 0
     try:
-        return len(os.listdir(f"/proc/{process}/fd"))  # noqa: PTH208  # as above
+        names = os.listdir(folder)  # noqa: PTH208  # as above
+    except PermissionError:
+        return DESCRIPTOR_BYTES * sum(map(int, _SLOTS.findall(state)))
     except OSError:
         return 0
+    for name in names:
+        with contextlib.suppress(OSError):  # it is closed by now
+            if os.readlink(f"{folder}/{name}") == "anon_inode:[eventpoll]":  # noqa: PTH115
+                watched += _read(process, f"fdinfo/{name}").count(b"tfd:")
+    return DESCRIPTOR_BYTES * len(names) + WATCHED_BYTES * watched
 
 
 def _resident_bytes(process: int) -> int:
@@ -231,7 +289,8 @@ def _resident_bytes(process: int) -> int:
 def _mapped_bytes(processes: Sequence[int]) -> int:
     """Return the size of all objects of anonymous shared memory that any of the processes maps.
 
-    What the kernel keeps of all mappings is added.
+    What the kernel keeps of all mappings is added: a process has a link for each of its own and
+    each ancestor's.
     """
     sizes: dict[bytes, int] = {}
     mappings = 0
@@ -242,7 +301,7 @@ def _mapped_bytes(processes: Sequence[int]) -> int:
             for start, stop, offset, key in _SHARED.findall(maps):
                 end = int(offset, 16) + int(stop, 16) - int(start, 16)
                 sizes[key] = max(sizes.get(key, SHARED_BYTES), end)
-    return sum(sizes.values()) + MAPPING_BYTES * mappings
+    return sum(sizes.values()) + (MAPPING_BYTES + LINK_BYTES * len(processes)) * mappings
 
 
 def _sum(field: re.Pattern[bytes], text: bytes) -> int:

@@ -9,8 +9,9 @@ machine's settings.
 
 What is denied fails with EPERM; a command fails like one that the kernel does not know. What is
 newer than this table fails with ENOSYS, as on an older kernel, and so does clone3, whose flags a
-filter cannot see: the C library then uses clone. `flock` succeeds and locks nothing: a lock on a
-file that is shown inside, such as a package's, would keep the user's other processes waiting.
+filter cannot see: the C library then uses clone. Locks of files succeed and lock nothing: one on a
+file that is shown inside, such as a package's, would keep the user's other processes waiting, and
+the kernel's memory for each is in no count.
 
 A filter is a program of the kernel's classic BPF (Documentation/userspace-api/seccomp_filter.rst):
 instructions of 8 bytes that read `struct seccomp_data` and return a decision. This module assembles
@@ -128,9 +129,10 @@ _NEW_NAMESPACES = 0x7E020000
 _UNIX, _INET, _INET6 = 1, 2, 10
 _STREAM, _DATAGRAM, _PACKETS, _KINDS = 1, 2, 5, 0xF
 _TCP, _UDP = 6, 17
-# F_DUPFD, F_GETFD to F_SETLKW, F_GETOWN, F_GETSIG, F_OFD_GETLK to F_OFD_SETLKW, F_GETLEASE,
-# F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS
-_FCNTLS = (0, *range(1, 8), 9, 11, 36, 37, 38, 1025, 1030, 1032, 1034)
+# F_DUPFD, F_GETFD to F_GETLK, F_GETOWN, F_GETSIG, F_OFD_GETLK, F_GETLEASE, F_DUPFD_CLOEXEC,
+# F_GETPIPE_SZ, F_GET_SEALS
+_FCNTLS = (0, *range(1, 6), 9, 11, 36, 1025, 1030, 1032, 1034)
+_LOCKS = (6, 7, 37, 38)  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
 # TCGETS, TCGETS2, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, and what tells of
 # interfaces: SIOCGIF…NAME, CONF, FLAGS, ADDR, BRDADDR, NETMASK, MTU, HWADDR, INDEX
 _IOCTLS = [0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]
@@ -258,9 +260,13 @@ def _checks() -> dict[str, _Code]:
             _do(_RETURN, _ERROR | ENOMEM),
             *_allow(),
         ],
-        "fcntl": _deny_other(1, _FCNTLS, error=EINVAL) + _allow(),
+        "fcntl": [
+            *_deny_any(1, _LOCKS, error=0),
+            *_deny_other(1, _FCNTLS, error=EINVAL),
+            *_allow(),
+        ],
         "ioctl": _deny_other(1, _IOCTLS, error=ENOTTY) + _allow(),
-        "flock": [_do(_RETURN, _ERROR)],  # no error: 0 is returned, and nothing is done
+        "flock": _deny(error=0),  # no error: 0 is returned, and nothing is done
     }
 
 
@@ -286,9 +292,9 @@ def _deny(error: int = EPERM) -> _Code:
     return [_do(_RETURN, _ERROR | error)]
 
 
-def _deny_any(index: int, values: Iterable[int]) -> _Code:
+def _deny_any(index: int, values: Iterable[int], error: int = EPERM) -> _Code:
     """Deny a call whose argument has one of the values."""
-    each = [[_jump(_EQUAL, value, 0, 1), *_deny()] for value in values]
+    each = [[_jump(_EQUAL, value, 0, 1), *_deny(error)] for value in values]
     return [_argument(index), *(step for steps in each for step in steps)]
 
 
