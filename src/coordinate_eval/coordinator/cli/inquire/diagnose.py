@@ -148,10 +148,8 @@ def _json(job: FailedJob) -> dict[str, Any]:
 
 def _print_no_failure(run_dir: RunDir, ended: Sequence[str], where: Console) -> None:
     """Say that no job of a run failed, and why it ended all the same, if it did."""
-    line = f"no job of {run_dir.root} failed" + (
-        ", but it has not all of its results:" * bool(ended)
-    )
-    where.print(Text(line), soft_wrap=True)
+    but = "; the run ended without all of its results:" if ended else ""
+    where.print(Text(f"no job of {run_dir.root} failed{but}"), soft_wrap=True)
     for reason in ended:
         where.print(Text(f"  {reason}"), soft_wrap=True)
 
