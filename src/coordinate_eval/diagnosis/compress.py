@@ -36,9 +36,14 @@ _LOOKS_WRONG = re.compile(
 )
 _WRONG_WORDS = re.compile(r"rror|xcep|xit|nterrupt|ailure|atal|anic|CRIT|FATAL|ERR")
 _EXCEPTION = re.compile(r"^(?:[\w.]{1,200}\.)?[A-Z]\w{0,100}(?:Error|Exception|Failure)\b(?::|$)")
+_LATER = re.compile(
+    r"[])>|:-]\s{0,8}((?:\w{1,100}\.){0,20}[A-Z]\w{0,100}(?:Error|Exception)(?::\s.*|:?$))"
+)
+"""An exception behind a prefix of any form, or behind words that end in a colon."""
+
 _CODE = re.compile(
     r"^ {4,64}(?:raise|return|assert|await|yield)\b|"
-    r"^\s{0,64}(?:-{1,9}> ?\d{1,6} |❱ |[~^]*\^{3}[~^]*$)"
+    r"^\s{0,64}(?:-{1,9}> ?\d{1,6} |❱ |│ [❱ ] *\d{1,6} │|[~^]*\^{3}[~^]*$)"
 )
 """Lines of code that stand apart from their frame, as where processes write at once."""
 
@@ -206,7 +211,10 @@ class _Reader:
         kept.may_be_wrong = not is_code
         if not is_code and (rule or exception or _WRONG_WORDS.search(said[:_SHORT])):
             kept.is_exception = bool(exception or _EXCEPTION.match(said))
-            wrong = rule or exception or _LOOKS_WRONG.search(said[:_SHORT])
+            if not kept.is_exception and (later := _LATER.search(said[:_SHORT])):
+                kept.is_exception, said = True, later[1]
+                rule = rule or self._rules.find(said)
+            wrong = rule or kept.is_exception or _LOOKS_WRONG.search(said[:_SHORT])
             if wrong and (kept.is_exception or not self._rules.is_harmless(said)):
                 own = said if kept.is_exception else ""
                 kept.mild = part is Part.IGNORED or is_mild(text, own)
