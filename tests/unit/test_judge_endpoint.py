@@ -422,6 +422,13 @@ def says_nothing(finish: str = "stop", **message: object) -> Reply:
         (says_nothing("length", content=None, reasoning_content="[[3]]"), True, "", True),
         (says_nothing("length", content=None, reasoning="[[3]]"), True, "", True),
         (says_nothing("MAX_TOKENS"), True, "", True),
+        (says("[[8]] and", finish_reason="model_length"), True, "[[8]] and", True),
+        (Reply(body=b'{"choices": [{"finish_reason": "length"}]}'), True, "", True),
+        (
+            fails(400, "Could not finish the message because max_tokens or model output limit was "
+                  "reached. Please try again with higher max_tokens."),
+            True, "", True,
+        ),
         (says_nothing(content=None, reasoning_content="[[3]]"), True, "", False),
         (says_nothing(content=None, reasoning_details=[{"text": "[[3]]"}]), True, "", False),
         (says_nothing(content=None, refusal="I will not."), False, "refused: I will not.", False),

@@ -46,7 +46,7 @@ from coordinate_eval.evaluators.judged.replies import (
     is_refused_parameter,
     json_value,
     read_bounded,
-    read_completion,
+    read_reply,
     real_status,
     reason_of,
     unknown_model,
@@ -314,10 +314,7 @@ class Endpoint:
             reply = await self._request("POST", "/chat/completions", most_bytes, body)
             if not self._learns_from(reply, names):
                 break
-        check_status(reply, self._access)
-        if reply.cut:
-            raise TryAgain(f"more than {most_bytes >> 10} KiB from {self._where}", odd=True)
-        said = read_completion(reply.text, self._where)
+        said = read_reply(reply, self._access)
         words, tokens = said.words, said.tokens
         if begun_before(words):
             self._begins_thinking = True

@@ -35,6 +35,12 @@ _NO_SUCH_MODEL = re.compile(
     r"|model.{0,200}(does not exist|not (found|exist|available))",
     re.IGNORECASE | re.DOTALL,
 )
+_RAN_OUT = re.compile(r"could not finish the message|output limit (was|is) reached", re.IGNORECASE)
+"""How OpenAI's servers say with an error that a model has thought for all of its tokens."""
+
+_CUT = ("length", "max_tokens", "max_output_tokens", "model_length")
+"""`finish_reason` of what its limit has ended."""
+
 _FILTERED = re.compile(r"content.?filter|safety|prohibited|blocklist|recitation|refusal|sensitive")
 """`finish_reason` of what a filter keeps back: of OpenAI's servers, and of others that speak so."""
 
@@ -183,6 +189,20 @@ class Completion(NamedTuple):
     """Parameters of the question that it was not given."""
 
 
+def read_reply(reply: Reply, access: Access) -> Completion:
+    """Return what the reply to a question says.
+
+    Raises as `check_status` and `read_completion` do.
+    """
+    if reply.status == 400 and _RAN_OUT.search(words_of(reply.text)):
+        return Completion("", None, cut=True)
+    check_status(reply, access)
+    if reply.cut:
+        read = len(reply.text) >> 10
+        raise TryAgain(f"more than {read} KiB from {access.base_url}", odd=True)
+    return read_completion(reply.text, access.base_url)
+
+
 def read_completion(text: str, where: str) -> Completion:
     """Return what a completion says. Thinking that the server keeps apart from it is left out.
 
@@ -198,13 +218,14 @@ def read_completion(text: str, where: str) -> Completion:
     finish = str(first.get("finish_reason") or first.get("native_finish_reason")).lower()
     if _FILTERED.search(finish):
         raise Declined(f"its content filter (from {where})")
-    message = first.get("message")
+    cut, message = finish in _CUT, first.get("message")
     if not isinstance(message, dict):
-        raise TryAgain(_no_answer(text, where), odd=True)
+        if not cut:
+            raise TryAgain(_no_answer(text, where), odd=True)
+        message = {}
     words, refusal = _text_and_refusal(message)
     if refusal and not words:
         raise Declined(brief(_clean(refusal), MOST_WORDS))
-    cut = finish in ("length", "max_tokens")
     if not words and not cut:
         if message.get("tool_calls") or message.get("function_call"):
             raise Declined(f"it calls a tool, and says nothing (from {where})")
