@@ -20,7 +20,8 @@ TOLD = {
         "step1000-tokens4B", "stage1-step1000", "stage2-ingredient1-step1000-tokens5B",
         "step_1000_seed_42", "checkpoint-3-step-1000", "step-1000-of-5000", "update1000", "it_1000",
         "1000", "0000001000", "llama-7b-1000", "llama-7b-1000-hf", "1000-steps", "run-1000steps",
-        "step-1000/hf", "1000/model.pt", "iter_0001000/hf", "step-1k", "checkpoint-1k",
+        "step-1000/hf", "1000/model.pt", "step-1000/export-8b", "iter_0001000/hf",
+        "global_step_1000/actor/huggingface", "step-1k", "checkpoint-1k",
     ),
     50_000: ("TinyModel-1.1B-step-50K-105b", "step-50K-105b/hf", "50k-steps", "iter_50k"),
     240_000: ("TinyLlama-1.1B-intermediate-step-240k-503b",),
@@ -40,7 +41,7 @@ NO_STEP = (
     "llama-3.1-8b", "qwen2.5-7b", "Meta-Llama-3.1-8B-Instruct", "v1.2", "gpt-2", "phi-4",
     "llama-2-7b", "pythia-160m", "opt-125m", "Step-3.5-Flash", "checkpoint-7b", "ckpt-1.1B",
     "llama-7b-4096", "llama-8b-128k", "llama-7b", "runs-2/final", "llama-3.1-8b/hf",
-    "llama-7b-1000/hf",
+    "llama-7b-1000/hf", "step-1000/v2/model-8b",
     # tokens and epochs
     "1M", "105b", "step-105b", "tokens-100B", "epoch-3", "epoch_1000", "epoch=3-val_loss=1.78.ckpt",
     # dates, of releases as well

@@ -152,7 +152,7 @@ def _find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]
     if len(files) == 1:
         return files, CheckpointFormat.TORCH, []
     raise UserError(
-        " ".join(filter(None, (words or _none(place, names, files), formats.below(place, names))))
+        ". ".join(filter(None, (words or _none(place, names, files), formats.below(place, names))))
     )
 
 

@@ -57,17 +57,20 @@ def step_of(checkpoint: str) -> int | None:
     The number after `step`, `iter`, `update`, `ba`, `ckpt` or `checkpoint`, in thousands after a
     `k`: 1000 for `step-1000` and `step1000-tokens4B`, 50,000 for `step-50K-105b`. Else a number at
     the end, if it is the whole name or unlikely to be anything else: 1000 for `llama-7b-1000-hf`.
-    Without one, the folder above counts: 1000 for `step-1000/hf` and `1000/model.pt`.
+    Without one, the folder above counts, 1000 for `step-1000/hf` and `1000/model.pt`; and the
+    one above that if neither name has a digit, as in `global_step_1000/actor/huggingface`.
     """
     path = Path(checkpoint)
-    above = path.parent.name
-    told = (
-        _told(path.name),
-        _lone(path.name),
-        _told(above),
-        _lone(above) if above.isdecimal() else None,
-    )
-    return next((step for step in told if step is not None and step <= _MOST), None)
+    names = [path.name, path.parent.name]
+    if not any(map(str.isdecimal, "".join(names))):
+        names.append(path.parent.parent.name)
+    for name in names:
+        step = _told(name)
+        if step is None and (name is names[0] or name.isdecimal()):
+            step = _lone(name)
+        if step is not None:
+            return step if step <= _MOST else None
+    return None
 
 
 def number(text: str) -> int | None:
