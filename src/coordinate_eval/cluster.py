@@ -219,6 +219,21 @@ class Hold(StrEnum):
     LAUNCH = "after its launch failed"
 
 
+class Waits(StrEnum):
+    """What a pending task waits for."""
+
+    NOTHING = ""
+    TURN = "its turn"
+    """Others come first, or have what it needs."""
+    JOB_LIMIT = "a limit on how many jobs run at once"
+    CLUSTER = "the cluster"
+    """A state of the cluster passes by itself, or when those who look after it say so."""
+    NODE = "a node"
+    """A node that it may start on takes no jobs."""
+    PERSON = "a person"
+    """It never starts unless somebody changes something."""
+
+
 class TaskStatus(Record):
     """One task of a job when it was last polled."""
 
@@ -230,15 +245,9 @@ class TaskStatus(Record):
     suspended: bool = Field(default=False, description="it runs, and was stopped for a while")
     completing: bool = Field(default=False, description="it runs, and the scheduler is ending it")
     reason: str = ""
-    in_turn: bool = Field(
-        default=False, description="it is pending until others end, and nothing else is in its way"
-    )
-    node_unavailable: bool = Field(
-        default=False, description="it is pending, and the node that it asks for takes no job now"
-    )
-    job_limit: bool = Field(
-        default=False, description="it is pending at a limit on how many jobs run at once"
-    )
+    waits: Waits = Waits.NOTHING
+    means: str = Field(default="", description="what the reason means, in words for a person")
+    cure: str = Field(default="", description="what a person does so that it starts")
     held: Hold = Hold.NONE
     node: str = ""
 
@@ -246,6 +255,11 @@ class TaskStatus(Record):
     def held_by_person(self) -> bool:
         """Return whether somebody wants it to wait. After a failed launch nobody does."""
         return self.held in (Hold.ADMIN, Hold.USER)
+
+    @property
+    def never_starts(self) -> bool:
+        """Return whether it is pending until something is changed, and nobody holds it."""
+        return self.waits is Waits.PERSON and not self.held
 
     @property
     def ids(self) -> set[str]:

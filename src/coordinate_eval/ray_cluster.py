@@ -32,6 +32,7 @@ from coordinate_eval.cluster import (
     ShownJob,
     State,
     TaskStatus,
+    Waits,
 )
 from coordinate_eval.errors import UserError
 from coordinate_eval.private_ray import environment_of_jobs, hidden_by_ray, start
@@ -277,7 +278,7 @@ def _status(task: _Task) -> TaskStatus:
         state=state if task.end is None else State.ENDED,
         end=task.end or End.UNKNOWN,
         # Ray starts it when a task before it gives its GPUs or cores back.
-        in_turn=state is State.PENDING,
+        waits=Waits.TURN if state is State.PENDING else Waits.NOTHING,
         node=NODE,
     )
 

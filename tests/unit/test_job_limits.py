@@ -27,47 +27,19 @@ from tests.reviewer import FakeCluster
 from tests.troubles import Enough
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job, State, TaskStatus
+from coordinate_eval.cluster import Job, State, TaskStatus, Waits
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions import ends
 from coordinate_eval.coordinator.supervisor.decisions.job_limits import holds_up_trials
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
-from coordinate_eval.slurm.answers import queue
 
 PATIENCE = RUN.settings.supervisor.patience_seconds
 
 
-@pytest.mark.parametrize(
-    ("reason", "at_limit"),
-    [
-        ("AssocMaxJobsLimit", True),
-        ("AssocGrpJobsLimit", True),
-        ("QOSGrpJobsLimit", True),
-        ("QOSMaxJobsPerUserLimit", True),
-        ("QOSMaxJobsPerAccountLimit", True),
-        ("MaxJobsPerAccount", True),
-        ("AssociationJobLimit", True),
-        ("QOSJobLimit", True),
-        ("QOSMaxCpuPerJobLimit", False),
-        ("QOSMaxWallDurationPerJobLimit", False),
-        ("QOSMaxGRESPerUser", False),
-        ("AssocGrpGRES", False),
-        ("JobArrayTaskLimit", False),
-        ("Resources", False),
-        ("None", False),
-    ],
-)
-def test_which_reasons_are_limits_on_how_many_jobs_run(reason: str, at_limit: bool) -> None:
-    lines = [["7", state, reason, "", "ce-a"] for state in ("PENDING", "CANCELLED")]
-    pending, ended = queue.read_tasks(queue.as_printed(lines), "ce-")
-    assert pending.job_limit is at_limit
-    assert not ended.job_limit
-
-
 def at_limit(found: list[TaskStatus]) -> list[TaskStatus]:
-    return [task.model_copy(update={"job_limit": True}) for task in found]
+    return [task.model_copy(update={"waits": Waits.JOB_LIMIT}) for task in found]
 
 
 def test_the_limit_holds_trials_up_where_they_have_waited_in_vain_and_none_runs() -> None:
@@ -143,7 +115,7 @@ class Limited(FakeCluster):
                 job_id=job.name,
                 index=index,
                 state=State.PENDING if late else State.RUNNING,
-                job_limit=late,
+                waits=Waits.JOB_LIMIT if late else Waits.TURN,
             )
             for place, job in enumerate(self.left)
             for late in [place >= len(self.free)]

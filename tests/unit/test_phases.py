@@ -37,8 +37,8 @@ def test_every_phase_in_order(run_dir: RunDir) -> None:
     assert seen(run_dir, SUPERVISOR, waits).phase is Phase.WAITING
     assert seen(run_dir, SUPERVISOR, waits).detail == "job 8 is pending: Resources"
     limit = pending(jobs.trials_name(RUN, 0, "n1"), "AssocMaxJobsLimit")
-    said = seen(run_dir, SUPERVISOR, limit.model_copy(update={"job_limit": True})).detail
-    assert said.endswith("is pending: AssocMaxJobsLimit, a limit on how many jobs run at once")
+    said = seen(run_dir, SUPERVISOR, limit.model_copy(update={"means": "a limit"})).detail
+    assert said.endswith("is pending: AssocMaxJobsLimit, a limit")
 
     stage = StageProgress(state="copying", done_bytes=3, total_bytes=10, started=0, updated=1)
     _files.write_record(run_dir.stage(0, "n1"), stage)

@@ -9,7 +9,7 @@ from tests.decisions import DIR, facts, make_run, submits, submitted, tasks
 from tests.plan_examples import planned
 from tests.reviewer import FakeCluster, Reviewer
 
-from coordinate_eval.cluster import Busy, Node, State
+from coordinate_eval.cluster import Busy, Hold, Node, State, Waits
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.request_cache import link_found
@@ -26,7 +26,6 @@ from coordinate_eval.coordinator.supervisor.placing.make_plan import (
 )
 from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
 from coordinate_eval.errors import PlaceGone, UserError
-from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_tasks
 
 FULL = [Busy(name=f"n{n}", why="in use", gpus=4, gpu_type="h200") for n in (1, 2)] + [
     Busy(name="old", why="in use", gpus=4, gpu_type="v100"),
@@ -158,7 +157,7 @@ def test_its_trials_are_pinned_nowhere_and_have_room_for_the_weights() -> None:
 
 def test_on_this_machine_pinned_trials_wait_for_their_turn_too() -> None:
     pinned = jobs.trials_name(RUN, 0, "n1")
-    waits = [t.model_copy(update={"in_turn": True}) for t in tasks(pinned, State.PENDING)]
+    waits = [t.model_copy(update={"waits": Waits.TURN}) for t in tasks(pinned, State.PENDING)]
     elsewhere = facts(submitted=submitted(pinned, when=-1e6), tasks=waits)
     assert [a for a in decide(RUN, DIR, elsewhere) if isinstance(a, Cancel)]
     here = replace(elsewhere, cores=2)
@@ -166,10 +165,15 @@ def test_on_this_machine_pinned_trials_wait_for_their_turn_too() -> None:
 
 
 def test_it_stands_in_the_queue_for_as_long_as_it_waits_for_its_turn() -> None:
-    waits = [t.model_copy(update={"in_turn": True}) for t in tasks(TRIALS, *[State.PENDING] * 2)]
+    waits = [
+        t.model_copy(update={"waits": Waits.TURN}) for t in tasks(TRIALS, *[State.PENDING] * 2)
+    ]
     late = facts(rounds=[ANYWHERE], submitted=submitted(TRIALS, when=-1e6), tasks=waits)
     assert not [a for a in decide(RUN, DIR, late) if isinstance(a, Cancel)]
-    held = [*waits[:1], waits[1].model_copy(update={"in_turn": False, "reason": "PartitionDown"})]
+    held = [
+        *waits[:1],
+        waits[1].model_copy(update={"held": Hold.LAUNCH, "reason": "requeued held"}),
+    ]
     (cancel,) = (
         a
         for a in decide(RUN, DIR, facts(rounds=[ANYWHERE], submitted=late.submitted, tasks=held))
@@ -186,31 +190,3 @@ def test_it_stands_in_the_queue_for_as_long_as_it_waits_for_its_turn() -> None:
 def test_its_end_is_the_end_of_its_trials() -> None:
     gone = facts(rounds=[ANYWHERE], submitted=submitted(TRIALS))
     assert Release(0, ANY_NODE) in decide(RUN, DIR, gone)
-
-
-@pytest.mark.parametrize(
-    ("reason", "in_turn"),
-    [
-        ("None", True),
-        ("Priority", True),
-        ("Resources", True),
-        ("ReqNodeNotAvail, UnavailableNodes:n1", True),
-        ("QOSGrpGRES", True),
-        ("QOSMaxJobsPerUserLimit", True),
-        ("AssocGrpGRES", True),
-        ("AssocMaxJobsLimit", True),
-        ("QOSMaxGRESPerJob", False),
-        ("QOSMaxWallDurationPerJobLimit", False),
-        ("QOSMinGRES", False),
-        ("AssocMaxNodePerJobLimit", False),
-        ("PartitionDown", False),
-        ("PartitionTimeLimit", False),
-        ("JobHeldAdmin", False),
-        ("BadConstraints", False),
-        ("InvalidQOS", False),
-    ],
-)
-def test_only_what_others_free_is_waited_for(reason: str, in_turn: bool) -> None:
-    line = SQUEUE_FORMAT.replace("%i", "1_0").replace("%T", "PENDING").replace("%N", "")
-    (task,) = read_tasks(line.replace("%r", reason).replace("%j", "ce-x") + "\n", "ce-")
-    assert task.in_turn is in_turn

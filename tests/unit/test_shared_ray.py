@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinate_eval.cluster import End, Job, State
+from coordinate_eval.cluster import End, Job, State, Waits
 from coordinate_eval.coordinator.inputs import clusters, layers
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
@@ -126,7 +126,7 @@ def test_actors_are_tasks(said: str, state: State) -> None:
     task = driver.read_task(actor(said), {"a": "gpu 1"})
     assert (task.name, task.job_id, task.index) == ("ce-run.x-trial0-gpu 1", "0ab1", 2)
     assert task.state is state
-    assert task.in_turn == (state is State.PENDING)
+    assert (task.waits is Waits.TURN) == (state is State.PENDING)
     assert task.node == ("gpu 1" if state is State.RUNNING else "")
 
 

@@ -28,6 +28,7 @@ from coordinate_eval.cluster import (
     Job,
     State,
     TaskStatus,
+    Waits,
 )
 from coordinate_eval.errors import ClusterSilent, CoordinateError, SubmitRefused, UserError
 from coordinate_eval.shared_ray import on_node
@@ -256,7 +257,7 @@ def read_task(actor: Mapping[str, Any], names: Mapping[str, str]) -> TaskStatus:
         state=state,
         end=_end(actor["DeathCause"]) if state is State.ENDED else End.UNKNOWN,
         reason="waits for resources of the Ray cluster" if pending else "",
-        in_turn=pending,
+        waits=Waits.TURN if pending else Waits.NOTHING,
         node="" if pending else names.get(actor["Address"]["NodeID"], ""),
     )
 

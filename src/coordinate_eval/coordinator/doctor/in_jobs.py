@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coordinate_eval import _files, _job_log
 from coordinate_eval._format import brief
-from coordinate_eval.cluster import Cluster, Job, JobLimits, State, TaskStatus
+from coordinate_eval.cluster import Cluster, Job, JobLimits, State, TaskStatus, Waits
 from coordinate_eval.coordinator.doctor.examine import examine
 from coordinate_eval.coordinator.doctor.findings import (
     Answer,
@@ -246,9 +246,10 @@ def _not_started(task: TaskStatus, patience: float) -> Finding:
     """Return that a job waits in the queue, and for what."""
     reason = task.reason or "no reason given"
     found = f"it has not started in {patience:g} s: {reason}"
-    if reason in ("Resources", "Priority", "no reason given"):
+    if task.waits in (Waits.NOTHING, Waits.TURN, Waits.JOB_LIMIT):
         return warning("job", found, "ask again when the queue is shorter")
-    return failure("job", found, "`squeue --me --start` and the partition's limits tell more")
+    tells = "`squeue --me --start` and the partition's limits tell more"
+    return failure("job", ", ".join(filter(None, (found, task.means))), task.cure or tells)
 
 
 def _unanswered(place: Place, finding: Finding) -> Answer:

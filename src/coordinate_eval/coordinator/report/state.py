@@ -76,7 +76,9 @@ class Progress(Record):
     requests: int
     portions_done: int = Field(description="portions of metric questions that are answered")
     portions: int
-    nodes: int = Field(description="of the rounds that go on, else of the last one")
+    nodes: int = Field(
+        description="of the rounds that go on, else of the last one, as far as they are known"
+    )
     trials: dict[str, int] = Field(
         description='of these rounds, by state; "waiting" ones have not begun; none is lost'
     )
@@ -200,7 +202,10 @@ def progress(
         requests=requests,
         portions_done=len(questions) - len(unanswered),
         portions=len(questions),
-        nodes=len({node.name for round_ in current for node in round_.nodes}),
+        nodes=len(
+            {node.name for round_ in current for node in round_.nodes if not node.anywhere}
+            | {trial.node for trial in now.values()}
+        ),
         trials=counts,
         elapsed_seconds=_elapsed(run_dir, run, phase),
         left_seconds=left,
@@ -334,9 +339,8 @@ def _is_queued(run: Run, alive: list[TaskStatus]) -> bool:
 
 
 def _because(task: TaskStatus) -> str:
-    why = f": {task.reason}" if task.reason else ""
-    limit = ", a limit on how many jobs run at once" if task.job_limit else ""
-    return f"job {task.job_id} is pending{why}{limit}"
+    why = ", ".join(filter(None, (task.reason, task.means)))
+    return f"job {task.job_id} is pending" + (f": {why}" if why else "")
 
 
 def _trials_of(

@@ -8,7 +8,9 @@ from coordinate_eval.coordinator.run.records import Run
 
 
 def in_words(task: TaskStatus) -> str:
-    """Return that a job is held, and what its user does about it."""
+    """Return that a job is held, or what else keeps it, and what its user does about it."""
+    if not task.held:
+        return f"job {task.job_id}: {task.means} ({task.reason}): {task.cure}"
     said = f"job {task.job_id} is held {task.held} ({task.reason})"
     if task.held is Hold.ADMIN:
         return f"{said}: ask the administrators to release it"
@@ -16,8 +18,8 @@ def in_words(task: TaskStatus) -> str:
 
 
 def all_in_words(tasks: Iterable[TaskStatus]) -> list[str]:
-    """Return a line for each job that is held."""
-    return [in_words(task) for task in {t.job_id: t for t in tasks if t.held}.values()]
+    """Return a line for each job that is held, or for which a person can do something."""
+    return [in_words(task) for task in {t.job_id: t for t in tasks if t.held or t.cure}.values()]
 
 
 def supervisors(run: Run, tasks: Iterable[TaskStatus]) -> list[TaskStatus]:

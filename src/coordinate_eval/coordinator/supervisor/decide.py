@@ -17,6 +17,7 @@ from coordinate_eval.coordinator.supervisor.decisions.ends import (
     waiting_for_scores,
 )
 from coordinate_eval.coordinator.supervisor.decisions.nodes import for_node, is_over
+from coordinate_eval.coordinator.supervisor.decisions.persons import end_vain_wait
 from coordinate_eval.coordinator.supervisor.decisions.pullers import more_pullers
 from coordinate_eval.coordinator.supervisor.decisions.recurring import ends_early
 from coordinate_eval.coordinator.supervisor.decisions.replacements import replace_lost
@@ -48,7 +49,7 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     """
     if facts.cancelled:
         return [Finish("cancelled")]
-    actions = _due(run, run_dir, facts)
+    actions = end_vain_wait(run, facts) or _due(run, run_dir, facts)
     frees = [action for action in actions if isinstance(action, _FREES)]
     return frees + [action for action in actions if not isinstance(action, _FREES)]
 

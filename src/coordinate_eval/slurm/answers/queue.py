@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from coordinate_eval.cluster import End, Hold, State, TaskStatus
+from coordinate_eval.cluster import End, Hold, State, TaskStatus, Waits
 from coordinate_eval.errors import ClusterSilent
+from coordinate_eval.slurm.answers.reasons import Reason, read_reason
 
 # A record separator begins each record and the job's name ends it, because a name may contain any
 # other character, such as a newline or a bar.
@@ -13,29 +14,8 @@ _RECORD = "\x1e"
 SQUEUE_FORMAT = f"{_RECORD}%i|%T|%r|%N|%j"
 """For `squeue -h -a -r -t all -o`: task id, state, reason, node, job name."""
 
-# Reasons that pass when other jobs end. Limits on a single job never do.
-_IN_TURN = re.compile(
-    r"|None|Priority|Resources|BeginTime|JobArrayTaskLimit|Licenses|Reservation|ReqNodeNotAvail.*"
-    r"|(QOS|Assoc)(?!\w*(PerJob|PerNode|Min|Wall|NotAllowed))\w*"
-)
-
-# The node that the job asks for is down, drained, failing, or soon in maintenance.
-_NODE_UNAVAILABLE = re.compile(
-    r"NodeDown|ReqNodeNotAvail, *(UnavailableNodes|Reserved for maintenance).*"
-)
-
-# A user may release each of these but the first. `scontrol requeuehold` says nobody's name.
-_HOLDS = {
-    Hold.ADMIN: re.compile(r"JobHeldAdmin"),
-    Hold.USER: re.compile(r"JobHeldUser|job requeued in (held|special exit) state"),
-    Hold.LAUNCH: re.compile(r".*\brequeued held|JobHoldMaxRequeue"),
-}
 _HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
-
-# As many jobs of this user, account or QOS run as may. Before 20.11 these reasons have other names.
-_JOB_LIMIT = re.compile(
-    r"(QOS|Assoc|Association)(Grp|Max)?Jobs?(Per(User|Account))?Limit|MaxJobsPerAccount"
-)
+"""States of jobs that somebody has held. `scontrol requeuehold` says nobody's name."""
 
 _TASK = re.compile(r"(\d{1,19})(?:_(\d{1,9}))?")
 
@@ -95,30 +75,28 @@ def _task_of(fields: Sequence[str], prefix: str) -> TaskStatus | None:
     # Only heterogeneous jobs have other ids, and this program submits none.
     if task is None:
         return None
+    state, reason = _state(fields[1]), read_reason(fields[2])
+    pending = state is State.PENDING
     return TaskStatus(
         name=fields[4],
         job_id=task[1],
         index=int(task[2] or 0),
-        state=_state(fields[1]),
+        state=state,
         end=_ENDED.get(fields[1], End.UNKNOWN),
         suspended=fields[1] in ("SUSPENDED", "STOPPED"),
         completing=fields[1] == "COMPLETING",
         reason="" if fields[2] == "None" else fields[2],
-        in_turn=_IN_TURN.fullmatch(fields[2]) is not None,
-        node_unavailable=_NODE_UNAVAILABLE.fullmatch(fields[2]) is not None,
-        job_limit=fields[1] in _PENDING and _JOB_LIMIT.fullmatch(fields[2]) is not None,
-        held=_hold(fields[1], fields[2]),
+        waits=reason.waits if pending else Waits.NOTHING,
+        means=reason.means if pending else "",
+        cure=reason.cure.replace("JOB", task[1]) if pending else "",
+        held=_hold(fields[1], reason) if pending else Hold.NONE,
         node=fields[3],
     )
 
 
-def _hold(word: str, reason: str) -> Hold:
-    """Return why a task in this state is held. What has ended keeps the reason, and is not."""
-    if word not in _PENDING:
-        return Hold.NONE
-    said = reason.replace("_", " ")
-    found = (hold for hold, pattern in _HOLDS.items() if pattern.fullmatch(said))
-    return next(found, Hold.USER if word in _HELD else Hold.NONE)
+def _hold(word: str, reason: Reason) -> Hold:
+    """Return why a pending task in this state is held."""
+    return reason.held or (Hold.USER if word in _HELD else Hold.NONE)
 
 
 def read_job_id(text: str) -> str:

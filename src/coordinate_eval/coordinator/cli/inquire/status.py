@@ -226,6 +226,7 @@ def _job(run: Run, task: TaskStatus, arrays: set[str]) -> dict[str, str]:
         "state": task.state.value,
         "node": task.node,
         "reason": task.reason,
+        "waits": task.waits.value,
         "held": task.held.value,
     }
 

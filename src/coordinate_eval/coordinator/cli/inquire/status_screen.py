@@ -138,7 +138,8 @@ def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
             rows["judge"] = _judge(judge)
     if shown["trials_by_state"] and not phase.ended:
         words = ", ".join(f"{n} {word}" for word, n in shown["trials_by_state"].items())
-        rows["trials"] = f"{words}, on {plural(shown['nodes'], 'node')}"
+        where = f", on {plural(shown['nodes'], 'node')}" if shown["nodes"] else ""
+        rows["trials"] = words + where
     if phase in (Phase.COMPLETE, Phase.INCOMPLETE) or not phase.ended:
         rows["took" if phase.ended else "time"] = _times(shown)
     width = max(map(len, rows)) + 2

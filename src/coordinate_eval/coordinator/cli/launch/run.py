@@ -34,6 +34,7 @@ from coordinate_eval.coordinator.planning.judge_plan import (
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
+from coordinate_eval.coordinator.planning.plan import ChosenNodes
 from coordinate_eval.coordinator.planning.prepare import (
     Offer,
     Prepared,
@@ -157,7 +158,7 @@ def show_plan(
             prepared = prepare(
                 run,
                 offer,
-                choose_nodes(run, offer),
+                _nodes_or_none_yet(run, offer),
                 {},
                 judging=plan_judge(run, offer, {}),
                 what_if=what_if,
@@ -230,6 +231,20 @@ def ask(cluster: Cluster, settings: Settings) -> Offer:
     return offer_of_cluster(cluster.name, found, settings, exclusive=exclusive, limits=limits)
 
 
+def _nodes_or_none_yet(
+    run: Run, offer: Offer, reviewed: reviewed_plan.PlanFile | None = None
+) -> ChosenNodes:
+    """Return the nodes of a plan to look at. Where no GPU is free now, say so and return any."""
+    try:
+        return choose_nodes(run, offer, reviewed)
+    except NoFreeGpu as error:
+        if reviewed is not None:
+            raise
+        words = str(error).splitlines()[0] if run.settings.queue else str(error)
+        say(f"{words}\nthis plan is for when GPUs are free")
+        return queued_nodes(run, offer)
+
+
 def _plan_now(
     inputs: Inputs,
     cluster: Cluster,
@@ -258,12 +273,7 @@ def _plan_now(
     if estimate:
         inputs = _with_counted_items(inputs)
     run = new_run(inputs, cluster.name, exclusive=offer.exclusive, limits=offer.limits)
-    try:
-        chosen = choose_nodes(run, offer, inputs.reviewed)
-    except NoFreeGpu:
-        if not settings.queue:
-            raise
-        chosen = queued_nodes(run, offer)
+    chosen = _nodes_or_none_yet(run, offer, inputs.reviewed)
     with console.status("building requests") as status, quiet_libraries(verbose=verbose):
         wanted = [dataset for dataset in run.suite.datasets if dataset.task]
         if estimate:

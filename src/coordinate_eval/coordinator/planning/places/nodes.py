@@ -101,13 +101,15 @@ def queued_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
     """Return a stand-in for the nodes that a queued run will get, and the GPUs of one trial.
 
     They have the GPU type that is asked for, and of several the one of which the cluster has most.
+    Nodes that are down or drained count only where there are no others.
     """
     settings = demand.settings
     there = Counter[tuple[str, float]]()
     for node in nodes:
         there[node.gpu_type, node.gpu_memory_gib] += node.gpus
     for taken in busy:
-        there[taken.gpu_type, taken.gpu_memory_gib] += taken.gpus * (not taken.excluded)
+        count = taken.gpus * (not taken.excluded)
+        there[taken.gpu_type, taken.gpu_memory_gib] += 0 if taken.away else count
     wanted = [kind for kind in there if gpus.asked_for(kind[0], settings.gpu_type)]
     kind = max(wanted, key=lambda kind: there[kind], default=(settings.gpu_type, 0.0))
     degree = _degree(demand, kind, QUEUED_TRIALS)

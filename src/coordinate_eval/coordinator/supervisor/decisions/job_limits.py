@@ -4,7 +4,7 @@ Keepers, and a job that scores, run for as long as there are trials to come. Whe
 may run, none starts. From then on keepers and trials of a node are one job, as on whole nodes.
 """
 
-from coordinate_eval.cluster import State
+from coordinate_eval.cluster import State, Waits
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts
@@ -17,7 +17,7 @@ def holds_up_trials(run: Run, facts: Facts) -> bool:
     waited = [
         facts.now - facts.submitted[task.name].time
         for task in trials
-        if task.job_limit and task.name in facts.submitted
+        if task.waits is Waits.JOB_LIMIT and task.name in facts.submitted
     ]
     return max(waited, default=0.0) >= patience and all(
         t.state is not State.RUNNING for t in trials

@@ -1,10 +1,11 @@
 """Decisions for one node of a round: its keeper, then its trials, then its release."""
 
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.cluster import Hold, State, TaskStatus, Waits
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, Run
 from coordinate_eval.coordinator.run.rounds import UNAVAILABLE_SECONDS
+from coordinate_eval.coordinator.supervisor.decisions.persons import never_starting
 from coordinate_eval.coordinator.supervisor.decisions.replacements import pays_no_more
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
@@ -66,7 +67,7 @@ def _late_keeper(run: Run, facts: Facts, keeper: str, trials: str) -> list[Actio
         return []
     pending = [t for t in facts.alive(keeper) if t.state is State.PENDING]
     if facts.ended(trials):
-        return _cancel(facts, pending, "its trials have ended")
+        return _cancel(run, facts, pending, "its trials have ended")
     return _cancel_late(run, facts, keeper)
 
 
@@ -75,10 +76,12 @@ def _trials(run: Run, facts: Facts, key: NodeKey, trials: str) -> list[Action]:
         return _release(facts, key)
     if not facts.unpublished:
         pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
-        return _cancel(facts, pending, "no shard is left")
+        return _cancel(run, facts, pending, "no shard is left")
     if facts.now - facts.submitted[trials].time > facts.ready_seconds and pays_no_more(run, facts):
         pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
-        return _cancel(facts, pending, "those that run will have begun all shards before it starts")
+        return _cancel(
+            run, facts, pending, "those that run will have begun all shards before it starts"
+        )
     # No other node is free sooner than this machine.
     here = facts.cores is not None
     return _cancel_late(run, facts, trials, patient=here or key[1] == ANY_NODE)
@@ -113,35 +116,32 @@ def _waits_in_vain(run: Run, facts: Facts, key: NodeKey) -> bool:
 def _cancel_late(run: Run, facts: Facts, name: str, *, patient: bool = False) -> list[Action]:
     """Cancel tasks that are pending for longer than `patience_seconds`, unless a person holds them.
 
-    With `patient`, those stay that wait for nothing but their turn. Without, those whose node takes
-    no jobs are cancelled sooner.
+    With `patient`, only those are cancelled that are held because their launch failed: the others
+    keep their place. Without, those whose node takes no jobs are cancelled sooner. What happens
+    where nothing ever starts is in `persons.py`.
     """
     waited = facts.now - facts.submitted[name].time
     patience = run.settings.supervisor.patience_seconds
     shorter = min(patience, UNAVAILABLE_SECONDS)
+    stuck = never_starting(run, facts)
     late = [
         task
         for task in facts.alive(name)
         if task.state is State.PENDING
-        and not task.held_by_person
-        and not (patient and task.in_turn)
-        and waited >= (shorter if task.node_unavailable and not patient else patience)
+        and not (task.held_by_person or task in stuck)
+        and not (patient and task.held is not Hold.LAUNCH)
+        and waited >= (shorter if task.waits is Waits.NODE and not task.held else patience)
     ]
     if not late:
         return []
     said = f"not started within {waited:.0f} s (the scheduler says: {late[0].reason})"
-    return _cancel(facts, late, said)
+    return _cancel(run, facts, late, said)
 
 
 def _release(facts: Facts, key: NodeKey) -> list[Action]:
     return [] if key in facts.released else [Release(*key)]
 
 
-def _cancel(facts: Facts, tasks: list[TaskStatus], why: str) -> list[Action]:
-    """Cancel tasks: single ones of an array, or a whole job if it has one task."""
-    ids = set()
-    for task in tasks:
-        submitted = facts.submitted.get(task.name)
-        array = submitted is not None and submitted.job.count > 1
-        ids.add(f"{task.job_id}_{task.index}" if array else task.job_id)
+def _cancel(run: Run, facts: Facts, tasks: list[TaskStatus], why: str) -> list[Action]:
+    ids = {facts.id_of(run, task) for task in tasks}
     return [Cancel(tuple(sorted(ids)), why)] if ids else []

@@ -55,6 +55,7 @@ class Facts:
         open_claims: on spans of all ledgers.
         claims_with_second_attempt: on shards, of owners that may go on beside one.
         published: seconds for which this supervisor has known that no shard is unpublished.
+        stuck: seconds for which this supervisor has known that nothing starts by itself.
         unbuilt: datasets with neither requests nor an error, while the run has no plan.
         unbuildable: datasets whose requests cannot be built.
         unscored: datasets with neither results nor an error.
@@ -118,6 +119,7 @@ class Facts:
     troubles: frozenset[str] = frozenset()
     claims_with_second_attempt: Sequence[OpenClaim] = ()
     published: float = 0.0
+    stuck: float = 0.0
     silent: Mapping[str, float] = field(default_factory=dict)
     due: Mapping[str, float] = field(default_factory=dict)
     quiet: Mapping[str, Quiet] = field(default_factory=dict)
@@ -162,7 +164,8 @@ class Facts:
 
     def id_of(self, run: Run, task: TaskStatus) -> str:
         """Return the id that cancels one task of a submitted job, and no other."""
-        array = not self.is_whole(run, task.name) and self.submitted[task.name].job.count > 1
+        found = self.submitted.get(task.name)
+        array = not self.is_whole(run, task.name) and found is not None and found.job.count > 1
         return f"{task.job_id}_{task.index}" if array else task.job_id
 
     def living(self) -> set[str]:
