@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Round, StageProgress
+from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, StageProgress
 from coordinate_eval.coordinator.run.starting import resumes
 
 
@@ -70,6 +70,16 @@ def test_every_phase_in_order(run_dir: RunDir) -> None:
     score(run_dir, "a", "b")
     finish(run_dir)
     assert seen(run_dir).phase is Phase.COMPLETE
+
+
+def test_trials_that_wait_in_the_queue_are_on_no_node(run_dir: RunDir) -> None:
+    node = RoundNode(name=ANY_NODE, gpu_type="h200", trials=2)
+    _files.write_record(run_dir.round(0), ROUND.model_copy(update={"nodes": [node]}))
+    name = jobs.trials_name(RUN, 0, ANY_NODE)
+    found = seen(run_dir, SUPERVISOR, pending(name))
+    assert (found.trials, found.nodes) == ({"waiting": 2}, 0)
+    trial(run_dir, ANY_NODE, 0, "running")
+    assert seen(run_dir, SUPERVISOR, running(name)).nodes == 1
 
 
 def test_a_lost_trial_does_not_run(run_dir: RunDir) -> None:

@@ -1,5 +1,6 @@
 """Runs whose trials stand in the scheduler's queue, and start where GPUs become free."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
@@ -8,10 +9,13 @@ import pytest
 from tests.decisions import DIR, facts, make_run, submits, submitted, tasks
 from tests.plan_examples import planned
 from tests.reviewer import FakeCluster, Reviewer
+from tests.tiny import tiny_model
 
 from coordinate_eval.cluster import Busy, Hold, Node, State, Waits
+from coordinate_eval.coordinator.cli.launch.run import show_plan, start_run
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
+from coordinate_eval.coordinator.planning.prepare import offer_of_cluster, queued_nodes
 from coordinate_eval.coordinator.planning.request_cache import link_found
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, read_run
@@ -52,6 +56,32 @@ def test_a_queued_run_is_planned_for_the_gpus_of_which_there_are_most(reviewer: 
     (node,) = round_.nodes
     assert (node.name, node.gpu_type, node.trials) == (ANY_NODE, "h200", 3)
     assert made.gpu_type == "h200"
+
+
+@pytest.mark.parametrize("queue", [False, True])
+def test_a_dry_run_on_a_full_cluster_shows_the_plan_for_when_gpus_are_free(
+    reviewer: Reviewer, capsys: pytest.CaptureFixture[str], queue: bool
+) -> None:
+    reviewer.settings = reviewer.settings.model_copy(update={"queue": queue, "max_gpus": 3})
+    reviewer.cluster.free, reviewer.cluster.busy = [], FULL
+    inputs = reviewer.inputs(tiny_model())
+    show_plan(inputs, as_json=True)
+    said = capsys.readouterr()
+    assert "this plan is for when GPUs are free" in said.err
+    assert ("use --queue to wait" in said.err) is not queue
+    (node,) = json.loads(said.out)["nodes"]
+    assert (node["name"], node["gpus"]) == (ANY_NODE, 3)
+    if not queue:
+        with pytest.raises(NoFreeGpu):
+            start_run(inputs)
+
+
+def test_it_waits_for_gpus_that_come_back_by_themselves(reviewer: Reviewer) -> None:
+    down = [each.model_copy(update={"away": each.gpu_type == "h200"}) for each in FULL]
+    run = read_run(reviewer.start())
+    kinds = [queued_nodes(run, offer_of_cluster("slurm", ([], busy), run.settings)).nodes[0]
+             for busy in (FULL, down, down[:2])]  # fmt: skip
+    assert [kind.gpu_type for kind in kinds] == ["h200", "v100", "h200"]
 
 
 def free_gpus(count: int) -> Node:

@@ -253,8 +253,8 @@ def test_cores_for_the_system_in_a_made_up_answer_are_not_free(
         (["mixed", "COMPLETING"], "", "a job on it is ending"),
         (["idle", "FAIL"], "", "failed"),
         (["idle", "POWERED_DOWN"], "", "powered down; [slurm] wake_nodes uses such nodes"),
-        (["idle", "POWERING_UP"], "", "powering up"),
-        (["idle", "REBOOT_REQUESTED"], "", "reboot requested"),
+        (["idle", "POWERING_UP"], "", "powering up; [slurm] wake_nodes uses such nodes"),
+        (["idle", "REBOOT_REQUESTED"], "", "to be rebooted"),
         (["unknown"], "", "unknown"),
     ],
 )
@@ -263,34 +263,14 @@ def test_nodes_that_take_no_jobs_say_why(states: list[str], reason: str, words: 
     assert why(new(state=[state.upper() for state in states], reason=reason)) == words
 
 
-@pytest.mark.parametrize(
-    ("states", "away"),
-    [
-        (["idle", "DRAIN"], True),
-        (["mixed", "DRAIN"], True),
-        (["down", "NOT_RESPONDING"], True),
-        (["idle", "FAIL"], True),
-        (["idle", "MAINT"], False),
-        (["idle", "PLANNED"], False),
-        (["idle", "POWERED_DOWN"], False),
-    ],
-)
-def test_a_node_that_is_down_or_drained_is_away(states: list[str], away: bool) -> None:
-    for entry in (
-        old(state=states[0], state_flags=states[1:]),
-        new(state=[state.upper() for state in states]),
-    ):
-        assert [each.away for each in read_nodes({"nodes": [entry]}, LOW)[1]] == [away]
-    in_use = new(gres_used="gpu:h200:8(IDX:0-7)", state=["MIXED"])
-    assert not read_nodes({"nodes": [in_use]}, LOW)[1][0].away
-
-
 def test_a_reason_of_the_past_keeps_no_node_away() -> None:
     assert free(new(reason="hw check")) == ("h200", 8, 8)
     assert free(new(state=["IDLE", "CLOUD"])) == ("h200", 8, 8)
 
 
 def test_a_busy_node_says_what_has_run_out() -> None:
+    in_use = new(gres_used="gpu:h200:8(IDX:0-7)", state=["MIXED"])
+    assert not read_nodes({"nodes": [in_use]}, LOW)[1][0].away
     assert why(old(gres_used="gpu:h200:8(IDX:0-7)", state="mixed")) == "8 of 8 GPUs in use"
     assert "all CPUs" in why(old(alloc_cpus=128, state="allocated"))
     assert "all memory" in why(old(alloc_memory=1024000, state="mixed"))

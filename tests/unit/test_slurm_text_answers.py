@@ -157,7 +157,7 @@ NODE = json.loads((CAPTURED / "nodes-22.05.json").read_text())["nodes"][0] | {
         ("IDLE^*", ["REBOOT_ISSUED", "NOT_RESPONDING"]),
         ("IDLE-", ["PLANNED"]),
         ("MAINT*", ["NOT_RESPONDING"]),
-        ("ALLOCATED+", []),
+        ("ALLOCATED+", ["COMPLETING"]),
     ],
 )
 def test_signs_after_a_state(state: str, flags: list[str]) -> None:

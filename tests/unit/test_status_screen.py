@@ -16,6 +16,7 @@ def screen(
     states: dict[str, str],
     rescored: dict[str, Any] | None = None,
     judge: JudgeProgress | None = None,
+    **more: Any,
 ) -> str:
     """The screen of a run without trials, whose datasets are in these states."""
     rows: dict[str, Any] = {
@@ -29,7 +30,7 @@ def screen(
         "judge": judge.model_dump() if judge else None,
         "trials_by_state": {}, "elapsed_seconds": 1.0, "left_seconds": None, "datasets": rows,
         "rescored": rescored, "first_signal": None, "jobs": [], "reasons": [], "avoided": [],
-        "note": "", "next": "coordinate-eval resume r",
+        "note": "", "next": "coordinate-eval resume r", **more,
     }  # fmt: skip
     console = Console(file=io.StringIO(), width=200)
     status_screen.show(shown, console)
@@ -76,3 +77,8 @@ def test_odd_answers_of_a_judge_are_told_while_it_is_asked() -> None:
         "12 cut at their limit of tokens, 11 with thinking that does not end, "
         "100 without temperature"
     ) in said
+
+
+@pytest.mark.parametrize(("nodes", "said"), [(0, "8 waiting\n"), (2, "8 waiting, on 2 nodes\n")])
+def test_waiting_trials_are_on_the_nodes_that_are_known(nodes: int, said: str) -> None:
+    assert said in screen(Phase.WAITING, {}, trials_by_state={"waiting": 8}, nodes=nodes)

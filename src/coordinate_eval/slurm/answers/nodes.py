@@ -8,7 +8,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,36 +18,15 @@ from coordinate_eval.cluster import Busy, Node
 from coordinate_eval.errors import ClusterError
 from coordinate_eval.slurm.answers.gres import gpus as gpus_of
 from coordinate_eval.slurm.answers.partitions import MemoryLimits
-from coordinate_eval.slurm.answers.reservations import IN_RESERVATION, name_of_user
+from coordinate_eval.slurm.answers.reservations import name_of_user
+from coordinate_eval.slurm.answers.states import NodeState, Takes, hindrance, read_states
 
 _MIB_PER_GIB = 1024
 _UNKNOWN_MEMORY_GIB = 1e6
 """Stands for the memory of a node where jobs ask for none and Slurm does not know it."""
 
-# States in which a node takes new jobs. With any other state, known or not, it counts as busy.
-_HARMLESS_STATES = {"IDLE", "MIXED", "ALLOCATED", "CLOUD", "DYNAMIC_NORM", "EXTERNAL", "UNDRAIN"}
-# States of a node that Slurm powers up for a job, and of one that it is powering up.
-_ASLEEP = {"POWERED_DOWN", "POWERING_UP"}
-# Words for the states of a busy node, the worst first. Other states are shown as they are.
-_WORDS = {
-    "DOWN": "down",
-    "FAIL": "failed",
-    "NOT_RESPONDING": "not responding",
-    "DRAIN": "drained",
-    "DRAINED": "drained",
-    "DRAINING": "drained",
-    "MAINT": "in maintenance",
-    "MAINTENANCE": "in maintenance",
-    "RESERVED": "reserved",
-    "POWERED_DOWN": "powered down; [slurm] wake_nodes uses such nodes",
-    "COMPLETING": "a job on it is ending",
-    "PLANNED": "promised to a waiting job",
-}
-# Those of them that pass only when somebody has mended the node.
-_AWAY = {"DOWN", "FAIL", "DRAIN", "DRAINED", "DRAINING"}
 _NO_USERS = {"", "N/A", "4294967294", "4294967295"}
 """What stands where a user would: Slurm's numbers for none and for all among them."""
-_REASONLESS = {"RESERVED", "COMPLETING", "PLANNED"}
 
 
 @dataclass(frozen=True)
@@ -105,14 +84,16 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
             if not all_types:
                 continue
             excluded = _exclusion(entry, wanted)
-            hindrance = excluded or _hindrance(entry, wanted)
-            usable = [] if hindrance else [node for node in all_types if not _exhausted(node)]
-            (asleep if _ASLEEP.intersection(_states(entry)) else nodes).extend(usable)
+            states = _states(entry)
+            why = excluded or _hindrance(entry, states, wanted)
+            usable = [] if why else [node for node in all_types if not _exhausted(node)]
+            sleeps = any(state.takes is Takes.ASLEEP for state in states)
+            (asleep if sleeps else nodes).extend(usable)
             if not usable:
                 most = max(all_types, key=lambda node: (node.free_gpus, node.gpus))
-                why = hindrance or _exhausted(most)
+                why = why or _exhausted(most)
                 known = most.model_dump(include={"name", "gpus", "gpu_type", "gpu_memory_gib"})
-                away = bool(_AWAY.intersection(_states(entry)))
+                away = any(state.takes is Takes.GONE for state in states)
                 busy.append(Busy(why=why, excluded=bool(excluded), away=away, **known))
     return [*nodes, *asleep], busy
 
@@ -195,18 +176,12 @@ def _exclusion(entry: dict[str, Any], wanted: Wanted) -> str:
     return ""
 
 
-def _hindrance(entry: dict[str, Any], wanted: Wanted) -> str:
+def _hindrance(entry: dict[str, Any], states: Sequence[NodeState], wanted: Wanted) -> str:
     """Return the reason for which this node takes no job of ours now, or '' if it does."""
-    harmless = _HARMLESS_STATES | (_ASLEEP if wanted.wake else set())
-    if wanted.reserved is not None:
-        harmless |= IN_RESERVATION
-    closed = [state for state in _states(entry) if state not in harmless]
-    if closed:
-        named = [state for state in _WORDS if state in closed]
-        worst = (named or closed)[0]
-        words = _WORDS.get(worst, worst.lower().replace("_", " "))
-        reason = "" if worst in _REASONLESS else str(entry.get("reason") or "")
-        return f"{words}: {reason}" if reason else words
+    worst = hindrance(states, wake=wanted.wake, reserved=wanted.reserved is not None)
+    if worst is not None:
+        reason = str(entry.get("reason") or "") if worst.reason else ""
+        return f"{worst.words}: {reason}" if reason else worst.words
     if owner := _other_owner(entry):
         return f"in use by {owner} alone (ExclusiveUser)"
     if wanted.whole and _number(entry["alloc_cpus"]):
@@ -228,9 +203,8 @@ def _other_owner(entry: dict[str, Any]) -> str:
     return "" if nobody_else & {name, number or name} else name
 
 
-def _states(entry: dict[str, Any]) -> list[str]:
-    words = [*_words(entry["state"]), *_words(entry.get("state_flags"))]
-    return [word.upper() for word in words]
+def _states(entry: dict[str, Any]) -> list[NodeState]:
+    return read_states([*_words(entry["state"]), *_words(entry.get("state_flags"))])
 
 
 def _exhausted(node: Node) -> str:

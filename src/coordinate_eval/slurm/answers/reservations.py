@@ -13,9 +13,6 @@ import time
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
-IN_RESERVATION = {"RESERVED", "MAINT", "MAINTENANCE"}
-"""States of a node for which a reservation is the reason."""
-
 
 @dataclass(frozen=True)
 class Reservation:

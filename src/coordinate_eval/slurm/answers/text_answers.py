@@ -37,21 +37,6 @@ _WORDS = {
 }
 """Names in the JSON, and in the text."""
 
-# Some versions append a sign to a state for each of these.
-_SIGNS = {
-    "*": "NOT_RESPONDING",
-    "~": "POWERED_DOWN",
-    "#": "POWERING_UP",
-    "!": "POWER_DOWN",
-    "%": "POWERING_DOWN",
-    "$": "MAINTENANCE",
-    "@": "REBOOT_REQUESTED",
-    "^": "REBOOT_ISSUED",
-    "-": "PLANNED",
-}
-_RENAMED = {"POWER": "POWERED_DOWN"}
-"""States of 20.11 by their later names."""
-
 
 def read_nodes_text(text: str) -> dict[str, Any]:
     """Return the output of `SHOW_NODES` in the form of `scontrol show nodes --json`.
@@ -99,21 +84,12 @@ def _entry(fields: dict[str, str]) -> dict[str, Any]:
         if word in fields
     }
     if "State" in fields:
-        entry["state"] = _states(fields["State"])
+        entry["state"] = fields["State"]
     # Nodes without GPUs or partitions may lack these.
     entry.setdefault("gres_used", "")
     entry["partitions"] = fields.get("Partitions", "").split(",")
     entry["reason"] = _without_author(fields.get("Reason", ""))
     return entry
-
-
-def _states(text: str) -> list[str]:
-    """Return the states in `IDLE+DRAIN+NOT_RESPONDING`, or `IDLE*+DRAIN` of older versions."""
-    states = []
-    for word in text.split("+"):
-        state = word.rstrip("".join(_SIGNS))
-        states += [_RENAMED.get(state, state), *(_SIGNS[sign] for sign in word[len(state) :])]
-    return states
 
 
 def _without_author(reason: str) -> str:
