@@ -72,7 +72,7 @@ CLUSTER = [
     "RaisedSignal", "RaisedSignal:9(Killed)", "SystemFailure", "TimeLimit", "InvalidReason",
 ]  # fmt: skip
 NODE = [
-    "NodeDown", "ReqNodeNotAvail, UnavailableNodes:node[1-3]",
+    "PartitionNodeLimit", "NodeDown", "ReqNodeNotAvail, UnavailableNodes:node[1-3]",
     "ReqNodeNotAvail, UnavailableNodes:gpu1", "ReqNodeNotAvail(Unavailable:gpu1)",
     "ReqNodeNotAvail, Reserved for maintenance",
 ]  # fmt: skip
@@ -82,7 +82,7 @@ PERSON = [
     "AssocMaxNodePerJobLimit", "QOSMaxCpuPerJobLimit", "QOSMaxNodePerJobLimit", "MaxMemPerLimit",
     *of_each("AssocMaxXPerJob", "AssocMaxXPerNode", "AssocMaxXMinutesPerJob", "QOSMaxXPerJob",
              "QOSMaxXPerNode", "QOSMaxXMinutesPerJob", "QOSMinX"),
-    "QOSMinCpuNotSatisfied", "PartitionNodeLimit", "PartitionConfig", "BadConstraints",
+    "QOSMinCpuNotSatisfied", "PartitionConfig", "BadConstraints",
     "InvalidAccount", "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed",
     "Job's account not permitted to use this partition (low allows a not b)",
     "Job's account not permitted to use this partition (low denies a including a)",

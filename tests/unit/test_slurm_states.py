@@ -45,11 +45,15 @@ PRINTED = [
      "powered down; [slurm] wake_nodes uses such nodes"),
     ("IDLE#", ASLEEP, "powering up; [slurm] wake_nodes uses such nodes"),
     ("alloc#", ASLEEP, "powering up; [slurm] wake_nodes uses such nodes"),
+    # After power_down_force, see aws/aws-parallelcluster-node#402.
+    ("IDLE+CLOUD+POWER_DOWN+POWERED_DOWN", ASLEEP,
+     "powered down; [slurm] wake_nodes uses such nodes"),
     ("IDLE+CLOUD+POWERING_DOWN", SOON, "powering down"),
     ("IDLE+CLOUD+NOT_RESPONDING+POWERING_DOWN", SOON, "powering down"),
     ("idle%", SOON, "powering down"),
     ("MIXED+POWER_DOWN", SOON, "to be powered down"),
     ("MIXED!", SOON, "to be powered down"),
+    ("MIXED+DRAIN+POWER_DOWN", SOON, "to be powered down"),  # scontrol ... power_down_asap
     ("MIXED+DRAIN+POWER_DOWN+POWER_DRAIN", SOON, "to be powered down"),
     ("MIXED+DRAIN+POWER_DOWN_ASAP", SOON, "to be powered down"),
     ("IDLE+PLANNED", SOON, "promised to a waiting job"),
@@ -92,6 +96,10 @@ PRINTED = [
     ("DOWN+MAINTENANCE", GONE, "down"),
     ("DOWN+CLOUD+NOT_RESPONDING+POWERED_DOWN", GONE, "down"),  # it did not come up in time
     ("DOWN~+CLOUD", GONE, "down"),
+    # See aws/aws-parallelcluster#7577: idle to look at, and never chosen.
+    ("IDLE+CLOUD+NOT_RESPONDING+POWERED_DOWN", GONE,
+     "powered down and not responding, so that Slurm never powers it up"),
+    ("DOWN+CLOUD+NOT_RESPONDING+POWER_DOWN+POWERED_DOWN", GONE, "down"),
     ("IDLE+DRAIN", GONE, "drained"),
     ("IDLE*+DRAIN", GONE, "drained"),
     ("MIXED+DRAIN+PLANNED", GONE, "drained"),

@@ -94,7 +94,10 @@ REASONS = (
            "TimeLimit|InactiveLimit|NonZeroExitCode|RaisedSignal.*|OutOfMemory|DeadLine"
            "|JobLaunchFailure|SystemFailure|InvalidReason",
            Waits.CLUSTER, "how its last start ended: it is to start again"),
-    Reason("`PartitionNodeLimit`, `PartitionConfig`", "PartitionNodeLimit|PartitionConfig",
+    Reason("`PartitionNodeLimit`", "PartitionNodeLimit",
+           Waits.NODE, "nodes are down, or the partition takes no jobs of one node",
+           "`scontrol show partition` shows its MinNodes, and `sinfo` its nodes"),
+    Reason("`PartitionConfig`", "PartitionConfig",
            Waits.PERSON, "the partition does not take such jobs",
            "`scontrol show partition` shows its limits; take another [slurm] partition"),
     Reason("`BadConstraints`", "BadConstraints",

@@ -24,9 +24,9 @@ class Takes(StrEnum):
 class NodeState:
     """A state: its name, what it means for jobs, and why in words for a person.
 
-    `others` are shorter and older names. Slurm sets the states in `brings` along with it, and takes
-    them back with it: they mean nothing of their own then. Where the administrator's `reason`
-    belongs to the state, it is shown.
+    A name with `+` is that of states together, and `others` are shorter and older names. Slurm sets
+    the states in `brings` along with it, and takes them back with it: they mean nothing of their
+    own then. Where the administrator's `reason` belongs to the state, it is shown.
     """
 
     name: str
@@ -46,16 +46,18 @@ STATES = (
     NodeState("ERROR", Takes.GONE, "in error"),
     NodeState("FUTURE", Takes.GONE, "not there yet", ("FUTR",)),
     NodeState("EXTERNAL", Takes.GONE, "takes no batch jobs", ("EXT",)),
+    NodeState("NOT_RESPONDING+POWERED_DOWN", Takes.GONE,
+              "powered down and not responding, so that Slurm never powers it up"),
     NodeState("NOT_RESPONDING", Takes.SOON, "not responding", ("NO_RESPOND",)),
     NodeState("MAINTENANCE", Takes.SOON, "in maintenance", ("MAINT",)),
     NodeState("REBOOT_ISSUED", Takes.SOON, "rebooting", (), ("DOWN", "DRAIN", "NOT_RESPONDING")),
     NodeState("REBOOT_REQUESTED", Takes.SOON, "to be rebooted", ("REBOOT", "BOOT"), ("DRAIN",)),
     NodeState("RESERVED", Takes.SOON, "reserved", ("RESV",), reason=False),
-    NodeState("POWER_DRAIN", Takes.SOON, "to be powered down", ("POWER_DOWN_ASAP",), ("DRAIN",)),
-    NodeState("POWER_DOWN", Takes.SOON, "to be powered down", ("POW_DN", "POWER_DOWN_FORCE")),
+    NodeState("POWER_DOWN", Takes.SOON, "to be powered down",
+              ("POW_DN", "POWER_DRAIN", "POWER_DOWN_ASAP", "POWER_DOWN_FORCE"), ("DRAIN",)),
     NodeState("POWERING_DOWN", Takes.SOON, "powering down", ("POWRING_DN",), ("NOT_RESPONDING",)),
     NodeState("POWERED_DOWN", Takes.ASLEEP, "powered down; [slurm] wake_nodes uses such nodes",
-              ("POWER", "POWERED_DN"), ("NOT_RESPONDING",)),
+              ("POWER", "POWERED_DN"), ("POWER_DOWN",)),
     NodeState("POWERING_UP", Takes.ASLEEP, "powering up; [slurm] wake_nodes uses such nodes",
               ("POWER_UP", "POW_UP"), ("NOT_RESPONDING",)),
     NodeState("BLOCKED", Takes.SOON, "kept for the job that has its part of the network alone",
@@ -90,6 +92,7 @@ SIGNS = {
 
 _OF_RESERVATION = {"RESERVED", "MAINTENANCE"}
 _BY_NAME = {name: state for state in STATES for name in (state.name, *state.others)}
+_TOGETHER = [state for state in STATES if "+" in state.name]
 _ORDER = {state: place for place, state in enumerate(STATES)}
 
 
@@ -99,6 +102,8 @@ def read_states(words: Iterable[str]) -> list[NodeState]:
     A state that is not known here keeps jobs away.
     """
     found = {state for word in words for state in _states_in(word.strip().upper())}
+    names = {state.name for state in found}
+    found |= {state for state in _TOGETHER if names.issuperset(state.name.split("+"))}
     brought = {name for state in found for name in state.brings}
     left = [state for state in found if state.name not in brought]
     return sorted(left, key=lambda state: (_ORDER.get(state, len(STATES)), state.name))
