@@ -257,6 +257,16 @@ class TaskStatus(Record):
         return self.held in (Hold.ADMIN, Hold.USER)
 
     @property
+    def in_turn(self) -> bool:
+        """Return whether it is pending, and starts without anybody's help."""
+        return self.waits not in (Waits.NOTHING, Waits.PERSON) and not self.held
+
+    @property
+    def node_unavailable(self) -> bool:
+        """Return whether it is pending for a node that takes no jobs now."""
+        return self.waits is Waits.NODE and not self.held
+
+    @property
     def never_starts(self) -> bool:
         """Return whether it is pending until something is changed, and nobody holds it."""
         return self.waits is Waits.PERSON and not self.held

@@ -1,6 +1,6 @@
 """Decisions for one node of a round: its keeper, then its trials, then its release."""
 
-from coordinate_eval.cluster import Hold, State, TaskStatus, Waits
+from coordinate_eval.cluster import State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, Run
@@ -129,8 +129,8 @@ def _cancel_late(run: Run, facts: Facts, name: str, *, patient: bool = False) ->
         for task in facts.alive(name)
         if task.state is State.PENDING
         and not (task.held_by_person or task in stuck)
-        and not (patient and task.held is not Hold.LAUNCH)
-        and waited >= (shorter if task.waits is Waits.NODE and not task.held else patience)
+        and not (patient and (task.in_turn or task.never_starts))
+        and waited >= (shorter if task.node_unavailable else patience)
     ]
     if not late:
         return []
