@@ -318,8 +318,8 @@ class SupervisorSettings(_Section):
         default=600.0,
         gt=0,
         le=MOST_SECONDS,
-        description="time that a trial or keeper may wait in the queue, with `queue` for anything "
-        "but its turn; also that jobs go on without a supervisor, or with a judge that gives "
+        description="time that a trial or keeper may wait in the queue, with `queue` only one that "
+        "never starts by itself; also that jobs go on without a supervisor, or with a judge that gives "
         "nothing usable",
     )
     minutes: int = Field(
