@@ -12,6 +12,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
+    ANY_NODE,
     Round,
     RoundNode,
     StageProgress,
@@ -29,9 +30,11 @@ def places(**gpus: int) -> list[Node]:
     ]
 
 
-def asked(free: list[Node], vain: set[str], **settings: object) -> list[str]:
-    run = make_run(settings=Settings.model_validate(settings))
-    made = next_round(run, planned(), [], shards(*[1.0] * 20), (free, []), 0, trials=4, vain=vain)
+def asked(
+    free: list[Node], vain: set[str], *, queue: bool = False, **settings: object
+) -> list[str]:
+    run, left = make_run(settings=Settings.model_validate(settings)), shards(*[1.0] * 20)
+    made = next_round(run, planned(), [], left, (free, []), 0, trials=4, vain=vain, queue=queue)
     return [node.name for node in made.nodes]
 
 
@@ -45,6 +48,13 @@ def test_the_same_node_is_taken_if_there_is_no_other() -> None:
     assert asked(places(n1=8, n2=0), {"n1"}) == ["n1"]
     assert asked(places(n1=8, n2=8), {"n1"}, nodes="n1") == ["n1"]
     assert asked(places(n1=8, n2=4), {"n1", "n2"}) == ["n1"]
+
+
+def test_a_run_that_may_queue_keeps_its_place_rather_than_ask_for_the_same_node() -> None:
+    assert asked(places(n1=8), {"n1"}, queue=True) == [ANY_NODE]
+    assert asked(places(n1=8, n2=0), {"n1"}, queue=True) == [ANY_NODE]
+    assert asked(places(n1=8, n2=4), {"n1"}, queue=True) == ["n2"]
+    assert asked(places(n1=8), set(), queue=True) == ["n1"]
 
 
 @pytest.fixture

@@ -319,8 +319,8 @@ class SupervisorSettings(_Section):
         gt=0,
         le=MOST_SECONDS,
         description="time that a trial or keeper may wait in the queue, with `queue` only one that "
-        "never starts by itself; also that jobs go on without a supervisor, or with a judge that gives "
-        "nothing usable",
+        "never starts by itself; also that jobs go on without a supervisor, or with a judge that "
+        "gives nothing usable",
     )
     minutes: int = Field(
         default=240,

@@ -1,6 +1,5 @@
 """A later round: for shards that are left, beside trials that go on or when all have ended."""
 
-import contextlib
 from collections.abc import Callable, Sequence, Set
 
 from coordinate_eval.cluster import Busy, Node
@@ -49,7 +48,7 @@ def next_round(
         beside: trials that go on meanwhile, or will.
         held: nodes of these trials.
         vain: nodes on which no trial began the last time, which are taken if there is no other.
-        queue: if no GPU is free, trials stand in the scheduler's queue for any node.
+        queue: if no GPU is free elsewhere, trials stand in the scheduler's queue for any node.
 
     Raises:
         UserError: no trial can start now; waiting may help.
@@ -69,7 +68,7 @@ def next_round(
     usable.sort(key=lambda node: node.name not in held)
     settings = run.settings.model_copy(update=limits)
     try:
-        chosen = _with_room(run, settings, usable, busy, vain)
+        chosen = _with_room(run, settings, usable, busy, vain, queue=queue)
     except NoFreeGpu:
         if not queue:
             raise
@@ -96,12 +95,31 @@ def next_round(
 
 
 def _with_room(
-    run: Run, settings: Settings, nodes: Sequence[Node], busy: Sequence[Busy], vain: Set[str]
+    run: Run,
+    settings: Settings,
+    nodes: Sequence[Node],
+    busy: Sequence[Busy],
+    vain: Set[str],
+    *,
+    queue: bool,
 ) -> list[NodeCapacity]:
-    """Return the nodes to ask for, as `nodes_with_room` does: none in vain if there is another."""
+    """Return the nodes to ask for, as `nodes_with_room` does.
+
+    Nodes where nothing started are a last resort, and none at all for a run that may `queue`: there
+    its trials would lose their place again and again.
+
+    Raises:
+        NoFreeGpu: no GPU is free, or the run had better queue.
+        UserError: no node has room.
+    """
     gpus, gib = run.tensor_parallel, keeper_gib(run)
     others = [node for node in nodes if node.name not in vain]
     if len(others) < len(nodes):
-        with contextlib.suppress(UserError):
+        try:
             return nodes_with_room(others, busy, settings, gpus, gib)
+        except NoFreeGpu:
+            if queue:
+                raise
+        except UserError:
+            pass
     return nodes_with_room(nodes, busy, settings, gpus, gib)
