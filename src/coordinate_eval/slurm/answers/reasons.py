@@ -31,7 +31,8 @@ _ASK = "ask the administrators"
 
 # The first that matches counts.
 REASONS = (
-    Reason("`None`, `Priority`, `Resources`", "|None|Priority|Resources",
+    Reason("`None`", "|None", Waits.TURN, "not looked at yet"),
+    Reason("`Priority`, `Resources`", "Priority|Resources",
            Waits.TURN, "other jobs come first, or have what it needs"),
     Reason("`Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority "
            "partitions`", "Nodes required for job are DOWN, DRAINED.*",
