@@ -1,4 +1,4 @@
-"""Rules of a site that change what jobs get: memory that costs CPUs, and cores with two CPUs."""
+"""Rules of a site: memory that costs CPUs, cores with two CPUs, and plugins that refuse jobs."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -8,6 +8,7 @@ import pytest
 from coordinate_eval.cluster import Job, State
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places import nodes as select
+from coordinate_eval.errors import SettingsRefused, SubmitRefused
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.settings import SlurmSettings
 from tests.runs import until
@@ -58,3 +59,82 @@ def test_as_many_trials_start_as_are_planned_where_memory_costs_cpus(
     assert cluster.nodes()[0] == []  # no CPU is left
     cluster.cancel([task.job_id for task in not_ended(cluster)])
     until(lambda: not queue(), "an empty cluster")
+
+
+JOB_SUBMIT = """
+function slurm_job_submit(job, partitions, user)
+  if job.partition == nil then
+    slurm.log_user("Please choose one of our partitions.")
+    return slurm.ERROR
+  end
+  if job.gres == nil and job.tres_per_node == nil then
+    slurm.log_user("No GPUs requested.")
+    return 2072 -- ESLURM_INVALID_GRES
+  end
+  return slurm.SUCCESS
+end
+function slurm_job_modify(job, record, partitions, user) return slurm.SUCCESS end
+return slurm.SUCCESS
+"""
+
+CLI_FILTER = """
+function slurm_cli_setup_defaults(options, early) return slurm.SUCCESS end
+function slurm_cli_pre_submit(options, offset)
+  if options["mem"] ~= nil and options["mem"] ~= "-2" then
+    slurm.log_error("Memory by node is not supported. Use --mem-per-cpu.")
+    return slurm.ERROR
+  end
+  return slurm.SUCCESS
+end
+function slurm_cli_post_submit(offset, job, step) return slurm.SUCCESS end
+return slurm.SUCCESS
+"""
+
+
+@pytest.fixture(scope="module")
+def strict_site() -> Iterator[None]:
+    """A cluster whose plugins refuse jobs in their own words."""
+    with cluster_of(nodes=1) as cluster:
+        (cluster.dir / "job_submit.lua").write_text(JOB_SUBMIT)
+        (cluster.dir / "cli_filter.lua").write_text(CLI_FILTER)
+        cluster.stop_controller()
+        plugins = "\nJobSubmitPlugins=lua\nCliFilterPlugins=lua\n"
+        cluster.conf.write_text(cluster.conf.read_text() + plugins)
+        cluster.start_controller()
+        yield
+
+
+@pytest.mark.parametrize(
+    ("site", "fields", "kind", "words"),
+    [
+        ({}, {"gpus": 1}, SettingsRefused, r'Use --mem-per-cpu.*: \[slurm\] memory \("per-cpu"'),
+        ({"memory": "per-cpu"}, {"gpus": 1}, SettingsRefused, r"our part.*: \[slurm\] partition"),
+        # A job with GPUs does a keeper's work; all others go to another partition.
+        ({"memory": "per-cpu", "partition": "low"}, {"gpu_work": True}, SubmitRefused, "No GPUs"),
+        (
+            {"memory": "per-cpu", "partition": "low"},
+            {},
+            SettingsRefused,
+            r"No GPUs.*: set \[slurm\] cpu_partition",
+        ),
+    ],
+)
+def test_a_plugins_own_words_name_the_setting(
+    strict_site: None,
+    job: Callable[..., Job],
+    site: dict[str, str],
+    fields: dict[str, object],
+    kind: type[SubmitRefused],
+    words: str,
+) -> None:
+    cluster = SlurmCluster(SlurmSettings.model_validate({"timeout_seconds": 30, **site}))
+    with pytest.raises(SubmitRefused, match=words) as caught:
+        cluster.submit(job("pass", **fields))
+    assert type(caught.value) is kind
+
+
+def test_a_job_that_heeds_them_is_taken(strict_site: None, job: Callable[..., Job]) -> None:
+    site = {"timeout_seconds": 30, "memory": "per-cpu", "partition": "low"}
+    cluster = SlurmCluster(SlurmSettings.model_validate(site))
+    cluster.submit(job("pass", gpus=1, cpus=3, memory_mib=1000))
+    until(lambda: not not_ended(cluster), "the job to end")

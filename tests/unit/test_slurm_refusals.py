@@ -118,6 +118,8 @@ SITES = {
     ],
     "job must be submitted to a valid queue": ["partition"],
     "You are not allowed to use partition bigmem": ["partition"],
+    "You are not permitted to submit to partition gpu": ["partition"],
+    "Sorry, you are not authorized to run on these GPU nodes": ["partition", "account", "qos"],
     "A Quality of Service (QoS) has not been provided. Specifying a QoS is now required.": ["qos"],
     "No authorized Qos: gpu": ["qos"],
     "Please do not specify to use QoS normal or qosgpu": ["qos"],
@@ -141,6 +143,7 @@ SITES = {
     "Your walltime exceeds the maximum of 2 days": ["max_minutes"],
     "You have requested the partition 'long' for your job, but it is not allowed to run jobs "
     "that take less than 7 days": ["partition", "max_minutes"],
+    "Jobs longer than 48:00:00 are not permitted": ["max_minutes"],
     # Cores.
     "You are requesting 24 CPUs, which exceeds the maximum allowed of 16 CPUs for 1 GPU(s) of "
     "type a100.": ["[trial] cpus"],
@@ -152,6 +155,7 @@ SITES = {
     "Job rejected: Please do not specify memory for node-exclusive jobs.": ["false not at all"],
     "Error: Minimum memory per job is 1000 MB, please change your requirements.": ["memory_gib"],
     "Requested memory exceeds 64 GB per GPU": ["memory_gib"],
+    "You requested more memory than is available": ["memory_gib"],
     # The rest.
     "You must choose a node feature with --constraint": ["constraint"],
     "Please request a whole node with --exclusive": ["extra_args"],

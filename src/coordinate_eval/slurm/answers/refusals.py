@@ -81,7 +81,11 @@ _SPEAKS_OF = (
         r"|(core|cpu|gpu|node)[ -]hours|service units",
         _ACCOUNT,
     ),
-    (rf"\btime\b|time ?-?limit|wall.?(clock|time)|run.?time|\b(minutes|days)\b|\b{_HOURS}", _TIME),
+    (
+        r"\btime\b|time ?-?limit|\d:\d\d\b|too long|wall.?(clock|time)|run.?time"
+        rf"|\b(minutes|days)\b|\b{_HOURS}",
+        _TIME,
+    ),
     (
         r"(?<!per-)(?<!per )\b(cpus?|cores?)\b(?! ?-?(partition|queue|node|job|hour))|threads?\b",
         _CPUS,
@@ -94,12 +98,20 @@ _GPUS = re.compile(
     r"\bgres\b|\bgpus?\b(?![ -](jobs?|partitions?|queues?|nodes?|accounts?|projects?|allocations?"
     r"|qos|hours?)\b)"
 )
-_AMOUNT_OF_MEMORY = r"\d ?([kmgt]i?b?)\b|exceed|too (much|large|high|low|little)|m(in|ax)imum"
+_AMOUNT_OF_MEMORY = (
+    r"\d ?([kmgt]i?b?)\b|exceed|more|less|too (much|large|high|low|little)|m(in|ax)imum"
+)
 _KNOWN_OPTIONS = {
     *("-p", "--partition", "-q", "--qos", "-a", "--account", "-t", "--time", "-c"),
     *("--cpus-per-task", "--cpus-per-gpu", "--mem", "--mem-per-cpu", "--constraint", "--gres"),
     *("--gpus", "-g", "--gpus-per-node", "--gpus-per-task", "--reservation", "--nodes", "--ntasks"),
 }
+# This user may not use something that has no name.
+_RIGHTS = re.compile(
+    r"(not|n't) (allowed|authori[sz]ed|permitted) to|access denied|not (in|a member of)\b"
+    r"|no (access|permission)|not have (access|permission)"
+)
+_NAMED = re.compile(r"\b(partition|queue|qos|account|project|group)s?\b *[:=]? *['\"]?[\w.-]+")
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-[a-z])(?![\w-])")
 
 
@@ -126,7 +138,7 @@ def refusal(words: str, command: str, *, gpus: bool, bare: bool = False) -> Subm
         if re.search(pattern, said):
             return SettingsRefused(f"{text}: {cure}{submitted}")
     cures = _cures(own)
-    if _GPUS.search(own) and (bare or not {*cures} - {_PARTITION}):
+    if _GPUS.search(_NAMED.sub("", own)) and (bare or not {*cures} - {_PARTITION}):
         if gpus:
             more = (
                 "trials ask for GPUs with --gres; add what else is asked for to [slurm] extra_args"
@@ -153,13 +165,14 @@ def refusal(words: str, command: str, *, gpus: bool, bare: bool = False) -> Subm
 def _cures(own: str) -> list[str]:
     """Return the settings that a site's own words speak of; none if there are no such words."""
     options = {*_OPTION.findall(own)}
-    if options and options.isdisjoint(_KNOWN_OPTIONS):
+    is_long = any(option.startswith("--") for option in options)
+    if is_long and options.isdisjoint(_KNOWN_OPTIONS):
         return [_OPTIONS]
     cures = [setting for pattern, setting in _SPEAKS_OF if re.search(pattern, own)]
     if re.search(r"mem-per-cpu|\bmem(ory)?\b|\bram\b", own):
         amount = "mem-per-cpu" not in own and re.search(_AMOUNT_OF_MEMORY, own)
         cures.append(_MEMORY if amount else _HOW_MEMORY)
-    return cures
+    return cures or [_PARTITION, _ACCOUNT, _QOS] * bool(_RIGHTS.search(own))
 
 
 def _own_words(said: str) -> str:
