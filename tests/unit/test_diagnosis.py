@@ -212,6 +212,33 @@ def test_lines_of_every_job_name_no_cause(line: str) -> None:
     assert unknown.reason == UNKNOWN
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "/etc/profile.d/lmod.sh: line 12: tput: command not found",
+        "/var/spool/slurmd/job1/slurm_script: line 4: conda: command not found",
+        "touch: cannot touch '/home/me/.last': Permission denied",
+        "ls: cannot access '/opt/old': No such file or directory",
+        "ulimit: open files: cannot modify limit: Operation not permitted",
+        'Lmod has detected the following error: The following module(s) are unknown: "a/1"',
+        "slurmstepd: error: Unable to create TMPDIR [/local/u]: Permission denied",
+        "slurmstepd: error: task/cgroup: unable to add task[pid=1] to memory cg '(null)'",
+        "[n1:123] PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c at line 169",
+        "CommandNotFoundError: Your shell has not been properly configured",
+    ],
+)
+@pytest.mark.parametrize("file", ["written.yaml", "reports.yaml"])
+def test_what_every_job_of_a_site_prints_hides_no_cause(file: str, noise: str) -> None:
+    kinds = {rule.name: rule.kind for rule in shipped().all}
+    of_shells = ("File Not Found Error", "Permission Error", "Import Error", "Syntax Error")
+    for case in corpus(file):
+        alone = diagnosed(case.logs, case.end)
+        if alone is None or alone.reason in (UNKNOWN, *of_shells) or kinds[alone.rule] == "echo":
+            continue  # it looks like the noise, or shows no sign of having come further
+        found = diagnosed([f"{noise}\n{case.logs[0]}", *case.logs[1:]], case.end)
+        assert (found and found.reason) == case.reason, case.name
+
+
 def test_a_line_of_a_shell_gives_way_to_a_later_exception_alone() -> None:
     shell = "/var/spool/slurmd/job1/slurm_script: line 4: module: command not found\n"
     for after, reason in (

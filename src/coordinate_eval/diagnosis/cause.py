@@ -172,7 +172,7 @@ def _believed(found: Sequence[_Candidate], said: int | None, rules: Rules) -> _C
     A log's line that every job would die of may be one that every job survives, such as a warning
     that a folder cannot be written. So the first exception of a known cause counts before a line
     that is none, and neither counts where the job itself names what others may survive. A line of a
-    shell or a tool also gives way to any later exception of a log: Python came after it.
+    shell or a tool also gives way to whatever else a log names, but for its own echoes: work began.
     """
     first, root = found[0], _STRENGTH["root"]
     if _then(first, rules) != "stop" or first.order[0] != root:
@@ -185,16 +185,19 @@ def _believed(found: Sequence[_Candidate], said: int | None, rules: Rules) -> _C
         return own_stop or own[0]
     if first.rule is None or first.is_exception or not _of_script(first.rule, rules):
         return first
-    later = (each for each in found if each.order[1] != said and _is_later_exception(each, first))
-    return next(later, first)
+    others = (each for each in found if each.order[1] != said and _is_of_work(each, first, rules))
+    return next(others, first)
 
 
-def _is_later_exception(candidate: _Candidate, line: _Candidate) -> bool:
-    """Return whether it is an exception that says more than that a command has failed."""
-    if candidate.rule is not None and candidate.rule.reason == "Called Process Error":
+def _is_of_work(candidate: _Candidate, line: _Candidate, rules: Rules) -> bool:
+    """Return whether it was said by what came after a shell's line, and is no echo of that."""
+    if candidate.order[0] > _STRENGTH["end"]:
         return False
-    believed = candidate.is_exception and candidate.order[0] <= _UNKNOWN_EXCEPTION
-    return believed and candidate.order[1:] > line.order[1:]
+    if candidate.kept and candidate.order[1] == line.order[1] and candidate.order < line.order:
+        return False
+    if candidate.rule is None or candidate.is_exception:
+        return candidate.rule is None or candidate.rule.reason != "Called Process Error"
+    return not _of_script(candidate.rule, rules)
 
 
 def _then(candidate: _Candidate, rules: Rules) -> Then | None:
@@ -244,10 +247,10 @@ def _went_on(kept: Kept, left: Compressed, rules: Rules) -> bool:
     progress = left.progress - kept.last_progress
     if progress >= LASTING:
         return True
-    if progress and not kept.is_exception and _may_come_first(kept, rules):
+    if progress and _may_come_first(kept, rules):
         return True
     success = max((each.first for each in left.kept if each.success), default=0)
-    if success and kept.rule and not kept.is_exception and _may_come_first(kept, rules):
+    if success and kept.rule and _may_come_first(kept, rules):
         return True  # before the work, or when it is done
     return success > kept.last and (progress > 0 or not (kept.rule or kept.is_exception))
 
@@ -255,8 +258,8 @@ def _went_on(kept: Kept, left: Compressed, rules: Rules) -> bool:
 def _may_come_first(kept: Kept, rules: Rules) -> bool:
     """Return whether a line is such as shells and launchers write before all work."""
     if kept.rule is None:
-        return kept.last_progress == 0
-    return kept.rule.kind == "last" or _of_script(kept.rule, rules)
+        return kept.last_progress == 0 and not kept.is_exception
+    return kept.rule.kind == "last" or (_of_script(kept.rule, rules) and not kept.is_exception)
 
 
 def _of_script(rule: Rule, rules: Rules) -> bool:

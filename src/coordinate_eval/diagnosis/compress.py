@@ -215,7 +215,7 @@ class _Reader:
                 kept.is_exception, said = True, later[1]
                 rule = rule or self._rules.find(said)
             wrong = rule or kept.is_exception or _LOOKS_WRONG.search(said[:_SHORT])
-            if wrong and (kept.is_exception or not self._rules.is_harmless(said)):
+            if wrong and (exception or not self._rules.is_harmless(said)):
                 own = said if kept.is_exception else ""
                 kept.mild = part is Part.IGNORED or is_mild(text, own)
                 kept.rule = rule

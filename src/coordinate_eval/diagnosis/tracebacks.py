@@ -25,17 +25,20 @@ class Part(IntEnum):
 
 _FRAME = b'", line '
 _HEADER = b"Traceback (most recent call last)"
-_IGNORED = re.compile(rb"Exception ignored |--- Logging error ---|Error in atexit\.")
+_IGNORED = re.compile(
+    rb"Exception ignored |--- Logging error ---|Error in atexit\.|Error processing line \d+ of "
+)
 _BOX, _BOX_LINE, _BOX_END = "─".encode(), "│".encode(), "╰".encode()
 
 _HEAD = re.compile(r'(.{0,400}?)( {0,16})File "[^"]{1,1000}", line \d')
 _NAME = re.compile(r"[A-Za-z_][\w.]{0,200}(?:\([\w.]{1,200}\))?(?::(?:\s|$)|$)")
 _CLASS = re.compile(r"(?:\w{1,100}\.){0,20}[A-Z]\w{0,100}(?:\(\w{1,100}\))?(?::(?:\s|$)|$)")
 _GROUP = re.compile(r"(?:\w{1,100}\.){0,20}(?:Base)?ExceptionGroup\b")
-_MARK = re.compile(
-    rb"\", line |Traceback \(most|Exception ignored |--- Logging error|Error in atexit"
-)
+_MARK = re.compile(rb'", line |Traceback \(most|' + _IGNORED.pattern)
 _NOTHING = (Part.NONE, "")
+_SOON = 4
+"""Lines within which the traceback begins that Python says it goes on after."""
+
 _MOST_OTHERS = 50
 """Lines of other processes between two of a traceback, at most."""
 
@@ -46,8 +49,8 @@ class Tracebacks:
     def __init__(self) -> None:
         self._prefix: str | None = None
         """What is before each line of the traceback that is read; None outside of one."""
-        self._indent = self._others = 0
-        self._after_frame = self._ignored = self._in_box = self._busy = False
+        self._indent = self._others = self._ignored = 0
+        self._after_frame = self._in_box = self._busy = False
 
     @property
     def is_open(self) -> bool:
@@ -59,7 +62,7 @@ class Tracebacks:
         if not self._busy and not _MARK.search(content):
             return _NOTHING
         part = self._take(content)
-        self._busy = self._in_box or self._prefix is not None
+        self._busy = self._in_box or self._prefix is not None or self._ignored > 0
         return part
 
     def _take(self, content: bytes) -> tuple[Part, str]:
@@ -67,7 +70,10 @@ class Tracebacks:
             self._prefix, self._indent = head[1], len(head[2])
             self._others, self._after_frame = 0, True
             return Part.CODE, ""
-        self._ignored = self._ignored or bool(_IGNORED.search(content))
+        if _IGNORED.search(content):
+            self._ignored = _SOON
+        elif self._prefix is None and self._ignored:
+            self._ignored -= 1
         if self._in_box or (_HEADER in content and _BOX in content):
             self._in_box = _BOX_END not in content
             return (Part.CODE, "") if _BOX_LINE in content else _NOTHING
@@ -94,7 +100,7 @@ class Tracebacks:
         self._prefix = None
         if not _NAME.match(said) or _GROUP.match(said):
             return _NOTHING
-        ignored, self._ignored = self._ignored or "interpreter shutdown" in said, False
+        ignored, self._ignored = self._ignored or "interpreter shutdown" in said, 0
         return (Part.IGNORED if ignored else Part.EXCEPTION), said
 
 
