@@ -230,10 +230,11 @@ def test_lines_of_every_job_name_no_cause(line: str) -> None:
 @pytest.mark.parametrize("file", ["written.yaml", "reports.yaml"])
 def test_what_every_job_of_a_site_prints_hides_no_cause(file: str, noise: str) -> None:
     kinds = {rule.name: rule.kind for rule in shipped().all}
-    of_shells = ("File Not Found Error", "Permission Error", "Import Error", "Syntax Error")
+    of_shells = {f"{word} Error" for word in ("File Not Found", "Permission", "Import", "Syntax")}
+    of_shells |= {"Called Process Error", UNKNOWN}
     for case in corpus(file):
         alone = diagnosed(case.logs, case.end)
-        if alone is None or alone.reason in (UNKNOWN, *of_shells) or kinds[alone.rule] == "echo":
+        if alone is None or alone.reason in of_shells or kinds[alone.rule] == "echo":
             continue  # it looks like the noise, or shows no sign of having come further
         found = diagnosed([f"{noise}\n{case.logs[0]}", *case.logs[1:]], case.end)
         assert (found and found.reason) == case.reason, case.name
