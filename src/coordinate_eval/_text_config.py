@@ -116,8 +116,9 @@ def text_config(config: Mapping[str, Any], file: Path) -> TextConfig:
             break
         found = given[key]
         # A class of its own has its own defaults, whatever stands above.
+        own = _type(found) in _table() or _text_type(kind) != kind
         kind = _type(found) or _text_type(kind)
-        above = {} if kind in _table() else {k: v for k, v in given.items() if k != key}
+        above = {} if own else {k: v for k, v in given.items() if k != key}
         given = {**above, **found}
     kind = _text_type(kind)
     row = _table().get(kind)

@@ -100,7 +100,10 @@ Q = "model.layers.1.self_attn.q_proj.weight"
     [
         (llama() | {Q: of(0)}, ("1 of 30 tensors are empty", "ZeRO-3", "zero_to_fp32.py")),
         (llama() | {Q: of(1)}, ("self_attn.q_proj.weight of layer 1 has the shape [1]",)),
-        (llama() | {Q: of(512, 510)}, ("has the shape [512, 510], and hidden_size 512",)),
+        (
+            llama() | {Q: of(512, 510)},
+            ("has the shape [512, 510], the config hidden_size 512",),
+        ),
         (llama() | {Q.replace("q_proj", "k_proj"): of(512, 512)}, ("k_proj", "num_key_value")),
         (
             llama() | {"model.layers.2.mlp.down_proj.weight": of(512, 48)},

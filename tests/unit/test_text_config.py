@@ -28,6 +28,7 @@ NESTED: dict[str, dict[str, Any]] = {
     "an encoder and a decoder": {"encoder": OTHER, "decoder": INNER},
     "Moondream": {"text": INNER, "vision": OTHER},
     "a width above": {"hidden_size": 7, "text_config": INNER},
+    "a part of it": {"model_type": "llama", **INNER, "text_config": {"vocab_size": 300}},
     "of a class above": {"model_type": "not known", "vlm_config": {"text_config": INNER}},
 }
 

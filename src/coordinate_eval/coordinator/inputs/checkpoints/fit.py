@@ -281,7 +281,9 @@ def _wrong_shape(model: _Model, number: int, tensors: Mapping[str, Tensor]) -> s
         )
         if not right:
             shown = ", ".join(f"{size} {n:,}" for size, n in sizes.items() if n and size in wanted)
-            return f"{brief(name)} of layer {number} has the shape {list(shape)}, and {shown}"
+            return (
+                f"{brief(name)} of layer {number} has the shape {list(shape)}, the config {shown}"
+            )
     return _wrong_heads(model, number, tensors)
 
 
