@@ -26,9 +26,9 @@ KEY = "sk-a-secret-of-the-judge"
 
 
 def rate_three(body: dict[str, Any], number: int) -> Reply:
-    """Answer three questions, and then none for days."""
+    """Answer the trial question and three others, and then none for days."""
     reply = rate(body, number)
-    reply.after_seconds = 0.0 if number < 3 else 1e6
+    reply.after_seconds = 0.0 if number < 4 else 1e6
     return reply
 
 
@@ -99,7 +99,7 @@ def test_a_judge_that_is_killed_and_comes_back_changes_no_score(
     with Judge(rate_three, models=["judge"], key=KEY, port=lasting_port()) as first:
         run = submit(user, suite, first.url, "killed")
         # Two at once: when the last one is asked, three answers have come. They are kept then.
-        until(lambda: len(first.asked) == 5 and len(kept(user)) == 3, "some questions and answers")
+        until(lambda: len(first.asked) == 6 and len(kept(user)) == 3, "some questions and answers")
     kill(processes("_judge", str(run)))
     answered = len(published(run, "answers"))
     with Judge(rate, models=["judge"], key=KEY, port=first.port) as second:
