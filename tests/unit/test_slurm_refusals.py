@@ -125,6 +125,10 @@ SITES = {
     "Please do not specify to use QoS normal or qosgpu": ["qos"],
     "Please specify the job's account": ["account"],
     "You must include an RT Project with the -A flag to this command.": ["account"],
+    "Our cluster requires you to explicitly list the account you are submitting to.\n"
+    "sbatch: error: For more information, see https://docs.example.edu/run_jobs/queues/.": [
+        "account"
+    ],
     "You have to specify account. Usage of default accounts is forbidden.": ["account"],
     "You are associated with multiple _gpu allocations...\n"
     "sbatch: error: Please specify one of the following accounts to submit this job:": ["account"],
@@ -226,6 +230,15 @@ def test_what_a_site_says_beside_slurms_own_reason_is_no_reason() -> None:
     found = refusal(words, "sbatch", gpus=True)
     assert type(found) is SubmitRefused
     assert "[slurm] partition" not in str(found)
+
+
+def test_a_plugin_may_give_one_of_slurms_reasons() -> None:
+    memory = "sbatch: error: memory limit must be provided for shared jobs\n"
+    found = refusal(f"{memory}{FAILED}Invalid feature specification", "sbatch", gpus=True)
+    assert type(found) is SettingsRefused
+    assert "constraint; or set [slurm] memory" in str(found)
+    disabled = "sbatch: error: The '--mem=0' option is disabled. Please specify a memory size\n"
+    assert type(refusal(f"{disabled}{POLICY}", "sbatch", gpus=True)) is SettingsRefused
 
 
 def test_only_a_sites_own_words_ask_for_options() -> None:

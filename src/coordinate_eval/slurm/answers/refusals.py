@@ -127,17 +127,22 @@ def refusal(words: str, command: str, *, gpus: bool, bare: bool = False) -> Subm
     said = words.lower()
     text = f"Slurm refused the job: {_on_one_line(words)}"
     submitted = f"\n(submitted with {command})"
-    own = _own_words(said) if _BY_A_PLUGIN.search(said) else ""
-    if _LATER.search(said) or (_POLICY in said and not _REASON.search(said)):
-        return SubmitLater(text + submitted)
-    if _SITE_LATER.search(own):
+    own = _own_words(said)
+    cures = _cures(own)
+    policy = _POLICY in said and not _REASON.search(said)
+    if _LATER.search(said) or (policy and not cures):
         return SubmitLater(text + submitted)
     if _ARRAY in said:
         return ArrayRefused(text + submitted)
     for pattern, cure in _NEVER:
         if re.search(pattern, said):
-            return SettingsRefused(f"{text}: {cure}{submitted}")
-    cures = _cures(own)
+            # A plugin may give one of Slurm's reasons beside its own.
+            more = "".join(f"; or set {each}" for each in cures if each not in cure)
+            return SettingsRefused(f"{text}: {cure}{more}{submitted}")
+    if not policy and not _BY_A_PLUGIN.search(said):
+        own, cures = "", []
+    if _SITE_LATER.search(own):
+        return SubmitLater(text + submitted)
     if _GPUS.search(_NAMED.sub("", own)) and (bare or not {*cures} - {_PARTITION}):
         if gpus:
             more = (
@@ -178,7 +183,8 @@ def _cures(own: str) -> list[str]:
 def _own_words(said: str) -> str:
     """Return what a site's plugin says, without Slurm's own lines."""
     lines = (_without_prefix(line) for line in said.splitlines())
-    return "\n".join(line for line in lines if not _OF_SLURM.search(line)).strip()
+    own = "\n".join(line for line in lines if not _OF_SLURM.search(line))
+    return re.sub(r"(https?://|www\.)\S+", "", own).strip()
 
 
 def _on_one_line(words: str) -> str:
