@@ -95,7 +95,7 @@ def test_the_line_is_short_and_says_nothing_of_the_environment(
         f"builtin exec {sys.executable} -P -m coordinate_eval watch {home}/ckpts "
         "--suite suite.yaml --log /shared/runs/watch.log --once\n"
     )
-    assert job.secrets == ("HF_TOKEN",)
+    assert job.secrets == ("HF_TOKEN", "http_proxy")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_cron_keeps_what_jobs_inherit(home: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cron, "program", lambda python: DUMP)
     monkeypatch.setattr("shutil.which", lambda name, path=None: "/bin/bash")
     job = made(given=asked)
-    assert job.secrets == ("HF_TOKEN", "JUDGE_KEY")
+    assert job.secrets == ("HF_TOKEN", "JUDGE_KEY", "http_proxy")
     job.path.parent.mkdir(parents=True)
     job.path.write_text(job.script)
     folder, found = environment_of(job.path)

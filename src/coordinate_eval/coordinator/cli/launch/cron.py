@@ -32,6 +32,9 @@ from coordinate_eval.slurm.environment import TOKEN, of_job
 _SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD", TOKEN)
 """Ends of the names of variables whose values are secret."""
 
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
+"""A password in an address, such as that of a proxy."""
+
 _OF_RAY = "RAY_*"
 """Variables that say where a Ray cluster is, and how to connect."""
 
@@ -108,7 +111,11 @@ def cron_job(
         line=f"{when} {line}".replace("%", r"\%"),
         path=path,
         script=_script(kept, here, command),
-        secrets=tuple(sorted(n for n, value in kept.items() if n.endswith(_SECRETS) and value)),
+        secrets=tuple(
+            name
+            for name, value in sorted(kept.items())
+            if value and (name.endswith(_SECRETS) or _PASSWORD.search(value))
+        ),
         notes=tuple(_notes(kept)),
     )
 
