@@ -227,7 +227,7 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
     """
     try:
         return json.loads(read(path))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
 
 

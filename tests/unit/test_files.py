@@ -123,6 +123,15 @@ def test_publishing_again_after_a_lost_answer_is_winning(tmp_path: Path) -> None
     assert visible(tmp_path) == ["known"]
 
 
+@pytest.mark.parametrize("content", [b"[" * 200_000, b'{"a":' * 200_000], ids=["list", "dict"])
+def test_json_without_a_bottom_is_a_torn_record(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "deep.json"
+    path.write_bytes(content)
+    for read in (_files.read_json, lambda path: _files.read_record(path, Answer)):
+        with pytest.raises(RecordError, match=r"deep\.json"):
+            read(path)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b'{"id": "a"}', b"\xff\xfe", b"[]", b"null"])
 def test_a_torn_record_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "answer.json"

@@ -144,22 +144,51 @@ _VALUES = b"".join(b"M" + n.to_bytes(2, "little") for n in range(5000))
         _calls(b"__builtin__\nset", b"(" + _VALUES + b"t\x85", 9000),
         _calls(b"torch\nSize", b"(" + _VALUES + b"t\x85", 9000),
         _calls(b"collections\nCounter", b"}(" + _VALUES + b"u\x85", 9000),
-        _calls(b"collections\nOrderedDict", b"](" + _VALUES + b"e\x85", 9000),
         _calls(b"__builtin__\nbytearray", _TEXT + _LATIN1 + b"\x86", 9000),
         _calls(
             b"torch._tensor\n_rebuild_from_type_v2",
-            b"(c__builtin__\nset\nN(" + _VALUES + b"t\x85Nt", 9000,
+            b"(ctorch._utils\n_rebuild_parameter\nN(" + _VALUES + b"t\x85Nt", 9000,
         ),
         b"\x80\x02ccollections\nOrderedDict\n)Rq\x000}(" + _VALUES + b"uq\x010"
         + b"h\x00h\x01b0" * 9000 + b"}.",
     ],
-    ids=["text", "list", "tuple", "size", "dict", "pairs", "bytes", "nested", "state"],
+    ids=["text", "list", "tuple", "size", "dict", "bytes", "nested", "state"],
 )  # fmt: skip
 def test_calls_that_copy_the_same_values_again_and_again_are_refused(
     tmp_path: Path, pickled: bytes
 ) -> None:
     with pytest.raises(UserError, match="again and again"):
         torch_pickle.walk(pickled, tmp_path / "x.pt")
+
+
+_NESTED = (
+    b")q\x000" + b"".join(b"h%c" % n * 2 + b"\x86q%c0" % (n + 1) for n in range(45)) + b"h\x2d"
+)  # a tuple of itself twice, and so on: to hash it takes 2^45 steps
+_ALIKE = b"".join(
+    b"\x8a\x0a" + (((1 << 61) - 1) * n).to_bytes(10, "little") for n in range(1, 100)
+)  # numbers of one hash
+
+
+@pytest.mark.parametrize(
+    "making",
+    [
+        b"}" + _NESTED + b"Ns",
+        b"}(" + _ALIKE + b"Nu",
+        b"}X\0\0\1\0" + b"x" * (1 << 16) + b"Ns",
+        b"}G" + bytes(8) + b"Ns",
+        b"\x8f(" + _ALIKE + b"\x90",
+        b"c__builtin__\nset\n](" + _ALIKE + b"e\x85R",
+        b"c__builtin__\nset\n(" + _ALIKE + b"t\x85R",
+        b"c__builtin__\nset\nX\x02\0\0\0ab\x85R",
+        b"ccollections\nCounter\n](" + _ALIKE + b"e\x85R",
+        b"ccollections\nOrderedDict\n](" + _NESTED + b"N\x86e\x85R",
+        b"ctorch._tensor\n_rebuild_from_type_v2\n(c__builtin__\nset\nN](" + _ALIKE + b"e\x85NtR",
+        b"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._tensor\n_rebuild_from_type_v2\nN)NtR",
+    ],
+)
+def test_keys_that_take_long_to_hash_or_compare_are_refused(tmp_path: Path, making: bytes) -> None:
+    with pytest.raises(UserError, match=r"has a key|is made of|makes no tensor"):
+        torch_pickle.walk(b"\x80\x02" + making + b".", tmp_path / "x.pt")
 
 
 @pytest.mark.parametrize("encoding", ["punycode", "utf-32", "unicode_escape", "idna", "uu"])

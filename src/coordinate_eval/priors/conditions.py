@@ -82,7 +82,7 @@ def _family(config: Path | None) -> str:
     """Return the architecture and a digest of all integers in a configuration, such as widths."""
     try:
         tree = _json_value(config) if config else {}
-    except (OSError, ValueError, RecordError):
+    except (OSError, ValueError, RecordError, RecursionError):
         return ""
     names, text = tree.get("architectures"), text_config(tree, config or Path()).given
     sizes = {

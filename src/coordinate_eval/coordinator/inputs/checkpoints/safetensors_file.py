@@ -80,7 +80,7 @@ def _sizes(opened: FileIO) -> str:
         promised = 8 + length + max(ends)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ""
-    if type(promised) is not int or promised <= there:
+    if type(promised) is not int or not there < promised < 1 << 63:
         return ""
     return f"it has {there:,} of {promised:,} bytes"
 

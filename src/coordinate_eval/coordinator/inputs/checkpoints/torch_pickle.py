@@ -6,7 +6,9 @@ says which.
 
 A call can copy what it is given, such as a text, and a few bytes of the pickle repeat the call. So
 what all calls together are given is bounded by the pickle's size: then loading it takes memory and
-time that fit the file.
+time that fit the file. So are keys of dicts, which loading hashes and compares: a short text or a
+small number. Of others, a small file can have so many of one hash, so long or so deep ones, that
+loading takes hours.
 """
 
 import math
@@ -85,6 +87,9 @@ _GIVEN_TO_A_BYTE = 4  # values or bytes given to calls; the states of optimizers
 _ENCODINGS = ("latin1", "latin-1")
 # Types that a state dict names and never calls: they take a number of bytes to allocate.
 _ALLOCATING = {"Tensor", "Parameter", "TypedStorage", "UntypedStorage", *_STORAGES}
+_MOST_KEY_CHARACTERS, _MOST_KEY = 4096, 1 << 60  # larger numbers may all have one hash
+# What `_rebuild_from_type_v2` may call with the arguments that it is given.
+_OF_TENSORS = ("_rebuild_tensor", "_rebuild_parameter")
 HOW_TO_SAVE = "Save the weights alone: torch.save(model.state_dict(), PATH)"
 
 _MARK = object()
@@ -200,6 +205,8 @@ class _Machine:
             _put(stack[-1], [key, value])
         elif name in ("APPENDS", "ADDITEMS", "POP_MARK"):
             values = self._since_mark()
+            if name == "ADDITEMS":
+                _check_keys(values)
             if name != "POP_MARK":
                 _extend(stack[-1], values)
         elif name == "APPEND":
@@ -270,7 +277,21 @@ _LITERALS = {
 }
 
 
+def _check_keys(values: object) -> None:
+    """Check what becomes the keys of a dict, or the members of a set.
+
+    Raises:
+        ValueError: hashing or comparing them may take very long.
+    """
+    for key in values if isinstance(values, list | tuple) else ():
+        short = isinstance(key, str) and len(key) <= _MOST_KEY_CHARACTERS
+        small = isinstance(key, int) and -_MOST_KEY < key < _MOST_KEY
+        if not (short or small or key is None):
+            raise ValueError("a dict has a key that is no name and no number")
+
+
 def _put(target: object, pairs: list[Any]) -> None:
+    _check_keys(pairs[::2])
     if isinstance(target, _Dict):
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             if isinstance(key, str):
@@ -297,15 +318,36 @@ def _storage(persistent: object) -> _Storage:
 def _result(function: object, arguments: object) -> object:
     """Return what a call of a harmless name gives, as far as it matters here."""
     name = function.name if isinstance(function, _Global) else ""
+    if name == "OrderedDict" and arguments != ():
+        raise ValueError("an OrderedDict is made of something")
     if name in ("OrderedDict", "Counter"):
+        _check_members(arguments)
         return _Dict()
+    if name == "set":
+        _check_members(arguments)
     if name == "encode":
         return _encoded(arguments)
+    if name == "_rebuild_from_type_v2":
+        called = arguments[0] if isinstance(arguments, tuple) and arguments else None
+        if not isinstance(called, _Global) or not called.name.startswith(_OF_TENSORS):
+            raise ValueError("it makes no tensor")
     if name.startswith("_rebuild"):
         return next(_tensors(arguments), _UNKNOWN)
     if name in _ALLOCATING or (name == "bytearray" and _has_number(arguments)):
         raise ValueError(f"it calls {name}")
     return _UNKNOWN
+
+
+def _check_members(arguments: object) -> None:
+    """Check what a set or a Counter is made of: nothing, members, or a dict, whose keys are known.
+
+    Raises:
+        ValueError: it is something else, or hashing its members may take very long.
+    """
+    made_of = arguments if isinstance(arguments, tuple) and len(arguments) == 1 else ([],)
+    if arguments != () and not isinstance(made_of[0], list | tuple | _Dict):
+        raise ValueError("a set is made of something else than its members")
+    _check_keys(list(made_of[0]))
 
 
 def _encoded(arguments: object) -> str:
