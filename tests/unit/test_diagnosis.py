@@ -374,12 +374,14 @@ def test_own_rules_and_filters_come_first(tmp_path: Path) -> None:
     path.write_text(
         "reasons:\n  Site Error: {category: infrastructure, then: wait, cure: call us}\n"
         "rules:\n- {name: ours, pattern: 'quux', reason: Site Error}\n"
-        "filters: {startup: ['^motd']}\n"
+        "filters: {startup: ['^motd'], harmless: ['^frobd: '], success: ['^frobbed']}\n"
     )
     rules = with_site(read_site(path))
     found = diagnosed(["motd: hello\nKeyError: 'quux'\n"], rules=rules)
     assert found is not None
     assert (found.reason, found.cure) == ("Site Error", "call us")
+    assert diagnosed(["frobd: error: no quuz\nx\n"], rules=rules) is None
+    assert diagnosed(["frob: error: no quuz\nfrobbed\n"], rules=rules) is None
     assert "motd" not in compress(io.BytesIO(b"motd: hello\nx\n"), rules).text()
     assert read_site(tmp_path / "none.yaml") == SiteRules()
 
