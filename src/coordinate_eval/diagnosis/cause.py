@@ -185,15 +185,13 @@ def _believed(found: Sequence[_Candidate], said: int | None, rules: Rules) -> _C
         return own_stop or own[0]
     if first.rule is None or first.is_exception or not _of_script(first.rule, rules):
         return first
-    others = (each for each in found if each.order[1] != said and _is_of_work(each, first, rules))
+    others = (each for each in found if each.order[1] != said and _is_of_work(each, rules))
     return next(others, first)
 
 
-def _is_of_work(candidate: _Candidate, line: _Candidate, rules: Rules) -> bool:
-    """Return whether it was said by what came after a shell's line, and is no echo of that."""
+def _is_of_work(candidate: _Candidate, rules: Rules) -> bool:
+    """Return whether it was said by more than a shell, and is no echo of what a shell said."""
     if candidate.order[0] > _STRENGTH["end"]:
-        return False
-    if candidate.kept and candidate.order[1] == line.order[1] and candidate.order < line.order:
         return False
     if candidate.rule is None or candidate.is_exception:
         return candidate.rule is None or candidate.rule.reason != "Called Process Error"
