@@ -71,6 +71,10 @@ def test_a_dry_run_on_a_full_cluster_shows_the_plan_for_when_gpus_are_free(
     assert ("use --queue to wait" in said.err) is not queue
     (node,) = json.loads(said.out)["nodes"]
     assert (node["name"], node["gpus"]) == (ANY_NODE, 3)
+    show_plan(inputs)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "on 3 h200 GPUs of nodes that are not known yet" in shown
+    assert "no GPU is free now: the plan assumes 3 trials" in shown
     if not queue:
         with pytest.raises(NoFreeGpu):
             start_run(inputs)

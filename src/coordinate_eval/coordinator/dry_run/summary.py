@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.planning.judge_plan import questions_to_judge, 
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import ANY_NODE, Run
 
 WORTH_TELLING = 0.01
 """Least part of the makespan after the last response that is worth a line."""
@@ -86,6 +86,8 @@ def summary(found: Review) -> list[tuple[str, str]]:
     checkpoint = plan.checkpoint
     items = sum(cost.items for cost in plan.datasets)
     kind = f"{plain(plan.nodes[0].gpu_type)} ".lstrip()  # one type a run
+    queued = any(node.name == ANY_NODE for node in plan.nodes)
+    where = "nodes that are not known yet" if queued else plural(len(plan.nodes), "node")
     makespan = estimate.makespan_seconds
     return [
         (
@@ -101,7 +103,7 @@ def summary(found: Review) -> list[tuple[str, str]]:
         (
             "trials",
             f"{plural(len(plan.trials), f'{plan.engine.name} engine')} on "
-            f"{plural(plan.gpus, f'{kind}GPU')} of {plural(len(plan.nodes), 'node')}",
+            f"{plural(plan.gpus, f'{kind}GPU')} of {where}",
         ),
         *_judge(found),
         ("makespan", duration(makespan) + _after_responses(found)),
