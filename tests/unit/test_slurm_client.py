@@ -360,3 +360,18 @@ def test_a_job_with_more_memory_than_any_may_have_is_refused(says: Says, tmp_pat
         SlurmCluster(SlurmSettings()).submit(job)
     with pytest.raises(ClusterSilent):  # sbatch is asked
         SlurmCluster(SlurmSettings(memory=False)).submit(job)
+
+
+def test_what_is_shown_has_the_cpus_of_what_is_submitted_once_limits_are_known(
+    says: Says, tmp_path: Path
+) -> None:
+    from coordinate_eval.cluster import Job
+
+    says(output="PartitionName=low Default=YES State=UP MaxMemPerCPU=1000\n")
+    job = Job(name="n", argv=("x",), minutes=5, memory_mib=2500, log=str(tmp_path / "log"))
+    cluster = SlurmCluster(SlurmSettings())
+    assert "--cpus-per-task=1 " in cluster.shown(job).command
+    assert not cluster.calls  # what is shown asks nothing
+    with pytest.raises(ClusterSilent):  # the fake prints no id
+        cluster.submit(job)
+    assert "--cpus-per-task=3 " in cluster.shown(job).command

@@ -49,7 +49,7 @@ class SlurmCluster:
         self._settings = settings
         self._shared = shared
         self._partitions_of: dict[str, frozenset[str]] = {}  # by node, as it was last seen
-        self._most_mib_per_cpu = 0  # of jobs with GPUs, as far as it is known
+        self._most_mib_per_cpu: dict[str, int] = {}  # by partition, as far as it is known
 
     def __enter__(self) -> Self:
         """Do nothing: Slurm needs no connection."""
@@ -98,7 +98,8 @@ class SlurmCluster:
             UserError: sbatch would not understand a setting.
         """
         within = self._partitions_of.get(job.node or "", ())
-        most = self._most_mib_per_cpu if job.in_gpu_partition else 0
+        setting = self._settings.of(job.in_gpu_partition).partition
+        most = self._most_mib_per_cpu.get(setting, 0)
         made = submission(job, self._settings, within, most)
         return ShownJob(job.name, made.command(), made.script, made.text())
 
@@ -145,7 +146,8 @@ class SlurmCluster:
             jobs_memory=places.memory_limits(self._settings.partition),
             most_cpus=max(partition.most_cpus for partition in partitions),
         )
-        self._most_mib_per_cpu = wanted.jobs_memory.most_per_cpu
+        for gpu_work in (True, False):
+            self._learn_memory_limit(self._settings.of(gpu_work).partition)
         answer = self._reader.nodes()
         free, busy = read_nodes(answer, wanted)
         self._partitions_of = read_places(answer)
@@ -205,7 +207,7 @@ class SlurmCluster:
             UserError: sbatch would not understand a setting.
         """
         setting = self._settings.of(job.in_gpu_partition).partition
-        most = self._places.memory_limits(setting).most_per_cpu
+        most = self._learn_memory_limit(setting)
         made = submission(job, self._settings, self._partitions_with_node_of(job), most)
         self._time_limits.check(job)
         self._places.check_memory(job, setting)
@@ -230,6 +232,12 @@ class SlurmCluster:
             raise
         self._queue.expect(job_id, job.name)
         return job_id
+
+    def _learn_memory_limit(self, setting: str) -> int:
+        """Return the most memory of a CPU in MiB for jobs of a partition, 0 without a limit."""
+        most = self._places.memory_limits(setting).most_per_cpu
+        self._most_mib_per_cpu[setting] = most
+        return most
 
     def _partitions_with_node_of(self, job: Job) -> frozenset[str]:
         """Return the partitions of the node that a job is pinned to, if the settings name several.
