@@ -11,10 +11,8 @@ Others use so much of the cluster: jobs of one, two, four or eight GPUs of a nod
 random times, each for two hours on average. Of two jobs that wait, the first that fits starts.
 The seconds of each dataset are the predicted ones times a lognormal factor (σ = 0.25).
 
-All first trials began 4 s after the call: no run waited for its first GPU. Nine of ten took 433 s
-at most, and the second longest 653 s. The worst is the last checkpoint: it found two free GPUs, and
-up to eight became free later. It takes 2,072 s; before runs could grow it took 3,163 s, all on the
-first two.
+Nine of ten took 409 s at most, and the second longest 492 s. Before runs could grow where GPUs
+become free later, the worst took 3,163 s, all on the two GPUs that were free when it began.
 
 *Median* and *worst* are from the call of the command to the last score. *Idle* is the part of the
 GPU time that runs held in which no engine answered: the copy of the weights, engine starts, the end
