@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from coordinate_eval import _files
 from coordinate_eval.cluster import End
 from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.report import failures
 from coordinate_eval.coordinator.report.failures import report_failures
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.jobs import keeper_job
@@ -67,6 +68,20 @@ def test_failed_killed_and_refused_jobs_of_a_run(run_dir: RunDir) -> None:
     shown = diagnose(run_dir.root).stdout
     assert "trial n1-1: Out of Memory (slurm)" in shown
     assert "do: use less GPU memory" in shown
+
+
+def test_of_a_log_of_terabytes_the_end_is_read(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sparse file takes no space, and would be read for hours."""
+    monkeypatch.setattr(failures, "MOST_READ_BYTES", 1 << 20)
+    log = run_dir.logs / "n1-0.log"
+    with log.open("r+b") as file:
+        file.seek(8 << 40)
+        file.write(b"\n" + OOM.encode())
+    done = diagnose(run_dir.root, "--json")
+    found = {each["name"]: each["cause"] for each in json.loads(done.stdout)["failures"]}
+    assert found["n1-0"]["reason"] == "Out of Memory Error"
 
 
 def test_how_a_trial_ended_counts_beside_its_log(run_dir: RunDir) -> None:

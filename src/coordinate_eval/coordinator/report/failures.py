@@ -40,6 +40,10 @@ from coordinate_eval.errors import ForeignError, RecordError
 MOST_REPORTED_BYTES = 1 << 20
 """From the end of a log, within which a report looks for the cause of a failure."""
 
+MOST_READ_BYTES = 1 << 30
+"""From the end of a log of a run, within which anybody looks for a cause. A colleague's run may
+name a file of terabytes that takes no space."""
+
 
 class Failure(NamedTuple):
     """The error of one job, or the scheduler's refusal of it."""
@@ -118,8 +122,10 @@ def done_about(run_dir: RunDir, cause: JobCause | None) -> str:
     return ""
 
 
-def cause_of(failure: Failure, rules: Rules, most_bytes: int | None = None) -> Cause | None:
+def cause_of(failure: Failure, rules: Rules, most_bytes: int = 0) -> Cause | None:
     """Return why a job failed, by its log, or the last bytes of it, and its message.
+
+    Without `most_bytes`, the log is read as far as anybody looks.
 
     None if neither has an error.
     """
@@ -130,7 +136,7 @@ def cause_of(failure: Failure, rules: Rules, most_bytes: int | None = None) -> C
             contextlib.suppress(OSError, ValueError, ForeignError),
             open_log(failure.log) as file,
         ):
-            logs.append(read_log(file, failure.log, rules, most_bytes))
+            logs.append(read_log(file, failure.log, rules, most_bytes or MOST_READ_BYTES))
     said = None
     if failure.message:
         said = Log(failure.log, compress_text(failure.message, rules))
