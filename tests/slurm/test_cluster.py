@@ -243,7 +243,8 @@ def test_a_job_gets_little_of_what_the_caller_has_set(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("SBATCH_PARTITION", "SLURM_PARTITION", "SQUEUE_USERS", "SLURM_CLUSTERS"):
+    monkeypatch.setenv("SLURM_CLUSTERS", "dev")  # another cluster would be refused
+    for name in ("SBATCH_PARTITION", "SLURM_PARTITION", "SQUEUE_USERS"):
         monkeypatch.setenv(name, "nope")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "7")
