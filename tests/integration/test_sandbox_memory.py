@@ -115,10 +115,7 @@ for server in kept:
     for _ in range(4096):
         with socket.socket() as one:
             one.setblocking(False)
-            try:
-                one.connect(server.getsockname())
-            except BlockingIOError:
-                break
+            one.connect_ex(server.getsockname())  # it is under way
             try:
                 while one.send(bytes(1 << 20)):
                     pass

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors import store as module
 from coordinate_eval.priors.observations import (
     BuildSeen,
     DatasetSeen,
@@ -119,6 +120,36 @@ def test_only_the_newest_runs_are_read(tmp_path: Path) -> None:
         store.put([seen(f"run{number}")])
         os.utime(tmp_path / f"run{number}.jsonl", (number, number))
     assert {s.run for s in store.read(2)} == {"run3", "run4"}
+
+
+def test_of_what_cannot_be_read_little_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    store.put([seen("r1")])
+    [line] = (tmp_path / "r1.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "r2.jsonl").write_bytes(b"x\n" * 999 + line + b"x\n" * 2 + line)  # one too many
+    tried: list[bytes] = []
+
+    def noted(line: bytes) -> Seen:
+        tried.append(line)
+        return parse(line)
+
+    monkeypatch.setattr(module, "parse", noted)
+    assert len(store.read()) == 2
+    assert len(tried) == 1 + 999 + 1 + 1
+
+
+def test_of_all_files_together_so_much_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    store.put([seen("r1"), seen("r2"), seen("r3")])
+    for number in (1, 2, 3):
+        os.utime(tmp_path / f"r{number}.jsonl", (number, number))
+    size = (tmp_path / "r1.jsonl").stat().st_size
+    monkeypatch.setattr(module, "MOST_BYTES_IN_ALL", 2 * size)
+    assert [one.run for one in store.read()] == ["r3", "r2"]
 
 
 def test_many_write_at_once(tmp_path: Path) -> None:

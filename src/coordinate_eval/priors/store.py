@@ -7,6 +7,7 @@ hides no other file: only regular files are read, each within a limit.
 """
 
 import contextlib
+import io
 import os
 import re
 import stat
@@ -25,6 +26,13 @@ NEWEST_RUNS = 100
 MOST_BYTES = 4 << 20
 """Most bytes of a run's file; a run of 63 datasets on 64 nodes leaves some 300 kB."""
 
+MOST_BYTES_IN_ALL = 128 << 20
+"""Most bytes of all files together, the newest first: some seconds of reading."""
+
+MOST_UNREADABLE = 1000
+"""Lines of one file that cannot be read before the rest of it is left: each takes as long as one
+that can, and is shorter."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=@,-]{0,199}")
 
 
@@ -35,8 +43,18 @@ class Store:
         self.folder = folder
 
     def read(self, most: int = NEWEST_RUNS) -> list[Seen]:
-        """Return all observations of the newest runs, without unreadable files and lines."""
-        return [seen for path in self._newest(most) for seen in _readable(path)]
+        """Return the observations of the newest runs, without unreadable files and lines.
+
+        Others may write here: `MOST_BYTES_IN_ALL` are read.
+        """
+        found: list[Seen] = []
+        left = MOST_BYTES_IN_ALL
+        for path, size in self._newest(most):
+            left -= min(size, MOST_BYTES)
+            if left < 0:
+                break
+            found += _readable(path)
+        return found
 
     def put(self, seen: Iterable[Seen]) -> int:
         """Write the file of each run, unless a fuller one exists; return the number written.
@@ -59,21 +77,22 @@ class Store:
                 written += 1
         return written
 
-    def _newest(self, most: int) -> list[Path]:
+    def _newest(self, most: int) -> list[tuple[Path, int]]:
+        """Return the newest files and their sizes."""
         found = [
-            (changed, path)
+            (status.st_mtime, path, status.st_size)
             for path in (self.folder / name for name in _files.names(self.folder))
             if path.suffix == ".jsonl" and not path.name.startswith(".")
-            if (changed := _changed(path)) is not None
+            if (status := _regular(path)) is not None
         ]
-        return [path for _, path in sorted(found, reverse=True)[:most]]
+        return [(path, size) for _, path, size in sorted(found, reverse=True)[:most]]
 
 
-def _changed(path: Path) -> float | None:
-    """Return the time of a regular file's last change; None of a link, a pipe, or what is gone."""
+def _regular(path: Path) -> os.stat_result | None:
+    """Return the status of a regular file; None of a link, a pipe, or what is gone."""
     with contextlib.suppress(OSError):
         status = path.lstat()
-        return status.st_mtime if stat.S_ISREG(status.st_mode) else None
+        return status if stat.S_ISREG(status.st_mode) else None
     return None
 
 
@@ -122,10 +141,14 @@ def _readable(path: Path) -> Iterator[Seen]:
         contextlib.suppress(OSError, ForeignError, RecordError),
         os.fdopen(_owner.open_file(path, anybodys=True), "rb") as file,
     ):
-        for line in _files.read_bounded(file, path, MOST_BYTES).splitlines(keepends=True):
-            with contextlib.suppress(ValueError):
-                if line.endswith(b"\n"):
-                    yield parse(line)
+        unreadable = 0
+        for line in io.BytesIO(_files.read_bounded(file, path, MOST_BYTES)):
+            if not line.endswith(b"\n") or unreadable == MOST_UNREADABLE:
+                return
+            try:
+                yield parse(line)
+            except ValueError:
+                unreadable += 1
 
 
 def _fullness(seen: Iterable[Seen]) -> tuple[int, int]:

@@ -217,8 +217,8 @@ takes(grow)
             for _ in range(4096):
                 with socket.socket() as one:
                     one.setblocking(False)
+                    one.connect_ex(server.getsockname())  # it is under way
                     try:
-                        one.connect(server.getsockname())
                         while True:
                             total += one.send(bytes(1 << 20))
                     except BlockingIOError:
