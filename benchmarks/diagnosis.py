@@ -11,8 +11,9 @@ rules were written beside both; so were those of `kinds.yaml`, after public repo
 had been wrong. Single lines (`lines.yaml`) were written later; the rules knew 95 of 99 before they
 were mended. `reports.yaml` was written after public reports by people who did not write the rules.
 These knew 35 of its 62 jobs; when they had been mended after the first 24 of them, they knew 34 of
-the other 38 at once. `held-out.yaml` is its other half, which the writers of the rules never saw,
-so its figures are those to expect of other logs.
+the other 38 at once. `held-out.yaml` is its other half, which the writers of the rules never saw:
+of its 60 jobs 53 were right, against 33 before, and every failure was called one. Its figures are
+those to expect of other logs.
 
 Below that, logs of a size that occurs, made of lines such as jobs write: what is left of them, the
 seconds that takes, and the most memory of the process beyond what it had before.
