@@ -315,6 +315,8 @@ def test_thinking_is_not_rated(begin: str, end: str) -> None:
         ("<think>[[1]]</think>Hm. [[2]] <think>No.</think>Rating: [[7]]", [7.0]),
         ("I weigh [[3]].\n[BEGIN FINAL RESPONSE]\nRating: [[7]]\n[END FINAL RESPONSE]", [7.0]),
         ("<think>[[1]]</think><think>[[2]]</think>Rating: [[7]]", [7.0]),
+        ("Rating: [[7]]\n<reasoning>One could say [[3]].</reasoning>\n", [7.0]),
+        ("<think>[[1]]</think>Rating: [[7]]<reason>Not [[3]].</reason>", [7.0]),
     ],
 )
 def test_marks_may_be_spoken_of_and_come_more_than_once(words: str, verdict: Verdict) -> None:
@@ -322,7 +324,15 @@ def test_marks_may_be_spoken_of_and_come_more_than_once(words: str, verdict: Ver
 
 
 def test_any_number_of_marks_takes_no_time() -> None:
-    for mark in ("<think>", "</think>", "<|channel|>", "<", "here is my thought process:"):
+    for mark in (
+        "<think>",
+        "</think>",
+        "<|channel|>",
+        "<",
+        "<reason>",
+        "</reason>",
+        "here is my thought process:",
+    ):
         assert find_verdict(mark * 200_000, _shipped("mt_bench")) is None
 
 

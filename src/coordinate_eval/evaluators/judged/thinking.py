@@ -11,6 +11,8 @@ from typing import Final
 
 _NAMES = r"(?:\w{1,20}[:_])?(?:think|thinking|thought|thoughts|reason|reasoning|scratchpad)"
 
+_OF_REASONS = r"(?:thinking|thoughts?|reason|reasoning|scratchpad)"
+
 _MARKS: Final = (
     (rf"<{_NAMES}>", rf"</{_NAMES}>"),  # most; also <seed:think> and <longcat_think>
     (r"\[THINK\]", r"\[/THINK\]"),  # Mistral
@@ -46,12 +48,17 @@ _CLOSE = "|".join([*(end for _, end in _MARKS), r"\[BEGIN FINAL RESPONSE\]"])
 # The beginning of the last is in the prompts of Apriel.
 _ENDS = re.compile(rf"(?<![{_QUOTES}])(?:{_CLOSE})", re.IGNORECASE)
 # One in quotes is spoken of, as of a mark in the answer that is rated.
+_REASONS = re.compile(
+    rf"<(?P<name>{_OF_REASONS})>(?:(?!<{_OF_REASONS}>).)*</(?P=name)>\s*\Z",
+    re.IGNORECASE | re.DOTALL,
+)
 _PHRASE = re.compile(r"\s*here(?: i|')s my thought process:", re.IGNORECASE)
 _PHRASE_ENDS = re.compile(r"here(?: i|')s my response:", re.IGNORECASE)  # Granite 3.2
 
 
 def spoken(words: str) -> str | None:
     """Return a judge's words after its thinking; None if it thinks and does not come to an end."""
+    words = _without_reasons(words)
     marks = list(_ENDS.finditer(words))
     thinks = _BEGINS.match(words) is not None
     if _PHRASE.match(words):
@@ -62,9 +69,18 @@ def spoken(words: str) -> str | None:
     return None if thinks else words
 
 
+def _without_reasons(words: str) -> str:
+    """Return words without reasons in tags after them, such as those of a score that comes first.
+
+    A model whose thinking the prompt has begun may speak of its marks, which are none of these.
+    """
+    found = _REASONS.search(words)
+    return words[: found.start()] if found and words[: found.start()].strip() else words
+
+
 def begun_before(words: str) -> bool:
     """Return whether words end a thinking whose beginning is not in them, but in the prompt."""
-    return _ENDS.search(words) is not None and _BEGINS.match(words) is None
+    return _ENDS.search(_without_reasons(words)) is not None and _BEGINS.match(words) is None
 
 
 def begun_in(prompt: str) -> bool:
