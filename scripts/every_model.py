@@ -79,7 +79,7 @@ _VARY = ("shared", "double", "interval", "period", "block_", "layer_ids", "layer
 _MIXED = ("hybrid", "interval", "period", "mamba", "linear_", "conv_", "layers_type", "block_")
 _READ = {
     *NUMBERS, *text_configs.HEADS, *text_configs.KV_HEADS, "n_positions", "n_layer", "n_layers",
-    "num_layers", "n_embd", "d_model", "dim",
+    "num_layers", *text_configs.WIDTHS,
 }  # fmt: skip
 _OF_TEXT = ("text", "thinker", "decoder", "lm")
 _MOST_PARAMETERS, _MOST_SECONDS = 60_000_000, 20

@@ -42,6 +42,9 @@ KV_HEADS: Final = (
 )  # fmt: skip
 """Names of the number of heads of keys and values."""
 
+WIDTHS: Final = ("n_embed", "hidden_size", "n_embd", "d_model", "dim")
+"""Names of the width. Where BLOOM's configs have the first, it counts before the second."""
+
 MOST_WIDTH: Final = 10**7
 """Above any model's, and small enough that no product of a few of them overflows."""
 

@@ -79,7 +79,7 @@ def test_stages_text_files_of_the_tokenizer_and_no_programs(single: Path) -> Non
     more = ("special_tokens_map.json", "added_tokens.json", "spiece.model", "chat_template.jinja")
     programs = ("tokenizer.py", "tokenization_x.py", "tokenizer.pkl", "tokenizer.bin")
     others = ("trainer_state.json", "README.md", "training_args.bin")
-    wanted = ("generation_config.json", *tokenizer, *more)
+    wanted = ("generation_config.json", "hf_quant_config.json", *tokenizer, *more)
     for name in (*wanted, *programs, *others):
         (single / name).write_text("{}")
     names = {Path(name).name for name in inspect(single).files}

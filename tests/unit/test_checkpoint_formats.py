@@ -108,6 +108,14 @@ def test_weights_that_were_merged_count(tmp_path: Path, kind: str) -> None:
     assert inspect(folder).weights == [str(folder / "model.safetensors")]
 
 
+def test_one_shard_of_torch_is_a_whole_file(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    file = sides(tmp_path) / "pytorch_model-00001-of-00001.bin"
+    torch.save({"a": torch.zeros(8)}, file)
+    (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
+    assert inspect(tmp_path).weights == inspect(file).weights == [str(file)]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -225,6 +233,11 @@ def test_an_index_of_another_save_is_told_from_a_save_that_goes_on(tmp_path: Pat
     moved = {name: f"model-0000{n}-of-00002.safetensors" for name, n in (("a", 2), ("b", 1))}
     folder = indexed(tmp_path / "moved", moved)
     refused(folder, "promises a in", "it is in model-00001-of-00002.safetensors", "the index")
+    first, second = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    named = {"a": first, "b": first, "c": second}
+    folder = indexed(tmp_path / "twice and tied", named | {"lm_head.weight": second})
+    save_file({name: numpy.zeros(4) for name in "bc"}, folder / second)
+    assert inspect(folder).weights == [str(folder / name) for name in (first, second)]
     folder = indexed(tmp_path / "single", old)
     for number in (1, 2):
         (folder / f"model-0000{number}-of-00002.safetensors").unlink()

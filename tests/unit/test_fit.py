@@ -82,6 +82,28 @@ def without(tensors: Tensors, *words: str) -> Tensors:
             llama() | {"model.layers.0.self_attn.q_proj.weight": numpy.zeros((9, 1), numpy.uint8)},
             LLAMA | {"quantization_config": {"quant_method": "bitsandbytes"}},
         ),
+        # so is the embedding
+        (
+            without(llama(), "embed_tokens")
+            | {"model.embed_tokens.weight_packed": numpy.zeros((60, 64), numpy.int32)},
+            LLAMA | {"quantization_config": {"quant_method": "compressed-tensors"}},
+        ),
+        # adapters that belong to the model, as in Phi-4-multimodal
+        (
+            llama() | {"model.layers.0.mlp.down_proj.lora_A.speech.weight": of(8, 96)},
+            LLAMA | {"model_type": "phi4mm", "speech_lora": {"r": 8}},
+        ),
+        # configs of BLOOM have another name for the width
+        (
+            {"word_embeddings.weight": of(60, 512)}
+            | {f"h.{n}.self_attention.query_key_value.weight": of(1536, 512) for n in range(3)},
+            {"model_type": "bloom", "n_embed": 512, "n_layer": 3, "n_head": 4, "vocab_size": 60},
+        ),
+        # each layer of LongCat counts as two
+        (
+            llama(),
+            LLAMA | {"model_type": "longcat_flash", "num_layers": 3, "num_hidden_layers": 6},
+        ),
         # a type that nobody here knows: names and sizes may be any
         (llama(1), LLAMA | {"model_type": "xlama-2"}),
         ({"w": of(60, 512)}, LLAMA | {"model_type": "xlama-2"}),

@@ -32,6 +32,8 @@ _SINGLE = "model.safetensors"
 _TORCH_SUFFIXES = {".pt", ".pth", ".bin"}
 # Files that trainers write beside the weights.
 _TRAINER_FILES = ("optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args")
+# The second has the quantization of a model of ModelOpt up to 0.29.
+_BESIDE_CONFIG = ("generation_config.json", "hf_quant_config.json")
 _MOST_CONFIG_BYTES = 4 << 20  # read, JSON takes up to thirty times as much
 _MOST_WEIGHT_BYTES = 1 << 50
 _MOST_TENSORS = 2_000_000
@@ -55,7 +57,7 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
         files = {
             *extra,
             config_file,
-            *checkpoint_files.present(config_file.parent, ["generation_config.json"]),
+            *checkpoint_files.present(config_file.parent, _BESIDE_CONFIG),
             *_find_tokenizer(place, beside, tokenizer),
         }
         sides = sorted(files, key=lambda file: file.name)
@@ -255,10 +257,11 @@ def _tensors(
         tensors, counts = torch_file.read(weights[0])
     else:
         tensors, counts = {}, {}
-        held: dict[str, str] = {}
+        held: dict[str, list[str]] = {}
         for file in weights:
             found = safetensors_file.read(file)
-            held.update(dict.fromkeys(found, file.name))
+            for name in found:
+                held.setdefault(name, []).append(file.name)
             tensors.update(found)
             for dtype, shape in found.values():
                 counts[dtype] = counts.get(dtype, 0) + math.prod(shape)

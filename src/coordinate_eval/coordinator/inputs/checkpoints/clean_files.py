@@ -23,6 +23,7 @@ from coordinate_eval.evaluators import own_code
 _CONFIGS = (
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.json",

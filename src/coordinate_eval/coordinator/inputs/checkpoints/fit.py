@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from coordinate_eval._format import brief, plural
-from coordinate_eval._text_config import HEADS, KV_HEADS, TextConfig
+from coordinate_eval._text_config import HEADS, KV_HEADS, WIDTHS, TextConfig
 from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
 from coordinate_eval.errors import UserError
 
@@ -65,7 +65,7 @@ _SHAPES = {
 EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Keys of a config that say how many experts a layer has."""
 
-_WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _QUANTIZED = ("quantization_config", "compression_config", "quantization")
 _LEAST_WIDTH = 512  # below, anything may be a toy
 _MOST_PACKED = 16  # numbers in one element, packed as tightly as any format does
@@ -120,6 +120,8 @@ def check(
 
 def _check_names(model: _Model) -> None:
     """Refuse names that no model has: those of training wrappers, and of adapters."""
+    # Phi-4-multimodal has adapters for speech and images, and they are in its config.
+    own = any(key.endswith("_lora") for key in model.whole)
     for name in model.tensors:
         if _WRAPPED.search(name):
             raise UserError(
@@ -132,7 +134,7 @@ def _check_names(model: _Model) -> None:
                 f"checkpoint {model.place} has the flat parameters of FSDP ({brief(name)} …), not "
                 "the tensors of a model. Save a full state dict (StateDictType.FULL_STATE_DICT)"
             )
-        if _ADAPTED.search(name):
+        if not own and _ADAPTED.search(name):
             raise UserError(
                 f"checkpoint {model.place} has tensors of an adapter, such as {brief(name)}. Merge "
                 "it into its base model first: merge_and_unload().save_pretrained(OUT)"
@@ -165,7 +167,7 @@ def _check_hull(model: _Model) -> None:
             )
             + ", or save again with stage3_gather_16bit_weights_on_model_save",
         )
-    width = model.config.number(*_WIDTHS) or 0
+    width = model.config.number(*WIDTHS) or 0
     if width >= _LEAST_WIDTH and count * _MOST_PACKED < width * width:
         raise model.refuse(
             f"it has {count:,} parameters, and a single matrix of a model of hidden_size {width:,} "
@@ -176,6 +178,8 @@ def _check_hull(model: _Model) -> None:
 
 def _check_embedding(model: _Model) -> None:
     found = {name: tensor for name, tensor in model.tensors.items() if _ends(name, _EMBEDDINGS)}
+    if not found and model.packed and any(_of(name, _EMBEDDINGS) for name in model.tensors):
+        return  # it is packed as well
     if not found:
         raise model.refuse(
             f"it has no embedding ({_EMBEDDINGS[0]} or alike), only tensors such as "
@@ -183,7 +187,7 @@ def _check_embedding(model: _Model) -> None:
             "Its names are not those of Hugging Face's model: convert it first",
         )
     rows = model.config.number("vocab_size", most=10**9)
-    columns = model.config.number("word_embed_proj_dim", "embedding_size", *_WIDTHS)
+    columns = model.config.number("word_embed_proj_dim", "embedding_size", *WIDTHS)
     if not rows or not columns:
         return
     shapes = {name: t.shape for name, t in found.items() if t.dtype in _FLOATS}
@@ -209,7 +213,9 @@ def _check_output(model: _Model, embeddings: set[str]) -> None:
 
 
 def _check_layers(model: _Model, layers: Mapping[str, Mapping[int, dict[str, Tensor]]]) -> None:
-    number = model.config.number("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    # LongCat's num_hidden_layers counts the halves of its num_layers.
+    told = [found for name in _LAYERS if (found := model.config.told(name))]
+    number = min(told, default=model.config.default(_LAYERS))
     if not number:
         return
     wanted = set(range(number))
@@ -270,7 +276,7 @@ def _missing_expert(model: _Model, number: int, tensors: Iterable[str]) -> str:
 
 
 def _wrong_shape(model: _Model, number: int, tensors: Mapping[str, Tensor]) -> str:
-    sizes = {_WIDTH: model.config.number(*_WIDTHS), _BETWEEN: model.config.number(_BETWEEN)}
+    sizes = {_WIDTH: model.config.number(*WIDTHS), _BETWEEN: model.config.number(_BETWEEN)}
     for name, (dtype, shape) in tensors.items():
         wanted = _SHAPES.get(".".join(name.split(".")[-3:]))
         if wanted is None or dtype not in _FLOATS:
@@ -310,8 +316,12 @@ def _layers(tensors: Mapping[str, Tensor]) -> dict[str, dict[int, dict[str, Tens
 
 
 def _ends(name: str, modules: Iterable[str]) -> bool:
-    parts = name.split(".")
-    return parts[-1] == "weight" and len(parts) > 1 and parts[-2] in modules
+    return name.endswith(".weight") and _of(name, modules)
+
+
+def _of(name: str, modules: Iterable[str]) -> bool:
+    """Return whether a tensor is one of these modules."""
+    return any(part in modules for part in name.split(".")[-2:-1])
 
 
 def _elements(tensor: Tensor) -> int:

@@ -135,7 +135,7 @@ _FORMATS = (
         "Save it as safetensors, and give OUT with the tokenizer copied there: python -c \"from "
         "transformers import AutoModelForCausalLM as M; M.from_pretrained('.', dtype='auto')"
         ".save_pretrained('OUT')\" in that folder",
-        (r".*\.bin\.index\.json|(?:pytorch_)?model[-_.]\d+-of-\d+\.bin",),
+        (r".*\.bin\.index\.json|(?:pytorch_)?model[-_.]\d+-of-(?!0*1\.)\d+\.bin",),
     ),
     Format(
         "a GGUF model, in llama.cpp's own format",

@@ -1,7 +1,7 @@
 """The figures of a model in its config: its context, and what it keeps of each token."""
 
 from coordinate_eval import _format
-from coordinate_eval._text_config import HEADS, KV_HEADS, TextConfig
+from coordinate_eval._text_config import HEADS, KV_HEADS, WIDTHS, TextConfig
 from coordinate_eval.coordinator.inputs.checkpoints.context import MOST_TOKENS, context
 from coordinate_eval.errors import UserError
 
@@ -22,7 +22,7 @@ def model_shape(config: TextConfig, dtype: str) -> dict[str, int]:
     length = context(config)
     heads = number(*HEADS) or 1
     layers = number("num_hidden_layers", "n_layer", "n_layers", "num_layers") or 0
-    width = number("hidden_size", "n_embd", "d_model", "dim") or 0
+    width = number(*WIDTHS) or 0
     kv_heads = _kv_heads(config) or heads
     head_size = number("head_dim", "kv_channels") or width // heads
     # Engines keep keys and values in 16 bits, or in 32 when the weights are.
