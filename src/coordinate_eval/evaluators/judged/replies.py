@@ -41,6 +41,9 @@ _RAN_OUT = re.compile(r"could not finish the message|output limit (was|is) reach
 _CUT = ("length", "max_tokens", "max_output_tokens", "model_length")
 """`finish_reason` of what its limit has ended."""
 
+_BROKEN = ("error", "abort")
+"""`finish_reason` of a part of an answer, after a failure: of OpenRouter, vLLM and SGLang."""
+
 _FILTERED = re.compile(r"content.?filter|safety|prohibited|blocklist|recitation|refusal|sensitive")
 """`finish_reason` of what a filter keeps back: of OpenAI's servers, and of others that speak so."""
 
@@ -218,6 +221,8 @@ def read_completion(text: str, where: str) -> Completion:
     finish = str(first.get("finish_reason") or first.get("native_finish_reason")).lower()
     if _FILTERED.search(finish):
         raise Declined(f"its content filter (from {where})")
+    if finish in _BROKEN:
+        raise TryAgain(f"an answer that an error has ended from {where}", odd=True)
     cut, message = finish in _CUT, first.get("message")
     if not isinstance(message, dict):
         if not cut:
