@@ -18,6 +18,7 @@ TOLD = {
         "step=1000-loss=2.35", "checkpoint_3_1000.pt", "iter-001000-ckpt.pth", "checkpoint_1000",
         # Pythia, OLMo 2, and what people call copies
         "step1000-tokens4B", "stage1-step1000", "stage2-ingredient1-step1000-tokens5B",
+        "step-1000/pytorch_model-00001-of-00001.bin",
         "step_1000_seed_42", "checkpoint-3-step-1000", "step-1000-of-5000", "update1000", "it_1000",
         "1000", "0000001000", "llama-7b-1000", "llama-7b-1000-hf", "1000-steps", "run-1000steps",
         "step-1000/hf", "1000/model.pt", "step-1000/export-8b", "iter_0001000/hf",
@@ -48,6 +49,7 @@ NO_STEP = (
     "2024-05-01", "20240501", "20240501-123000", "2025-01-31_10-20-30", "ckpt-20240501",
     "ckpt-2024-05-01", "exp-240501", "mistral-7b-2407", "DeepSeek-R1-0528",
     # counts of something else, and what is no whole number
+    "1000-of-5000",
     "run-7", "run-1000", "seed-1234", "job-123456", "batch-32", "alibaba1000", "step-1,000",
     "step-1000.5", "step-2.0005k", "step_5e3", "latest", "model_final", "checkpoint-best",
 )  # fmt: skip

@@ -43,6 +43,7 @@ _NO_STEP_BEFORE = re.compile(
     r"len|length|ctx|context|seq|vocab|dim|loss|acc|size|port|tokens?)[-_]?$",
     re.IGNORECASE,
 )
+_SHARD = re.compile(r"[0-9]-of-[0-9]")
 _MOST = 10**12
 _LEAST_LONE = 100  # beside other words: below are versions, seeds and experiments
 _MAYBE_DATE = re.compile(  # of releases: 250131, 2501, 0324, 2025
@@ -90,7 +91,7 @@ def _told(name: str) -> int | None:
 
 def _lone(name: str) -> int | None:
     found = _LONE.search(name)
-    if found is None or re.search(_DATE, name):
+    if found is None or re.search(_DATE, name) or _SHARD.search(name):
         return None
     value, before = int(found[1]), name[: found.start()]
     if found[1].startswith("00"):  # padded, so that names sort
