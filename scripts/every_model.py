@@ -74,7 +74,7 @@ _OF_OTHERS: dict[str, Any] = {
 }  # fmt: skip
 # Parts of the names of options that make the layers of a model differ from each other.
 _VARY = ("shared", "double", "interval", "period", "block_", "layer_ids", "layers_type", "global_",
-         "cross_", "per_layer", "hybrid", "sparse_step")  # fmt: skip
+         "cross_", "per_layer", "hybrid", "sparse_step", "indices")  # fmt: skip
 # And those of models that mix kinds of layers, which are published under several names.
 _MIXED = ("hybrid", "interval", "period", "mamba", "linear_", "conv_", "layers_type", "block_")
 _READ = {

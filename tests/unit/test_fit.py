@@ -59,6 +59,9 @@ def write(folder: Path, tensors: Tensors, config: dict[str, Any] = LLAMA) -> Pat
     return folder
 
 
+Q = "model.layers.1.self_attn.q_proj.weight"
+
+
 def without(tensors: Tensors, *words: str) -> Tensors:
     return {n: t for n, t in tensors.items() if not any(word in n for word in words)}
 
@@ -104,6 +107,11 @@ def without(tensors: Tensors, *words: str) -> Tensors:
             llama(),
             LLAMA | {"model_type": "longcat_flash", "num_layers": 3, "num_hidden_layers": 6},
         ),
+        # of Bamba's layers those in attn_layer_indices have attention, and all others none
+        (
+            without(llama(), Q) | {"model.layers.1.mamba.in_proj.weight": of(9, 512)},
+            LLAMA | {"model_type": "bamba", "attn_layer_indices": [0, 2]},
+        ),
         # a type that nobody here knows: names and sizes may be any
         (llama(1), LLAMA | {"model_type": "xlama-2"}),
         ({"w": of(60, 512)}, LLAMA | {"model_type": "xlama-2"}),
@@ -112,9 +120,6 @@ def without(tensors: Tensors, *words: str) -> Tensors:
 )
 def test_what_fits_is_taken(tmp_path: Path, tensors: Tensors, config: dict[str, Any]) -> None:
     inspect(write(tmp_path, tensors, config))
-
-
-Q = "model.layers.1.self_attn.q_proj.weight"
 
 
 @pytest.mark.parametrize(
