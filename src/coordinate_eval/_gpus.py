@@ -156,7 +156,7 @@ _PROFILE = re.compile(r"(?:(?<![a-z0-9])|(?<=mig))([1-7])g[._]?(\d{1,3})gb?(?![a
 _VIRTUAL = re.compile(r"(?<=_)(\d{1,3})[qc]$")
 # What tells of a part, and not how large it is: a profile cut short, Mila's `a100l.3`, AMD's modes.
 _PART = re.compile(
-    r"(?<![a-z0-9])(?:[1-7]g|v?mig|vgpu|mps|shards?|slices?|[cdqt]px)(?![a-z0-9])"
+    r"(?<![a-z])v?mig(?![a-z])|(?<![a-z0-9])(?:[1-7]g|vgpu|mps|shards?|slices?|[cdqt]px)(?![a-z0-9])"
     r"|(?<=[a-z0-9])\.[1-7]$"
 )
 _SIZE = re.compile(r"(?<!\d)(?:\d{1,4}(?=gi?b(?![0-9]))|\d{2,4}(?=g(?![a-z0-9])))")

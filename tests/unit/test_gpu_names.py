@@ -127,6 +127,10 @@ NAMES = [
     ("a100l.3", 0),
     ("a100_mig", 0),
     ("a100_80gb_mig", 0),
+    ("a100_mig40", 0),
+    ("mig10", 0),
+    ("mig48gb", 48),
+    ("mig_24gb", 24),
     ("a100_3g", 0),
     ("mi300x_cpx", 0),
     ("mig", 0),
@@ -148,7 +152,7 @@ def test_the_memory_of_a_gpu_follows_from_its_name(name: str, gib: float) -> Non
 
 SLICES = (
     "1g.10gb", "nvidia_a100-sxm4-80gb_mig_1g_10gb", "h100_7g.80gb", "a100_20g", "h100-47",
-    "a100l.3", "mi300x_cpx", "mig",
+    "a100l.3", "mi300x_cpx", "mig", "mig_24gb", "mig48gb", "a100_mig40",
 )  # fmt: skip
 
 
