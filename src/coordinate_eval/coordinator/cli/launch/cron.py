@@ -102,13 +102,14 @@ def cron_job(
     home = Path(platformdirs.user_config_dir("coordinate-eval")).absolute()
     path = home / "cron" / f"{name or 'watch'}-{digest.hexdigest()[:8]}.sh"
     minutes = max(1, round(every_seconds / 60))
-    when = f"*/{minutes} * * * *" if minutes < 60 else f"0 */{min(23, minutes // 60)} * * *"
+    hours = minutes // 60
+    when = f"*/{minutes} *" if not hours else f"0 */{hours}" if hours < 24 else "0 0"
     bash = shutil.which("bash", path="/bin:/usr/bin:/usr/local/bin") or shutil.which("bash")
     line = shlex.join([bash or "/bin/bash", str(path)])
     if not line.isprintable():
         raise UserError(f"a crontab cannot name {str(path)!r}: set XDG_CONFIG_HOME")
     return CronJob(
-        line=f"{when} {line}".replace("%", r"\%"),
+        line=f"{when} * * * {line}".replace("%", r"\%"),
         path=path,
         script=_script(kept, here, command),
         secrets=tuple(
