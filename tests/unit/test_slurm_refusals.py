@@ -30,6 +30,7 @@ LATER = [
     FAILED + "I/O error writing script/environment to file",
     FAILED + "Required partition not available (inactive or drain)",
     FAILED + "Requested operation is presently disabled",
+    FAILED + "System submissions disabled",  # of a federation's cluster that is drained
 ]
 
 NEVER = {
@@ -39,6 +40,9 @@ NEVER = {
     f"{FAILED}Invalid partition name specified": "cpu_partition",
     FAILED + "No partition specified or system default partition": "cpu_partition",
     FAILED + "User's group not permitted to use this partition": "partition",
+    FAILED + "Multiple partition job request not supported when a partition is set in the "
+    "association": "partition",
+    FAILED + "Invalid mcs_label specified": "extra_args",
     FAILED + "Invalid qos specification": "cpu_qos",
     FAILED + "Requested time limit is invalid (missing or exceeds some limit)": "max_minutes",
     f"sbatch: error: QOSMaxWallDurationPerJobLimit\n{POLICY}": "max_minutes",
@@ -138,6 +142,15 @@ SITES = {
     "You need to specify a project. Use '--account projectname'. Please be aware that "
     "'--comment projectname' will be deprecated.": ["account"],
     "To use the GPU partition you must specify an account": ["partition", "account"],
+    "Your account has expired or exceeded the allocated CPU time.\n"
+    "sbatch: error: Please contact the account manager.": ["account"],
+    "Job aborted, your project ran out of CPU quota.": ["account"],
+    "You have no project with GPU time": ["account"],
+    # In other languages, too.
+    "ERROR: -p を指定してください": ["partition"],
+    "--accountを指定してください": ["account"],
+    "ERROR: --qosの手動指定は禁止です": ["qos"],
+    "请指定partition参数": ["partition"],
     # Time.
     "The requested runtime of the long QoS must be greater than 24 hour(s).": [
         "qos",
@@ -187,6 +200,7 @@ WANT_GPUS = [
     "Job rejected: No GPUs requested.",
     "Job rejected: The partitions containing GPUs are reserved for jobs requesting GPUs.",
     "You may not submit a job not requesting GPUs in a non-CPU partition.",
+    "GPU를 요청한 잡만 제출할 수 있습니다",
     "You tried submitting to a GPU partition, but you did not request any GPU with GRES or GPUS",
 ]
 
@@ -209,6 +223,27 @@ def test_a_keeper_with_too_many_cores_for_its_gpus_is_no_matter_of_settings() ->
     words = f"{own}{FAILED}Unspecified error"
     assert type(refusal(words, "sbatch", gpus=True, bare=True)) is SubmitRefused
     assert type(refusal(words, "sbatch", gpus=True)) is SettingsRefused
+
+
+def test_frames_and_colors_of_a_sites_words_are_not_shown() -> None:
+    own = (
+        "sbatch: error: \x1b[00;31m----------------------------------------\n"
+        "sbatch: error: You cannot use this account to submit this job.\n"
+        "sbatch: error: ----------------------------------------\x1b[00m\n"
+    )
+    said = str(refusal(f"{FAILED}Unspecified error\n{own}", "sbatch", gpus=True))
+    assert said.startswith(
+        "Slurm refused the job: Batch job submission failed: Unspecified error; "
+        "You cannot use this account to submit this job.: set what this speaks of: [slurm] account"
+    )
+
+
+def test_a_user_with_too_many_files_is_told_so() -> None:
+    own = "Your account has exceeded a file system quota and is not permitted to submit batch jobs."
+    found = refusal(f"sbatch: error: {own}\n{FAILED}Unspecified error", "sbatch", gpus=True)
+    assert type(found) is SettingsRefused
+    assert "delete files" in str(found)
+    assert "[slurm]" not in str(found)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ _LATER = re.compile(
     r"maxsubmit|grpsubmit|maxjobcount|job queue full|resource temporarily unavailable"
     r"|unable to create job record|job creation temporarily disabled|temporarily unable to accept"
     r"|rate limit exceeded|i/o error writing script|error generating job credential"
-    r"|operation is presently disabled|required partition not available|try again (in a bit|later)"
+    r"|operation is presently disabled|system submissions disabled|required partition not available"
+    r"|try again (in a bit|later)"
 )
 
 # Before 20.11 nothing else is said of a limit. Only one on the number of jobs refuses a job by
@@ -54,7 +55,7 @@ _OPTIONS = "[slurm] extra_args"
 # Nothing else that is asked for makes a job acceptable: the setting has to change.
 _NEVER = (
     (r"invalid account", f"correct {_ACCOUNT}"),
-    (r"invalid partition|no partition specified", f"correct {_PARTITION}"),
+    (r"invalid partition|no partition specified|multiple partition job", f"correct {_PARTITION}"),
     (r"group not permitted", f"choose a partition that takes this user's jobs: {_PARTITION}"),
     (r"invalid qos", f"correct {_QOS}"),
     (r"time limit is invalid|maxwall|invalid time-?min", f"lower {_TIME} to what is allowed"),
@@ -64,7 +65,8 @@ _NEVER = (
         "correct [slurm] reservation, or ask who made it to let you in",
     ),
     (
-        r"invalid (license|wckey)|unrecognized option|invalid option|unknown option",
+        r"invalid (license|wckey|mcs_label|--nice)|--batch option is invalid"
+        r"|unrecognized option|invalid option|unknown option",
         f"correct {_OPTIONS}",
     ),
     (r"usage threshold", "choose another [slurm] account or qos"),
@@ -72,31 +74,40 @@ _NEVER = (
 
 # What a site's own words speak of, and the setting. Of each setting the first line that is true
 # counts. Sites' words: https://slurm.schedmd.com/job_submit_plugins.html has how they are printed.
-_HOURS = r"(?<!core[ -])(?<!cpu[ -])(?<!gpu[ -])(?<!node[ -])hours?\b"
+# Letters of other alphabets may follow without a blank.
+_SHORT = r"(?<![\w-])-"
 _SPEAKS_OF = (
-    (r"\bpartitions?\b|\bqueues?\b", _PARTITION),
-    (r"\bqos\b|quality of service", _QOS),
+    (rf"\bpartitions?\b|\bqueues?\b|{_SHORT}p\b", _PARTITION),
+    (rf"\bqos\b|quality of service|{_SHORT}q\b", _QOS),
     (
         r"\baccounts?\b|\bprojects?\b|\ballocations?\b|\bbudgets?\b|\bcredits?\b|\bbalance\b"
-        r"|(core|cpu|gpu|node)[ -]hours|service units",
+        rf"|service units|{_SHORT}a\b",
         _ACCOUNT,
     ),
     (
         r"\btime\b|time ?-?limit|\d:\d\d\b|too long|wall.?(clock|time)|run.?time"
-        rf"|\b(minutes|days)\b|\b{_HOURS}",
+        rf"|\b(minutes|days|hours?)\b|{_SHORT}t\b",
         _TIME,
     ),
     (
-        r"(?<!per-)(?<!per )\b(cpus?|cores?)\b(?! ?-?(partition|queue|node|job|hour))|threads?\b",
+        r"(?<!per-)(?<!per )\b(cpus?|cores?)\b(?! ?-?(partition|queue|node|job))|threads?\b"
+        rf"|{_SHORT}c\b",
         _CPUS,
     ),
     (r"\bconstraints?\b|\bfeatures?\b", "[slurm] constraint"),
     (r"\breservations?\b", "[slurm] reservation"),
 )
+# What an account has of a cluster, and no setting of a job.
+_BUDGET = re.compile(
+    r"\b(core|cpu|gpu|node)s?[ -](hours?|minutes|time(?! limit)|quota)\b", re.ASCII
+)
+# The user has too many files.
+_FILES = re.compile(r"(?=.*\bquota)(?=.*\b(disk|file ?systems?|storage|home|scratch|inodes?)\b)")
 # GPUs themselves, and not what is named after them.
 _GPUS = re.compile(
     r"\bgres\b|\bgpus?\b(?![ -](jobs?|partitions?|queues?|nodes?|accounts?|projects?|allocations?"
-    r"|qos|hours?)\b)"
+    r"|qos|hours?|time|quota)\b)",
+    re.ASCII,
 )
 _AMOUNT_OF_MEMORY = (
     r"\d ?([kmgt]i?b?)\b|exceed|more|less|too (much|large|high|low|little)|m(in|ax)imum"
@@ -112,7 +123,7 @@ _RIGHTS = re.compile(
     r"|no (access|permission)|not have (access|permission)"
 )
 _NAMED = re.compile(r"\b(partition|queue|qos|account|project|group)s?\b *[:=]? *['\"]?[\w.-]+")
-_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-[a-z])(?![\w-])")
+_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-[a-z])(?![\w-])", re.ASCII)
 
 
 def refusal(words: str, command: str, *, gpus: bool, bare: bool = False) -> SubmitRefused:
@@ -143,6 +154,8 @@ def refusal(words: str, command: str, *, gpus: bool, bare: bool = False) -> Subm
         own, cures = "", []
     if _SITE_LATER.search(own):
         return SubmitLater(text + submitted)
+    if _FILES.search(own):
+        return SettingsRefused(f"{text}: delete files where the quota is used up{submitted}")
     if _GPUS.search(_NAMED.sub("", own)) and (bare or not {*cures} - {_PARTITION}):
         if gpus:
             more = (
@@ -173,8 +186,9 @@ def _cures(own: str) -> list[str]:
     is_long = any(option.startswith("--") for option in options)
     if is_long and options.isdisjoint(_KNOWN_OPTIONS):
         return [_OPTIONS]
-    cures = [setting for pattern, setting in _SPEAKS_OF if re.search(pattern, own)]
-    if re.search(r"mem-per-cpu|\bmem(ory)?\b|\bram\b", own):
+    own = _BUDGET.sub("budget", own)
+    cures = [setting for pattern, setting in _SPEAKS_OF if re.search(pattern, own, re.ASCII)]
+    if re.search(r"mem-per-cpu|\bmem(ory)?\b|\bram\b", own, re.ASCII):
         amount = "mem-per-cpu" not in own and re.search(_AMOUNT_OF_MEMORY, own)
         cures.append(_MEMORY if amount else _HOW_MEMORY)
     return cures or [_PARTITION, _ACCOUNT, _QOS] * bool(_RIGHTS.search(own))
@@ -188,8 +202,10 @@ def _own_words(said: str) -> str:
 
 
 def _on_one_line(words: str) -> str:
-    return "; ".join(filter(None, map(_without_prefix, words.splitlines())))
+    lines = map(_without_prefix, words.splitlines())
+    return "; ".join(line for line in lines if re.search(r"\w", line))
 
 
 def _without_prefix(line: str) -> str:
-    return re.sub(r"^sbatch: (error: )?", "", line.strip())
+    line = re.sub(r"\x1b\[[\d;]*m", "", line)  # a site's colors
+    return re.sub(r"^sbatch: (error: )?", "", line.strip()).strip()
