@@ -1,4 +1,4 @@
-"""Jobs that are pinned to a node where the settings name several partitions."""
+"""Jobs where the settings name several partitions: pinned to a node, and kept out of one."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.slurm_nodes import new, old
 
-from coordinate_eval.cluster import Job
+from coordinate_eval.cluster import Job, Waits
 from coordinate_eval.errors import ClusterError, SubmitRefused
 from coordinate_eval.slurm.answers.nodes import read_places
 from coordinate_eval.slurm.answers.text_answers import read_nodes_text
@@ -95,3 +95,29 @@ def test_text_and_json_have_the_same_partitions_of_nodes() -> None:
 def test_an_unknown_form_of_the_list_of_nodes_is_an_error() -> None:
     with pytest.raises(ClusterError, match="unknown form"):
         read_places({"nodes": [7]})
+
+
+@pytest.mark.parametrize(
+    ("reason", "never", "waits"),
+    [
+        ("AccountNotAllowed", False, Waits.CLUSTER),
+        ("PartitionTimeLimit", False, Waits.CLUSTER),
+        ("QOSMaxGRESPerJob", False, Waits.CLUSTER),
+        ("BadConstraints", True, Waits.PERSON),  # Slurm holds the job for good
+        ("ReservationDeleted", True, Waits.PERSON),
+        ("Priority", False, Waits.TURN),
+    ],
+)
+def test_what_keeps_a_job_out_of_one_partition_ends_no_wait(
+    cluster: SlurmCluster, tmp_path: Path, reason: str, never: bool, waits: Waits
+) -> None:
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\nprintf '\\0367_0|PENDING|{reason}||ce-t\\n'\n")
+    (tmp_path / "squeue").chmod(0o755)
+    one = SlurmCluster(SlurmSettings(partition="low", reader="commands"))
+    for look in (cluster.poll, cluster.look):
+        [task] = look("ce-") or []
+        assert (task.never_starts, task.waits) == (never, waits)
+        assert ("in one of its partitions" in task.means) == (waits is Waits.CLUSTER)
+        assert task.reason == reason
+    [task] = one.poll("ce-")
+    assert task.never_starts == (reason != "Priority")

@@ -130,6 +130,13 @@ def test_what_a_job_waits_for_in_any_spelling(waits: Waits) -> None:
     assert task_with(ALL[waits][0], "CANCELLED").waits is Waits.NOTHING
 
 
+@pytest.mark.parametrize("state", ["CONFIGURING", "POWER_UP_NODE"])
+def test_a_job_that_has_its_node_is_not_said_to_wait_for_its_turn(state: str) -> None:
+    task = task_with("None", state)
+    assert (task.state, task.waits) == (State.PENDING, Waits.CLUSTER)
+    assert task.means == "its node is being made ready"
+
+
 @pytest.mark.parametrize("reason", HELD)
 def test_who_holds_a_job(reason: str) -> None:
     for spelled in (reason, reason.replace(" ", "_")):

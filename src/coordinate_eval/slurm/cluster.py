@@ -13,7 +13,7 @@ from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, U
 from coordinate_eval.slurm.about import describe
 from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes, read_places
 from coordinate_eval.slurm.answers.partitions import Partition
-from coordinate_eval.slurm.answers.queue import read_job_id, read_tasks
+from coordinate_eval.slurm.answers.queue import in_several_partitions, read_job_id, read_tasks
 from coordinate_eval.slurm.answers.refusals import refusal
 from coordinate_eval.slurm.answers.reservations import Reservation, clock
 from coordinate_eval.slurm.client import SlurmClient
@@ -47,6 +47,8 @@ class SlurmCluster:
 
     def __init__(self, settings: SlurmSettings, shared: Path | None = None) -> None:
         self._settings = settings
+        self._several = "," in f"{settings.partition}{settings.cpu_partition}"
+        """Jobs may be in several partitions."""
         self._shared = shared
         self._partitions_of: dict[str, frozenset[str]] = {}  # by node, as it was last seen
         self._most_mib_per_cpu: dict[str, int] = {}  # by partition, as far as it is known
@@ -244,8 +246,7 @@ class SlurmCluster:
 
         They are asked for where no list of nodes has been read that has it.
         """
-        several = "," in f"{self._settings.partition}{self._settings.cpu_partition}"
-        if job.node is None or not several:
+        if job.node is None or not self._several:
             return frozenset()
         if job.node not in self._partitions_of:
             self._partitions_of = read_places(self._reader.nodes())
@@ -257,7 +258,8 @@ class SlurmCluster:
         Raises:
             ClusterSilent: no answer.
         """
-        return read_tasks(self._reader.tasks(), prefix)
+        tasks = read_tasks(self._reader.tasks(), prefix)
+        return in_several_partitions(tasks) if self._several else tasks
 
     def look(self, prefix: str, *, patient: bool = False) -> list[TaskStatus] | None:
         """Return what `poll` does, of an answer that another process may have asked for.
@@ -267,7 +269,8 @@ class SlurmCluster:
         Raises:
             ClusterSilent: no answer.
         """
-        return self._queue.look(prefix, patient=patient)
+        tasks = self._queue.look(prefix, patient=patient)
+        return in_several_partitions(tasks) if tasks and self._several else tasks
 
     def cancel(self, job_ids: list[str]) -> None:
         """End jobs (`123`) and tasks (`123_4`). Ignores those that have ended or never existed.

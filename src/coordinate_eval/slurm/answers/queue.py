@@ -17,6 +17,9 @@ SQUEUE_FORMAT = f"{_RECORD}%i|%T|%r|%N|%j"
 _HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 """States of jobs that somebody has held. `scontrol requeuehold` says nobody's name."""
 
+_PREPARING = {"CONFIGURING", "POWER_UP_NODE"}
+"""States of jobs that have a node, which starts or runs its prolog."""
+
 _TASK = re.compile(r"(\d{1,19})(?:_(\d{1,9}))?")
 
 # Not started yet, or to be started again.
@@ -62,6 +65,21 @@ def read_tasks(text: str, prefix: str) -> list[TaskStatus]:
     return [task for fields in found if (task := _task_of(fields, prefix))]
 
 
+def in_several_partitions(tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
+    """Return tasks of jobs that may start in any of several partitions.
+
+    What keeps them out of one of these ends no wait.
+    """
+    return [
+        task.model_copy(
+            update={"waits": Waits.CLUSTER, "means": f"{task.means}, in one of its partitions"}
+        )
+        if task.never_starts and read_reason(task.reason).of_partition
+        else task
+        for task in tasks
+    ]
+
+
 def as_printed(tasks: Iterable[Sequence[str]]) -> str:
     """Return what squeue prints of tasks with these fields of `SQUEUE_FORMAT`."""
     return "".join(f"{_RECORD}{'|'.join(fields)}\n" for fields in tasks)
@@ -75,7 +93,8 @@ def _task_of(fields: Sequence[str], prefix: str) -> TaskStatus | None:
     # Only heterogeneous jobs have other ids, and this program submits none.
     if task is None:
         return None
-    state, reason = _state(fields[1]), read_reason(fields[2])
+    preparing = fields[1] in _PREPARING and fields[2] == "None"
+    state, reason = _state(fields[1]), read_reason("Prolog" if preparing else fields[2])
     pending = state is State.PENDING
     return TaskStatus(
         name=fields[4],

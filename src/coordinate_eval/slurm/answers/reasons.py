@@ -16,7 +16,9 @@ class Reason:
     """A kind of reason: what a job waits for, what that means, and what a person does about it.
 
     `names` are as the documentation shows them, and `pattern` matches them with single blanks in
-    place of underscores, whatever the case. Without `cure` nobody has to do anything.
+    place of underscores, whatever the case. Without `cure` nobody has to do anything. Of a job in
+    several partitions Slurm gives the reason of the one that it looked at last: with `of_partition`
+    the job may start in another.
     """
 
     names: str
@@ -25,6 +27,7 @@ class Reason:
     means: str
     cure: str = ""
     held: Hold = Hold.NONE
+    of_partition: bool = False
 
 
 _ASK = "ask the administrators"
@@ -61,14 +64,16 @@ REASONS = (
     Reason("`QOSMaxWallDurationPerJobLimit`, `AssocMaxGRESMinutesPerJob`, `PartitionTimeLimit`, …",
            r"(QOS|Assoc)Max\w*(Wall|Minutes)\w*PerJob(Limit)?|PartitionTimeLimit",
            Waits.PERSON, "its time limit is longer than one job may have",
-           "lower [trial] max_minutes (`sacctmgr show qos`, `scontrol show partition`)"),
+           "lower [trial] max_minutes (`sacctmgr show qos`, `scontrol show partition`)",
+           of_partition=True),
     Reason("`QOSMaxGRESPerJob`, `AssocMaxMemPerNode`, `MaxMemPerLimit`, …",
            r"(QOS|Assoc)Max\w+Per(Job|Node)(Limit)?|MaxMemPerLimit",
            Waits.PERSON, "it asks for more than one job may have",
-           "lower [trial] cpus, memory_gib or tensor_parallel, or take another [slurm] qos"),
+           "lower [trial] cpus, memory_gib or tensor_parallel, or take another [slurm] qos or "
+           "partition", of_partition=True),
     Reason("`QOSMinGRES`, `QOSMinCpuNotSatisfied`, …", r"QOSMin\w+",
            Waits.PERSON, "the QOS takes only jobs that ask for more",
-           "take another [slurm] qos"),
+           "take another [slurm] qos", of_partition=True),
     Reason("`QOSMaxGRESPerUser`, `AssocGrpGRES`, `MaxGRESPerAccount`, `QOSResourceLimit`, "
            "`AssocMaxSubmitJobLimit`, …",
            r"(QOS|Assoc)(Grp|Max)\w+|Max\w+PerAccount|(QOS|Association)ResourceLimit"
@@ -82,9 +87,11 @@ REASONS = (
     Reason("`No suitable topology unit found`, `Required nodes do not fit topology`, …",
            r".*\btopology\b.*|Required nodes lack available resources",
            Waits.TURN, "no part of the network has room for it"),
-    Reason("`BeginTime`, `Cleaning`, `Prolog`, `SchedDefer`, `FedJobLock`, `Constraints`, "
+    Reason("`Prolog`, and `None` of a job in state `CONFIGURING`", "Prolog",
+           Waits.CLUSTER, "its node is being made ready"),
+    Reason("`BeginTime`, `Cleaning`, `SchedDefer`, `FedJobLock`, `Constraints`, "
            "`BurstBufferStageIn`, `FrontEndDown`",
-           "BeginTime|Cleaning|Prolog|SchedDefer|FedJobLock|Constraints|BurstBufferStageIn"
+           "BeginTime|Cleaning|SchedDefer|FedJobLock|Constraints|BurstBufferStageIn"
            "|burst buffer/.*Stage-out in progress|FrontEndDown|BlockFreeAction|BlockMaxError",
            Waits.CLUSTER, "a state of the cluster that ends by itself"),
     Reason("`PartitionDown`, `PartitionInactive`", "PartitionDown|PartitionInactive",
@@ -100,7 +107,8 @@ REASONS = (
            "`scontrol show partition` shows its MinNodes, and `sinfo` its nodes"),
     Reason("`PartitionConfig`", "PartitionConfig",
            Waits.PERSON, "the partition does not take such jobs",
-           "`scontrol show partition` shows its limits; take another [slurm] partition"),
+           "`scontrol show partition` shows its limits; take another [slurm] partition",
+           of_partition=True),
     Reason("`BadConstraints`", "BadConstraints",
            Waits.PERSON, "no node has what it asks for",
            "change [slurm] constraint or partition, or [trial] cpus or memory_gib"),
@@ -108,8 +116,8 @@ REASONS = (
            "not permitted to use this partition (…)`, …",
            r"InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed"
            r"|Job's (account|QOS) not .*|uid \d+ not in group permitted .*",
-           Waits.PERSON, "its account, QOS or group may not use the partition",
-           f"take another [slurm] account, qos or partition, or {_ASK}"),
+           Waits.PERSON, "its account, QOS or group is not valid, or may not use the partition",
+           f"take another [slurm] account, qos or partition, or {_ASK}", of_partition=True),
     Reason("`ReservationDeleted`, `ReservationInvalid`, `Reservation … was deleted`",
            "Reservation(Deleted|Invalid)|Reservation .* (was deleted|is invalid)",
            Waits.PERSON, "its reservation is gone", "take another [slurm] reservation, or none"),
