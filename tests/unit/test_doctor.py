@@ -19,6 +19,7 @@ from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings,
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 from coordinate_eval.slurm.about import describe
 from coordinate_eval.slurm.answers.partitions import read_partitions
+from coordinate_eval.slurm.answers.queue import as_printed, read_tasks
 from coordinate_eval.slurm.settings import SlurmSettings
 
 GIB = 1 << 30
@@ -281,6 +282,36 @@ def test_answers_of_jobs_are_collected(tmp_path: Path, monkeypatch: pytest.Monke
     assert fails(found.values())
     assert len(cluster.cancelled) == 2  # those that ended, or wait, without an answer
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("Prolog", "warning"),
+        ("BeginTime", "warning"),
+        ("PartitionDown", "failure"),
+        ("SomeReasonOfTheFuture", "failure"),
+    ],
+)
+def test_what_ends_by_itself_is_no_failure_of_a_job_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, state: str
+) -> None:
+    [waits] = read_tasks(as_printed([["1", "PENDING", reason, "", "ce-a"]]), "ce-")
+    cluster = Jobs({"gpu-job-0": "waits", "cpu-job-0": "answers"})
+    poll = cluster.poll
+    monkeypatch.setattr(
+        cluster,
+        "poll",
+        lambda prefix: [waits.model_copy(update={"name": each.name}) for each in poll(prefix)],
+    )
+    monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+    settings = Settings.model_validate(
+        {"runs_dir": str(tmp_path), "supervisor": {"patience_seconds": 1e-9}}
+    )
+    found = in_jobs.ask(settings, "slurm", lambda _: None)
+    [said] = next(each.findings for each in found if not each.host)
+    assert said.state.value == state
+    assert reason in said.found
 
 
 def test_a_job_on_a_ray_cluster_that_dies_has_last_words(

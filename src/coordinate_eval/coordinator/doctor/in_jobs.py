@@ -248,8 +248,11 @@ def _not_started(task: TaskStatus, patience: float) -> Finding:
     found = f"it has not started in {patience:g} s: {reason}"
     if task.waits in (Waits.NOTHING, Waits.TURN, Waits.JOB_LIMIT):
         return warning("job", found, "ask again when the queue is shorter")
+    found = ", ".join(filter(None, (found, task.means)))
+    if task.waits is Waits.CLUSTER and not task.cure:
+        return warning("job", found, "ask again later: this ends by itself")
     tells = "`squeue --me --start` and the partition's limits tell more"
-    return failure("job", ", ".join(filter(None, (found, task.means))), task.cure or tells)
+    return failure("job", found, task.cure or tells)
 
 
 def _unanswered(place: Place, finding: Finding) -> Answer:
