@@ -5,15 +5,19 @@
 *Precision* of a reason is the share that is right of the jobs given this reason, *recall* of those
 that have it. Of a file, precision is the share that is right of all jobs for which a reason is
 named, recall of those that failed; jobs that ended well are counted apart. The logs are in
-`tests/fixtures/logs`, each with its source. `written.yaml` was written after the forms that
-programs print, and `provoked.yaml` comes from failures that were provoked on this machine: the
-rules were written beside both; so were those of `kinds.yaml`, after public reports of kinds that
-had been wrong. Single lines (`lines.yaml`) were written later; the rules knew 95 of 99 before they
-were mended. `reports.yaml` was written after public reports by people who did not write the rules.
-These knew 35 of its 62 jobs; when they had been mended after the first 24 of them, they knew 34 of
-the other 38 at once. `held-out.yaml` is its other half, which the writers of the rules never saw:
-of its 60 jobs 53 were right, against 33 before, and every failure was called one. Its figures are
-those to expect of other logs.
+`tests/fixtures/logs`, each with its source:
+
+- `written.yaml` follows the forms that programs print, `provoked.yaml` has failures that were
+  provoked on this machine, and `kinds.yaml` follows public reports of kinds that had been wrong.
+  The rules were written beside these three.
+- `lines.yaml` has single lines, written later. The rules knew 95 of the 99 of that time before
+  they were mended.
+- `reports.yaml` follows public reports, and was written by people who did not write the rules. The
+  rules knew 35 of its 62 jobs. When they had been mended for the first 24, they knew 34 of the
+  other 38 at once.
+- `held-out.yaml` is the other half of these reports, which the writers of the rules never saw. Of
+  its 60 jobs 53 are right, against 33 before, and every failure is called one. **Its figures are
+  those to expect of other logs.**
 
 Below that, logs of a size that occurs, made of lines such as jobs write: what is left of them, the
 seconds that takes, and the most memory of the process beyond what it had before.

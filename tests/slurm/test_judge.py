@@ -26,7 +26,7 @@ KEY = "sk-a-secret-of-the-judge"
 
 
 def rate_three(body: dict[str, Any], number: int) -> Reply:
-    """Answer the trial question and three others, and then none for days."""
+    """Answer the test question and three others, and then none for days."""
     reply = rate(body, number)
     reply.after_seconds = 0.0 if number < 4 else 1e6
     return reply

@@ -142,7 +142,8 @@ class TrialSettings(_Section):
         default=30.0,
         ge=0,
         le=MOST_MINUTES * 60,
-        description="an idle trial answers what a slow one holds, too, if that gains so much time",
+        description="least time that must be saved before an idle trial also answers the shard of "
+        "a slow one",
     )
     avoid_minutes: float = Field(
         default=60.0,

@@ -126,7 +126,7 @@ _LACKS = {
 
 
 def _odd(name: str, rubric: Rubric, found: Completion) -> Iterator[str]:
-    """Yield what is odd about the answer to a trial question."""
+    """Yield what is odd about the answer to a test question."""
     from coordinate_eval.evaluators.judged.verdicts import look_for_verdict
 
     if found.without:
@@ -137,7 +137,7 @@ def _odd(name: str, rubric: Rubric, found: Completion) -> Iterator[str]:
     lack = look_for_verdict(found.words, rubric).lack
     if lack is not None:
         words = f": {brief(found.words, MOST_WORDS)!r}" if found.words.strip() else ""
-        yield f"the answer of the judge of {name} to a trial question {_LACKS[lack]}{words}"
+        yield f"the answer of the judge of {name} to a test question {_LACKS[lack]}{words}"
 
 
 async def _try_out(

@@ -70,7 +70,7 @@ CHECK_SECONDS: Final = 10.0
 """Time for the answer to whether key and model are known."""
 
 TRIAL_SECONDS: Final = 60.0
-"""Time for the answer to a trial question. What is wrong with one is said at once; a judge that
+"""Time for the answer to a test question. What is wrong with one is said at once; a judge that
 thinks for longer has taken it."""
 
 CONNECT_SECONDS: Final = 10.0

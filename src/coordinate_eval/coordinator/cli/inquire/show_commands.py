@@ -46,7 +46,8 @@ def diagnose(
 ) -> None:
     """Name the cause of each failed job of a run, or of any job by its logs, and what to do.
 
-    Exit status: 0 every cause is known, or nothing failed; 1 a cause is not known.
+    Exit status: 0 every cause is known, or nothing failed; 1 a cause is not known, or the run
+    ended incomplete and no job of it failed.
     """
     from coordinate_eval.coordinator.cli.inquire.diagnose import Asked, show_causes
 

@@ -143,7 +143,8 @@ def watch(
     """Evaluate the checkpoints that appear in DIR: finished ones, each once, the latest first.
 
     Runs wait for GPUs, as with --queue. Several may watch the same folder. Exit status with
-    --once: 0; 2 some checkpoint was refused; 3 the scheduler did not answer.
+    --once: 0; 2 some checkpoint was refused, or settings or suite are wrong for all; 3 the
+    scheduler did not answer.
     """
     from coordinate_eval._format import quoted
     from coordinate_eval.coordinator.cli import streams

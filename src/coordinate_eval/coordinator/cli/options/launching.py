@@ -160,7 +160,8 @@ WhatIf = Annotated[
     bool,
     typer.Option(
         "--what-if",
-        help="With --dry-run: predict the times on other numbers of nodes, and mark the choice.",
+        help="With --dry-run: predict the times on other numbers of nodes and GPUs, and "
+        "mark the choice.",
         rich_help_panel=PLAN,
     ),
 ]
