@@ -203,7 +203,7 @@ def _is_taken(
         with said:
             if said.writable():  # the process has moved the place that both share
                 said.seek(0)
-            words = said.read().decode(errors="replace").strip()[-_MOST_WORDS:]
+            words = _last_lines(said.read().decode(errors="replace").strip())
     except OSError as error:
         words = f"its output cannot be read: {error.strerror}"
     if status == 0:
@@ -213,3 +213,11 @@ def _is_taken(
     else:
         log.warning("no evaluation of %s (exit status %d): %s", path, status, words)
     return status == 0
+
+
+def _last_lines(words: str) -> str:
+    """Return a command's output, or the last of its lines if it is long."""
+    if len(words) <= _MOST_WORDS:
+        return words
+    end = words[-_MOST_WORDS:]
+    return "…\n" + (end.partition("\n")[2] or end)

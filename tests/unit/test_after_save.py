@@ -117,6 +117,19 @@ def test_a_refusal_is_a_warning_with_its_words(
     assert messages(caplog, logging.WARNING) == [words] * 2
 
 
+def test_of_much_output_whole_lines_are_logged(
+    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "coordinate_eval")
+    command.does("seq 10000 12000; echo that is all")
+    coordinate_eval.after_save(tmp_path / "x")
+    ended()
+    (said,) = messages(caplog, logging.INFO)
+    first, *lines, last = said.removeprefix(f"evaluation of {tmp_path / 'x'}: ").splitlines()
+    assert (first, last) == ("…", "that is all")
+    assert lines == [str(number) for number in range(12001 - len(lines), 12001)]
+
+
 def test_a_scheduler_that_takes_no_job_now_is_asked_again(
     command: Command,
     tmp_path: Path,

@@ -95,6 +95,7 @@ def nested(depth: int) -> list[object]:
         ({"slurm.partitoin": "x"}, "slurm.partitoin"),
         ({"max_gpus": 0}, "max_gpus"),
         ({"engine.name": "gpt"}, "engine.name"),
+        ({"slurm.memory": "per-node"}, "setting slurm.memory in here.toml: must be True, False or"),
         ({"supervisor.poll_seconds": -1}, "poll_seconds"),
         ({"supervisor.memory_gib": 1e308}, "supervisor.memory_gib"),
         ({"metrics.memory_gib": 1e308}, "metrics.memory_gib"),

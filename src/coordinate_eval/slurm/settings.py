@@ -62,10 +62,11 @@ class SlurmSettings(Record):
         pattern=r"^[A-Za-z0-9_.,\[\]-]*$",
         description="nodes that no job may use, such as gpu[1-3],gpu7",
     )
-    memory: bool | Literal["per-cpu"] = Field(
+    memory: Literal[True, False, "per-cpu"] = Field(
         default=True,
-        description="ask for memory with --mem, or with --mem-per-cpu where the site wants that "
-        '("per-cpu"); false where Slurm does not know the nodes\' RealMemory',
+        description="how jobs ask for memory: true, with --mem; per-cpu, with --mem-per-cpu, "
+        "where the site refuses --mem; false, not at all, where Slurm does not know the nodes' "
+        "RealMemory",
     )
     wake_nodes: bool = Field(
         default=False,

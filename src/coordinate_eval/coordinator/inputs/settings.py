@@ -319,9 +319,9 @@ class SupervisorSettings(_Section):
         default=600.0,
         gt=0,
         le=MOST_SECONDS,
-        description="time that a trial or keeper may wait in the queue, with `queue` only one that "
-        "never starts by itself; also that jobs go on without a supervisor, or with a judge that "
-        "gives nothing usable",
+        description="time that a trial or keeper may wait in the queue; with `queue`, only one "
+        "that never starts by itself. Also the time that jobs go on without a supervisor, or with "
+        "a judge that gives nothing usable",
     )
     minutes: int = Field(
         default=240,
