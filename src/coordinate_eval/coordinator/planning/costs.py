@@ -60,10 +60,10 @@ def suite_costs(
         work = known_work(dataset, built.get(dataset.name))
         if work is None:
             raise UserError(
-                f"dataset {dataset.name} has no figures to plan with: the catalogue does not have "
-                "it, and how many items it has only building its prompts tells, which a dry run on "
-                "a cluster file or with --estimate does not do: give it `items` in the suite, "
-                "leave it out with --skip, or plan on a live cluster without --estimate"
+                f"dataset {dataset.name} cannot be planned: neither the suite nor the catalogue "
+                "says how many items it has, and a dry run on a cluster file or with --estimate "
+                "builds no prompts to count them. Give it `items` in the suite, leave it out with "
+                "--skip, or plan on a live cluster without --estimate"
             )
         found.append(dataset_cost(dataset, work, on, priors, built=dataset.name in built))
     return found
