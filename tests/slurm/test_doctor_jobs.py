@@ -23,7 +23,7 @@ def test_jobs_answer_for_their_partitions(slurm_cluster: DevCluster, tmp_path: P
     report = json.loads(done.stdout)
     here, *jobs = report["answers"]
     found = {each["check"]: each["found"] for each in here["findings"]}
-    assert "slurm" in found["controller"]
+    assert found["controller"].startswith("Slurm ")
     assert {"partition low (default)", "partition high", "GPUs h200"} <= set(found)
     assert {each["where"] for each in jobs} == {
         "in a job with a GPU, partition low",
