@@ -113,6 +113,11 @@ def test_where_a_checkpoint_has_its_chat_template(
         ("{data_files: {test: 7}}", "test_split: test", None),
         ("{data_files: {test: a.jsonl}}", "test_split: other", None),
         ("{data_dir: x}", "test_split: test", None),
+        ("{data_files: {test: list.json}}", "test_split: test", None),
+        ("{data_files: {test: [a.jsonl, none.json]}}", "test_split: test", None),
+        ("{data_files: {test: pretty.json}}", "test_split: test", None),
+        ("{data_files: a.jsonl}", "test_split: train\nprocess_docs: !function a.b", None),
+        ("{data_files: a.jsonl}", "test_split: train\ncustom_dataset: !function a.b", None),
     ],
 )
 def test_items_are_counted_in_local_json_lines(
@@ -121,6 +126,9 @@ def test_items_are_counted_in_local_json_lines(
     """What an estimate plans with where nothing else is known of a task."""
     (tmp_path / "a.jsonl").write_text('{"q": 1}\n\n{"q": 2}\n{"q": 3}')
     (tmp_path / "b.jsonl").write_text('{"q": 1}\n{"q": 2}\n')
+    (tmp_path / "list.json").write_text('[{"q": 1}]')
+    (tmp_path / "none.json").write_text("[]")
+    (tmp_path / "pretty.json").write_text('{\n  "q": 1\n}\n')
     os.mkfifo(tmp_path / "pipe.jsonl")
     text = f"task: mine\ndataset_path: json\ndataset_kwargs: {kwargs}\n{split}\n"
     tasks = tmp_path / "tasks"

@@ -25,6 +25,9 @@ from coordinate_eval.records import Suite
 _MOST_COUNTED = 256 * 2**20
 """Bytes of a file of data in which items are counted."""
 
+_ITEMS_BY_CODE = {"process_docs", "custom_dataset"}
+"""Keys of a task with which its code decides what is an item."""
+
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # C if it is there
     """A loader that leaves out what only the harness can read, such as `!function`."""
@@ -123,10 +126,13 @@ def with_counted_items(suite: Suite, folder: str = "") -> Suite:
 
 
 def _items_in_files(config: dict[str, Any], folder: Path) -> int:
-    """Return the lines of the files that a task evaluates; 0 if it names no local JSON lines."""
+    """Return the lines of the files that a task evaluates; 0 if it names no local JSON lines.
+
+    Also 0 if code of the task decides which lines are items.
+    """
     kwargs = config.get("dataset_kwargs")
     files = kwargs.get("data_files") if isinstance(kwargs, dict) else None
-    if config.get("dataset_path") != "json" or not files:
+    if config.get("dataset_path") != "json" or not files or config.keys() & _ITEMS_BY_CODE:
         return 0
     if isinstance(files, dict):
         files = files.get(config.get("test_split") or config.get("validation_split"))
@@ -135,15 +141,18 @@ def _items_in_files(config: dict[str, Any], folder: Path) -> int:
         isinstance(name, str) and name.endswith((".jsonl", ".json")) for name in names
     ):
         return 0
-    return sum(_lines(folder / name) for name in names)
+    counts = [_json_lines(folder / name) for name in names]
+    return sum(counts) if all(counts) else 0
 
 
-def _lines(path: Path) -> int:
-    """Return the lines of a file that are not empty, of the first `_MOST_COUNTED` bytes."""
+def _json_lines(path: Path) -> int:
+    """Return the objects of a file of one a line; 0 if it is of another form, or too large."""
     _user_files.check_regular(path, "data of a task")
     with path.open("rb") as file:
-        content = file.read(_MOST_COUNTED)
-    return sum(1 for line in content.split(b"\n") if line.strip())
+        content = file.read(_MOST_COUNTED + 1)
+    lines = [line.strip() for line in content.split(b"\n") if line.strip()]
+    whole = all(line.startswith(b"{") and line.endswith(b"}") for line in lines)
+    return len(lines) if whole and len(content) <= _MOST_COUNTED else 0
 
 
 def _may_have_turns(config: dict[str, Any], name: str) -> bool:
