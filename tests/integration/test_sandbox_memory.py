@@ -199,7 +199,7 @@ NAMES = {
 }
 
 
-@pytest.fixture(scope="module", params=STRONG)
+@pytest.fixture(scope="module", params=CONFINING)
 def confined(request: pytest.FixtureRequest) -> Iterator[Runner]:
     """A sandbox with file systems of its own."""
     with opened(request.param, LIMIT) as runner:
