@@ -227,8 +227,7 @@ def test_a_program_is_seen_where_processes_are_hidden(level: Level, hog: str) ->
     "program",
     [
         "kept = eat(200)",
-        # Read while it forks, a sum may be that of 1 + 1/2 + … + 1/20 of what is shared.
-        "kept = eat(40)\nspawn(20, lambda: sum(kept[::4096]))",
+        "kept = eat(100)\nspawn(20, lambda: sum(kept[::4096]))",
         "kept = [mmap.mmap(-1, 1 << 20) for _ in range(4)]\nspawn(10, lambda: kept[0].write(b'x'))",
         "kept = [threading.Thread(target=time.sleep, args=(0.5,)) for _ in range(50)]\n"
         "for thread in kept: thread.start()",
