@@ -1,4 +1,4 @@
-"""What the name of a GPU type says: the card, whether it is a part of one, and the memory.
+"""Read the name of a GPU type: the card, whether it is a part of one, and the memory.
 
 One parser for every place that names GPUs: Slurm's `gres`, Ray's accelerator types, cluster files,
 `--gpu-type` and what earlier runs measured. Memory is never guessed upwards. Where cards of one
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Named(NamedTuple):
-    """What a name says."""
+    """The meaning of a name."""
 
     card: str
     """One name for all spellings of a card, empty if it is not in the table."""

@@ -50,12 +50,12 @@ MOST_WIDTH: Final = 10**7
 
 
 class _Row(NamedTuple):
-    """What is known of a type of model."""
+    """The facts known of a type of model."""
 
     text: str
     """The type of its language model, which may be the same."""
     checks: str
-    """What holds for the tensors of its checkpoints: letters, see `inputs/checkpoints/fit.py`."""
+    """The checks that hold for its checkpoints: letters, see `inputs/checkpoints/fit.py`."""
     numbers: Mapping[str, int]
 
 

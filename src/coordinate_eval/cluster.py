@@ -220,7 +220,7 @@ class Hold(StrEnum):
 
 
 class Waits(StrEnum):
-    """What a pending task waits for."""
+    """The thing that a pending task waits for."""
 
     NOTHING = ""
     TURN = "its turn"

@@ -132,7 +132,7 @@ def test_a_run_is_planned_without_what_cannot_be_built_only_if_nobody_waits_for_
 
 
 def test_a_plan_without_what_cannot_be_built(reviewer: Reviewer) -> None:
-    """What it leaves out is an error in place of results, for good: also when it is resumed."""
+    """Keep the error of a dataset that is left out, also when the run is resumed."""
     run_dir = reviewer.start()
     run = read_run(run_dir).model_copy(update={"strict": False})
     write_run(run_dir, run)

@@ -1,4 +1,4 @@
-"""What is no checkpoint that engines load is told in its own words."""
+"""Formats that engines do not load, each told in its own words."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the names of GPUs say: names that Slurm sites, Ray and drivers use, as they publish them."""
+"""The meaning of GPU names: names that Slurm sites, Ray and drivers use, as they publish them."""
 
 import pytest
 from hypothesis import given

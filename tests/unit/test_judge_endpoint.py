@@ -328,7 +328,7 @@ REFUSALS = [
     json.dumps([{"type": "extra_forbidden", "loc": ["body", "temperature"],
                  "msg": "Extra inputs are not permitted"}]),
 ]  # fmt: skip
-"""How servers say that a model has a temperature of its own."""
+"""Words of servers whose model has a temperature of its own."""
 
 
 @pytest.mark.parametrize("status", [400, 422, 500])

@@ -208,7 +208,7 @@ def test_a_judge_without_room_for_its_answers_costs_its_datasets(tmp_path: Path)
 
 
 def tried(folder: Path, server: Judge, **of_rubric: Any) -> tuple[list[str], set[str]]:
-    """What is said of a judge that is asked a question of a rubric, and what is given up."""
+    """Check what is said of a judge asked a question of a rubric, and what is given up."""
     run_dir = RunDir(folder)
     rubric = RUBRIC.model_copy(
         update={"patterns": [r"\[\[(\d+)\]\]"], "scale": (1, 10)} | of_rubric

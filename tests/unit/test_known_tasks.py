@@ -123,7 +123,7 @@ def test_where_a_checkpoint_has_its_chat_template(
 def test_items_are_counted_in_local_json_lines(
     tmp_path: Path, kwargs: str, split: str, items: int | None
 ) -> None:
-    """What an estimate plans with where nothing else is known of a task."""
+    """Count what an estimate plans with where nothing else is known of a task."""
     (tmp_path / "a.jsonl").write_text('{"q": 1}\n\n{"q": 2}\n{"q": 3}')
     (tmp_path / "b.jsonl").write_text('{"q": 1}\n{"q": 2}\n')
     (tmp_path / "list.json").write_text('[{"q": 1}]')

@@ -1,4 +1,4 @@
-"""Which lines of a log are a traceback's frames and code, and which line is its exception.
+"""Tell the lines of a traceback: its frames, its code, and its exception.
 
 A frame may have no line of code: of `python -c`, of Cython, of what was compiled. So code is told
 by its indentation, which is deeper than its frame's, and the exception by being less indented. What
@@ -13,7 +13,7 @@ from coordinate_eval.diagnosis.lines import clean
 
 
 class Part(IntEnum):
-    """What a line is of a traceback."""
+    """The kind of a line of a traceback."""
 
     NONE = 0
     CODE = 1
@@ -48,7 +48,7 @@ class Tracebacks:
 
     def __init__(self) -> None:
         self._prefix: str | None = None
-        """What is before each line of the traceback that is read; None outside of one."""
+        """The prefix of each line of the traceback that is read; None outside of one."""
         self._indent = self._others = self._ignored = 0
         self._after_frame = self._in_box = self._busy = False
 

@@ -35,10 +35,10 @@ Conversation = Sequence[Mapping[str, str]]
 
 
 class Rendered(NamedTuple):
-    """What became of a conversation."""
+    """The rendering of a conversation."""
 
     problem: str = ""
-    """Why it is not rendered, or what is lacking; empty if all is well."""
+    """The reason for which it is not rendered, or is of no use; empty if all is well."""
     lacks: str = ""
     """The role of the first message whose text is lacking, where others are there."""
     end: str = ""

@@ -21,7 +21,7 @@ NAMING_CLUSTERS = ("SLURM_CLUSTERS", "SBATCH_CLUSTERS")
 ANOTHER_CLUSTER = (
     "for another cluster, run this on its login node, or set SLURM_CONF to its slurm.conf"
 )
-"""What to do where a user names a cluster."""
+"""The advice where a user names a cluster."""
 
 _KEPT_FOR_COMMANDS = ("SLURM_CONF", "SLURM_CONF_SERVER", TOKEN)
 _CHANGING_COMMANDS = (

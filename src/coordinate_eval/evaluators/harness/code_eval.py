@@ -27,7 +27,7 @@ from coordinate_eval.records import PYTHON, Answer, Question, QuestionKind
 
 
 class Verdict(NamedTuple):
-    """What an `Answer` says."""
+    """The content of an `Answer`."""
 
     passed: bool
     result: str

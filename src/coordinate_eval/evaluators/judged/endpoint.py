@@ -147,7 +147,7 @@ class Endpoint:
         self._names: dict[str, str | None] = {name: of[0] for name, of in _SPELLINGS.items()}
         """The name of each parameter on this server; None if it knows none."""
         self._begins_thinking = False
-        """Whether thinking is in its answers without its beginning: that is in its prompts."""
+        """True if its prompts begin the thinking, so that answers have only its end."""
         self._key = spellings(access.key) if len(access.key) >= LEAST_SECRET else None
         self._failing_since: float | None = None
         self._pools = -(-concurrency // POOL)

@@ -36,7 +36,7 @@ _NO_SUCH_MODEL = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _RAN_OUT = re.compile(r"could not finish the message|output limit (was|is) reached", re.IGNORECASE)
-"""How OpenAI's servers say with an error that a model has thought for all of its tokens."""
+"""The error of OpenAI's servers for a model that has thought for all of its tokens."""
 
 _CUT = ("length", "max_tokens", "max_output_tokens", "model_length")
 """`finish_reason` of what its limit has ended."""
@@ -181,7 +181,7 @@ def unknown_model(access: Access, said: str) -> JudgeRefuses:
 
 
 class Completion(NamedTuple):
-    """What a judge says, and the tokens that it read and wrote."""
+    """The words of a judge, and the tokens that it read and wrote."""
 
     words: str
     tokens: int | None

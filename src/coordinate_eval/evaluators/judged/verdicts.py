@@ -33,7 +33,7 @@ RESAMPLES = 1000
 
 
 class Lack(StrEnum):
-    """Why a judge's words have no verdict: names of counts in the results."""
+    """Reasons for which a judge's words have no verdict: names of counts in the results."""
 
     UNENDED = "thinking_unended"
     EMPTY = "empty"
@@ -42,7 +42,7 @@ class Lack(StrEnum):
 
 
 class Found(NamedTuple):
-    """What was found in a judge's words: a verdict, or why there is none."""
+    """A verdict found in a judge's words, or the reason for which there is none."""
 
     verdict: Verdict
     lack: Lack | None = None

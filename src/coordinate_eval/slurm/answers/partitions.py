@@ -54,7 +54,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """What `scontrol show config` says of the cluster that it asks.
+    """Facts of the cluster that `scontrol show config` asks.
 
     A `linear` one selects nodes, and not parts of them, for jobs that share none.
     """

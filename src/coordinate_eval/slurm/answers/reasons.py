@@ -1,4 +1,4 @@
-"""What Slurm's reasons for a pending job mean: the one table that all else follows from.
+"""The meaning of Slurm's reasons for a pending job: the one table that all else follows from.
 
 It has every reason of Slurm 20.11 to 26.05, and the texts that Slurm prints in place of one. With
 %r `squeue` prints blanks, and pyslurm underscores. Its table in docs/operations.md is checked by a
@@ -141,7 +141,7 @@ REASONS = (
 UNKNOWN = Reason("any other", ".*", Waits.CLUSTER,
                  "not known here, so it keeps its place",
                  "`scontrol show job JOB` shows more")  # fmt: skip
-"""What is new in Slurm has nearly always been one more limit on what runs at the same time."""
+"""The default. New reasons have nearly always been limits on what runs at the same time."""
 
 _COMPILED = [(re.compile(each.pattern, re.IGNORECASE), each) for each in REASONS]
 

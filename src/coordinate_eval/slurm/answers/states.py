@@ -1,4 +1,4 @@
-"""What the states of a node mean: one base state with any number of flags, of any version.
+"""The meaning of a node's states: one base state with any number of flags, of any version.
 
 Slurm prints them as a list, joined by `+`, or as a state with a sign behind it, such as `IDLE~`.
 The table in docs/operations.md is checked by a test. The states: `enum node_states` and the
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Takes(StrEnum):
-    """Whether a node takes jobs."""
+    """The readiness of a node to take jobs."""
 
     FREE = "now"
     ASLEEP = "with `[slurm] wake_nodes`"
@@ -88,7 +88,7 @@ SIGNS = {
     "-": "PLANNED",
     "+": "COMPLETING",
 }
-"""What a sign after a state stands for."""
+"""The meaning of a sign after a state."""
 
 _OF_RESERVATION = {"RESERVED", "MAINTENANCE"}
 _BY_NAME = {name: state for state in STATES for name in (state.name, *state.others)}

@@ -56,7 +56,7 @@ class CronJob:
     secrets: tuple[str, ...]
     """Variables in the script whose values are secret."""
     notes: tuple[str, ...] = ()
-    """What the user should know."""
+    """Notes for the user."""
 
     def write(self) -> None:
         """Write the script, for the user's eyes only.

@@ -32,13 +32,13 @@ class ChatTemplate(NamedTuple):
     file: str = ""
     """The file that has it."""
     lack: str = ""
-    """Why there is none, in a clause; empty if there is one."""
+    """The reason for which there is none, as a clause; empty if there is one."""
     in_code: bool = False
     """A tokenizer's code has it, and nothing is known of it here."""
 
 
 class Tried(NamedTuple):
-    """What became of a question alone, and of one after a system message."""
+    """The renderings of a question alone, and of one after a system message."""
 
     alone: Rendered = Rendered()
     after_system: Rendered = Rendered()

@@ -1,4 +1,4 @@
-"""Whether the tensors of a checkpoint are those of the model in its config.
+"""Compare the tensors of a checkpoint with the model in its config.
 
 Engines find out after minutes on GPUs, or not at all. Each check holds for every checkpoint that
 transformers writes of some types of models: `_text_config.csv` says for which, and is made by

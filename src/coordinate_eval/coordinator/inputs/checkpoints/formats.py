@@ -26,7 +26,7 @@ class Format:
 
     what: str
     then: str
-    """What to do next. {path} and {above} stand for the folder and the one above, for a shell."""
+    """The advice. {path} and {above} stand for the folder and the one above, for a shell."""
     signs: tuple[str, ...]
     """Regular expressions. A folder is of this format if each of them matches a name in it."""
 

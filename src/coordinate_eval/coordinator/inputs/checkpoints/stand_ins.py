@@ -1,4 +1,4 @@
-"""What lies where a file should be: pointers to it, error pages, and nothing.
+"""Recognize what lies where a file should be: pointers to it, error pages, and nothing.
 
 Copies go wrong quietly: a clone without Git LFS leaves small texts under the names of large files,
 a download that is refused leaves the words of the refusal, a full disk leaves zeros.

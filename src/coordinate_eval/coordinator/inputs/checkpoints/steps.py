@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?[kKmM]?"
-"""What stands for a step after a word such as `step`: 1000, 50K, 2.5k, 1M."""
+"""The forms of a step after a word such as `step`: 1000, 50K, 2.5k, 1M."""
 
 # Not in a longer number, nor before the unit of tokens and parameters: 105b, 3T.
 _END = r"(?![0-9]|[.,][0-9]|e[0-9]|[bt](?![a-z]))"

@@ -80,7 +80,7 @@ class JudgeRun:
         self._dir = RunDir(self._folder / "run")
         self._read: set[Span] = set()
         self._begins: str | None = None
-        """What stands before answers, if its prompts begin the thinking."""
+        """The text before answers, if its prompts begin the thinking."""
 
     @property
     def root(self) -> Path:

@@ -1,4 +1,4 @@
-"""What is odd about a judge's answers, counted while it is asked: scoring finds more of it."""
+"""Oddities of a judge's answers, counted while it is asked. Scoring finds more."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
