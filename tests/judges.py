@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from coordinate_eval.evaluators.judged.access import Access
+from coordinate_eval.evaluators.judged.endpoint import Endpoint
 from coordinate_eval.evaluators.judged.prompts import question_of
-from coordinate_eval.records import Question
+from coordinate_eval.records import Answer, Question
 from tests.runs import PATIENCE_SECONDS
 
 
@@ -27,6 +29,9 @@ class Reply:
     """Its Content-Length, where that is a lie: the connection is torn after `body`."""
     drops: bool = False
     """It closes the connection without a word."""
+
+
+Behaviour = Callable[[dict[str, Any], int], Reply]
 
 
 def says(words: object, **more: object) -> Reply:
@@ -175,3 +180,19 @@ scale: [1, 10]
 def rate(body: dict[str, Any], number: int) -> Reply:
     """The same words about the same answer."""
     return says(f"[[{sum(text_of(body).encode()) % 10 + 1}]]")
+
+
+def ask(server: Judge, *texts: str, key: str = "", **options: Any) -> list[Answer]:
+    """Ask all of these at once."""
+
+    async def main() -> list[Answer]:
+        access = Access(server.url, "judge", key)
+        async with Endpoint(access, **({"concurrency": 8} | options)) as judge:
+            return await asyncio.gather(*(judge.ask(question(text)) for text in texts))
+
+    return asyncio.run(main())
+
+
+def first(reply: Reply, count: int = 2) -> Behaviour:
+    """Behave so for some questions, and well from then on."""
+    return lambda body, number: reply if number < count else says("[[7]]")
