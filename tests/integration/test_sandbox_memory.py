@@ -9,7 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.sandboxes import CONFINING, EVERY, STRONG, Ordinary, Runner, ask, opened, works
+from tests.sandboxes import (
+    CONFINING,
+    EVERY,
+    STRONG,
+    Ordinary,
+    Runner,
+    as_ordinary_user,
+    ask,
+    opened,
+    ordinary_python,
+    works,
+)
 
 from coordinate_eval.evaluators.sandbox import memory
 from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch, members, used_bytes
@@ -240,6 +251,36 @@ def test_a_program_is_seen_where_processes_are_hidden(level: Level, hog: str) ->
 )
 def test_what_processes_share_counts_once(sandbox: Runner, program: str) -> None:
     assert sandbox.run(ask(f"{SPAWN}\n{program}\ntime.sleep(0.5)")).result == "passed"
+
+
+ENDING = """
+import os, signal, time
+from coordinate_eval.evaluators.sandbox.memory import used_bytes
+most = looks = 0
+while looks < 20:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        kept = b"x" * (200 << 20)
+        os.write(writer, b"x")
+        time.sleep(1000)
+    os.read(reader, 1)
+    os.kill(child, signal.SIGKILL)
+    while "State:\\tZ" not in (status := open(f"/proc/{child}/status").read()):
+        if "VmSize" not in status:  # its memory is being given back
+            looks += 1
+            most = max(most, used_bytes([child]))
+    os.waitpid(child, 0)
+print(most >> 20)
+"""
+
+
+def test_a_process_that_is_ending_holds_no_files() -> None:
+    """To its own user the kernel hides them then, as those of a process that hides."""
+    ordinary = os.geteuid() == 0 and ordinary_python()
+    command = as_ordinary_user(ENDING) if ordinary else [sys.executable, "-c", ENDING]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    assert int(done.stdout) < 16
 
 
 def test_a_sum_over_processes_that_end_meanwhile_does_not_count(

@@ -255,16 +255,18 @@ def _cpu_seconds(process: int) -> float:
 
 
 def _bytes_behind_files(process: int, state: bytes) -> int:
-    """Return what the open files of a process may hold; 0 if it has ended.
+    """Return what the open files of a process may hold; 0 if it has ended, or is ending.
 
-    One that hides from its own user counts with all files that it has had room for.
+    A process that hides from its own user counts with all files that it has had room for. The
+    kernel hides the files of an ending process, too, after it has taken its address space.
     """
     folder = f"/proc/{process}/fd"
     watched = 0
     try:
         names = os.listdir(folder)  # noqa: PTH208  # as above
     except PermissionError:
-        return DESCRIPTOR_BYTES * sum(map(int, _SLOTS.findall(state)))
+        ending = _ADDRESS_SPACE.search(_read(process, "status")) is None
+        return 0 if ending else DESCRIPTOR_BYTES * sum(map(int, _SLOTS.findall(state)))
     except OSError:
         return 0
     for name in names:
