@@ -31,7 +31,7 @@ from tests.plans import CHECKPOINT
 
 from benchmarks._instances import base, planned
 from coordinate_eval import _files
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning.prepare import first_round, with_plan

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinate_eval.cluster import Job, State, TaskStatus
+from coordinate_eval.clusters.protocol import Job, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import LEDGERS, LedgerName

@@ -7,7 +7,15 @@ from typing import Any, Self
 
 import pytest
 
-from coordinate_eval.cluster import Busy, Job, JobLimits, Node, ShownJob, State, TaskStatus
+from coordinate_eval.clusters.protocol import (
+    Busy,
+    Job,
+    JobLimits,
+    Node,
+    ShownJob,
+    State,
+    TaskStatus,
+)
 from coordinate_eval.coordinator.cli.launch import run
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite

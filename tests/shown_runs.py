@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report import state

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job, State, TaskStatus
+from coordinate_eval.clusters.protocol import Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End, Job, Node, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, Job, Node, State, TaskStatus
 from coordinate_eval.coordinator.doctor.gather import (
     Address,
     Passed,

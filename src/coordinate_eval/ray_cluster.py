@@ -18,7 +18,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from coordinate_eval._files import token
-from coordinate_eval.cluster import (
+from coordinate_eval.clusters.protocol import (
     ENDS_WITH_PARENT,
     INDEX_VARIABLE,
     MOST_CPUS,

@@ -25,7 +25,7 @@ from tests.runs import (
 )
 from tests.tiny import tiny_model
 
-from coordinate_eval.cluster import End, Job, State
+from coordinate_eval.clusters.protocol import End, Job, State
 from coordinate_eval.ray_cluster import RayCluster, RaySettings
 
 DATASETS = ("tiny_choice", "tiny_code", "tiny_sums", "tiny_talk")

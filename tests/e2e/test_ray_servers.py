@@ -11,8 +11,8 @@ from tests.ray_servers import GPUS, TYPE, Servers
 from tests.runs import PATIENCE_SECONDS, Workspace, begun, kill, processes, scores, trials, until
 from tests.tiny import tiny_model
 
-from coordinate_eval.cluster import End, Job, State
-from coordinate_eval.shared_ray.cluster import SharedRayCluster
+from coordinate_eval.clusters.protocol import End, Job, State
+from coordinate_eval.clusters.ray.cluster import SharedRayCluster
 
 DATASETS = ("tiny_choice", "tiny_sums")
 

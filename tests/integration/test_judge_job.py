@@ -16,7 +16,7 @@ from tests.judges import Judge, Reply, fails, question, says, text_of
 from tests.runs import PATIENCE_SECONDS, command, lasting_port, until
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import TASK_VARIABLE
+from coordinate_eval.clusters.protocol import TASK_VARIABLE
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.portions import all_portions

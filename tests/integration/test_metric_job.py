@@ -10,7 +10,7 @@ from tests.decisions import make_run
 from tests.runs import command, until
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import TASK_VARIABLE
+from coordinate_eval.clusters.protocol import TASK_VARIABLE
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Answer, Question, QuestionKind, Shard, Span

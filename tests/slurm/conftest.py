@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.settings import SlurmSettings
 from tests.dev_cluster import DevCluster

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.slurm.cluster import SlurmCluster
 from tests.runs import until
 

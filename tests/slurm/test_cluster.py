@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coordinate_eval import _job_log
-from coordinate_eval.cluster import Busy, Job, Node, State
+from coordinate_eval.clusters.protocol import Busy, Job, Node, State
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.presence import slurm_configured

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.settings import SlurmSettings
 from tests.slurm.jobs import WITNESS, await_end, witness

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from coordinate_eval.cluster import Job, State
+from coordinate_eval.clusters.protocol import Job, State
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.errors import SettingsRefused, SubmitRefused

@@ -8,7 +8,7 @@ import pytest
 from tests.troubles import avoided, ended, tell
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Busy, End, Node
+from coordinate_eval.clusters.protocol import Busy, End, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
 from coordinate_eval.coordinator.run.jobs import trial_id

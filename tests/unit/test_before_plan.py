@@ -9,7 +9,7 @@ from tests.reviewer import NODES, FakeCluster, Reviewer
 from tests.run_dirs import unplanned
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job, TaskStatus
+from coordinate_eval.clusters.protocol import Job, TaskStatus
 from coordinate_eval.coordinator.cli.launch import foreground
 from coordinate_eval.coordinator.planning.plan import ChosenNodes
 from coordinate_eval.coordinator.planning.prepare import choose_nodes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.run.claiming.claims import (
     MAX_DEATHS,
     MAX_DEATHS_OF_SHARD,

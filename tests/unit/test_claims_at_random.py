@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from tests.random_examples import examples
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.run.claiming.claims import (
     MAX_DEATHS,
     AttemptWriter,

@@ -13,7 +13,7 @@ from tests.decisions import make_run
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.coordinator.cli.inquire.runs import find_all
 from coordinate_eval.coordinator.cli.upkeep.prune import prune
 from coordinate_eval.coordinator.inputs import clusters

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.decisions import DIR, KEEP, RUN, SPANS, TRIAL, facts, submitted, waiting_for
 from tests.random_examples import examples
 
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import NewRound, Revoke

@@ -8,7 +8,7 @@ from tests.decisions import KEEP, ROUND, RUN, TRIAL, facts
 from tests.reviewer import FakeCluster
 from tests.run_dirs import unplanned
 
-from coordinate_eval.cluster import Job, JobLimits, Window
+from coordinate_eval.clusters.protocol import Job, JobLimits, Window
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_job
 from coordinate_eval.coordinator.run.jobs import read_submitted

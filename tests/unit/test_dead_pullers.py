@@ -13,7 +13,7 @@ from tests.reviewer import FakeCluster
 from tests.run_dirs import unplanned
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End, Job, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.report.causes import diagnose_run
 from coordinate_eval.coordinator.report.failures import report_failures
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole

@@ -21,7 +21,7 @@ from tests.decisions import (
     tasks,
 )
 
-from coordinate_eval.cluster import End, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.coordinator.supervisor.decide import decide

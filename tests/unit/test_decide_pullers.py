@@ -19,7 +19,7 @@ from tests.decisions import (
     waiting_for,
 )
 
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.run.claiming.claims import Claim, LedgerName, OpenClaim, whole
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name, useful_pullers
 from coordinate_eval.coordinator.run.records import JudgeProgress, portion_seconds

@@ -9,7 +9,7 @@ from tests.decisions import ROUND, RUN, make_run
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.report import failures
 from coordinate_eval.coordinator.report.failures import report_failures

@@ -10,7 +10,7 @@ import pytest
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Busy, Job, Node, State, TaskStatus
+from coordinate_eval.clusters.protocol import Busy, Job, Node, State, TaskStatus
 from coordinate_eval.coordinator.doctor import folders, in_jobs, programs, scheduler, surroundings
 from coordinate_eval.coordinator.doctor.findings import Answer, Finding, Role, fails, ok
 from coordinate_eval.coordinator.inputs import clusters

@@ -9,7 +9,7 @@ import pytest
 from tests.reviewer import FakeCluster
 from tests.worlds import Jobs, impatient, node
 
-from coordinate_eval.cluster import Busy, End, JobLimits, TaskStatus
+from coordinate_eval.clusters.protocol import Busy, End, JobLimits, TaskStatus
 from coordinate_eval.coordinator.cli.upkeep import nodes as command
 from coordinate_eval.coordinator.doctor import nodes as doctor
 from coordinate_eval.coordinator.doctor import worlds as worlds_module

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.worlds import Jobs, impatient
 
-from coordinate_eval.cluster import TaskStatus
+from coordinate_eval.clusters.protocol import TaskStatus
 from coordinate_eval.coordinator.cli.upkeep import nodes as command
 from coordinate_eval.coordinator.doctor import nodes as doctor
 from coordinate_eval.coordinator.doctor import worlds

@@ -10,7 +10,7 @@ from tests.reviewer import FakeCluster
 from tests.run_dirs import unplanned
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End, Job, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.supervisor import handover, loop

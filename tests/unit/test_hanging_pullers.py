@@ -16,7 +16,7 @@ from tests.run_dirs import unplanned
 from tests.runs import until
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import TASK_VARIABLE, End, State, TaskStatus
+from coordinate_eval.clusters.protocol import TASK_VARIABLE, End, State, TaskStatus
 from coordinate_eval.coordinator.cli import job_commands
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.claiming.claims import Claim, Ledger, OpenClaim, whole

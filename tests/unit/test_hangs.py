@@ -26,7 +26,7 @@ from tests.decisions import (
 from tests.runs import until
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.failures import report_failures
 from coordinate_eval.coordinator.run import jobs

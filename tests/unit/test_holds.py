@@ -11,7 +11,7 @@ from tests.run_dirs import unplanned
 from tests.shown_runs import SUPERVISOR, ask, pending, running, seen
 from tests.tiny import tiny_model
 
-from coordinate_eval.cluster import Hold, Job, State, TaskStatus
+from coordinate_eval.clusters.protocol import Hold, Job, State, TaskStatus
 from coordinate_eval.coordinator.cli.launch.resume import resume_run
 from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.inputs.settings import Settings

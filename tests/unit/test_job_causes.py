@@ -11,7 +11,7 @@ from tests.decisions import ROUND, RUN, make_run
 from tests.troubles import ECC, cause, trial
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.report.causes import diagnose_run
 from coordinate_eval.coordinator.report.failures import Failure, report_failures
 from coordinate_eval.coordinator.run.jobs import trial_id

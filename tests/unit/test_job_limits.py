@@ -27,7 +27,7 @@ from tests.reviewer import FakeCluster
 from tests.troubles import Enough
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job, State, TaskStatus, Waits
+from coordinate_eval.clusters.protocol import Job, State, TaskStatus, Waits
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress
 from coordinate_eval.coordinator.supervisor.decide import decide

@@ -14,7 +14,7 @@ from tests.reviewer import NODES
 from tests.runs import Workspace
 from tests.tiny import tiny_model
 
-from coordinate_eval.cluster import Busy
+from coordinate_eval.clusters.protocol import Busy
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
     begins_thinking,

@@ -15,7 +15,7 @@ from tests.reviewer import FakeCluster
 from tests.run_dirs import write_requests
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Hold, Job, JobLimits, State, TaskStatus
+from coordinate_eval.clusters.protocol import Hold, Job, JobLimits, State, TaskStatus
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites.located_yaml import Place

@@ -11,7 +11,7 @@ from tests.plans import CHECKPOINT
 from tests.run_dirs import write_index
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.coordinator.dry_run.risks import _judge_budget
 from coordinate_eval.coordinator.dry_run.summary import Review
 from coordinate_eval.coordinator.inputs import judge

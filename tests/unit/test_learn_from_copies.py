@@ -8,7 +8,7 @@ from tests.measured_runs import measured_run, record
 from tests.staging import checkpoint
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Node
+from coordinate_eval.clusters.protocol import Node
 from coordinate_eval.coordinator.inputs.layers import Layer, resolve
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.planning.prepare import choose_nodes, offer_of_cluster, prepare

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from tests.plans import CHECKPOINT
 
-from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places import asked_nodes
 from coordinate_eval.coordinator.planning.places import nodes as select

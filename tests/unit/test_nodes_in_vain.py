@@ -7,7 +7,7 @@ from tests.decisions import make_run, shards
 from tests.plan_examples import planned
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Node
+from coordinate_eval.clusters.protocol import Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir

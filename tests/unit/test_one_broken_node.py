@@ -13,7 +13,7 @@ from tests.shown_runs import SUPERVISOR, Scheduler
 from tests.troubles import Enough, Failing, avoided, ended, tell
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Busy, End
+from coordinate_eval.clusters.protocol import Busy, End
 from coordinate_eval.coordinator.cli.inquire.status import describe
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings

@@ -9,7 +9,7 @@ import pytest
 from tests.decisions import make_run
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.paths import RunDir

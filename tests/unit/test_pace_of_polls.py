@@ -6,7 +6,7 @@ In between, each hears of its own jobs.
 import pytest
 from tests.reviewer import FakeCluster
 
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.supervisor.pace import RUNS_AT_FULL_PACE, Pace, slow_down
 
 

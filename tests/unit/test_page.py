@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.plans import reviewed
 
-from coordinate_eval.cluster import ShownJob
+from coordinate_eval.clusters.protocol import ShownJob
 from coordinate_eval.coordinator.dry_run import page
 from coordinate_eval.coordinator.dry_run.show import write_page, write_scripts
 from coordinate_eval.errors import UserError

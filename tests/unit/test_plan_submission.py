@@ -12,7 +12,7 @@ from tests.runs import Workspace
 from tests.tiny import tiny_model
 from typer.testing import CliRunner
 
-from coordinate_eval.cluster import Busy, JobLimits, Node, Window
+from coordinate_eval.clusters.protocol import Busy, JobLimits, Node, Window
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cli.launch import run as launch
 from coordinate_eval.coordinator.inputs.settings import (

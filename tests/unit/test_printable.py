@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
 from coordinate_eval._format import brief, plain, visible, visible_json
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli import app, output
 from coordinate_eval.coordinator.dry_run import page, terminal
 from coordinate_eval.coordinator.inputs import clusters

@@ -11,7 +11,7 @@ from tests.plan_examples import planned
 from tests.reviewer import FakeCluster, Reviewer
 from tests.tiny import tiny_model
 
-from coordinate_eval.cluster import Busy, Hold, Node, State, Waits
+from coordinate_eval.clusters.protocol import Busy, Hold, Node, State, Waits
 from coordinate_eval.coordinator.cli.launch.run import show_plan, start_run
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu

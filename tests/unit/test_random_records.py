@@ -17,7 +17,7 @@ from tests.shown_runs import Scheduler, submitted_run
 from typer.testing import CliRunner
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report.first_signal import FirstSignal

@@ -12,8 +12,8 @@ import pytest
 from tests.runs import until
 
 from coordinate_eval import ray_cluster
-from coordinate_eval.shared_ray import on_node
-from coordinate_eval.shared_ray.on_node import MOST_STARTS, Task
+from coordinate_eval.clusters.ray import on_node
+from coordinate_eval.clusters.ray.on_node import MOST_STARTS, Task
 
 
 class Ray(SimpleNamespace):

@@ -11,7 +11,7 @@ from tests.decisions import DIR, ROUND, RUN, TRIAL, facts, submitted, tasks
 from tests.random_examples import examples
 from tests.troubles import cause, trial
 
-from coordinate_eval.cluster import State
+from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.report.failures import Failure
 from coordinate_eval.coordinator.run.jobs import trial_id, trials_name
 from coordinate_eval.coordinator.run.records import Round, RoundNode, TrialProgress

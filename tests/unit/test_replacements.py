@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.decisions import DIR, facts, make_run, submitted, tasks, waiting_for
 from tests.random_examples import examples
 
-from coordinate_eval.cluster import State
+from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Submitted

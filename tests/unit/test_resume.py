@@ -12,7 +12,7 @@ from tests.reviewer import Reviewer
 from tests.tiny import tiny_model
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job, JobLimits, State, TaskStatus, Window
+from coordinate_eval.clusters.protocol import Job, JobLimits, State, TaskStatus, Window
 from coordinate_eval.coordinator.cli.launch import resume
 from coordinate_eval.coordinator.cli.launch.cancel import cancel_run
 from coordinate_eval.coordinator.cli.launch.run import start_run

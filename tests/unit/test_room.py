@@ -8,7 +8,7 @@ from tests.decisions import make_run
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Cluster, Node, State, TaskStatus
+from coordinate_eval.clusters.protocol import Cluster, Node, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import LimitSettings, Settings
 from coordinate_eval.coordinator.planning.places import room
 from coordinate_eval.coordinator.planning.places.room import (

@@ -11,7 +11,7 @@ from tests.decisions import make_run, nodes, shards
 from tests.plan_examples import planned
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import JobLimits, Node, Window
+from coordinate_eval.clusters.protocol import JobLimits, Node, Window
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, TrialProgress

@@ -13,7 +13,7 @@ from tests.run_dirs import write_index
 from tests.runs import PATIENCE_SECONDS, until
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import INDEX_VARIABLE
+from coordinate_eval.clusters.protocol import INDEX_VARIABLE
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger, whole
 from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.measurements import read_scorings

@@ -16,7 +16,7 @@ from tests.random_examples import FACTOR
 from tests.run_dirs import write_index
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import INDEX_VARIABLE, TASK_VARIABLE, State, TaskStatus
+from coordinate_eval.clusters.protocol import INDEX_VARIABLE, TASK_VARIABLE, State, TaskStatus
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger
 from coordinate_eval.coordinator.run.claiming.work import all_spans
 from coordinate_eval.coordinator.run.paths import RunDir

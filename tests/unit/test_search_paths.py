@@ -9,7 +9,7 @@ import pytest
 from tests.plans import CHECKPOINT
 
 from coordinate_eval import _search_paths
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks, working_in
 from coordinate_eval.coordinator.run.jobs import program
 from coordinate_eval.records import Checkpoint

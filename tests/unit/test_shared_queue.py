@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.slurm import shared_queue
 from coordinate_eval.slurm.shared_queue import (

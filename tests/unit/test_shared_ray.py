@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from coordinate_eval.cluster import End, Job, State, Waits
+from coordinate_eval.clusters.protocol import End, Job, State, Waits
+from coordinate_eval.clusters.ray import driver
+from coordinate_eval.clusters.ray.cluster import SharedRayCluster, of_job
+from coordinate_eval.clusters.ray.link import Link
+from coordinate_eval.clusters.ray.nodes import read_nodes, to_come
+from coordinate_eval.clusters.ray.on_node import names_of, what_is_missing
 from coordinate_eval.coordinator.inputs import clusters, layers
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.ray_cluster import RayCluster, RaySettings
-from coordinate_eval.shared_ray import driver
-from coordinate_eval.shared_ray.cluster import SharedRayCluster, of_job
-from coordinate_eval.shared_ray.link import Link
-from coordinate_eval.shared_ray.nodes import read_nodes, to_come
-from coordinate_eval.shared_ray.on_node import names_of, what_is_missing
 
 
 def entry(

@@ -142,7 +142,7 @@ def test_an_answer_that_is_no_json_object_is_an_error(says: Says, output: str) -
 
 
 def test_a_submission_without_an_id_may_exist(says: Says, tmp_path: Path) -> None:
-    from coordinate_eval.cluster import Job
+    from coordinate_eval.clusters.protocol import Job
 
     says(output="\n")
     job = Job(name="n", argv=("x",), minutes=5, log=str(tmp_path / "log"))
@@ -153,7 +153,7 @@ def test_a_submission_without_an_id_may_exist(says: Says, tmp_path: Path) -> Non
 def test_a_job_of_an_sbatch_that_was_ended_is_looked_for_in_an_answer_of_ones_own(
     says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coordinate_eval.cluster import Job
+    from coordinate_eval.clusters.protocol import Job
 
     says(output="PartitionName=low Default=YES State=UP\n")
     (tmp_path / "sbatch").unlink()
@@ -169,7 +169,7 @@ def test_a_job_of_an_sbatch_that_was_ended_is_looked_for_in_an_answer_of_ones_ow
 
 
 def test_a_job_longer_than_its_partition_allows_is_refused(says: Says, tmp_path: Path) -> None:
-    from coordinate_eval.cluster import Job
+    from coordinate_eval.clusters.protocol import Job
 
     says(output="PartitionName=low Default=YES MaxTime=01:00:00 State=UP\n")
     job = Job(name="n", argv=("x",), minutes=240, requeue=True, log=str(tmp_path / "log"))
@@ -350,7 +350,7 @@ def test_a_cluster_may_be_named_that_is_asked_anyway(
 
 
 def test_a_job_with_more_memory_than_any_may_have_is_refused(says: Says, tmp_path: Path) -> None:
-    from coordinate_eval.cluster import Job
+    from coordinate_eval.clusters.protocol import Job
 
     says(output="PartitionName=low Default=YES State=UP MaxMemPerNode=100000\n")
     job = Job(name="n", argv=("x",), minutes=5, memory_mib=200_000, log=str(tmp_path / "log"))
@@ -365,7 +365,7 @@ def test_a_job_with_more_memory_than_any_may_have_is_refused(says: Says, tmp_pat
 def test_what_is_shown_has_the_cpus_of_what_is_submitted_once_limits_are_known(
     says: Says, tmp_path: Path
 ) -> None:
-    from coordinate_eval.cluster import Job
+    from coordinate_eval.clusters.protocol import Job
 
     says(output="PartitionName=low Default=YES State=UP MaxMemPerCPU=1000\n")
     job = Job(name="n", argv=("x",), minutes=5, memory_mib=2500, log=str(tmp_path / "log"))

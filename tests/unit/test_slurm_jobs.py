@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinate_eval.cluster import End, State
+from coordinate_eval.clusters.protocol import End, State
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.slurm.answers.queue import read_job_id, read_tasks
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.errors import ClusterSilent, SettingsRefused, UserError
 from coordinate_eval.slurm.answers.limits import Accounting, Longest, longest, read_accounting
 from coordinate_eval.slurm.answers.partitions import Partition, read_partitions

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.slurm_nodes import new, old
 
-from coordinate_eval.cluster import Job, Waits
+from coordinate_eval.clusters.protocol import Job, Waits
 from coordinate_eval.errors import ClusterError, SubmitRefused
 from coordinate_eval.slurm.answers.nodes import read_places
 from coordinate_eval.slurm.answers.text_answers import read_nodes_text

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinate_eval.cluster import Busy, Node, State, TaskStatus
+from coordinate_eval.clusters.protocol import Busy, Node, State, TaskStatus
 from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
 from coordinate_eval.slurm.answers.queue import read_tasks
 from coordinate_eval.slurm.cluster import SlurmCluster

@@ -8,7 +8,7 @@ from tests.decisions import DIR, KEEP, ROUND, RUN, TRIAL, facts, submitted, task
 from tests.shown_runs import SUPERVISOR, ask, pending
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Hold, State, TaskStatus, Waits
+from coordinate_eval.clusters.protocol import Hold, State, TaskStatus, Waits
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode

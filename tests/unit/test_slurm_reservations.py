@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.slurm_nodes import new, old
 
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.errors import ClusterSilent, PlaceGone
 from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
 from coordinate_eval.slurm.answers.reservations import clock, of_this_user, read_reservation

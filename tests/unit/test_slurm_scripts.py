@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.errors import UserError
 from coordinate_eval.slurm.scripts import Submission, submission
 from coordinate_eval.slurm.settings import SlurmSettings

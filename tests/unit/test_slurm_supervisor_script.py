@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
 

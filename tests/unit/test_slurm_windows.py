@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.cluster import Window
+from coordinate_eval.clusters.protocol import Window
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.slurm.answers.reservations import (
     Reservation,

@@ -11,7 +11,7 @@ from tests.shown_runs import SUPERVISOR, ask, complete, finish, publish, running
 from typer.testing import Result
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import TaskStatus
+from coordinate_eval.clusters.protocol import TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.epochs import Epoch

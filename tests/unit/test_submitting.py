@@ -10,7 +10,7 @@ from tests.decisions import KEEP, ROUND, RUN, TRIAL, facts, make_run, tasks, wai
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job, State
+from coordinate_eval.clusters.protocol import Job, State
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.failures import refused_now, report_failures
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name

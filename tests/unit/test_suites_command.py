@@ -11,7 +11,7 @@ from tests.runs import TASKS, Workspace
 from tests.tiny import tiny_model
 from typer.testing import CliRunner, Result
 
-from coordinate_eval.cluster import Node
+from coordinate_eval.clusters.protocol import Node
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cli.launch import resume as continued
 from coordinate_eval.coordinator.cli.launch import run as launch

@@ -12,7 +12,7 @@ from tests.run_dirs import unplanned
 from tests.troubles import Enough, Failing
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Busy, Job, Node, State, TaskStatus
+from coordinate_eval.clusters.protocol import Busy, Job, Node, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.epochs import take_over

@@ -14,7 +14,7 @@ from tests.random_examples import examples
 from tests.run_dirs import ITEMS, SHARDS, answered, write_built
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS_OF_SHARD, Ledger
 from coordinate_eval.coordinator.run.claiming.suspects import (

@@ -8,7 +8,7 @@ from tests.decisions import make_run
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End, Job, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.cli import job_commands
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir

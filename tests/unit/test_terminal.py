@@ -13,7 +13,7 @@ from tests import observed
 from tests.plans import CHECKPOINT, capacity, costs, offer, prepared, reviewed
 from tests.random_examples import examples
 
-from coordinate_eval.cluster import Busy, JobLimits, Node, Window
+from coordinate_eval.clusters.protocol import Busy, JobLimits, Node, Window
 from coordinate_eval.coordinator.dry_run import gantt, terminal
 from coordinate_eval.coordinator.dry_run.gantt import Phase
 from coordinate_eval.coordinator.dry_run.risks import risks

@@ -7,7 +7,7 @@ from tests.decisions import make_run, nodes, shards
 from tests.plans import CHECKPOINT, capacity
 from tests.run_dirs import SHARDS, write_built
 
-from coordinate_eval.cluster import JobLimits
+from coordinate_eval.clusters.protocol import JobLimits
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.dealing.pieces import Piece, cut

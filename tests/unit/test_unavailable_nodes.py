@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.decisions import facts, make_run, submitted, tasks
 
-from coordinate_eval.cluster import State, Waits
+from coordinate_eval.clusters.protocol import State, Waits
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor.decide import decide

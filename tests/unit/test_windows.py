@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.decisions import make_run, nodes, shards
 
-from coordinate_eval.cluster import JobLimits, Window
+from coordinate_eval.clusters.protocol import JobLimits, Window
 from coordinate_eval.coordinator.doctor.findings import State
 from coordinate_eval.coordinator.doctor.scheduler import of_limits
 from coordinate_eval.coordinator.run import jobs

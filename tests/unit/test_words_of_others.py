@@ -15,7 +15,7 @@ from tests.run_dirs import write_built
 from tests.troubles import ECC, trial
 
 from coordinate_eval import _files, _job_log
-from coordinate_eval.cluster import End, Job, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.doctor.in_jobs import last_words
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.failures import Failure, cause_of

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from coordinate_eval.cluster import Busy, Job, JobLimits, Node, ShownJob, TaskStatus
+from coordinate_eval.clusters.protocol import Busy, Job, JobLimits, Node, ShownJob, TaskStatus
 from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.slurm.about import describe
 from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes, read_places

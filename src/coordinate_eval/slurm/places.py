@@ -3,7 +3,7 @@
 import time
 from functools import cached_property
 
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,

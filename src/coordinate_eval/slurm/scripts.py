@@ -20,7 +20,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined, Template
 
 from coordinate_eval import _job_log
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.errors import UserError
 from coordinate_eval.slurm.settings import SlurmSettings
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from coordinate_eval import _files, _owner
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.errors import ClusterSilent, ForeignError
 from coordinate_eval.slurm.answers.queue import read_tasks
 

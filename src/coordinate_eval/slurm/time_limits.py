@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 
-from coordinate_eval.cluster import Job, JobLimits, Window
+from coordinate_eval.clusters.protocol import Job, JobLimits, Window
 from coordinate_eval.errors import ClusterError, ClusterSilent, SettingsRefused, UserError
 from coordinate_eval.slurm.answers.limits import Accounting, Longest, longest, read_accounting
 from coordinate_eval.slurm.answers.reservations import (

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from coordinate_eval.cluster import Cluster
+from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.doctor import folders, programs, scheduler, surroundings
 from coordinate_eval.coordinator.doctor.findings import Finding, Role
 from coordinate_eval.coordinator.inputs.settings import Settings

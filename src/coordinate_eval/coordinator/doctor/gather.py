@@ -22,7 +22,7 @@ from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval._format import brief
-from coordinate_eval.cluster import ENDS_WITH_PARENT
+from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.workers.signals import end_with_parent_if_asked
 from coordinate_eval.records import Record
 

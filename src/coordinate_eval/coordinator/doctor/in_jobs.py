@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coordinate_eval import _files, _job_log
 from coordinate_eval._format import brief
-from coordinate_eval.cluster import Cluster, Job, JobLimits, State, TaskStatus, Waits
+from coordinate_eval.clusters.protocol import Cluster, Job, JobLimits, State, TaskStatus, Waits
 from coordinate_eval.coordinator.doctor.examine import examine
 from coordinate_eval.coordinator.doctor.findings import (
     Answer,

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from coordinate_eval._format import brief, plural, size
-from coordinate_eval.cluster import Busy, Cluster, Node
+from coordinate_eval.clusters.protocol import Busy, Cluster, Node
 from coordinate_eval.coordinator.doctor.findings import Finding, failure, ok, warning
 from coordinate_eval.coordinator.doctor.gather import BYTES
 from coordinate_eval.coordinator.doctor.pairing import (

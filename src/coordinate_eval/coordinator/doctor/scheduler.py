@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coordinate_eval._format import duration, plural
 from coordinate_eval._gpus import memory_gib
-from coordinate_eval.cluster import Busy, Cluster, JobLimits, Node
+from coordinate_eval.clusters.protocol import Busy, Cluster, JobLimits, Node
 from coordinate_eval.coordinator.doctor.findings import Finding, failure, ok, warning
 from coordinate_eval.coordinator.inputs import cluster_file
 from coordinate_eval.errors import ClusterSilent, CoordinateError

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Cluster, End, Job, Node, State, TaskStatus
+from coordinate_eval.clusters.protocol import Cluster, End, Job, Node, State, TaskStatus
 from coordinate_eval.coordinator.doctor.gather import (
     GATHER_SECONDS,
     START_SECONDS,

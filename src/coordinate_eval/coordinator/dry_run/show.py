@@ -9,7 +9,7 @@ from rich.console import Console
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural, visible_json
-from coordinate_eval.cluster import Cluster, Job, ShownJob
+from coordinate_eval.clusters.protocol import Cluster, Job, ShownJob
 from coordinate_eval.coordinator.dry_run import page, terminal
 from coordinate_eval.coordinator.dry_run.summary import Review, review
 from coordinate_eval.coordinator.planning.prepare import Offer, Prepared

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinate_eval._format import duration, plain, plural, size
-from coordinate_eval.cluster import ShownJob
+from coordinate_eval.clusters.protocol import ShownJob
 from coordinate_eval.coordinator.dry_run.one_job_each import (
     JobConditions,
     longest_first,

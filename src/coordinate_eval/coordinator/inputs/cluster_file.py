@@ -8,7 +8,7 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from coordinate_eval import _format, _user_files
-from coordinate_eval.cluster import MOST_CPUS, MOST_GPUS, Busy, Node
+from coordinate_eval.clusters.protocol import MOST_CPUS, MOST_GPUS, Busy, Node
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
 

@@ -1,7 +1,7 @@
 """The schedulers that this program knows, by name.
 
-To add one, write a class with the protocol of `cluster.py`, a function here that makes it from
-the settings, and a line in `_MAKERS`.
+To add one, write a class with the protocol of `clusters/protocol.py`, a function here that makes
+it from the settings, and a line in `_MAKERS`.
 """
 
 import os
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from coordinate_eval.cluster import Cluster
+from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.inputs.settings import FOLDERS, Settings
 from coordinate_eval.errors import ClusterSilent, UserError
 
@@ -83,7 +83,7 @@ def _slurm(settings: Settings) -> Cluster:
 
 def _ray(settings: Settings) -> Cluster:
     if settings.ray.address is not None:
-        from coordinate_eval.shared_ray.cluster import SharedRayCluster
+        from coordinate_eval.clusters.ray.cluster import SharedRayCluster
 
         folders = {name: getattr(settings, name) for name in FOLDERS}
         paths = {name: Path(folder).expanduser() for name, folder in folders.items()}

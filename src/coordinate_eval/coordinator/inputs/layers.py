@@ -15,7 +15,8 @@ from typing import Any
 import platformdirs
 from pydantic import ValidationError
 
-from coordinate_eval import _format, _owner, _user_files, cluster
+from coordinate_eval import _format, _owner, _user_files
+from coordinate_eval.clusters import protocol
 from coordinate_eval.coordinator.inputs.settings import FOLDERS, Settings
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
@@ -25,11 +26,11 @@ FILE_VARIABLE = "COORDINATE_EVAL_CONFIG"
 
 _OWN_VARIABLES = {
     FILE_VARIABLE,
-    cluster.INDEX_VARIABLE,
-    cluster.TASK_VARIABLE,
-    cluster.NODE_VARIABLE,
-    cluster.STARTED_VARIABLE,
-    *cluster.ENDS_WITH_PARENT,
+    protocol.INDEX_VARIABLE,
+    protocol.TASK_VARIABLE,
+    protocol.NODE_VARIABLE,
+    protocol.STARTED_VARIABLE,
+    *protocol.ENDS_WITH_PARENT,
 }
 """Variables with the prefix that are not settings."""
 

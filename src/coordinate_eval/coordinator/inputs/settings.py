@@ -6,7 +6,7 @@ from typing import Any, Literal
 import platformdirs
 from pydantic import ConfigDict, Field, field_validator
 
-from coordinate_eval.cluster import MOST_CPUS, MOST_GPUS
+from coordinate_eval.clusters.protocol import MOST_CPUS, MOST_GPUS
 from coordinate_eval.ray_cluster import RaySettings
 from coordinate_eval.records import EngineSettings, Record, judge_name
 from coordinate_eval.slurm.settings import SlurmSettings

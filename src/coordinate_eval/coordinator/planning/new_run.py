@@ -12,7 +12,7 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval._engines import kind_of
-from coordinate_eval.cluster import JobLimits
+from coordinate_eval.clusters.protocol import JobLimits
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks

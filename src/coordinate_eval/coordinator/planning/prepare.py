@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from coordinate_eval._format import duration
-from coordinate_eval.cluster import Busy, JobLimits, Node
+from coordinate_eval.clusters.protocol import Busy, JobLimits, Node
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner, reviewed_plan

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from coordinate_eval import _files, _format, _user_files
-from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.contradictions import contradictions
 from coordinate_eval.coordinator.planning.places import nodes as select

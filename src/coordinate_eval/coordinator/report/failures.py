@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 
 from coordinate_eval import _files, _owner
 from coordinate_eval._format import duration, plural
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.jobs import read_submitted, trials_of
 from coordinate_eval.coordinator.run.paths import RunDir

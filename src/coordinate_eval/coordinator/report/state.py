@@ -16,7 +16,7 @@ from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.report.failures import refused_now
 from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.report.time_left import seconds_left

@@ -6,7 +6,7 @@ import time
 from pydantic import Field
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import TASK_VARIABLE
+from coordinate_eval.clusters.protocol import TASK_VARIABLE
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Record
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from coordinate_eval.cluster import Hold, State, TaskStatus
+from coordinate_eval.clusters.protocol import Hold, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import Run
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job, JobLimits
+from coordinate_eval.clusters.protocol import Job, JobLimits
 from coordinate_eval.coordinator.inputs.settings import StageSettings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, Submitted

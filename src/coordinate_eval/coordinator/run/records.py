@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Job, JobLimits
+from coordinate_eval.clusters.protocol import Job, JobLimits
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import RecordError

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from coordinate_eval.cluster import State
+from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers
 from coordinate_eval.coordinator.run.claiming.work import work_left
 from coordinate_eval.coordinator.run.paths import RunDir

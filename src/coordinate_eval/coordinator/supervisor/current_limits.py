@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from coordinate_eval.cluster import Cluster, Job, JobLimits
+from coordinate_eval.clusters.protocol import Cluster, Job, JobLimits
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.errors import ClusterError, UserError
 

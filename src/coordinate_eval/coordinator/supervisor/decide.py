@@ -5,7 +5,7 @@
 
 from dataclasses import replace
 
-from coordinate_eval.cluster import State
+from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.paths import RunDir

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Iterable
 
 from coordinate_eval import _format, _owner
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.failures import Failure, cause_of
 from coordinate_eval.coordinator.report.site_rules import read_rules

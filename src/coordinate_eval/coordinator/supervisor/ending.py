@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 from typing import Any
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Cluster, State, TaskStatus
+from coordinate_eval.clusters.protocol import Cluster, State, TaskStatus
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.history import read_time_ledger
 from coordinate_eval.coordinator.run import jobs

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from coordinate_eval import _files
 from coordinate_eval._format import duration
-from coordinate_eval.cluster import End, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.run import holds, jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, Submitted

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Cluster
+from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.report.state import (
     has_ended_incomplete,
     is_complete,

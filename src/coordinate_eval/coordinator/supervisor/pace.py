@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from coordinate_eval.cluster import Cluster, State, TaskStatus
+from coordinate_eval.clusters.protocol import Cluster, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.supervisor.facts.completing import Completing
 

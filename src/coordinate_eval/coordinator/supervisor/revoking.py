@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.run.claiming.claims import OF_DATASETS, Ledger, LedgerName
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run

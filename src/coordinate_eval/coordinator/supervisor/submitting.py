@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.cluster import Cluster, Job, State, TaskStatus
+from coordinate_eval.clusters.protocol import Cluster, Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, kind_of
 from coordinate_eval.coordinator.run.jobs import read_submitted

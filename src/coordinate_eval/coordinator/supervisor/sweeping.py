@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import inf
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Cluster
+from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.report.failures import read_trials_of
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir

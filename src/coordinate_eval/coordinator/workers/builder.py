@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinate_eval import _files, _owner
-from coordinate_eval.cluster import INDEX_VARIABLE
+from coordinate_eval.clusters.protocol import INDEX_VARIABLE
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks, working_in
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
 from coordinate_eval.coordinator.planning.building import longest_first

@@ -11,7 +11,7 @@ import sys
 import time
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import INDEX_VARIABLE
+from coordinate_eval.clusters.protocol import INDEX_VARIABLE
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger, own_task
 from coordinate_eval.coordinator.run.claiming.portions import unanswered_portions
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from coordinate_eval import _files, _owner
-from coordinate_eval.cluster import INDEX_VARIABLE
+from coordinate_eval.clusters.protocol import INDEX_VARIABLE
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
 from coordinate_eval.coordinator.report import first_signal

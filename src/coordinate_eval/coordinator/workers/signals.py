@@ -6,7 +6,7 @@ import signal
 import threading
 from types import FrameType
 
-from coordinate_eval.cluster import ENDS_WITH_PARENT
+from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT
 
 MARGIN_SECONDS = 90.0
 """Time before its time limit at which a job begins to end."""

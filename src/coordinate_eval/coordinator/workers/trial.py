@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 from coordinate_eval import _files, _job_log
-from coordinate_eval.cluster import INDEX_VARIABLE, NODE_VARIABLE
+from coordinate_eval.clusters.protocol import INDEX_VARIABLE, NODE_VARIABLE
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task

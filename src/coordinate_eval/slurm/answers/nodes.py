@@ -14,7 +14,7 @@ from typing import Any
 
 from coordinate_eval._format import brief
 from coordinate_eval._gpus import memory_gib
-from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.errors import ClusterError
 from coordinate_eval.slurm.answers.gres import gpus as gpus_of
 from coordinate_eval.slurm.answers.partitions import MemoryLimits

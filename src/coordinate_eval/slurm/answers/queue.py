@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from coordinate_eval.cluster import End, Hold, State, TaskStatus, Waits
+from coordinate_eval.clusters.protocol import End, Hold, State, TaskStatus, Waits
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.slurm.answers.reasons import Reason, read_reason
 

@@ -8,7 +8,7 @@ test. The reasons: `enum job_state_reason` in Slurm's slurm.h; the texts: `state
 import re
 from dataclasses import dataclass
 
-from coordinate_eval.cluster import Hold, Waits
+from coordinate_eval.clusters.protocol import Hold, Waits
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from coordinate_eval import _files, _owner
 from coordinate_eval._format import plural, whole_duration
-from coordinate_eval.cluster import TaskStatus
+from coordinate_eval.clusters.protocol import TaskStatus
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from coordinate_eval import _files, _owner
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli.inquire import status_screen
 from coordinate_eval.coordinator.cli.inquire.runs import find_to_show, name_for_commands
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json

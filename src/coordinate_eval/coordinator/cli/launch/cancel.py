@@ -4,7 +4,7 @@ import time
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.cluster import Cluster, State
+from coordinate_eval.clusters.protocol import Cluster, State
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.run import jobs

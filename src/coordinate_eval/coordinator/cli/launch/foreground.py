@@ -10,7 +10,7 @@ from rich.status import Status
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural, visible_json, whole_duration
-from coordinate_eval.cluster import Cluster, State
+from coordinate_eval.clusters.protocol import Cluster, State
 from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands
 from coordinate_eval.coordinator.cli.output import (

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from coordinate_eval import _files, _owner
-from coordinate_eval.cluster import Cluster
+from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.launch.foreground import announce, say_windows, supervise
 from coordinate_eval.coordinator.cli.launch.resume import resume_run

@@ -17,7 +17,7 @@ from typing import Any
 
 from coordinate_eval import __version__, _files
 from coordinate_eval._format import plural, quoted, visible
-from coordinate_eval.cluster import TaskStatus
+from coordinate_eval.clusters.protocol import TaskStatus
 from coordinate_eval.coordinator.cli.inquire.runs import find_all, poll
 from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.cli.launch.runnable import check_common

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli.inquire.runs import Found, age, find_all
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.inputs import clusters

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
-from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
 

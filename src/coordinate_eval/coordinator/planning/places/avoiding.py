@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import asked, names_nodes
 from coordinate_eval.coordinator.run.troubles.avoided import Avoided

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinate_eval._gpus import memory_gib
-from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places import why_none

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from coordinate_eval.cluster import Busy, Node, State, TaskStatus
+from coordinate_eval.clusters.protocol import Busy, Node, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import LimitSettings
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import jobs

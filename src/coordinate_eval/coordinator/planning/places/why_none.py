@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from coordinate_eval._format import plural
-from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 
 MOST_REASONS, MOST_SHOWN = 20, 8

@@ -31,7 +31,7 @@ from typing import BinaryIO, Literal, NamedTuple, get_args
 from pydantic import Field
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import TASK_VARIABLE, End
+from coordinate_eval.clusters.protocol import TASK_VARIABLE, End
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Record, Span
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 
-from coordinate_eval.cluster import Job
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.coordinator.run.claiming.claims import LedgerName
 from coordinate_eval.coordinator.run.jobs import (
     allowed_minutes,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Cluster
+from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.checkpoints import clean_files
 from coordinate_eval.coordinator.inputs.settings import Settings

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, StageProgress, TrialProgress

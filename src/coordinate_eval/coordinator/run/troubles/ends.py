@@ -1,6 +1,6 @@
 """The meaning of a job's end for the work that it had claimed."""
 
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.run.claiming.claims import Cause
 
 NOT_BY_ITSELF = frozenset({End.NODE_FAILED, End.PREEMPTED, End.TIME_LIMIT, End.CANCELLED})

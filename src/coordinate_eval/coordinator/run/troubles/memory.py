@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from coordinate_eval import _files
 from coordinate_eval._engines import kind_of
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, TrialProgress
 from coordinate_eval.coordinator.run.troubles.causes import read_causes

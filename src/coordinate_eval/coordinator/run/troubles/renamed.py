@@ -4,7 +4,7 @@ Jobs are found by their names. A job_submit plugin of Slurm may change these: th
 run look as if they had ended.
 """
 
-from coordinate_eval.cluster import Cluster
+from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import ClusterError

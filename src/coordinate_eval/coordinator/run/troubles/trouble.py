@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Record
 

@@ -1,6 +1,6 @@
 """Claims whose owners have ended without giving them back."""
 
-from coordinate_eval.cluster import End
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Revoke
 
 

@@ -1,6 +1,6 @@
 """Causes of death that every other build, metric or scoring job would meet too."""
 
-from coordinate_eval.cluster import State
+from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.troubles.causes import JobCause

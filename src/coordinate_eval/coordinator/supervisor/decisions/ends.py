@@ -1,6 +1,6 @@
 """Decisions on a run whose jobs have ended: to go on, or how to end."""
 
-from coordinate_eval.cluster import State
+from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers
 from coordinate_eval.coordinator.run.records import Run

@@ -4,7 +4,7 @@ Keepers, and a job that scores, run for as long as there are trials to come. Whe
 may run, none starts. From then on keepers and trials of a node are one job, as on whole nodes.
 """
 
-from coordinate_eval.cluster import State, Waits
+from coordinate_eval.clusters.protocol import State, Waits
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts

@@ -1,6 +1,6 @@
 """Decisions for one node of a round: its keeper, then its trials, then its release."""
 
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, Run

@@ -1,6 +1,6 @@
 """Jobs that start only when a person changes something, such as a limit that they exceed."""
 
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.decisions.values import Action, Cancel, Facts, Finish

@@ -1,6 +1,6 @@
 """Decide how many build, metric and scoring jobs and judges to submit, and when."""
 
-from coordinate_eval.cluster import State
+from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import (
     Pullers,

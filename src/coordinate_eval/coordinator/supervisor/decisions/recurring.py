@@ -7,7 +7,7 @@ what this program, the libraries and the checkpoint say.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from coordinate_eval.cluster import State
+from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import Round, Run, TrialProgress
 from coordinate_eval.coordinator.run.troubles.causes import JobCause, keeper_id

@@ -6,7 +6,7 @@ the trials that run go on with the work; of the rest, it gets its share.
 
 from collections.abc import Iterator, Sequence
 
-from coordinate_eval.cluster import State
+from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.decisions.values import Action, Facts, NewRound

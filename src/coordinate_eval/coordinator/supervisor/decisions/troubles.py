@@ -1,7 +1,7 @@
 """Jobs that hang, trials that ended without saying why, and jobs whose cause is not known yet."""
 
 from coordinate_eval._format import duration
-from coordinate_eval.cluster import End, State
+from coordinate_eval.clusters.protocol import End, State
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import kind_of
 from coordinate_eval.coordinator.run.records import Run

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from coordinate_eval.cluster import End, Job, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.report.failures import Failure
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import LedgerName, OpenClaim

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 
 GONE_SECONDS = 180.0
 """A task that has been completing for so long is gone: its processes hang, or its epilog does."""

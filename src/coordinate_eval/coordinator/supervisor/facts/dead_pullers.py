@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import End, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.report.failures import Failure
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole

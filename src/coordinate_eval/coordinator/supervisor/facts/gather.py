@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import State, TaskStatus
+from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.report.failures import Failure, read_failures, read_trials_of
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import LEDGERS, Ledger, LedgerName

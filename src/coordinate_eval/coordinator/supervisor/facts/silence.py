@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import State
+from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run.claiming.outcomes import request_indexes
 from coordinate_eval.coordinator.run.claiming.pullers import kind_of

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Cluster
+from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.planning.judge_plan import plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence, Set
 
-from coordinate_eval.cluster import Busy, Node
+from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import most_nodes
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu, nodes_with_room

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinate_eval import _files, _owner
-from coordinate_eval.cluster import Busy, Cluster, Job, Node, State
+from coordinate_eval.clusters.protocol import Busy, Cluster, Job, Node, State
 from coordinate_eval.coordinator.planning.places import room
 from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
 from coordinate_eval.coordinator.planning.places.room import NoRoom, Others, Promise, PromisedNode

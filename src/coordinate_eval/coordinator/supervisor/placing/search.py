@@ -5,7 +5,7 @@ from collections.abc import Callable, Set
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.cluster import Cluster
+from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.planning.places import avoiding
 from coordinate_eval.coordinator.planning.places.room import NoRoom
 from coordinate_eval.coordinator.planning.plan import Plan

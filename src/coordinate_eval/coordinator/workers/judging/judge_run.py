@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import Cluster
+from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
     DATASET,

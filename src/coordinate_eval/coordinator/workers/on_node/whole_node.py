@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from coordinate_eval import _files
-from coordinate_eval.cluster import ENDS_WITH_PARENT, INDEX_VARIABLE, End
+from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT, INDEX_VARIABLE, End
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.jobs import program, trial_id
 from coordinate_eval.coordinator.run.logs import own_log

@@ -36,7 +36,7 @@ class Link:
         self,
         first: Mapping[str, Any],
         command: tuple[str, ...] = (
-            sys.executable, "-P", "-m", "coordinate_eval.shared_ray.driver",
+            sys.executable, "-P", "-m", "coordinate_eval.clusters.ray.driver",
         ),
         seconds: float = ANSWER_SECONDS,
     ) -> None:  # fmt: skip

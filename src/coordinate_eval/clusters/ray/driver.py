@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coordinate_eval.cluster import (
+from coordinate_eval.clusters.protocol import (
     ENDS_WITH_PARENT,
     INDEX_VARIABLE,
     NODE_VARIABLE,
@@ -30,9 +30,9 @@ from coordinate_eval.cluster import (
     TaskStatus,
     Waits,
 )
+from coordinate_eval.clusters.ray import on_node
+from coordinate_eval.clusters.ray.nodes import TYPE, read_nodes, to_come
 from coordinate_eval.errors import ClusterSilent, CoordinateError, SubmitRefused, UserError
-from coordinate_eval.shared_ray import on_node
-from coordinate_eval.shared_ray.nodes import TYPE, read_nodes, to_come
 
 LOOK_SECONDS = 120.0
 """Time in which a node answers whether jobs could work there. A new worker takes seconds."""

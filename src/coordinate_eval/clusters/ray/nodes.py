@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from coordinate_eval import _gpus
-from coordinate_eval.cluster import Busy, Node
-from coordinate_eval.shared_ray.on_node import names_of
+from coordinate_eval.clusters.protocol import Busy, Node
+from coordinate_eval.clusters.ray.on_node import names_of
 
 TYPE = "accelerator_type:"
 """The beginning of the resource that says which GPUs a node has: `accelerator_type:H100`."""

@@ -18,8 +18,8 @@ from typing import Any, Self
 from coordinate_eval import _files
 from coordinate_eval._engines import CACHE_ROOTS
 from coordinate_eval._launchers import is_for_training
-from coordinate_eval.cluster import Busy, Job, JobLimits, Node, ShownJob, TaskStatus
-from coordinate_eval.shared_ray.link import Link
+from coordinate_eval.clusters.protocol import Busy, Job, JobLimits, Node, ShownJob, TaskStatus
+from coordinate_eval.clusters.ray.link import Link
 
 _OF_JOBS_BEGIN = (
     "COORDINATE_EVAL_",

@@ -1,0 +1,1 @@
+"""The protocol of a cluster, and what runs jobs where there is no Slurm."""
