@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from coordinate_eval.clusters.protocol import Busy, Node, ShownJob
-from coordinate_eval.coordinator.dry_run.summary import Review, review
+from coordinate_eval.coordinator.display.summary import Review, review
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.plan import (

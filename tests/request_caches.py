@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.planning.request_cache import Builder, Built
+from coordinate_eval.coordinator.prompts.request_cache import Builder, Built
 from coordinate_eval.records import (
     Checkpoint,
     Dataset,

@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs
-from coordinate_eval.coordinator.planning.request_cache import link_found
+from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.supervisor.placing.make_plan import make_plan

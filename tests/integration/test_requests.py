@@ -20,10 +20,10 @@ from tests.runs import PATIENCE_SECONDS
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.checkpoints import fit
-from coordinate_eval.coordinator.planning import request_cache
-from coordinate_eval.coordinator.planning.building import Progress, build_all
 from coordinate_eval.coordinator.planning.costs import conditions
-from coordinate_eval.coordinator.planning.request_cache import Builder, Built, link
+from coordinate_eval.coordinator.prompts import request_cache
+from coordinate_eval.coordinator.prompts.building import Progress, build_all
+from coordinate_eval.coordinator.prompts.request_cache import Builder, Built, link
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import ForeignError, UserError
 from coordinate_eval.priors.observations import BuildSeen, subject
@@ -40,7 +40,7 @@ import sys
 from pathlib import Path
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint
 from coordinate_eval.coordinator.inputs.suites import suite
-from coordinate_eval.coordinator.planning.request_cache import Builder
+from coordinate_eval.coordinator.prompts.request_cache import Builder
 
 cache, model, file, length = sys.argv[1:]
 wanted = suite.load(file)

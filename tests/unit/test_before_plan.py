@@ -13,7 +13,7 @@ from coordinate_eval.clusters.protocol import Job, TaskStatus
 from coordinate_eval.coordinator.cli.launch import foreground
 from coordinate_eval.coordinator.planning.plan import ChosenNodes
 from coordinate_eval.coordinator.planning.prepare import choose_nodes
-from coordinate_eval.coordinator.planning.request_cache import link_found
+from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.report.state import Phase

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.runs import PATIENCE_SECONDS
 
-from coordinate_eval.coordinator.planning import building
-from coordinate_eval.coordinator.planning.building import Progress, build_all, build_each
+from coordinate_eval.coordinator.prompts import building
+from coordinate_eval.coordinator.prompts.building import Progress, build_all, build_each
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Dataset

@@ -15,7 +15,6 @@ from coordinate_eval.clusters.protocol import Hold, Job, State, TaskStatus
 from coordinate_eval.coordinator.cli.launch.resume import resume_run
 from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.places import room
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import holds, jobs
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -24,6 +23,7 @@ from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import Cancel
 from coordinate_eval.coordinator.supervisor.handover import LOOK_SECONDS
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
+from coordinate_eval.coordinator.supervisor.placing import promises
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.slurm.answers import queue
 
@@ -86,7 +86,7 @@ def test_a_held_job_keeps_no_node_from_other_runs() -> None:
     (waiting,) = tasks("ce-other.1-trial0-n1", State.PENDING)
     held = waiting.model_copy(update={"held": Hold.ADMIN})
     node = FakeCluster().free[0].model_copy(update={"name": "n1"})
-    free = [room.beside([node], [], room.Others([], tasks=[t]))[0] for t in (waiting, held)]
+    free = [promises.beside([node], [], promises.Others([], tasks=[t]))[0] for t in (waiting, held)]
     assert [n.free_gpus for [n] in free] == [node.gpus - 1, node.gpus]
 
 

@@ -12,8 +12,8 @@ from tests.run_dirs import write_index
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job
-from coordinate_eval.coordinator.dry_run.risks import _judge_budget
-from coordinate_eval.coordinator.dry_run.summary import Review
+from coordinate_eval.coordinator.display.risks import _judge_budget
+from coordinate_eval.coordinator.display.summary import Review
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.layers import load
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings

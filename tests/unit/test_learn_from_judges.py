@@ -12,8 +12,8 @@ from tests.plans import offer
 from tests.reviewer import NODES
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.dry_run.risks import _judge_budget
-from coordinate_eval.coordinator.dry_run.summary import Review
+from coordinate_eval.coordinator.display.risks import _judge_budget
+from coordinate_eval.coordinator.display.summary import Review
 from coordinate_eval.coordinator.inputs.suites import suite as suites
 from coordinate_eval.coordinator.planning.costs import read_priors
 from coordinate_eval.coordinator.planning.judge_plan import (

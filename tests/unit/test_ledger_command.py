@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.dry_run.run_page import write_report
+from coordinate_eval.coordinator.display.run_page import write_report
 from coordinate_eval.coordinator.report.history import read_time_ledger
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.report.time_ledger import Use

@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.cli.launch.run import show_plan, start_run
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.prepare import offer_of_cluster, queued_nodes
-from coordinate_eval.coordinator.planning.request_cache import link_found
+from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, read_run
 from coordinate_eval.coordinator.run.rounds import read_rounds

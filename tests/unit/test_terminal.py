@@ -14,10 +14,10 @@ from tests.plans import CHECKPOINT, capacity, costs, offer, prepared, reviewed
 from tests.random_examples import examples
 
 from coordinate_eval.clusters.protocol import Busy, JobLimits, Node, Window
-from coordinate_eval.coordinator.dry_run import gantt, terminal
-from coordinate_eval.coordinator.dry_run.gantt import Phase
-from coordinate_eval.coordinator.dry_run.risks import risks
-from coordinate_eval.coordinator.dry_run.summary import dataset_table, review, summary
+from coordinate_eval.coordinator.display import gantt, plan_terminal
+from coordinate_eval.coordinator.display.gantt import Phase
+from coordinate_eval.coordinator.display.risks import risks
+from coordinate_eval.coordinator.display.summary import dataset_table, review, summary
 from coordinate_eval.coordinator.inputs.settings import Settings, TrialSettings
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.plan import Cost, Plan, PlanEngine, PlanSuite
@@ -39,7 +39,7 @@ def shown(drawn: Timeline, width: int, *, height: int = 50, encoding: str = "utf
         legacy_windows=False,
     )
     with console.capture() as captured:
-        console.print(terminal.Chart(drawn, 64))
+        console.print(plan_terminal.Chart(drawn, 64))
     return [_without_styles(line) for line in captured.get().splitlines()]
 
 
@@ -138,7 +138,7 @@ def test_moments_as_people_read_them() -> None:
 def test_the_whole_preview_names_nothing_that_moves_the_cursor() -> None:
     review = reviewed(nodes=2, trials=2, name="n\x1b[2J\n")
     file = io.StringIO()
-    Console(file=file, width=100).print(terminal.render(review))
+    Console(file=file, width=100).print(plan_terminal.render(review))
     text = file.getvalue()
     assert "\x1b" not in text
     assert "one job each" in text
@@ -149,9 +149,9 @@ def test_the_whole_preview_names_nothing_that_moves_the_cursor() -> None:
 def test_a_narrow_window_cuts_names_only(width: int) -> None:
     file = io.StringIO()
     review = reviewed(name="a-node-of-a-long-name", dataset="a-dataset-of-a-long-name")
-    Console(file=file, width=width).print(terminal.render(review))
+    Console(file=file, width=width).print(plan_terminal.render(review))
     text = file.getvalue()
-    least = terminal.LEAST_NAME - 1  # and an ellipsis
+    least = plan_terminal.LEAST_NAME - 1  # and an ellipsis
     for first, last, name in (
         ("node", "last", "a-node-of-a-long-name1"),
         ("dataset", "metric CPU", "a-dataset-of-a-long-name"),

@@ -78,6 +78,20 @@ def items(dataset: Dataset) -> int | None:
     return min(whole, dataset.limit * (TASKS.get(entry.dataset, 1) if entry and alike else 1))
 
 
+def known_work(dataset: Dataset, built: DatasetRequests | None = None) -> Work | None:
+    """Return the items and tokens of a dataset, None if nothing is known of it.
+
+    They come from the built requests, else from the catalogue, else from the suite's number of
+    items.
+    """
+    if built is not None:
+        return built_work(dataset, built)
+    predicted = predicted_work(dataset)
+    if predicted is None and dataset.items is not None:
+        return guessed_work(dataset, dataset.items)
+    return predicted
+
+
 def predicted_work(dataset: Dataset) -> Work | None:
     """Return the work that the catalogue predicts for a dataset, or None without a row."""
     entry, count = find(dataset), items(dataset)

@@ -59,7 +59,7 @@ def _printing(command: Callable[..., int | None], run_dir: Path, **given: object
 def supervise(run_dir: Path, minutes: int = 0) -> int:
     """Supervise a run as a job of the cluster; 0 minutes mean no time limit."""
     from coordinate_eval.clusters.protocol import STARTED_VARIABLE, TASK_VARIABLE
-    from coordinate_eval.coordinator.dry_run.run_page import write_report
+    from coordinate_eval.coordinator.display.run_page import write_report
     from coordinate_eval.coordinator.inputs import clusters
     from coordinate_eval.coordinator.run.records import read_run
     from coordinate_eval.coordinator.run.troubles.renamed import why_no_job_is_found

@@ -57,7 +57,7 @@ def suite_costs(
     """
     found: list[Cost] = []
     for dataset in suite.datasets:
-        work = known_work(dataset, built.get(dataset.name))
+        work = catalogue.known_work(dataset, built.get(dataset.name))
         if work is None:
             raise UserError(
                 f"dataset {dataset.name} cannot be planned: neither the suite nor the catalogue "
@@ -110,22 +110,11 @@ def dataset_cost(
     )
 
 
-def known_work(dataset: Dataset, built: DatasetRequests | None = None) -> roofline.Work | None:
-    """Return the items and tokens of a dataset, None where nothing is known of it.
-
-    Taken from the built requests, else from the catalogue, else from the suite's number of items.
-    """
-    if built is not None:
-        return catalogue.built_work(dataset, built)
-    predicted = catalogue.predicted_work(dataset)
-    if predicted is None and dataset.items is not None:
-        return catalogue.guessed_work(dataset, dataset.items)
-    return predicted
-
-
 def expected_works(suite: Suite) -> list[roofline.Work]:
     """Return the work of each dataset as far as it is known before anything is built."""
-    return [known_work(d) or catalogue.guessed_work(d, GUESSED_ITEMS) for d in suite.datasets]
+    return [
+        catalogue.known_work(d) or catalogue.guessed_work(d, GUESSED_ITEMS) for d in suite.datasets
+    ]
 
 
 def without_prior(suite: Suite) -> list[Dataset]:

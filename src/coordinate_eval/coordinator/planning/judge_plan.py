@@ -16,7 +16,6 @@ from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
 )
 from coordinate_eval.coordinator.inputs.judge import most_questions, why_not_judged
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings
-from coordinate_eval.coordinator.planning.costs import known_work
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.planning.places.nodes import QUEUED_NODE, NoFreeGpu
@@ -28,6 +27,7 @@ from coordinate_eval.coordinator.planning.prepare import (
     queued_nodes,
 )
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.priors.catalogue import known_work
 from coordinate_eval.priors.judges import PerQuestion
 from coordinate_eval.priors.observations import subject
 from coordinate_eval.priors.predict import Priors

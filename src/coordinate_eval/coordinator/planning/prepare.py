@@ -17,13 +17,11 @@ from coordinate_eval.clusters.protocol import Busy, JobLimits, Node
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner, reviewed_plan
-from coordinate_eval.coordinator.planning.building import wall_seconds
 from coordinate_eval.coordinator.planning.costs import (
     LINK_GIGABITS,
     conditions,
     engine_start_seconds,
     expected_works,
-    known_work,
     read_priors,
     storage_link,
     suite_costs,
@@ -44,11 +42,13 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanSuite,
 )
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
+from coordinate_eval.coordinator.prompts.building import wall_seconds
 from coordinate_eval.coordinator.report.results import own_answers
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, portion_seconds
 from coordinate_eval.coordinator.run.rounds import make_round
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors.catalogue import known_work
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.priors.staging import Link
 from coordinate_eval.records import DatasetRequests

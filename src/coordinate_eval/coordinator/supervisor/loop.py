@@ -15,7 +15,7 @@ from typing import Any
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Busy, Cluster, Node, State, TaskStatus
-from coordinate_eval.coordinator.planning.request_cache import link_found
+from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger

@@ -16,9 +16,9 @@ from coordinate_eval import _files, _owner
 from coordinate_eval.clusters.protocol import INDEX_VARIABLE
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks, working_in
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
-from coordinate_eval.coordinator.planning.building import longest_first
 from coordinate_eval.coordinator.planning.costs import read_priors
-from coordinate_eval.coordinator.planning.request_cache import Builder, builder_of, link
+from coordinate_eval.coordinator.prompts.building import longest_first
+from coordinate_eval.coordinator.prompts.request_cache import Builder, builder_of, link
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task, whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run

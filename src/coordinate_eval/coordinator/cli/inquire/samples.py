@@ -22,7 +22,7 @@ from coordinate_eval import _files, _owner
 from coordinate_eval._format import plural, visible_json
 from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.output import console, say
-from coordinate_eval.coordinator.dry_run.run_page import write_report
+from coordinate_eval.coordinator.display.run_page import write_report
 from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks

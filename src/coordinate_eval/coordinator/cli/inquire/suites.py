@@ -10,7 +10,7 @@ from rich.table import Table
 from coordinate_eval._format import duration
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs.suites import suite, suite_yaml
-from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost, known_work
+from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue, gpus
 from coordinate_eval.priors.predict import Priors
@@ -111,7 +111,7 @@ def describe(wanted: Suite, checkpoint: Checkpoint, gpu: str, degree: int) -> di
 
 def _row(dataset: Dataset, on: Conditions) -> dict[str, Any]:
     entry = catalogue.find(dataset)
-    work = known_work(dataset)
+    work = catalogue.known_work(dataset)
     cost = None if work is None else dataset_cost(dataset, work, on, Priors(), built=False)
     own = entry.num_fewshot if entry else None
     return {

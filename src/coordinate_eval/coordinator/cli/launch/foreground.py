@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.cli.output import (
     table_console,
     write_json,
 )
-from coordinate_eval.coordinator.dry_run.run_page import write_report
+from coordinate_eval.coordinator.display.run_page import write_report
 from coordinate_eval.coordinator.report import first_signal, state
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.first_signal import FirstSignal

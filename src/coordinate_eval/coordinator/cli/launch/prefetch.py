@@ -16,10 +16,10 @@ from coordinate_eval.coordinator.cli.launch.runnable import runnable
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say, write_json
 from coordinate_eval.coordinator.inputs.folders import check_writable, working_in
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning import building
 from coordinate_eval.coordinator.planning.costs import read_priors
 from coordinate_eval.coordinator.planning.new_run import Inputs
-from coordinate_eval.coordinator.planning.request_cache import Builder
+from coordinate_eval.coordinator.prompts import building
+from coordinate_eval.coordinator.prompts.request_cache import Builder
 from coordinate_eval.coordinator.report.results import own_answers
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError

@@ -138,7 +138,7 @@ def show_plan(
     With `estimate` nothing is built for it: the catalogue tells what is not in the cache.
     """
     # What submits a run does without them, and returns sooner.
-    from coordinate_eval.coordinator.dry_run import show
+    from coordinate_eval.coordinator.display import show
 
     show.check_outputs(html, scripts)
     settings, where = inputs.settings, RunDir(_root(inputs, run_dir))
@@ -259,8 +259,8 @@ def _plan_now(
     An `estimate` takes those that are built, and figures of the catalogue for the others. A suite
     of which nothing can be run is planned too.
     """
-    from coordinate_eval.coordinator.planning.building import build_all
-    from coordinate_eval.coordinator.planning.request_cache import builder_of
+    from coordinate_eval.coordinator.prompts.building import build_all
+    from coordinate_eval.coordinator.prompts.request_cache import builder_of
 
     settings = inputs.settings
     judge.check(settings.judge, inputs.suite, os.environ)

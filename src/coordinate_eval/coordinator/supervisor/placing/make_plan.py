@@ -14,7 +14,6 @@ from coordinate_eval.coordinator.planning.judge_plan import plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
-from coordinate_eval.coordinator.planning.places.room import NoRoom
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.planning.prepare import (
     Offer,
@@ -31,6 +30,7 @@ from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, write_planned
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
+from coordinate_eval.coordinator.supervisor.placing.promises import NoRoom
 from coordinate_eval.errors import PlaceGone, UserError
 from coordinate_eval.records import DatasetRequests
 

@@ -14,9 +14,7 @@ from pathlib import Path
 
 from coordinate_eval import _files, _owner
 from coordinate_eval.clusters.protocol import Busy, Cluster, Job, Node, State
-from coordinate_eval.coordinator.planning.places import room
 from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
-from coordinate_eval.coordinator.planning.places.room import NoRoom, Others, Promise, PromisedNode
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -24,6 +22,13 @@ from coordinate_eval.coordinator.run.records import RoundNode, Run, Waiting
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
 from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
+from coordinate_eval.coordinator.supervisor.placing import promises
+from coordinate_eval.coordinator.supervisor.placing.promises import (
+    NoRoom,
+    Others,
+    Promise,
+    PromisedNode,
+)
 from coordinate_eval.errors import ForeignError, RecordError
 
 FRESH_SECONDS = 120.0
@@ -84,7 +89,7 @@ class OtherRuns:
             run.gpu_type if run.planned else "",
         )
         self._seen = self._look()
-        nodes, busy = room.beside(nodes, busy, self._seen)
+        nodes, busy = promises.beside(nodes, busy, self._seen)
         first = self._older_that_wait() * self._missed % max(1, len(nodes))
         nodes = nodes[first:] + nodes[:first]
         nodes.sort(key=lambda node: node.name not in self._standing)
@@ -96,9 +101,9 @@ class OtherRuns:
         mine = self._run.created, self._prefix
         return sum(each.waiting and each.age < mine for each in self._seen.promises)
 
-    def left(self) -> room.Left:
+    def left(self) -> promises.Left:
         """Return what the limits leave beside the runs that were there at the last look."""
-        return room.left(self._run.settings.limits, self._seen)
+        return promises.left(self._run.settings.limits, self._seen)
 
     def within(self, chosen: Sequence[NodeCapacity], gpus_per_trial: int) -> list[NodeCapacity]:
         """Return as many of the chosen nodes and of their trials as the limits leave room for.
@@ -110,10 +115,10 @@ class OtherRuns:
         if self._alone:
             return list(chosen)
         limits = self._run.settings.limits
-        kept = room.within(chosen, gpus_per_trial, self.left(), limits)
+        kept = promises.within(chosen, gpus_per_trial, self.left(), limits)
         newer = None
         if limits.newest_first:
-            newer = room.newer_that_waits(self._run.created, self._seen, self._gave_way)
+            newer = promises.newer_that_waits(self._run.created, self._seen, self._gave_way)
         if newer is not None:
             self._gave_way = self._gave_way or time.time()
             raise NoRoom(f"it gives way to your newer run {newer.run}")
@@ -131,7 +136,7 @@ class OtherRuns:
             begun = self._mine(waiting=False)
             mine = begun.model_copy(update={"nodes": new})
             self._tell(mine.model_copy(update={"nodes": [*begun.nodes, *new]}))
-            other = room.overtaken_by(mine, self._seen, self._look())
+            other = promises.overtaken_by(mine, self._seen, self._look())
             if other is not None:
                 # The older one's choice stands until it looks again, so that one of them goes on.
                 if mine.age < other.age:
@@ -203,7 +208,7 @@ class OtherRuns:
             for node in begun.nodes
         ]
         root, now = str(self._dir.root), time.time()
-        return room.make_promise(self._run, root, now, nodes, waiting=waiting)
+        return promises.make_promise(self._run, root, now, nodes, waiting=waiting)
 
     def _look(self) -> Others:
         """Return the user's runs that live, this one with the rounds that it has begun."""

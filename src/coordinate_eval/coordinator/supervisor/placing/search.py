@@ -7,7 +7,6 @@ from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.planning.places import avoiding
-from coordinate_eval.coordinator.planning.places.room import NoRoom
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.outcomes import given_up
@@ -26,6 +25,7 @@ from coordinate_eval.coordinator.supervisor.placing.make_plan import (
 )
 from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns, Overtaken
+from coordinate_eval.coordinator.supervisor.placing.promises import NoRoom
 from coordinate_eval.errors import PlaceGone, UserError
 
 POLLS_PER_SEARCH = 6

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from coordinate_eval._format import duration
-from coordinate_eval.coordinator.dry_run.summary import Review
+from coordinate_eval.coordinator.display.summary import Review
 from coordinate_eval.coordinator.planning.costs import without_prior
 from coordinate_eval.coordinator.planning.judge_plan import tokens_of_judge
 from coordinate_eval.coordinator.planning.simulate import ScoreBar

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
 from coordinate_eval._format import duration, plain, visible
-from coordinate_eval.coordinator.dry_run import gantt
-from coordinate_eval.coordinator.dry_run.gantt import ChartRow, Lane, Phase, Stretch
+from coordinate_eval.coordinator.display import gantt
+from coordinate_eval.coordinator.display.gantt import ChartRow, Lane, Phase, Stretch
 
 MOST_ROWS = 128
 COLUMNS = 480

@@ -16,10 +16,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from coordinate_eval._format import plain
-from coordinate_eval.coordinator.dry_run import gantt
-from coordinate_eval.coordinator.dry_run.gantt import Activity, Phase
-from coordinate_eval.coordinator.dry_run.risks import risks
-from coordinate_eval.coordinator.dry_run.summary import (
+from coordinate_eval.coordinator.display import gantt
+from coordinate_eval.coordinator.display.gantt import Activity, Phase
+from coordinate_eval.coordinator.display.risks import risks
+from coordinate_eval.coordinator.display.summary import (
     Review,
     Table,
     dataset_table,

@@ -10,8 +10,8 @@ from rich.console import Console
 from coordinate_eval import _files
 from coordinate_eval._format import plural, visible_json
 from coordinate_eval.clusters.protocol import Cluster, Job, ShownJob
-from coordinate_eval.coordinator.dry_run import page, terminal
-from coordinate_eval.coordinator.dry_run.summary import Review, review
+from coordinate_eval.coordinator.display import plan_page, plan_terminal
+from coordinate_eval.coordinator.display.summary import Review, review
 from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming import pullers
@@ -51,7 +51,7 @@ def show(
         text = prepared.plan.model_dump_json(by_alias=True, indent=1)
         sys.stdout.write(visible_json(text) + "\n")
         return
-    console.print(terminal.render(found))
+    console.print(plan_terminal.render(found))
     if not verbose:
         count = plural(len(shown), "job")
         told = "--verbose prints the scripts, --scripts DIR writes them"
@@ -110,7 +110,7 @@ def write_page(file: Path, found: Review) -> None:
     """
     try:
         _check_page(file)
-        _files.write(file.resolve(), page.render(found))
+        _files.write(file.resolve(), plan_page.render(found))
     except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
         words = getattr(error, "strerror", None) or error
         raise UserError(f"--html {file} cannot be written: {words}") from error
@@ -154,7 +154,7 @@ def _check_page(file: Path) -> None:
     # Opening a pipe or a device may never return.
     if file.is_file():
         with file.open(errors="replace") as text:
-            if page.MARK in text.read(1000):
+            if plan_page.MARK in text.read(1000):
                 return
     raise UserError(f"--html {file} exists and is not the page of a plan: choose another name")
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from coordinate_eval._format import duration
-from coordinate_eval.coordinator.planning.costs import known_work
-from coordinate_eval.coordinator.planning.request_cache import Builder, Built
+from coordinate_eval.coordinator.prompts.request_cache import Builder, Built
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors.catalogue import known_work
 from coordinate_eval.priors.observations import subject
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Dataset

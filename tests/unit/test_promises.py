@@ -10,21 +10,20 @@ from tests.reviewer import FakeCluster
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Cluster, Node, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import LimitSettings, Settings
-from coordinate_eval.coordinator.planning.places import room
-from coordinate_eval.coordinator.planning.places.room import (
+from coordinate_eval.coordinator.planning.plan import NodeCapacity
+from coordinate_eval.coordinator.report.state import _why_waiting
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
+from coordinate_eval.coordinator.supervisor.placing import other_runs, promises
+from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns, Overtaken
+from coordinate_eval.coordinator.supervisor.placing.promises import (
     Left,
     NoRoom,
     Others,
     Promise,
     PromisedNode,
 )
-from coordinate_eval.coordinator.planning.plan import NodeCapacity
-from coordinate_eval.coordinator.report.state import _why_waiting
-from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
-from coordinate_eval.coordinator.supervisor.placing import other_runs
-from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns, Overtaken
 from coordinate_eval.errors import UserError
 
 NODE = Node(name="n1", gpus=8, free_gpus=8, gpu_type="h200", cpus=64, memory_gib=500)
@@ -35,7 +34,7 @@ def promised(trials: int = 8, **changes: Any) -> Promise:
     """A run that has chosen a node."""
     run = make_run(id="other", nonce="1", tensor_parallel=changes.pop("gpus", 1))
     node = PromisedNode(name="n1", gpu_type="h200", trials=trials, keeper_cpus=4, round=0)
-    made = room.make_promise(run, "/runs/other", 0, [node], waiting=False)
+    made = promises.make_promise(run, "/runs/other", 0, [node], waiting=False)
     return made.model_copy(update=changes)
 
 
@@ -49,13 +48,13 @@ KEEPER, TRIALS = jobs.node_names(promised().prefix, 0, "n1")
 
 
 def test_nodes_that_are_promised_are_not_free_before_their_jobs_are_in_the_queue() -> None:
-    free, busy = room.beside([NODE], [], Others([promised(3)]))
+    free, busy = promises.beside([NODE], [], Others([promised(3)]))
     assert [(n.free_gpus, n.cpus) for n in free] == [(5, 64 - 3 * 4 - 4)]
     assert free[0].memory_gib == pytest.approx(500 - 3 * 16 - jobs.keeper_gib(make_run()))
-    free, busy = room.beside([NODE], [], Others([promised(8)]))
+    free, busy = promises.beside([NODE], [], Others([promised(8)]))
     assert not free
     assert "promised to your run other" in busy[0].why
-    free, busy = room.beside([NODE], [], Others([promised(3, whole=True)]))
+    free, busy = promises.beside([NODE], [], Others([promised(3, whole=True)]))
     assert not free
     assert busy
 
@@ -64,23 +63,23 @@ def test_what_the_scheduler_counts_is_not_counted_twice() -> None:
     running = tasks(TRIALS, State.RUNNING, State.RUNNING, State.PENDING)
     kept = tasks(KEEPER, State.RUNNING)
     names = {promised().prefix: frozenset({KEEPER, TRIALS})}
-    free, _ = room.beside([NODE], [], Others([promised(3)], running + kept, names))
+    free, _ = promises.beside([NODE], [], Others([promised(3)], running + kept, names))
     assert free[0].free_gpus == 7
     # All of its trials have ended; or its keeper ended before there were any.
-    free, _ = room.beside([NODE], [], Others([promised(3)], kept, names))
+    free, _ = promises.beside([NODE], [], Others([promised(3)], kept, names))
     assert free == [NODE]
     early = {promised().prefix: frozenset({KEEPER})}
-    assert room.beside([NODE], [], Others([promised(3)], [], early))[0] == [NODE]
+    assert promises.beside([NODE], [], Others([promised(3)], [], early))[0] == [NODE]
     # Its keeper copies: the trials follow.
-    free, _ = room.beside([NODE], [], Others([promised(3)], kept, early))
+    free, _ = promises.beside([NODE], [], Others([promised(3)], kept, early))
     assert free[0].free_gpus == 5
 
 
 def test_pinned_jobs_without_a_promise_count_too() -> None:
     waiting = tasks("ce-old-trial0-x.1a2b3c-trial2-n1", State.PENDING, State.PENDING, State.RUNNING)
     others = Others((), waiting)
-    assert room.beside([NODE], [], others)[0][0].free_gpus == 6
-    assert room.left(LimitSettings(gpus=8, jobs=9), others) == Left(5, 6)
+    assert promises.beside([NODE], [], others)[0][0].free_gpus == 6
+    assert promises.left(LimitSettings(gpus=8, jobs=9), others) == Left(5, 6)
 
 
 def test_limits_count_all_runs_and_no_supervisor() -> None:
@@ -92,9 +91,9 @@ def test_limits_count_all_runs_and_no_supervisor() -> None:
     ]
     names = {promised().prefix: frozenset({KEEPER, TRIALS})}
     limits = LimitSettings(gpus=16, jobs=10)
-    assert room.left(limits, Others([promised(2, gpus=4)], alive, names)) == Left(8, 6)
-    assert room.left(limits, Others([promised(2, gpus=4)])) == Left(8, 7)
-    assert room.left(NO_LIMIT, Others([promised()], alive, names)) == Left()
+    assert promises.left(limits, Others([promised(2, gpus=4)], alive, names)) == Left(8, 6)
+    assert promises.left(limits, Others([promised(2, gpus=4)])) == Left(8, 7)
+    assert promises.left(NO_LIMIT, Others([promised()], alive, names)) == Left()
 
 
 def test_a_run_takes_what_the_limits_leave() -> None:
@@ -102,7 +101,7 @@ def test_a_run_takes_what_the_limits_leave() -> None:
 
     def kept(left: Left, gpus: int = 2) -> list[int]:
         limits = LimitSettings(gpus=16, jobs=20)
-        return [node.trials for node in room.within(chosen, gpus, left, limits)]
+        return [node.trials for node in promises.within(chosen, gpus, left, limits)]
 
     assert kept(Left()) == [4, 4]
     assert kept(Left(gpus=13)) == [4, 2]

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from coordinate_eval import __version__
-from coordinate_eval.coordinator.dry_run import gantt
-from coordinate_eval.coordinator.dry_run.drawing import (
+from coordinate_eval.coordinator.display import gantt
+from coordinate_eval.coordinator.display.drawing import (
     COLUMNS,
     LEFT,
     STYLES,
@@ -14,8 +14,8 @@ from coordinate_eval.coordinator.dry_run.drawing import (
     draw,
     template,
 )
-from coordinate_eval.coordinator.dry_run.risks import risks
-from coordinate_eval.coordinator.dry_run.summary import (
+from coordinate_eval.coordinator.display.risks import risks
+from coordinate_eval.coordinator.display.summary import (
     Review,
     by_work,
     dataset_table,

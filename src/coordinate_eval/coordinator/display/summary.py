@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from coordinate_eval._format import duration, plain, plural, size
 from coordinate_eval.clusters.protocol import ShownJob
-from coordinate_eval.coordinator.dry_run.one_job_each import (
+from coordinate_eval.coordinator.display.one_job_each import (
     JobConditions,
     longest_first,
     one_job_each,

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from coordinate_eval import __version__, _files
-from coordinate_eval.coordinator.dry_run import gantt
-from coordinate_eval.coordinator.dry_run.drawing import (
+from coordinate_eval.coordinator.display import gantt
+from coordinate_eval.coordinator.display.drawing import (
     LEFT,
     STYLES,
     WIDTH,
@@ -14,7 +14,7 @@ from coordinate_eval.coordinator.dry_run.drawing import (
     draw,
     template,
 )
-from coordinate_eval.coordinator.dry_run.gantt import Lane, Phase, Stretch
+from coordinate_eval.coordinator.display.gantt import Lane, Phase, Stretch
 from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.coordinator.planning.simulate import simulate
 from coordinate_eval.coordinator.report import results as report
