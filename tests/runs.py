@@ -56,8 +56,7 @@ class Workspace:
             "COORDINATE_EVAL_SUPERVISOR_POLL_SECONDS": "0.5",
             # Nodes that are made up share the cores of this machine. Each of these jobs loads the
             # harness, which takes far longer than the work of a small suite.
-            "COORDINATE_EVAL_BUILD_JOBS": "1",
-            "COORDINATE_EVAL_SCORING_JOBS": "1",
+            "COORDINATE_EVAL_HARNESS_JOBS": "1",
             "COORDINATE_EVAL_ENGINE_NAME": "simulated",
             "COORDINATE_EVAL_STAGE_ROOT": str(self.memory),
             # Runs of seconds are to be on several nodes all the same.

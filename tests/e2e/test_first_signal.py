@@ -39,7 +39,7 @@ def finished(user: Workspace, suite: Path) -> Path:
     user.call(
         "run", tiny_model(), "--suite", suite, "--run-dir", run, "--first-signal", "--json",
         # Of several, one may score the whole of a dataset while another one estimates it.
-        COORDINATE_EVAL_SCORING_JOBS="1",
+        COORDINATE_EVAL_HARNESS_JOBS="1",
     )  # fmt: skip
     return run
 

@@ -132,9 +132,9 @@ def test_a_checkpoint_judges_in_a_run_with_a_supervisor_of_its_own(caller: Works
 def test_a_supervisor_is_started_again_and_a_run_cancelled(
     caller: Workspace, servers: Servers
 ) -> None:
-    run, no_node_has = caller.folder / "cancelled", "1000"
+    run = caller.folder / "cancelled"
     asked_for = asked(caller, run, *caller.pause("cancelled").args)
-    caller.call(*asked_for, COORDINATE_EVAL_SUPERVISOR_CPUS=no_node_has)
+    caller.call(*asked_for)
     begun(run)
     lose_supervisor(run, 1)
     lose_supervisor(run, 2)

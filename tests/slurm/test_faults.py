@@ -184,7 +184,7 @@ def call(*argv: str) -> None:
 def user(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     made = Workspace(tmp_path_factory.mktemp("faults"))
     # Several of each kind, so that they meet.
-    made.environ |= {"COORDINATE_EVAL_BUILD_JOBS": "2", "COORDINATE_EVAL_SCORING_JOBS": "2"}
+    made.environ |= {"COORDINATE_EVAL_HARNESS_JOBS": "2"}
     return made
 
 

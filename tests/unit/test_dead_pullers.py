@@ -92,9 +92,9 @@ def test_a_job_of_each_kind_that_dies_is_reported_with_cause_and_cure(
 @pytest.mark.parametrize(
     ("kind", "setting"),
     [
-        (Pullers.BUILD, "`[build] memory_gib` is "),
+        (Pullers.BUILD, "`[harness] memory_gib` is "),
         (Pullers.METRIC, "`[metrics] memory_gib` is "),
-        (Pullers.SCORE, "`[scoring] memory_gib` is "),
+        (Pullers.SCORE, "`[harness] memory_gib` is "),
     ],
 )
 def test_what_is_killed_for_memory_names_the_setting(
@@ -284,7 +284,7 @@ class Dying(FakeCluster):
     [
         (LOGS["Import Error"], End.FAILED, "Import Error"),
         (LOGS["Permission Error"], End.FAILED, "Permission Error"),
-        ("", End.OUT_OF_MEMORY, "`[build] memory_gib` is "),
+        ("", End.OUT_OF_MEMORY, "`[harness] memory_gib` is "),
     ],
     ids=["module", "right", "memory"],
 )

@@ -116,7 +116,7 @@ def test_more_scoring_jobs_come_when_datasets_wait_for_one() -> None:
     free = replace(one_waits, open_claims=[])
     assert scoring_jobs(free) == []
     many = replace(one_waits, claimable=waiting_for(results=[whole(str(n)) for n in range(99)]))
-    assert scoring_jobs(many) == [(SECOND, RUN.settings.scoring.jobs - 1)]
+    assert scoring_jobs(many) == [(SECOND, RUN.settings.harness.jobs - 1)]
 
 
 def test_as_many_scoring_jobs_as_pay_come_at_once() -> None:
@@ -132,7 +132,7 @@ def test_as_many_scoring_jobs_as_pay_come_at_once() -> None:
     assert count([0.1] * 63) == 2
     assert count([0.01] * 63) == 1
     assert count([100.0, 0.1]) == 2
-    assert count([5.0] * 63) == RUN.settings.scoring.jobs
+    assert count([5.0] * 63) == RUN.settings.harness.jobs
     assert count([5.0] * 63, cores=2) == 1
     assert count([5.0] * 63, cores=8) == 4
 

@@ -9,7 +9,6 @@ from tests.measured_runs import CHECKPOINT, ITEMS, measured_run, record, request
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.inputs.layers import Layer, resolve
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import costs
 from coordinate_eval.coordinator.run import measurements
@@ -251,15 +250,12 @@ def test_a_suites_own_costs_are_certain() -> None:
     assert (cost.gpu_seconds, cost.spread) == (5, 0)
 
 
-def test_a_learned_start_counts_unless_the_user_says_otherwise() -> None:
+def test_a_learned_start_counts() -> None:
     on = costs.conditions(CHECKPOINT, EngineSettings(), "h100", 1)
     started = TrialSeen(run="r", time=0, conditions=on, trial="n-0", start_seconds=77.0)
     priors = Priors([started], 0)
-    unset, _ = resolve([Layer(source="f", values={"trial.cpus": 2})])
-    assert costs.engine_start_seconds(unset, priors, on) == 77.0
-    assert costs.engine_start_seconds(unset, Priors(), on) == costs.ENGINE_START_SECONDS
-    chosen, _ = resolve([Layer(source="f", values={"trial.engine_start_seconds": 5})])
-    assert costs.engine_start_seconds(chosen, priors, on) == 5
+    assert costs.engine_start_seconds(priors, on) == 77.0
+    assert costs.engine_start_seconds(Priors(), on) == costs.ENGINE_START_SECONDS
 
 
 def test_a_store_that_cannot_be_read_teaches_nothing(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_the_advice_is_about_the_largest_part_that_is_no_answering() -> None:
     assert advice(good).startswith("96% of GPU time was requests: only more")
     assert "prefetch" in advice(good, asked=80)
     assert "[metrics] cpus" in advice(good, end=500)
-    assert "[scoring] jobs" in advice(good, end=500, scoring=9)
+    assert "[harness] jobs" in advice(good, end=500, scoring=9)
     assert sum_up(0, [], 10, {}).advice == "no GPU was asked for"
 
 

@@ -174,7 +174,7 @@ def test_the_settings_must_agree(
 
 def test_settings_that_change_nothing_of_it_may_differ(reviewer: Reviewer) -> None:
     reviewer.plan()
-    change = {"supervisor": SupervisorSettings(minutes=600), "nodes": "n[1-2]", "max_gpus": 8}
+    change = {"supervisor": SupervisorSettings(poll_seconds=600), "nodes": "n[1-2]", "max_gpus": 8}
     reviewer.settings = reviewer.settings.model_copy(update=change)
     reviewer.submit()
 

@@ -35,7 +35,7 @@ def run_dir(tmp_path: Path, run: Run) -> RunDir:
 
 
 def test_it_has_the_datasets_that_are_answered(run_dir: RunDir, run: Run) -> None:
-    settings = Settings.model_validate({"scoring": {"memory_gib": 32}, "engine": {"name": "vllm"}})
+    settings = Settings.model_validate({"harness": {"memory_gib": 32}, "engine": {"name": "vllm"}})
     made = rescoring(run_dir, run, run.suite, settings)
     found = create_rescoring(run_dir, run, made)
     assert found.root == run_dir.root.with_name("r-rescored-1")
@@ -47,7 +47,7 @@ def test_it_has_the_datasets_that_are_answered(run_dir: RunDir, run: Run) -> Non
     assert {shard.dataset for shard in new.shards} == {"a"}
     assert new.score_seconds == {"a": 1}
     assert "responses" in new.left_out["b"]
-    assert new.settings.scoring.memory_gib == 32
+    assert new.settings.harness.memory_gib == 32
     assert sorted(path.name for path in found.requests_folder.iterdir()) == ["a.json", "a.jsonl"]
     shutil.rmtree(run_dir.root)  # the responses stay
     for shard in new.shards:

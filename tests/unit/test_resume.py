@@ -125,7 +125,7 @@ def test_a_supervisor_that_never_starts_is_not_asked_for_without_end(
     ("changed", "kept"),
     [
         ({"slurm": {"partition": "other"}}, 'slurm.partition = ""'),
-        ({"scoring": {"memory_gib": 99.0}}, "scoring.memory_gib = 8.0"),
+        ({"harness": {"memory_gib": 99.0}}, "harness.memory_gib = 8.0"),
         ({"limits": {"gpus": 8}}, "limits.gpus = null"),
         ({"ray": {"cpus": 2}}, "ray.cpus = null"),
         ({"after_run": ["log-scores"]}, "after_run = []"),

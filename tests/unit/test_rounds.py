@@ -13,6 +13,7 @@ from tests.plan_examples import planned
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import JobLimits, Node, Window
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, TrialProgress
 from coordinate_eval.coordinator.run.rounds import make_round
@@ -20,10 +21,7 @@ from coordinate_eval.coordinator.supervisor.facts.idle_rounds import count_short
 from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
 from coordinate_eval.errors import UserError
 
-FACTOR = 2
-EXACT = Settings.model_validate(
-    {"trial": {"time_limit_factor": FACTOR, "min_minutes": 1, "max_minutes": 720}}
-)
+FACTOR = jobs.TIME_LIMIT_FACTOR
 
 
 def seconds(made: Round) -> float:
@@ -46,23 +44,20 @@ def free(count: int, gpus: int = 8, gpu_type: str = "h200") -> list[Node]:
 
 
 def test_a_limit_is_for_a_trials_part_of_the_work() -> None:
-    run = make_run(settings=EXACT)
+    run = make_run()
     made = make_round(run, 1, 0, nodes(8), shards(*[60.0] * 80), ready_seconds=60, floor_seconds={})
     # Eighty minutes on eight trials, ten each, and the engine's start.
     assert made.minutes == FACTOR * (10 + 1)
 
 
 def test_a_limit_is_doubled_after_each_round_without_a_response() -> None:
-    settings = {"trial": {"min_minutes": 15, "max_minutes": 50}}
+    settings = {"trial": {"max_minutes": 50}}
     run = make_run(settings=Settings.model_validate(settings))
     minutes = [
         next_round(run, planned(), [], shards(1.0), (free(1), []), 0, idle, trials=8).minutes
         for idle in range(4)
     ]
     assert minutes == [15, 30, 50, 50]
-    longer = {"trial": {"min_minutes": 60, "max_minutes": 60}}
-    run = make_run(settings=Settings.model_validate(longer))
-    assert next_round(run, planned(), [], shards(1.0), (free(1), []), 0, 2, trials=8).minutes == 60
 
 
 @pytest.mark.parametrize(("word", "short"), [("failed", 0), ("ended", 1), ("starting", 1)])
@@ -80,7 +75,7 @@ def test_only_rounds_without_an_error_were_perhaps_too_short(
 
 
 def test_a_limit_covers_the_longest_item() -> None:
-    run = make_run(settings=EXACT)
+    run = make_run()
     made = make_round(
         run, 1, 0, nodes(8), shards(60.0), ready_seconds=0, floor_seconds={"a": 600, "b": 6000}
     )
@@ -95,7 +90,7 @@ def test_trials_that_take_the_next_free_shard_end_in_time(seed: int) -> None:
     work = shards(*(dice.choice([1.0, 10.0, 300.0]) for _ in range(dice.randint(1, 60))))
     floor = dice.choice([0.0, 100.0, 900.0])
     made = make_round(
-        make_run(settings=EXACT), 0, 0, nodes(trials), work,
+        make_run(), 0, 0, nodes(trials), work,
         ready_seconds=50, floor_seconds={"a": floor},
     )  # fmt: skip
     begins = [50.0] * trials
@@ -108,7 +103,7 @@ def test_trials_that_take_the_next_free_shard_end_in_time(seed: int) -> None:
 
 
 def test_the_first_round_has_time_for_its_plan() -> None:
-    run = make_run(settings=EXACT)
+    run = make_run()
     plan = planned()
     work = [shard for trial in plan.trials for shard in trial.shards]
     for makespan in (plan.estimate.makespan_seconds, 5000.0):
@@ -128,7 +123,7 @@ def test_the_first_round_has_time_for_its_plan() -> None:
 
 
 def test_a_second_round_asks_for_no_more_than_the_first() -> None:
-    run = make_run(settings=EXACT)
+    run = make_run()
     plan = planned()
     work = [shard for trial in plan.trials for shard in trial.shards]
     first = make_round(
@@ -148,8 +143,8 @@ def test_a_second_round_asks_for_no_more_than_the_first() -> None:
 
 def test_limits_stay_within_the_settings() -> None:
     run = make_run()
-    trial = run.settings.trial
-    for each, minutes in ((1.0, trial.min_minutes), (1e6, trial.max_minutes)):
+    most = run.settings.trial.max_minutes
+    for each, minutes in ((1.0, jobs.LEAST_MINUTES), (1e6, most)):
         made = make_round(run, 0, 0, nodes(1), shards(each), ready_seconds=0, floor_seconds={})
         assert made.minutes == minutes
 
@@ -187,7 +182,7 @@ def test_a_round_beside_others_stays_within_the_limits_of_the_run() -> None:
 
 
 def test_a_limit_counts_the_trials_of_other_rounds() -> None:
-    run = make_run(settings=EXACT)
+    run = make_run()
     alone, beside = (
         make_round(
             run, 1, 0, nodes(1), shards(*[60.0] * 80), ready_seconds=60, floor_seconds={}, beside=n

@@ -11,13 +11,23 @@ from coordinate_eval.coordinator.inputs.layers import Layer
 from coordinate_eval.errors import UserError
 
 
-def test_a_setting_that_was_renamed_is_named_in_both_ways(tmp_path: Path) -> None:
+def test_settings_of_earlier_versions_stop_nothing_and_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "c.toml"
-    file.write_text("[metrics]\nscoring_minutes = 30\n")
-    with pytest.raises(UserError, match=r"metrics\.scoring_minutes.*scoring\.dataset_minutes now"):
-        layers.resolve([layers.file_layer(file, {})])
-    with pytest.raises(UserError, match="called COORDINATE_EVAL_SCORING_DATASET_MINUTES now"):
-        layers.environment_layer({"COORDINATE_EVAL_METRICS_SCORING_MINUTES": "30"})
+    file.write_text("[scoring]\ndataset_minutes = 30\n[build]\njobs = 3\nminutes = 60\n")
+    monkeypatch.setenv("COORDINATE_EVAL_BUILD_JOBS", "2")
+    settings, sources = layers.load({}, file)
+    assert (settings.harness.dataset_minutes, settings.harness.jobs) == (30, 2)
+    assert sources["harness.jobs"] == "environment"
+    assert capsys.readouterr().err.splitlines() == [
+        f"setting scoring.dataset_minutes in {file} is called harness.dataset_minutes now",
+        f"setting build.jobs in {file} is called harness.jobs now",
+        f"setting build.minutes in {file} is gone and has no effect: remove it",
+        "setting build.jobs in the environment is called harness.jobs now",
+    ]
+    with pytest.raises(UserError, match=r"harness\.jobs"):
+        layers.resolve([Layer(source="f", values={"scoring.jobs": 0})])
 
 
 @pytest.mark.parametrize(
@@ -97,9 +107,7 @@ def nested(depth: int) -> list[object]:
         ({"engine.name": "gpt"}, "engine.name"),
         ({"slurm.memory": "per-node"}, "setting slurm.memory in here.toml: must be True, False or"),
         ({"supervisor.poll_seconds": -1}, "poll_seconds"),
-        ({"supervisor.memory_gib": 1e308}, "supervisor.memory_gib"),
         ({"metrics.memory_gib": 1e308}, "metrics.memory_gib"),
-        ({"trial.time_limit_factor": 1e308}, "trial.time_limit_factor"),
         ({"stage.gigabits_per_node": 1e-300}, "stage.gigabits_per_node"),
         ({"runs_dir": "~nosuchuser/x"}, "no home folder for ~nosuchuser/x"),
         ({"cache_dir": "~nosuchuser/x"}, "cache_dir"),

@@ -301,7 +301,7 @@ def test_scoring_that_ends_last_is_named_and_drawn() -> None:
 
 
 def test_a_time_limit_that_is_cut() -> None:
-    cut = Settings(trial=TrialSettings(max_minutes=1, min_minutes=1))
+    cut = Settings(trial=TrialSettings(max_minutes=1))
     text = found(EVEN, NODES, settings=cut)
     assert "max_minutes cuts it to 60.0 s" in text
     assert "further rounds" in text

@@ -10,7 +10,12 @@ from coordinate_eval.coordinator.display.summary import Review
 from coordinate_eval.coordinator.planning.costs import without_prior
 from coordinate_eval.coordinator.planning.judge_plan import tokens_of_judge
 from coordinate_eval.coordinator.planning.simulate import ScoreBar
-from coordinate_eval.coordinator.run.jobs import before_windows, keeper_gib, longest_trial
+from coordinate_eval.coordinator.run.jobs import (
+    TIME_LIMIT_FACTOR,
+    before_windows,
+    keeper_gib,
+    longest_trial,
+)
 from coordinate_eval.priors.observations import subject
 
 HEADROOM = 0.1
@@ -58,16 +63,15 @@ def _nodes_unknown(found: Review) -> Iterator[str]:
 
 
 def _time_limit(found: Review) -> Iterator[str]:
-    trial = found.run.settings.trial
     makespan = found.plan.estimate.makespan_seconds
     minutes, why = longest_trial(found.run, time.time())
     most = 60 * minutes
-    if trial.time_limit_factor * makespan <= most:
+    if TIME_LIMIT_FACTOR * makespan <= most:
         return
     times = most / makespan
     yield (
         f"time limit: {why} cuts it to "
-        f"{duration(most)}, {times:.1f} × the makespan instead of {trial.time_limit_factor:g} ×"
+        f"{duration(most)}, {times:.1f} × the makespan instead of {TIME_LIMIT_FACTOR:g} ×"
         + ("; further rounds of jobs do the rest" if times < 1 else "")
     )
     long = sorted({s.dataset for t in found.plan.trials for s in t.shards if s.gpu_seconds > most})

@@ -129,7 +129,7 @@ def _prompts(found: Review) -> list[tuple[str, str]]:
     if not found.unbuilt:
         return []
     count = len(found.plan.datasets)
-    jobs = found.run.settings.build.jobs
+    jobs = found.run.settings.harness.jobs
     words = (
         f"{count - len(found.unbuilt)} of {count} datasets are in the cache; building the others "
         f"takes about {duration(found.plan.build_seconds)} on {plural(jobs, 'core')} first"

@@ -91,7 +91,7 @@ def job(place: Place, folder: Path, token: str) -> Job:
     """Return the job that examines its node and answers in a folder."""
     settings, on_cpus = place.settings, place.role is Role.CPU_JOB
     key = settings.judge.api_key_env
-    memory_gib = settings.scoring.memory_gib if on_cpus else settings.trial.memory_gib
+    memory_gib = settings.harness.memory_gib if on_cpus else settings.trial.memory_gib
     return Job(
         name=f"{PREFIX}doctor.{token}-{place.name}",
         argv=(*program(sys.executable), "_examine", str(folder), place.name, place.role),

@@ -7,8 +7,9 @@ tables in the environment are JSON. A run keeps its settings in `run.json`.
 import difflib
 import json
 import os
+import sys
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,25 @@ _OWN_VARIABLES = {
 }
 """Variables with the prefix that are not settings."""
 
-_RENAMED = {"metrics.scoring_minutes": "scoring.dataset_minutes"}
-"""Settings of earlier versions, and what they are called now."""
+_FORMER: Mapping[str, str] = {
+    "build.jobs": "harness.jobs",
+    "build.memory_gib": "harness.memory_gib",
+    "build.minutes": "",
+    "metrics.scoring_minutes": "harness.dataset_minutes",
+    "scoring.dataset_minutes": "harness.dataset_minutes",
+    "scoring.jobs": "harness.jobs",
+    "scoring.memory_gib": "harness.memory_gib",
+    "stage.cpus": "",
+    "supervisor.cpus": "",
+    "supervisor.memory_gib": "",
+    "supervisor.minutes": "",
+    "trial.engine_start_seconds": "",
+    "trial.min_minutes": "",
+    "trial.time_limit_factor": "",
+}
+"""Settings of earlier versions, and what they are called now; empty if they are gone."""
+
+_FORMER_SECTIONS = {name.partition(".")[0] for name in _FORMER}
 
 
 class Layer(Record):
@@ -55,7 +73,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = prefix + key
-        if isinstance(value, Mapping) and name in _SECTIONS:
+        if isinstance(value, Mapping) and name in (*_SECTIONS, *_FORMER_SECTIONS):
             flat |= flatten(value, name + ".")
         else:
             flat[name] = value
@@ -96,14 +114,13 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
     Raises:
         UserError: A variable with this program's prefix is not a setting.
     """
-    settings = {_variable(name): name for name in names()}
-    renamed = {_variable(old): _variable(new) for old, new in _RENAMED.items()}
+    settings = {_variable(name): name for name in (*names(), *_FORMER)}
     values: dict[str, Any] = {}
     for variable in sorted(v for v in environ if v.startswith(PREFIX)):
         if variable in settings:
             values[settings[variable]] = _from_text(settings[variable], environ[variable])
         elif variable not in _OWN_VARIABLES:
-            hint = _hint(variable, settings, renamed, "unset it")
+            hint = _hint(variable, settings, "unset it")
             raise UserError(f"environment variable {variable} is not a setting: {hint}")
     return Layer(source="environment", values=values)
 
@@ -154,12 +171,15 @@ def _merged(layers: list[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
     sources: dict[str, str] = {}
     known = sorted(names())
     for layer in layers:
-        for name, value in layer.values.items():
+        for given, value in layer.values.items():
+            name = _FORMER.get(given, given)
+            if not name:
+                continue
             if name in _SECTIONS:
                 raise UserError(f"setting {name} {_in(layer.source)} {_as_section(name, value)}")
             if name not in known:
                 otherwise = "remove it; then `coordinate-eval config` lists all settings"
-                hint = _hint(name, known, _RENAMED, otherwise)
+                hint = _hint(name, known, otherwise)
                 raise UserError(f"unknown setting {name!r} {_in(layer.source)}; {hint}")
             merged[name] = value
             sources[name] = layer.source
@@ -185,10 +205,8 @@ def _as_section(name: str, value: object) -> str:
     )
 
 
-def _hint(unknown: str, known: Collection[str], renamed: Mapping[str, str], otherwise: str) -> str:
+def _hint(unknown: str, known: Collection[str], otherwise: str) -> str:
     """Return what to do about an unknown name."""
-    if unknown in renamed:
-        return f"it is called {renamed[unknown]} now"
     own = unknown.rpartition(".")[2]
     if own != unknown and own in known:
         return f"{own} is a setting outside of sections: write it above the first [section]"
@@ -230,19 +248,30 @@ def _is_json(value: object) -> bool:
 def load(flags: Mapping[str, Any], file: Path | None = None) -> tuple[Settings, dict[str, str]]:
     """Return the effective settings, and the source of each that is not a default.
 
-    From then on the users that they trust are trusted.
+    From then on the users that they trust are trusted. Settings of earlier versions are named on
+    stderr, so that an update stops no evaluation that cron or a training job starts.
     """
     environ = os.environ
     given = {name: value for name, value in flags.items() if value is not None}
-    settings, sources = resolve(
-        [
-            file_layer(file, environ),
-            environment_layer(environ),
-            Layer(source="command line", values=given),
-        ]
-    )
+    layers = [
+        file_layer(file, environ),
+        environment_layer(environ),
+        Layer(source="command line", values=given),
+    ]
+    settings, sources = resolve(layers)
+    for line in former(layers):
+        sys.stderr.write(_format.visible(line) + "\n")
     _owner.trust(settings.trusted_users)
     return settings, sources
+
+
+def former(layers: Sequence[Layer]) -> Iterator[str]:
+    """Yield what became of each setting of an earlier version, in words for a person."""
+    for layer in layers:
+        for name in layer.values:
+            if (now := _FORMER.get(name)) is not None:
+                does = f"is called {now} now" if now else "is gone and has no effect: remove it"
+                yield f"setting {name} {_in(layer.source)} {does}"
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,9 +284,10 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_text(name: str, text: str) -> Any:  # noqa: ANN401 - any JSON value
     """Parse a variable as JSON (a list, table, number or boolean), else return the text."""
-    section, _, key = name.rpartition(".")
-    model = _SECTIONS[section] if section else Settings
-    if model.model_fields[key].annotation in (str, str | None):
+    section, _, key = (_FORMER.get(name, name) or name).rpartition(".")
+    model = _SECTIONS.get(section, Settings)
+    field = model.model_fields.get(key)
+    if field is not None and field.annotation in (str, str | None):
         return text
     try:
         return json.loads(text)

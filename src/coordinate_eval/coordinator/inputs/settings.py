@@ -44,12 +44,6 @@ class StageSettings(_Section):
         description="folder of a memory file system on each node: for the weights with shm, for "
         "links to them with none",
     )
-    cpus: int = Field(
-        default=4,
-        ge=1,
-        le=MOST_CPUS,
-        description="cores of a keeper; fewer on a node where they would take a trial's place",
-    )
     gigabits_per_node: float | None = Field(
         default=None,
         ge=1e-3,
@@ -92,12 +86,6 @@ class TrialSettings(_Section):
         le=MOST_GIB,
         description="host memory of one trial for each of its GPUs, without the weights",
     )
-    engine_start_seconds: float | None = Field(
-        default=None,
-        ge=0,
-        le=MOST_SECONDS,
-        description="start of an engine; if not set, what finished runs measured",
-    )
     max_length: int | None = Field(
         default=None,
         ge=8,
@@ -110,20 +98,8 @@ class TrialSettings(_Section):
         le=MOST_GPUS,
         description="GPUs of one engine; if not set, as many as make a node fastest",
     )
-    time_limit_factor: float = Field(
-        default=4.0,
-        ge=1,
-        le=1000,
-        description="time limit of a job, as a multiple of its predicted time",
-    )
-    min_minutes: int = Field(
-        default=15,
-        ge=1,
-        le=MOST_MINUTES,
-        description="shortest time limit of a trial or metric job",
-    )
     max_minutes: int = Field(
-        default=720, ge=1, le=MOST_MINUTES, description="longest time limit of a job"
+        default=720, ge=1, le=MOST_MINUTES, description="longest time limit of any job"
     )
     hang_factor: float = Field(
         default=5.0,
@@ -151,18 +127,6 @@ class TrialSettings(_Section):
         le=MOST_MINUTES,
         description="time for which a node is avoided on which jobs failed while others answered; "
         "doubled each time, up to a day; 0 avoids none",
-    )
-
-
-class BuildSettings(_Section):
-    """The jobs that build the prompts which are not in the cache yet."""
-
-    jobs: int = Field(default=8, ge=1, le=MOST_CPUS, description="build jobs at the same time")
-    memory_gib: float = Field(
-        default=8.0, gt=0, le=MOST_GIB, description="memory of a build job, which has one core"
-    )
-    minutes: int = Field(
-        default=240, ge=1, le=MOST_MINUTES, description="time limit of a build job"
     )
 
 
@@ -272,16 +236,20 @@ class DiagnosisSettings(_Section):
         return _without_secret(given, "diagnosis.api_key_env")
 
 
-class ScoringSettings(_Section):
-    """The jobs that score datasets."""
+class HarnessSettings(_Section):
+    """The jobs that run the evaluation harness: they build prompts, and score datasets."""
 
-    jobs: int = Field(default=8, ge=1, le=MOST_CPUS, description="scoring jobs at the same time")
+    jobs: int = Field(
+        default=8,
+        ge=1,
+        le=MOST_CPUS,
+        description="jobs that build at the same time, and jobs that score; each has one core",
+    )
     memory_gib: float = Field(
         default=8.0,
         gt=0,
         le=MOST_GIB,
-        description="memory of a scoring job, which has one core; a process of the harness may use "
-        "9/10 of it",
+        description="memory of such a job; a process that scores may use 9/10 of it",
     )
     dataset_minutes: float = Field(
         default=20.0,
@@ -323,16 +291,6 @@ class SupervisorSettings(_Section):
         "that never starts by itself. Also the time that jobs go on without a supervisor, or with "
         "a judge that gives nothing usable",
     )
-    minutes: int = Field(
-        default=240,
-        ge=15,
-        le=MOST_MINUTES,
-        description="time limit of one supervisor job, which submits its successor before",
-    )
-    memory_gib: float = Field(
-        default=2.0, gt=0, le=MOST_GIB, description="memory of the supervisor"
-    )
-    cpus: int = Field(default=1, ge=1, le=MOST_CPUS, description="cores of the supervisor")
 
 
 def _in_home(folder: str) -> str:
@@ -410,10 +368,9 @@ class Settings(Record):
     engine: EngineSettings = EngineSettings()
     stage: StageSettings = StageSettings()
     trial: TrialSettings = TrialSettings()
-    build: BuildSettings = BuildSettings()
     metrics: MetricSettings = MetricSettings()
     judge: JudgeSettings = JudgeSettings()
-    scoring: ScoringSettings = ScoringSettings()
+    harness: HarnessSettings = HarnessSettings()
     limits: LimitSettings = LimitSettings()
     diagnosis: DiagnosisSettings = DiagnosisSettings()
     supervisor: SupervisorSettings = SupervisorSettings()

@@ -130,10 +130,8 @@ def read_priors(settings: Settings) -> Priors:
     return Priors()
 
 
-def engine_start_seconds(settings: Settings, priors: Priors, on: Conditions) -> float:
-    """Return the seconds of an engine's start: set by the user, else measured, else a guess."""
-    if settings.trial.engine_start_seconds is not None:
-        return settings.trial.engine_start_seconds
+def engine_start_seconds(priors: Priors, on: Conditions) -> float:
+    """Return the seconds of an engine's start: measured, else a guess."""
     measured = priors.start_seconds(on)
     return ENGINE_START_SECONDS if measured is None else round(measured, 1)
 

@@ -195,7 +195,7 @@ def prepare(
         start = offer.described.engine_start_seconds
         link = Link(offer.described.storage_gigabits_per_node)
     else:
-        start = engine_start_seconds(settings, offer.priors, on)
+        start = engine_start_seconds(offer.priors, on)
         link = storage_link(settings, offer.priors, on, checkpoint)
     capacity = Capacity(
         nodes=nodes,
@@ -210,7 +210,7 @@ def prepare(
     unbuilt = [d for d in run.suite.datasets if d.task and d.name not in built]
     if offer.described is not None:
         unbuilt = []  # nobody knows what is in a cache there
-    building = wall_seconds(unbuilt, offer.priors, settings.build.jobs)
+    building = wall_seconds(unbuilt, offer.priors, settings.harness.jobs)
     left = _TimeLeft.after(building, offer.limits)
     plan = reviewed
     if plan is not None:

@@ -185,7 +185,7 @@ class Builder:
             del self._process
             raise UserError(
                 f"dataset {dataset.name!r} cannot be built: {error}; what is printed above may "
-                "say why. If memory ran out, [build] memory_gib gives build jobs more"
+                "say why. If memory ran out, [harness] memory_gib gives build jobs more"
             ) from error
 
     @cached_property

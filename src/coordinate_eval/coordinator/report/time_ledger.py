@@ -234,14 +234,14 @@ def _advice(
     elif use is Use.WAITING and judge and judge.seconds > sum(cpu_seconds.values()):
         hint = "the judge's answers came after the last response: raise [judge] concurrency"
     elif use is Use.WAITING and cpu_seconds["scoring"] > cpu_seconds["metrics"]:
-        hint = "scores came after the last response: raise [scoring] jobs"
+        hint = "scores came after the last response: raise [harness] jobs"
     return f"{seconds[use] / total:.0%} of GPU time was {use}: {hint}"
 
 
 _HINTS = {
     Use.QUEUE: "ask for less with --max-gpus or [trial] cpus and memory_gib, or in another "
     "partition",
-    Use.STAGING: "keep checkpoints on faster storage, or raise [stage] cpus",
+    Use.STAGING: "keep checkpoints on faster storage",
     Use.START: "take fewer GPUs, with --max-gpus or --objective gpu-hours",
     Use.REQUESTS: "only more or faster GPUs, or fewer items, make it shorter",
     Use.DRAINING: "some trials ended early; the next plan knows what this run has measured",

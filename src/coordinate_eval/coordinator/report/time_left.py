@@ -82,7 +82,7 @@ def _without_judge(
     asking = sum(value for span, value in metric.items() if span in spans)
     asking += programs * run.portion_seconds
     seconds = max(seconds, asking / max(1, run.settings.metrics.cpus))
-    return max(seconds, sum(scoring) / run.settings.scoring.jobs, *scoring)
+    return max(seconds, sum(scoring) / run.settings.harness.jobs, *scoring)
 
 
 def _with_judge(

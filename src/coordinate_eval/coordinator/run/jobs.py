@@ -22,6 +22,22 @@ _MINUTES = "--minutes"
 KEEPER_ROOM_GIB = 1.0
 """Memory of a keeper's own process, in GiB."""
 
+TIME_LIMIT_FACTOR = 4.0
+"""Time limit of a trial or metric job, as a multiple of its predicted time.
+
+Trials that each take the next free shard need less than twice the least time (see `rounds.py`);
+predictions err by as much again.
+"""
+
+LEAST_MINUTES = 15
+"""Shortest such time limit: a shorter one wins no place in a queue."""
+
+WAITING_MINUTES = 240
+"""Time limit of a supervisor and of jobs that wait for work."""
+
+SUPERVISOR_GIB = 2.0
+"""Memory of a supervisor's job, in GiB."""
+
 SWEEPER_MINUTES = 5
 """Time limit of a job that only removes files from a node's memory."""
 
@@ -177,14 +193,12 @@ def is_whole(job: Job) -> bool:
 def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
     """Return the job of a supervisor."""
     name = supervisor_name(run, epoch)
-    settings = run.settings.supervisor
-    minutes = allowed_minutes(run, settings.minutes)
+    minutes = allowed_minutes(run, WAITING_MINUTES)
     argv = (*program(run.python), "_supervise", str(run_dir.root))
     return Job(
         name=name,
         argv=(*argv, _MINUTES, str(minutes)),
-        cpus=settings.cpus,
-        memory_mib=math.ceil(settings.memory_gib * 1024),
+        memory_mib=math.ceil(SUPERVISOR_GIB * 1024),
         minutes=minutes,
         requeue=True,
         submits=True,
@@ -233,8 +247,9 @@ def longest_trial(run: Run, now: float) -> tuple[int, str]:
 
 
 def allowed_minutes(run: Run, minutes: int) -> int:
-    """Return a time limit that the scheduler allows a job without GPUs that starts now."""
-    return run.limits.allowed(minutes, time.time(), gpu_work=False)
+    """Return a time limit that settings and scheduler allow a job without GPUs that starts now."""
+    most = min(minutes, run.settings.trial.max_minutes)
+    return run.limits.allowed(most, time.time(), gpu_work=False)
 
 
 def within(job: Job, limits: JobLimits, now: float) -> Job:
@@ -258,7 +273,7 @@ def before_windows(run: Run, now: float) -> list[str]:
     settings, said = run.settings, {}
     for gpu_work, minutes in (
         (True, settings.trial.max_minutes),
-        (False, max(settings.supervisor.minutes, settings.build.minutes)),
+        (False, WAITING_MINUTES),
     ):
         window = run.limits.window(gpu_work=gpu_work)
         if window is None or not now < window.start < now + 60 * minutes:
@@ -273,9 +288,9 @@ def before_windows(run: Run, now: float) -> list[str]:
     return list(said.values())
 
 
-def time_limit_minutes(factor: float, seconds: float, least: int, most: int) -> int:
-    """Return a time limit in minutes: `factor` times the predicted seconds, within bounds."""
-    return max(least, min(most, math.ceil(factor * seconds / 60)))
+def time_limit_minutes(seconds: float, most: int) -> int:
+    """Return the time limit in minutes of a trial or metric job of these predicted seconds."""
+    return min(most, max(LEAST_MINUTES, math.ceil(TIME_LIMIT_FACTOR * seconds / 60)))
 
 
 def _argv(

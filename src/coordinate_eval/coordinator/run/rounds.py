@@ -31,13 +31,12 @@ def make_round(
     """Return a round that runs `shards` on `nodes`.
 
     Its time limit is the least time in which the trials can complete the shards, as predicted,
-    times the setting `[trial] time_limit_factor`, within `min_minutes` and `max_minutes`, and never
-    more than the scheduler allows or than ends before a window: later rounds do what does not fit
-    into it. The least
-    time is the shards' seconds divided by the trials, or the longest shard. Trials that each take
-    the next free shard need less than twice as long (R. L. Graham, "Bounds for Certain
-    Multiprocessing Anomalies", 1966); the default factor is 4. For each of the last
-    rounds that was too short for a response the limit is doubled, up to `max_minutes`.
+    times `TIME_LIMIT_FACTOR`, and at least `LEAST_MINUTES`. It is never more than `max_minutes`,
+    than the scheduler allows, or than ends before a window: later rounds do what does not fit into
+    it. The least time is the shards' seconds divided by the trials, or the longest shard. Trials
+    that each take the next free shard need less than twice as long (R. L. Graham, "Bounds for
+    Certain Multiprocessing Anomalies", 1966). For each of the last rounds that was too short for a
+    response the limit is doubled, up to `max_minutes`.
 
     Args:
         run: the run's record.
@@ -58,13 +57,8 @@ def make_round(
     )
     work = sum(s.gpu_seconds for s in shards)
     seconds = ready_seconds + max(work / max(1, trials), longest)
-    trial, most = run.settings.trial, most_minutes(run, created)
-    minutes = time_limit_minutes(
-        trial.time_limit_factor,
-        max(seconds, planned_seconds),
-        min(trial.min_minutes, most),
-        most,
-    )
+    most = most_minutes(run, created)
+    minutes = time_limit_minutes(max(seconds, planned_seconds), most)
     minutes = max(minutes, min(most, minutes << short_rounds))
     return Round(
         number=number, created=created, nodes=list(nodes), minutes=minutes, most_minutes=most

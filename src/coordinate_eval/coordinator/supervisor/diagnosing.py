@@ -59,12 +59,10 @@ class Diagnoser:
         if failure.how != End.OUT_OF_MEMORY:
             return ""
         match failure.pullers:
-            case Pullers.BUILD:
-                section, gib = "build", self._settings.build.memory_gib
             case Pullers.METRIC:
                 section, gib = "metrics", self._settings.metrics.memory_gib
-            case Pullers.SCORE:
-                section, gib = "scoring", self._settings.scoring.memory_gib
+            case Pullers.BUILD | Pullers.SCORE:
+                section, gib = "harness", self._settings.harness.memory_gib
             case _:
                 return ""
         return f"give each of these jobs more memory: `[{section}] memory_gib` is {gib:g}"

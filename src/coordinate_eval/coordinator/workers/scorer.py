@@ -118,7 +118,7 @@ def start_evaluator(
             judge_model=settings.judge.model or "",
             judge_revision=settings.judge.revision,
             baselines=str(run_dir.baselines_folder) if run_dir.baselines_folder.is_dir() else "",
-            memory_bytes=int(MEMORY_PART * settings.scoring.memory_gib * 2**30),
+            memory_bytes=int(MEMORY_PART * settings.harness.memory_gib * 2**30),
         ),
         Place(
             run_dir.model,
@@ -128,7 +128,7 @@ def start_evaluator(
         ),
         [dataset.task for dataset in run.suite.datasets if dataset.task],
         indexes,
-        most_seconds=60 * settings.scoring.dataset_minutes,
+        most_seconds=60 * settings.harness.dataset_minutes,
         allow_unsafe=settings.metrics.allow_unsafe_code,
         log=log,
     )

@@ -244,5 +244,5 @@ class ScoringProcess(_Process):
         except OverMemory:
             gib = self._watch.limit_bytes / (1 << 30)
             raise ProcessEnded(
-                f"scoring used more than {gib:.1f} GiB of memory; [scoring] memory_gib allows more"
+                f"scoring used more than {gib:.1f} GiB of memory; [harness] memory_gib allows more"
             ) from None

@@ -44,12 +44,12 @@ _SITE_LATER = re.compile(
 _PARTITION = "[slurm] partition, or cpu_partition for jobs without GPUs"
 _ACCOUNT = "[slurm] account, or cpu_account for jobs without GPUs"
 _QOS = "[slurm] qos, or cpu_qos for jobs without GPUs"
-_TIME = "[trial] max_minutes, [supervisor] minutes or [build] minutes"
+_TIME = "[trial] max_minutes"
 _HOW_MEMORY = (
     '[slurm] memory ("per-cpu" asks with --mem-per-cpu, true with --mem, false not at all)'
 )
-_CPUS = "[trial] cpus, or [supervisor] and [metrics] cpus for jobs without GPUs"
-_MEMORY = "[trial] memory_gib, or that of [supervisor], [build] and [metrics]"
+_CPUS = "[trial] cpus, or [metrics] cpus for jobs without GPUs"
+_MEMORY = "[trial] memory_gib, or that of [harness] and [metrics]"
 _OPTIONS = "[slurm] extra_args"
 
 # Nothing else that is asked for makes a job acceptable: the setting has to change.

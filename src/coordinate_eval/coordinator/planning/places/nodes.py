@@ -20,7 +20,7 @@ from coordinate_eval.priors.conditions import model_of, sequences
 from coordinate_eval.priors.roofline import Work, gpu_seconds
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
-LEAST_KEEPER_CPUS = 1
+LEAST_KEEPER_CPUS, MOST_KEEPER_CPUS = 1, 4
 """Fewest cores of a node's keeper. It gets them even if a trial then has no room."""
 
 QUEUED_NODE = ANY_NODE
@@ -230,11 +230,11 @@ def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: f
 
 
 def keeper_cpus(node: Node, settings: Settings, trials: int, gpus_per_trial: int) -> int:
-    """Return the cores of a node's keeper: those of the settings, if so many trials leave them."""
+    """Return the cores of a node's keeper: as many as this number of trials leaves, up to four."""
     trial = settings.trial
     asked_for = trial.cpus * gpus_per_trial, trial.memory_gib * gpus_per_trial
     left = node.cpus - trials * node.cpus_of(*asked_for)
-    return max(LEAST_KEEPER_CPUS, min(settings.stage.cpus, left))
+    return max(LEAST_KEEPER_CPUS, min(MOST_KEEPER_CPUS, left))
 
 
 def _check_possible(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy]) -> None:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.coordinator.run.claiming.claims import LedgerName
 from coordinate_eval.coordinator.run.jobs import (
+    WAITING_MINUTES,
     allowed_minutes,
     prefix,
     program,
@@ -71,14 +72,14 @@ def most_pullers(run: Run, kind: Pullers, cores: int | None = None) -> int:
     """
     match kind:
         case Pullers.BUILD:
-            most = run.settings.build.jobs
+            most = run.settings.harness.jobs
             return most if cores is None else max(1, min(most, cores))
         case Pullers.METRIC:
             return run.settings.metrics.cpus
         case Pullers.JUDGE:
             return 1  # it has many questions in flight
         case Pullers.SCORE:
-            most = run.settings.scoring.jobs
+            most = run.settings.harness.jobs
             return most if cores is None else max(1, min(most, cores // 2))
 
 
@@ -103,14 +104,14 @@ def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: in
     name = pullers_name(run, kind, number)
     match kind:
         case Pullers.BUILD:
-            memory_gib, minutes = run.settings.build.memory_gib, run.settings.build.minutes
+            memory_gib, minutes = run.settings.harness.memory_gib, WAITING_MINUTES
         case Pullers.METRIC:
             memory_gib, minutes = run.settings.metrics.memory_gib, _metric_minutes(run, count)
         case Pullers.JUDGE:
-            memory_gib, minutes = JUDGE_MEMORY_GIB, run.settings.supervisor.minutes
+            memory_gib, minutes = JUDGE_MEMORY_GIB, WAITING_MINUTES
         case Pullers.SCORE:
             # They wait for responses, as long as there is a supervisor.
-            memory_gib, minutes = run.settings.scoring.memory_gib, run.settings.supervisor.minutes
+            memory_gib, minutes = run.settings.harness.memory_gib, WAITING_MINUTES
     return Job(
         name=name,
         argv=(*program(run.python), f"_{kind}", str(run_dir.root)),
@@ -131,7 +132,4 @@ def _metric_minutes(run: Run, count: int) -> int:
     """Return the time limit of an array of metric jobs."""
     asking = run.shards_with_questions(judged=False)
     seconds = sum(s.metric_cpu_seconds for s in asking) / count
-    trial = run.settings.trial
-    return time_limit_minutes(
-        trial.time_limit_factor, seconds, trial.min_minutes, trial.max_minutes
-    )
+    return time_limit_minutes(seconds, run.settings.trial.max_minutes)

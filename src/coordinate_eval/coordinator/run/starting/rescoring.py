@@ -37,7 +37,6 @@ _PLACES = (
     "restraint",
     "stage",
     "trial",
-    "build",
     "limits",
     "supervisor",
     "slurm",
@@ -77,7 +76,7 @@ def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Ru
     asked = sum(shard.metric_cpu_seconds for shard in shards if shard.dataset in run.asks)
     update = _places(settings, run.settings) | {
         "metrics": settings.metrics,
-        "scoring": settings.scoring,
+        "harness": settings.harness,
         "judge": _judge(settings.judge, run.settings.judge),
     }
     return run.model_copy(
