@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanSuite,
 )
 from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
-from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
+from coordinate_eval.coordinator.planning.reviewed_plan import sealed
 from coordinate_eval.coordinator.run.records import Round, Run
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, Suite
@@ -100,7 +100,7 @@ def prepared(
         asks=[],
         shards=[],
     )
-    printed = PlanFile.of(made, metric_cpus=place.metric_cpus, max_length=run.max_length)
+    printed = sealed(made)
     round_ = Round(number=0, created=0, nodes=[], minutes=15)
     return Prepared(printed, place, run, round_, runs_text=[])
 

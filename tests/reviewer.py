@@ -133,9 +133,9 @@ class Reviewer:
             engine=EngineSettings(name="simulated"),
         )
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self, checkpoint: Path | None = None) -> dict[str, Any]:
         """A dry run, its document kept in `file`."""
-        run.show_plan(self.inputs(checkpoint=tiny_model()), as_json=True)
+        run.show_plan(self.inputs(checkpoint=checkpoint or tiny_model()), as_json=True)
         self.file.write_text(self.capsys.readouterr().out)
         tree: dict[str, Any] = json.loads(self.file.read_text())
         return tree

@@ -26,7 +26,6 @@ from coordinate_eval.coordinator.planning import planner, reviewed_plan
 from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
 from coordinate_eval.coordinator.planning.plan import PlanEngine, PlanSuite
 from coordinate_eval.coordinator.planning.prepare import offer_of_file
-from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import model_of
@@ -241,7 +240,7 @@ def plan() -> Any:
         costs(4),
         capacity(2, 2),
     )
-    printed = PlanFile.of(made, metric_cpus=4, max_length=512)
+    printed = reviewed_plan.sealed(made)
     return json.loads(printed.model_dump_json(by_alias=True))
 
 

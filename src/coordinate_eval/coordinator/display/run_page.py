@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.display.drawing import (
     template,
 )
 from coordinate_eval.coordinator.display.gantt import Lane, Phase, Stretch
-from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
+from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.planning.simulate import simulate
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.history import begin_of, read_asked
@@ -45,7 +45,7 @@ def write_report(run_dir: RunDir, results: Mapping[str, Any], samples: Sequence[
     """
     try:
         run, ledger = read_run(run_dir), TimeLedger.model_validate(results["ledger"])
-        plan = _files.read_record_if_there(run_dir.plan, PlanFile)
+        plan = _files.read_record_if_there(run_dir.plan, Plan)
         begin = begin_of(run_dir, run)
         asked = read_asked(run_dir, run, ended=True)
         lanes = happened(run_dir, begin, asked, ledger)
@@ -76,7 +76,7 @@ def happened(
 
 def render(
     run: Run,
-    plan: PlanFile | None,
+    plan: Plan | None,
     ledger: TimeLedger,
     lanes: list[Lane],
     results: Mapping[str, Any],
@@ -97,7 +97,7 @@ def render(
     """
     planned, expected = [], 0.0
     if plan is not None:
-        cores = plan.metric_cpus or run.settings.metrics.cpus
+        cores = plan.metric_cpus
         timeline = simulate(plan.datasets, plan.trials, plan.metric_jobs, plan.score_jobs, cores)
         planned, expected = gantt.lanes(timeline, planned_at), timeline.end
     end = max(planned_at + expected, ledger.seconds) or 1.0

@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import reviewed_plan
-from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
+from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.starting.create import run_id
 from coordinate_eval.errors import UserError
@@ -33,7 +33,7 @@ class Inputs:
     checkpoint: Checkpoint
     suite: Suite
     settings: Settings
-    reviewed: PlanFile | None = None
+    reviewed: Plan | None = None
     """The plan of `--plan`, to be run as it is."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Datasets that were asked for and cannot be run, with the reason."""
@@ -69,7 +69,7 @@ def read_inputs(
     step: int | None = None,
     config: Path | None = None,
     tokenizer: Path | None = None,
-    reviewed: PlanFile | None = None,
+    reviewed: Plan | None = None,
     strict: bool = True,
 ) -> Inputs:
     """Inspect the checkpoint, and check that the reviewed plan is of these inputs.

@@ -224,6 +224,9 @@ class Plan(Record):
         exclude_if=lambda seconds: seconds == 0,
     )
     what_if: list[Size] = Field(default=[], description="other numbers of GPUs, when asked for")
+    metric_cpus: int = Field(default=1, ge=1, description="cores of all metric jobs together")
+    max_length: int = Field(default=1, ge=1, description="tokens of context")
+    digest: str = Field(default="", description="of all else here: only an unchanged plan is run")
 
     @property
     def gpus(self) -> int:

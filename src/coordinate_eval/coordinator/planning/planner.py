@@ -127,6 +127,7 @@ def make(
         score_jobs=best.score_jobs,
         judge=best.judge,
         estimate=outcome,
+        metric_cpus=capacity.metric_cpus,
     )
 
 

@@ -41,7 +41,6 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanEngine,
     PlanSuite,
 )
-from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.coordinator.prompts.building import wall_seconds
 from coordinate_eval.coordinator.report.results import own_answers
 from coordinate_eval.coordinator.run import jobs
@@ -79,7 +78,7 @@ class Offer:
 class Prepared:
     """A plan and the records that follow from it."""
 
-    plan: PlanFile
+    plan: Plan
     capacity: Capacity
     """The nodes that the plan could have used."""
     run: Run
@@ -135,7 +134,7 @@ def offer_of_cluster(
     )
 
 
-def choose_nodes(run: Run, offer: Offer, reviewed: PlanFile | None = None) -> ChosenNodes:
+def choose_nodes(run: Run, offer: Offer, reviewed: Plan | None = None) -> ChosenNodes:
     """Return the nodes that a run can use now, with GPUs of one type, and the GPUs of one trial.
 
     Raises:
@@ -143,7 +142,7 @@ def choose_nodes(run: Run, offer: Offer, reviewed: PlanFile | None = None) -> Ch
         UserError: Nothing can be placed, or the reviewed plan cannot start.
     """
     if reviewed is not None:
-        reviewed_plan.check_datasets(reviewed, run.suite)
+        reviewed_plan.check_datasets(reviewed, {d.name: None for d in run.suite.datasets})
         return reviewed_plan.check_nodes(reviewed, _demand(run), offer.nodes, offer.busy)
     return select.choose_nodes(_demand(run), offer.nodes, offer.busy)
 
@@ -162,7 +161,7 @@ def prepare(
     offer: Offer,
     chosen: ChosenNodes,
     built: Mapping[str, DatasetRequests],
-    reviewed: PlanFile | None = None,
+    reviewed: Plan | None = None,
     *,
     judging: Judging | None = None,
     what_if: bool = False,
@@ -214,12 +213,18 @@ def prepare(
     left = _TimeLeft.after(building, offer.limits)
     plan = reviewed
     if plan is not None:
-        reviewed_plan.check_items(plan, costs)
+        reviewed_plan.check_datasets(plan, {cost.name: cost.items for cost in costs})
         left.check(plan)
     else:
         new = _plan(run, costs, capacity, left, judging, what_if=what_if)
-        new = new.model_copy(update={"build_seconds": building})
-        plan = PlanFile.of(new, metric_cpus=offer.metric_cpus, max_length=run.max_length)
+        new = new.model_copy(
+            update={
+                "build_seconds": building,
+                "estimated": bool(unbuilt),
+                "max_length": run.max_length,
+            }
+        )
+        plan = reviewed_plan.sealed(new)
     run = with_plan(run, plan, built)
     runs_text = [name for name, index in built.items() if index.runs_text]
     names = [dataset.name for dataset in unbuilt]
@@ -325,7 +330,7 @@ def check_time(
     run: Run,
     offer: Offer,
     chosen: ChosenNodes,
-    reviewed: PlanFile | None = None,
+    reviewed: Plan | None = None,
 ) -> None:
     """Check that a run ends in time, as far as that can be told before its prompts are built.
 

@@ -34,7 +34,7 @@ from coordinate_eval.coordinator.planning.judge_plan import (
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
-from coordinate_eval.coordinator.planning.plan import ChosenNodes
+from coordinate_eval.coordinator.planning.plan import ChosenNodes, Plan
 from coordinate_eval.coordinator.planning.prepare import (
     Offer,
     Prepared,
@@ -231,9 +231,7 @@ def ask(cluster: Cluster, settings: Settings) -> Offer:
     return offer_of_cluster(cluster.name, found, settings, exclusive=exclusive, limits=limits)
 
 
-def _nodes_or_none_yet(
-    run: Run, offer: Offer, reviewed: reviewed_plan.PlanFile | None = None
-) -> ChosenNodes:
+def _nodes_or_none_yet(run: Run, offer: Offer, reviewed: Plan | None = None) -> ChosenNodes:
     """Return the nodes of a plan to look at. Where no GPU is free now, say so and return any."""
     try:
         return choose_nodes(run, offer, reviewed)
@@ -299,8 +297,6 @@ def _plan_now(
         )
     counts = questions_to_judge(prepared.run, prepared.plan)
     judge.check_budget(settings.judge, counts)
-    if len(built) < len(wanted):
-        prepared = replace(prepared, plan=prepared.plan.model_copy(update={"estimated": True}))
     return offer, prepared
 
 

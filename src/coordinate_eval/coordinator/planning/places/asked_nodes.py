@@ -6,9 +6,10 @@ from typing import TypeVar
 
 from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.plan import PlanNode
 from coordinate_eval.errors import UserError
 
-T = TypeVar("T", Node, Busy)
+T = TypeVar("T", Node, Busy, PlanNode)
 
 MOST_NAMES, MOST_DIGITS = 100_000, 9
 """Limits on a list of nodes and on a number in it: more than any cluster has."""
@@ -52,25 +53,6 @@ def check_names(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy])
         shown = ", ".join(sorted(unknown)[:20])
         more = f" or {len(unknown) - 20} others" if len(unknown) > 20 else ""
         raise UserError(f"--nodes {_short(str(wanted))}: no node with GPUs is named {shown}{more}")
-
-
-def check_limits(settings: Settings, names: set[str], gpus: int) -> None:
-    """Check that nodes of these names and this number of GPUs are within the settings.
-
-    Raises:
-        UserError: They are more than `--nodes`, `--max-nodes` or `--max-gpus` allows.
-    """
-    count, wanted = _wanted(settings.nodes)
-    others = names - wanted if wanted is not None else set()
-    if others or (count is not None and len(names) > count):
-        listed = ", ".join(sorted(others or names))
-        raise UserError(f"--nodes {settings.nodes!r} does not allow the plan's nodes {listed}")
-    if settings.max_nodes is not None and len(names) > settings.max_nodes:
-        raise UserError(
-            f"--max-nodes {settings.max_nodes} is less than the {len(names)} nodes of the plan"
-        )
-    if settings.max_gpus is not None and gpus > settings.max_gpus:
-        raise UserError(f"--max-gpus {settings.max_gpus} is less than the {gpus} GPUs of the plan")
 
 
 def _wanted(nodes: str | None) -> tuple[int | None, set[str] | None]:

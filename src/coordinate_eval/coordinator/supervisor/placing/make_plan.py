@@ -14,7 +14,7 @@ from coordinate_eval.coordinator.planning.judge_plan import plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
-from coordinate_eval.coordinator.planning.plan import NodeCapacity
+from coordinate_eval.coordinator.planning.plan import NodeCapacity, Plan
 from coordinate_eval.coordinator.planning.prepare import (
     Offer,
     Prepared,
@@ -25,7 +25,6 @@ from coordinate_eval.coordinator.planning.prepare import (
     queued_nodes,
     with_plan,
 )
-from coordinate_eval.coordinator.planning.reviewed_plan import PlanFile
 from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, write_planned
@@ -70,7 +69,7 @@ def make_plan(run_dir: RunDir, run: Run, cluster: Cluster, others: OtherRuns | N
         made = _new_plan(run_dir, run, cluster, others, built)
         nodes, most_trials = made.capacity.nodes, made.run.most_trials
         _files.create(run_dir.plan, made.plan.model_dump_json(by_alias=True, indent=1) + "\n")
-    plan = _files.read_record(run_dir.plan, PlanFile)
+    plan = _files.read_record(run_dir.plan, Plan)
     planned = with_plan(run, plan, built).model_copy(update={"most_trials": most_trials})
     round_ = first_round(planned, plan, nodes)
     _files.create(run_dir.round(0), round_.model_dump_json(by_alias=True, indent=1) + "\n")
@@ -85,7 +84,7 @@ def _new_plan(
     others: OtherRuns,
     built: Mapping[str, DatasetRequests],
 ) -> Prepared:
-    reviewed = _files.read_record_if_there(run_dir.reviewed, PlanFile)
+    reviewed = _files.read_record_if_there(run_dir.reviewed, Plan)
     try:
         available = others.available(run)
     except PlaceGone:
