@@ -8,7 +8,6 @@ Jobs start first come, first served, but for those that cannot start yet, which 
 Jobs without GPUs that ask for no node run elsewhere, and always start.
 """
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -38,32 +37,31 @@ ANSWER_SECONDS: Mapping[str, float] = {
     "sbatch": 0.1,
     "scancel": 0.1,
     "scontrol": 0.3,
-    "sinfo": 0.05,
     "squeue": 0.1,
 }
 """Time that each command takes beside what its caller computes."""
 
-_NODE = {
-    "architecture": "x86_64", "boards": 1, "cluster_name": "c", "cores": 64, "cpu_binding": 0,
-    "boot_time": {"set": True, "infinite": False, "number": 1_700_000_000}, "cpu_load": 122,
-    "burstbuffer_network_address": "", "specialized_cores": 0, "specialized_cpus": "",
-    "free_mem": {"set": True, "infinite": False, "number": 21_313}, "cpus": CPUS,
-    "effective_cpus": CPUS, "energy": {"average_watts": 0, "base_consumed_energy": 0,
-    "consumed_energy": 0, "current_watts": {"set": True, "infinite": False, "number": 0},
-    "previous_consumed_energy": 0, "last_collected": 0}, "external_sensors": {}, "extra": "",
-    "power": {}, "features": [], "active_features": [], "gpu_spec": "", "gres_drained": "N/A",
-    "gres": f"gpu:{GPU_TYPE}:{GPUS}(S:0-1)", "instance_id": "", "instance_type": "",
-    "last_busy": {"set": True, "infinite": False, "number": 1_700_000_000}, "mcs_label": "",
-    "specialized_memory": 0, "next_state_after_reboot": ["INVALID"], "address": "10.0.0.1",
-    "operating_system": "Linux 6.1.0-amd64 #1 SMP PREEMPT_DYNAMIC", "owner": "", "port": 6818,
-    "partitions": ["gpu"], "real_memory": MEMORY_MIB, "res_cores_per_gpu": 0, "comment": "",
-    "reason": "", "reason_changed_at": {"set": True, "infinite": False, "number": 0},
-    "reason_set_by_user": "", "resume_after": {"set": True, "infinite": False, "number": 0},
-    "reservation": "", "tres_weighted": 2.0, "sockets": 2, "threads": 1, "temporary_disk": 0,
-    "slurmd_start_time": {"set": True, "infinite": False, "number": 1_700_000_000}, "weight": 1,
-    "tres": f"cpu={CPUS},mem={MEMORY_MIB}M,billing={CPUS},gres/gpu={GPUS}", "version": "24.11.5",
-}  # fmt: skip
-"""What `scontrol show nodes --json` of 24.11 prints of each node."""
+_NODE = """\
+NodeName={name} Arch=x86_64 CoresPerSocket=64
+   CPUAlloc={cpus} CPUEfctv={all_cpus} CPUTot={all_cpus} CPULoad=1.22
+   AvailableFeatures=(null)
+   ActiveFeatures=(null)
+   Gres=gpu:{gpu_type}:{all_gpus}(S:0-1)
+   GresDrain=N/A
+   GresUsed=gpu:{gpu_type}:{gpus}(IDX:0-7)
+   NodeAddr=10.0.0.1 NodeHostName={name} Port=6818 Version=24.11.5
+   OS=Linux 6.1.0-amd64 #1 SMP PREEMPT_DYNAMIC Debian 6.1.158-1
+   RealMemory={all_memory} AllocMem={memory} FreeMem=21313 Sockets=2 Boards=1
+   State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
+   Partitions=gpu
+   BootTime=2026-11-25T20:19:53 SlurmdStartTime=2026-11-26T00:23:39
+   LastBusyTime=2026-11-26T00:23:39 ResumeAfterTime=None
+   CfgTRES=cpu={all_cpus},mem={all_memory}M,billing={all_cpus}
+   AllocTRES=cpu={cpus},mem={memory}M
+   CurrentWatts=0 AveWatts=0
+
+"""
+"""What `scontrol --details show nodes` of 24.11 prints of a node."""
 
 
 @dataclass(eq=False)
@@ -75,7 +73,7 @@ class Node:
     cpus: int = CPUS
     memory_mib: int = MEMORY_MIB
     text: str = ""
-    """Its JSON; empty where it has changed."""
+    """What scontrol prints of it; empty where it has changed."""
 
     def take(self, task: "Task", sign: int = 1) -> None:
         """Give a task what it asks for, or take it back."""
@@ -90,15 +88,21 @@ class Node:
             task.gpus <= self.gpus and task.cpus <= self.cpus and task.memory_mib <= self.memory_mib
         )
 
-    def json(self) -> str:
+    def shown(self) -> str:
         """Return the node as scontrol prints it."""
         if not self.text:
             used = CPUS - self.cpus
-            state = ["MIXED" if used else "IDLE"]
-            found = {"name": self.name, "hostname": self.name, "state": state, "alloc_cpus": used}
-            found |= {"alloc_memory": MEMORY_MIB - self.memory_mib, "alloc_idle_cpus": self.cpus}
-            found |= {"gres_used": f"gpu:{GPU_TYPE}:{GPUS - self.gpus}(IDX:0-7)"}
-            self.text = json.dumps(_NODE | found | {"tres_used": f"cpu={used}"})
+            self.text = _NODE.format(
+                name=self.name,
+                state="MIXED" if used else "IDLE",
+                cpus=used,
+                all_cpus=CPUS,
+                gpu_type=GPU_TYPE,
+                gpus=GPUS - self.gpus,
+                all_gpus=GPUS,
+                memory=MEMORY_MIB - self.memory_mib,
+                all_memory=MEMORY_MIB,
+            )
         return self.text
 
 
@@ -323,10 +327,8 @@ class Client(SlurmClient):
                 return ""
             case ["scontrol", *_, "partition"]:
                 return "PartitionName=gpu Default=YES OverSubscribe=NO State=UP MaxTime=UNLIMITED\n"
-            case ["scontrol", *_, "--json"]:
-                return f'{{"nodes": [{",".join(n.json() for n in controller.nodes.values())}]}}'
-            case ["sinfo", "-V"]:
-                return "slurm 24.11.5\n"
+            case ["scontrol", *_, "nodes"]:
+                return "".join(node.shown() for node in controller.nodes.values())
         raise ClusterError(f"the simulated controller knows no {command} {args}")
 
 

@@ -4,7 +4,7 @@
 
 A simulated controller of nodes with eight GPUs, and checkpoints of 7B parameters of one user, which
 are all asked for at the same moment. The supervisors are the real ones, with the real backend: what
-they parse is text and JSON of the size that Slurm prints. Time is virtual: keepers, engines and
+they parse is text of the size that Slurm prints. Time is virtual: keepers, engines and
 pullers are events which write the files that real ones write. A command of Slurm takes 0.1 s (the
 list of nodes 0.3 s), and what a supervisor computes takes as long as it does here.
 
@@ -23,8 +23,8 @@ list of nodes 0.3 s), and what a supervisor computes takes as long as it does he
   commands, which are the scheduler's own.
 - *Memory* is the most that the process of one supervisor takes, with everything that it imports.
 
-Below that, what answers of a large cluster take to be read: nodes in the JSON of `scontrol`, and
-tasks in the text of `squeue`, of which a supervisor lists only its own user's.
+Below that, what answers of a large cluster take to be read: nodes in the text of `scontrol`, and
+tasks in that of `squeue`, of which a supervisor lists only its own user's.
 """
 
 import argparse
@@ -161,13 +161,13 @@ def read(count: int, tasks: int) -> list[tuple[str, str, str]]:
 
         clock.process(look)
         clock.run(lambda: False)
-        size = sum(len(node.json()) + 1 for node in site.controller.nodes.values())
+        size = sum(len(node.shown()) for node in site.controller.nodes.values())
     squeue = "".join(
         f"\x1e{task}_0|RUNNING|None|gpu{task % count}|{jobs.PREFIX}step-{task % 100}.0-trial0-x\n"
         for task in range(tasks)
     )
     return [
-        (f"{count:,} nodes, JSON", f"{size:,}", f"{statistics.median(texts):.3f}"),
+        (f"{count:,} nodes, text", f"{size:,}", f"{statistics.median(texts):.3f}"),
         (
             f"{tasks:,} tasks, text",
             f"{len(squeue):,}",

@@ -1,37 +1,23 @@
-"""Nodes as Slurm prints them in JSON, in the shapes of several versions."""
-
-from typing import Any
+"""Nodes as `scontrol show nodes` describes them."""
 
 
-def old(**fields: object) -> dict[str, Any]:
-    """A node as `sinfo --json` of 22.05 prints it."""
-    return {
-        "name": "n1",
-        "state": "idle",
-        "state_flags": [],
-        "features": "",
-        "active_features": "",
-        "gres": "gpu:h200:8",
-        "gres_used": "gpu:h200:0(IDX:N/A)",
-        "cpus": 128,
-        "alloc_cpus": 0,
-        "real_memory": 1024000,
-        "alloc_memory": 0,
-        "free_memory": 7,
-        "partitions": ["high", "low"],
-        "reason": "",
+def node(name: str = "n1", **fields: object) -> dict[str, str]:
+    """The fields of a node with eight GPUs, all free; numbers may be given as such."""
+    made: dict[str, object] = {
+        "NodeName": name,
+        "State": "IDLE",
+        "AvailableFeatures": "",
+        "ActiveFeatures": "",
+        "Gres": "gpu:h200:8",
+        "GresUsed": "gpu:h200:0(IDX:N/A)",
+        "CPUTot": 128,
+        "CPUAlloc": 0,
+        "RealMemory": 1024000,
+        "AllocMem": 0,
+        "FreeMem": 7,
+        "Owner": "N/A",
+        "Partitions": "high,low",
+        "Reason": "",
         **fields,
     }
-
-
-def new(**fields: object) -> dict[str, Any]:
-    """A node as `scontrol show nodes --json` of 24.11 and 26.05 prints it."""
-    return old() | {
-        "state": ["IDLE"],
-        "state_flags": None,
-        "features": [],
-        "active_features": [],
-        "effective_cpus": 128,
-        "specialized_memory": 0,
-        **fields,
-    }
+    return {field: str(value) for field, value in made.items()}

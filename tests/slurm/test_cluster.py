@@ -12,8 +12,8 @@ import pytest
 from coordinate_eval import _job_log
 from coordinate_eval.clusters.protocol import Busy, Job, Node, State
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
+from coordinate_eval.slurm.client import slurm_configured
 from coordinate_eval.slurm.cluster import SlurmCluster
-from coordinate_eval.slurm.presence import slurm_configured
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
 from tests.dev_cluster import DevCluster
@@ -43,35 +43,8 @@ def nodes_when_free(cluster: SlurmCluster, *names: str) -> Nodes:
     return found
 
 
-@pytest.fixture
-def nodes_without_json(
-    slurm_cluster: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], Nodes]:
-    """Reads the nodes of the same controller, with commands of Slurm that have no JSON."""
-    config = subprocess.run(
-        ["scontrol", "show", "config"], check=True, capture_output=True, text=True
-    )
-    (installed,) = re.findall(r"(?m)^PluginDir\s*= (.*)$", config.stdout)
-    plugins = tmp_path / "plugins"
-    plugins.mkdir()
-    for plugin in Path(installed).iterdir():
-        if not plugin.name.startswith("serializer_json"):
-            (plugins / plugin.name).symlink_to(plugin)
-    conf = tmp_path / "slurm.conf"
-    conf.write_text(f"{slurm_cluster.conf.read_text()}\nPluginDir={plugins}\n")
-
-    def read() -> Nodes:
-        with monkeypatch.context() as patch:
-            patch.setenv("SLURM_CONF", str(conf))
-            cluster = SlurmCluster(SlurmSettings(timeout_seconds=30))
-            assert "without JSON" in cluster.about()["reader"]
-            return cluster.nodes()
-
-    return read
-
-
 def test_gpus_cpus_and_memory_in_use_are_not_free(
-    cluster: SlurmCluster, job: Callable[..., Job], nodes_without_json: Callable[[], Nodes]
+    cluster: SlurmCluster, job: Callable[..., Job]
 ) -> None:
     _, busy = nodes_when_free(cluster, "node1", "node2", "node3", "node4")
     assert not busy
@@ -91,17 +64,15 @@ def test_gpus_cpus_and_memory_in_use_are_not_free(
     assert by_name["node3"].free_gpus == by_name["node3"].gpus == 8
     assert by_name["node3"].gpu_memory_gib == 141
     assert [(node.name, node.why) for node in busy] == [("node2", "8 of 8 GPUs in use")]
-    assert nodes_without_json() == (nodes, busy)
 
 
 def test_a_drained_node_is_busy_with_the_reason(
-    cluster: SlurmCluster, slurm_cluster: DevCluster, nodes_without_json: Callable[[], Nodes]
+    cluster: SlurmCluster, slurm_cluster: DevCluster
 ) -> None:
     update = ["scontrol", "update", "NodeName=node4"]
     subprocess.run([*update, "State=DRAIN", "Reason=hw check, State=IDLE\nwhy"], check=True)
     try:
         nodes, busy = cluster.nodes()
-        assert nodes_without_json() == (nodes, busy)
     finally:
         subprocess.run([*update, "State=RESUME"], check=True)
     assert "node4" not in {node.name for node in nodes}

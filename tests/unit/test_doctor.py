@@ -17,8 +17,6 @@ from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.file_system import Tried
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings, StageSettings
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
-from coordinate_eval.slurm.about import describe
-from coordinate_eval.slurm.answers.partitions import read_partitions
 from coordinate_eval.slurm.answers.queue import as_printed, read_tasks
 from coordinate_eval.slurm.settings import SlurmSettings
 
@@ -194,21 +192,6 @@ def test_a_cluster_file_has_to_be_readable(tmp_path: Path) -> None:
     assert state(scheduler.of_file(file)) == "failure"
     file.write_text("nodes: [{name: n, gpus: 1}]\n")
     assert state(scheduler.of_file(file)) == "ok"
-
-
-def test_slurm_says_its_limits() -> None:
-    text = (
-        "PartitionName=gpu Default=YES MaxTime=01:30:00 OverSubscribe=EXCLUSIVE State=UP\n"
-        "PartitionName=cpu MaxTime=UNLIMITED State=DOWN\n"
-    )
-    ping = "Slurmctld(primary) at a is UP\n\n"
-    said = describe("slurm-wlm 24.11.5\n", ping, "Commands", read_partitions(text).values())
-    assert said == {
-        "controller": "Slurm 24.11.5: Slurmctld(primary) at a is UP",
-        "reader": "Commands",
-        "partition gpu (default)": "state UP, jobs of at most 90 minutes, whole nodes only",
-        "partition cpu": "state DOWN, jobs of any length",
-    }
 
 
 def test_each_queue_of_the_settings_gets_a_job() -> None:

@@ -30,10 +30,9 @@ from coordinate_eval.errors import CoordinateError
 from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import model_of
 from coordinate_eval.records import EngineSettings
-from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
+from coordinate_eval.slurm.answers.nodes import Wanted, read_fields, read_nodes
 from coordinate_eval.slurm.answers.partitions import read_partitions
 from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_job_id, read_tasks
-from coordinate_eval.slurm.answers.text_answers import read_nodes_text
 
 randoms = st.randoms(use_true_random=False)
 
@@ -257,22 +256,7 @@ def test_plans(folder: Path, plan: Any, random: Random) -> None:
 
 # -- what Slurm answers --------------------------------------------------------------------------
 
-FAKES = Path(__file__).parents[1] / "fakes"
-
-
-@examples(100)
-@given(random=randoms)
-def test_lists_of_nodes(random: Random) -> None:
-    answer = json.loads((FAKES / "slurm-24.11" / "nodes.json").read_text())
-    changed = mutated_tree(random, answer, times=3)
-    wanted = Wanted(frozenset({"low"}), constraint=random.choice(("", "h200&ib", "a|b", "[a*2]")))
-
-    def read() -> None:
-        for node in read_nodes(changed, wanted):
-            assert isinstance(node, list)
-
-    if isinstance(changed, dict):  # the client refuses other answers
-        judged(read)
+TESTS = Path(__file__).parents[1]
 
 
 RECORD = SQUEUE_FORMAT[0]
@@ -296,9 +280,10 @@ def test_texts_of_slurm(random: Random) -> None:
 @examples(100)
 @given(random=randoms)
 def test_texts_of_nodes(random: Random) -> None:
-    text = (FAKES.parent / "fixtures" / "slurm" / "nodes-22.05.txt").read_bytes()
+    text = random.choice(list((TESTS / "fixtures" / "slurm").glob("nodes-*.txt"))).read_bytes()
     changed = mutated_bytes(random, text).decode(errors="replace")
-    judged(lambda: read_nodes(read_nodes_text(changed), Wanted(frozenset({"low"}))))
+    wanted = Wanted(frozenset({"low"}), constraint=random.choice(("", "h200&ib", "a|b", "[a*2]")))
+    judged(lambda: read_nodes(read_fields(changed), wanted))
 
 
 @pytest.mark.parametrize("digits", [400, 5000])

@@ -55,7 +55,7 @@ def test_runs_at_once_end_with_all_scores() -> None:
 
 def test_answers_of_a_large_cluster_are_read() -> None:
     nodes, tasks = many_runs.read(10, 100)
-    assert nodes[0] == "10 nodes, JSON"
+    assert nodes[0] == "10 nodes, text"
     assert tasks[0] == "100 tasks, text"
 
 

@@ -1,6 +1,5 @@
 """Running Slurm's commands: silence, refusal, and what they inherit, with fakes on PATH."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +15,8 @@ from coordinate_eval.errors import (
     UserError,
 )
 from coordinate_eval.slurm.answers.refusals import refusal
-from coordinate_eval.slurm.client import SlurmClient
+from coordinate_eval.slurm.client import SlurmClient, slurm_configured
 from coordinate_eval.slurm.cluster import SlurmCluster
-from coordinate_eval.slurm.presence import slurm_configured
 from coordinate_eval.slurm.settings import SlurmSettings
 from coordinate_eval.slurm.shared_queue import SharedQueue
 
@@ -118,27 +116,6 @@ def test_a_refused_job_is_not_silence(says: Says, words: str) -> None:
     with pytest.raises(ClusterError) as other:
         SlurmClient(5).run("scontrol", "show")
     assert type(other.value) is ClusterError
-
-
-def test_an_empty_list_with_errors_is_silence(says: Says) -> None:
-    """Version 22.05 prints this with exit status 0 if its controller is down."""
-    answer = {"errors": [{"error": "Unspecified error", "errno": -1}], "nodes": []}
-    says(output=json.dumps(answer))
-    with pytest.raises(ClusterSilent, match="Unspecified error"):
-        SlurmClient(5).json("sinfo", "--json")
-    says(output=json.dumps({"errors": ["gone"], "nodes": []}))
-    with pytest.raises(ClusterSilent, match="gone"):
-        SlurmClient(5).json("sinfo", "--json")
-    says(output="")
-    with pytest.raises(ClusterSilent):
-        SlurmClient(5).json("sinfo", "--json")
-
-
-@pytest.mark.parametrize("output", ["not JSON", "[]", '{"nodes": ['])
-def test_an_answer_that_is_no_json_object_is_an_error(says: Says, output: str) -> None:
-    says(output=output)
-    with pytest.raises(ClusterError, match="JSON"):
-        SlurmClient(5).json("sinfo", "--json")
 
 
 def test_a_submission_without_an_id_may_exist(says: Says, tmp_path: Path) -> None:
@@ -308,7 +285,7 @@ def test_commands_without_any_configuration_are_no_slurm(says: Says) -> None:
     assert slurm_configured()
 
 
-def test_nodes_of_a_version_whose_sinfo_groups_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_are_asked_for_with_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setenv("PATH", str(FAKES / "slurm-24.11"), prepend=os.pathsep)
     cluster = SlurmCluster(SlurmSettings(constraint="h200&ib"))
@@ -318,7 +295,7 @@ def test_nodes_of_a_version_whose_sinfo_groups_them(monkeypatch: pytest.MonkeyPa
     ]
     assert [node.name for node in busy] == ["a2"]
     cluster.nodes()
-    assert cluster.client.calls == {"sinfo": 1, "scontrol": 4}
+    assert cluster.client.calls == {"scontrol": 4}
 
 
 @pytest.mark.parametrize("variable", ["SLURM_CLUSTERS", "SBATCH_CLUSTERS"])

@@ -1,31 +1,40 @@
-"""Slurm's JSON of nodes to nodes and busy nodes, in the shapes of three versions."""
+"""What Slurm says of nodes, to nodes and busy nodes.
 
-import json
+The nodes in tests/fixtures/slurm are those of a test cluster of each version, as
+`scontrol --all --details show nodes` printed them: node1 has a job with three GPUs, node2 is in a
+reservation for maintenance, node3 has failed with a reason of two lines, node4 is drained.
+"""
+
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.slurm_nodes import new, old
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.slurm_nodes import node as shown
 
-from coordinate_eval.errors import ClusterError
-from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
+from coordinate_eval.errors import ClusterError, ClusterSilent
+from coordinate_eval.slurm.answers.nodes import Fields, Wanted, read_fields, read_nodes, read_places
 from coordinate_eval.slurm.answers.partitions import MemoryLimits
 from coordinate_eval.slurm.answers.reservations import name_of_user
 
-FIXTURES = Path(__file__).parents[3] / "shared" / "slurm-fixtures"
+CAPTURED = Path(__file__).parents[1] / "fixtures" / "slurm"
 LOW = Wanted(partitions=frozenset({"low"}))
 
 
-def free(entry: dict[str, Any], wanted: Wanted = LOW) -> tuple[str, int, int]:
-    (node,), busy = read_nodes({"nodes": [entry]}, wanted)
+def of(fields: str) -> dict[str, str]:
+    return dict(field.split("=") for field in fields.split())
+
+
+def free(entry: Fields, wanted: Wanted = LOW) -> tuple[str, int, int]:
+    (node,), busy = read_nodes([entry], wanted)
     assert not busy
     return node.gpu_type, node.free_gpus, node.gpus
 
 
-def why(entry: dict[str, Any], wanted: Wanted = LOW) -> str:
-    nodes, (busy,) = read_nodes({"nodes": [entry]}, wanted)
+def why(entry: Fields, wanted: Wanted = LOW) -> str:
+    nodes, (busy,) = read_nodes([entry], wanted)
     assert not nodes
     assert busy.name == "n1"
     return busy.why
@@ -48,8 +57,7 @@ def why(entry: dict[str, Any], wanted: Wanted = LOW) -> str:
 def test_free_gpus_are_counted_by_type(
     gres: str, used: str, expected: tuple[str, int, int]
 ) -> None:
-    for shape in (old, new):
-        assert free(shape(gres=gres, gres_used=used)) == expected
+    assert free(shown(Gres=gres, GresUsed=used)) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,12 +84,11 @@ def test_free_gpus_are_counted_by_type(
     ],
 )
 def test_gpus_of_which_jobs_have_a_part_are_not_free(gres: str, used: str, expected: int) -> None:
-    for shape in (old, new):
-        node = shape(gres=gres, gres_used=used)
-        if expected:
-            assert free(node)[1] == expected
-        else:
-            assert "GPUs in use" in why(node)
+    node = shown(Gres=gres, GresUsed=used)
+    if expected:
+        assert free(node)[1] == expected
+    else:
+        assert "GPUs in use" in why(node)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +100,14 @@ def test_gpus_of_which_jobs_have_a_part_are_not_free(gres: str, used: str, expec
     ],
 )
 def test_gpus_of_two_types_of_which_jobs_have_a_part(used: str, a100: int, h200: int) -> None:
-    entry = new(gres="gpu:a100:4,gpu:h200:4,shard:64", gres_used=used)
-    nodes, _ = read_nodes({"nodes": [entry]}, LOW)
+    entry = shown(Gres="gpu:a100:4,gpu:h200:4,shard:64", GresUsed=used)
+    nodes, _ = read_nodes([entry], LOW)
     assert {node.gpu_type: node.free_gpus for node in nodes} == {"a100": a100, "h200": h200}
 
 
 def test_a_node_with_two_types_is_listed_for_each_that_is_free() -> None:
-    entry = new(gres="gpu:h100:8,gpu:1g.10gb:56", gres_used="gpu:h100:3(IDX:0-2),gpu:1g.10gb:0")
-    nodes, busy = read_nodes({"nodes": [entry]}, LOW)
+    entry = shown(Gres="gpu:h100:8,gpu:1g.10gb:56", GresUsed="gpu:h100:3(IDX:0-2),gpu:1g.10gb:0")
+    nodes, busy = read_nodes([entry], LOW)
     assert [(n.name, n.gpu_type, n.free_gpus) for n in nodes] == [
         ("n1", "h100", 5), ("n1", "1g.10gb", 56)
     ]  # fmt: skip
@@ -109,9 +116,9 @@ def test_a_node_with_two_types_is_listed_for_each_that_is_free() -> None:
 
 def test_gpus_without_a_type_have_what_the_settings_say() -> None:
     wanted = Wanted(partitions=frozenset({"low"}), gpu_type="rubin", gpu_memory_gib=288.0)
-    (node,), _ = read_nodes({"nodes": [old(gres="gpu:8", gres_used="gpu:0")]}, wanted)
+    (node,), _ = read_nodes([shown(Gres="gpu:8", GresUsed="gpu:0")], wanted)
     assert (node.gpu_type, node.gpu_memory_gib) == ("rubin", 288)
-    (node,), _ = read_nodes({"nodes": [old()]}, wanted)
+    (node,), _ = read_nodes([shown()], wanted)
     assert (node.gpu_type, node.gpu_memory_gib) == ("h200", 141)
 
 
@@ -119,26 +126,10 @@ ME, MY_NUMBER = name_of_user(), os.getuid()
 
 
 @pytest.mark.parametrize(
-    "owner",
-    [
-        None,
-        "",
-        "N/A",
-        ME,
-        str(MY_NUMBER),
-        MY_NUMBER,
-        f"{ME}({MY_NUMBER})",
-        {"set": True, "infinite": False, "number": MY_NUMBER},
-        {"set": False, "infinite": True, "number": 0},
-        {"set": True, "infinite": True, "number": 4294967294},
-        4294967294,
-        4294967295,
-        "4294967294",
-    ],
+    "owner", ["", "N/A", ME, str(MY_NUMBER), f"{ME}({MY_NUMBER})", f"renamed({MY_NUMBER})"]
 )
-def test_a_node_that_is_nobody_elses_is_free(owner: object) -> None:
-    for shape in (old, new):
-        assert free(shape(owner=owner)) == ("h200", 8, 8)
+def test_a_node_that_is_nobody_elses_is_free(owner: str) -> None:
+    assert free(shown(Owner=owner)) == ("h200", 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -147,151 +138,141 @@ def test_a_node_that_is_nobody_elses_is_free(owner: object) -> None:
         ("somebody", "somebody"),
         ("some-body.x", "some-body.x"),
         (f"somebody({MY_NUMBER + 1})", "somebody"),
-        (MY_NUMBER + 1, str(MY_NUMBER + 1)),
         (str(MY_NUMBER + 1), str(MY_NUMBER + 1)),
-        ({"set": True, "infinite": False, "number": MY_NUMBER + 1}, str(MY_NUMBER + 1)),
     ],
 )
-def test_a_node_that_another_user_has_alone_is_busy(owner: object, name: str) -> None:
-    for shape in (old, new):
-        assert why(shape(owner=owner)) == f"in use by {name} alone (ExclusiveUser)"
-    assert why(new(owner=owner, state=["IDLE", "DRAIN"])) == "drained"
+def test_a_node_that_another_user_has_alone_is_busy(owner: str, name: str) -> None:
+    assert why(shown(Owner=owner)) == f"in use by {name} alone (ExclusiveUser)"
+    assert why(shown(Owner=owner, State="IDLE+DRAIN")) == "drained"
 
 
 def test_powered_down_nodes_come_last_where_they_may_be_woken() -> None:
     asleep = [
-        new(name="n0", state=["IDLE", "CLOUD", "POWERED_DOWN"]),
-        old(name="n1", state_flags=["POWERING_UP"]),
+        shown("n0", State="IDLE+CLOUD+POWERED_DOWN"),
+        shown("n1", State="IDLE+POWERING_UP"),
     ]
     wanted = Wanted(partitions=frozenset({"low"}), wake=True)
-    nodes, busy = read_nodes({"nodes": [*asleep, new(name="n2")]}, wanted)
+    nodes, busy = read_nodes([*asleep, shown("n2")], wanted)
     assert [node.name for node in nodes] == ["n2", "n0", "n1"]
     assert not busy
-    assert why(old(state_flags=["POWERED_DOWN", "DRAIN"]), wanted) == "drained"
+    assert why(shown(State="IDLE+POWERED_DOWN+DRAIN"), wanted) == "drained"
 
 
 def test_a_node_without_known_memory_needs_jobs_that_ask_for_none() -> None:
-    entry = new(real_memory=1)
+    entry = shown(RealMemory=1)
     assert "[slurm] memory = false" in why(entry)
     none = Wanted(partitions=frozenset({"low"}), memory=False)
-    (node,), _ = read_nodes({"nodes": [entry]}, none)
+    (node,), _ = read_nodes([entry], none)
     assert node.memory_gib > 1e5
-    (node,), _ = read_nodes({"nodes": [new(alloc_memory=24576)]}, none)
+    (node,), _ = read_nodes([shown(AllocMem=24576)], none)
     assert node.memory_gib == 976
 
 
 def test_excluded_nodes_take_no_job() -> None:
     wanted = Wanted(partitions=frozenset({"low"}), excluded=frozenset({"n1", "n3"}))
-    assert why(old(), wanted) == "in [slurm] exclude"
-    assert free(old(name="n2"), wanted) == ("h200", 8, 8)
+    assert why(shown(), wanted) == "in [slurm] exclude"
+    assert free(shown("n2"), wanted) == ("h200", 8, 8)
 
 
 @pytest.mark.parametrize(
     ("fields", "per_core", "cpus"),
     [
-        ({"cpus": 64, "sockets": 2, "cores": 16, "threads": 2, "alloc_cpus": 11}, 2, 52),
-        ({"cpus": 32, "sockets": 2, "cores": 16, "threads": 2, "alloc_cpus": 11}, 1, 21),
-        ({"cpus": 64, "sockets": 64, "cores": 1, "threads": 1, "alloc_cpus": 11}, 1, 53),
-        ({"cpus": 64, "threads": 2, "alloc_cpus": 11}, 1, 53),
+        ("CPUTot=64 Sockets=2 CoresPerSocket=16 ThreadsPerCore=2", 2, 52),
+        ("CPUTot=32 Sockets=2 CoresPerSocket=16 ThreadsPerCore=2", 1, 21),
+        ("CPUTot=64 Sockets=64 CoresPerSocket=1 ThreadsPerCore=1", 1, 53),
+        ("CPUTot=64 ThreadsPerCore=2", 1, 53),
     ],
 )
-def test_a_core_goes_to_one_job_with_all_of_its_cpus(
-    fields: dict[str, Any], per_core: int, cpus: int
-) -> None:
-    (node,), _ = read_nodes({"nodes": [old(**fields)]}, LOW)
+def test_a_core_goes_to_one_job_with_all_of_its_cpus(fields: str, per_core: int, cpus: int) -> None:
+    (node,), _ = read_nodes([shown(**of(fields), CPUAlloc=11)], LOW)
     assert (node.cpus_per_core, node.cpus) == (per_core, cpus)
 
 
 def test_a_partition_limits_the_cpus_of_a_node_and_what_memory_costs() -> None:
     memory = MemoryLimits(most_per_cpu=4000, default_per_cpu=3000)
-    (node,), _ = read_nodes({"nodes": [old()]}, replace(LOW, most_cpus=40, jobs_memory=memory))
+    (node,), _ = read_nodes([shown()], replace(LOW, most_cpus=40, jobs_memory=memory))
     assert (node.cpus, node.gib_per_cpu) == (40, 4000 / 1024)
     # Who asks for no memory gets some with each CPU.
-    few = old(real_memory=60_000)
-    (node,), _ = read_nodes({"nodes": [few]}, replace(LOW, memory=False, jobs_memory=memory))
+    few = shown(RealMemory=60_000)
+    (node,), _ = read_nodes([few], replace(LOW, memory=False, jobs_memory=memory))
     assert (node.cpus, node.gib_per_cpu) == (20, 0)
 
 
 def test_free_cpus_and_memory_are_what_is_not_allocated() -> None:
-    entry = new(alloc_cpus=28, alloc_memory={"set": True, "infinite": False, "number": 24576})
-    (node,), _ = read_nodes({"nodes": [entry]}, LOW)
+    entry = shown(CPUAlloc=28, AllocMem=24576)
+    (node,), _ = read_nodes([entry], LOW)
     assert (node.cpus, node.memory_gib) == (100, 976)
-    reserved = new(effective_cpus=120, specialized_memory=10240)
-    (node,), _ = read_nodes({"nodes": [reserved]}, LOW)
+    reserved = shown(CPUEfctv=120, MemSpecLimit=10240)
+    (node,), _ = read_nodes([reserved], LOW)
     assert (node.cpus, node.memory_gib) == (120, 990)
 
 
 @pytest.mark.parametrize(
     ("fields", "cpus"),
     [
-        ({"specialized_cores": 2}, 126),
-        ({"specialized_cores": 2, "threads": 2}, 124),
-        ({"specialized_cores": 2, "threads": 2, "effective_cpus": 122}, 122),
-        ({"specialized_cores": 0, "threads": 2}, 128),
-        ({"specialized_cores": None}, 128),
+        ("CoreSpecCount=2", 126),  # 20.11
+        ("CoreSpecCount=2 ThreadsPerCore=2", 124),
+        ("CoreSpecCount=2 ThreadsPerCore=2 CPUEfctv=122", 122),
+        ("ThreadsPerCore=2", 128),
     ],
 )
-def test_cores_for_the_system_in_a_made_up_answer_are_not_free(
-    fields: dict[str, Any], cpus: int
-) -> None:
-    """No captured answer has such cores without `effective_cpus`."""
-    (node,), _ = read_nodes({"nodes": [old(**fields)]}, LOW)
+def test_cores_for_the_system_are_not_free(fields: str, cpus: int) -> None:
+    (node,), _ = read_nodes([shown(**of(fields))], LOW)
     assert node.cpus == cpus
 
 
 @pytest.mark.parametrize(
-    ("states", "reason", "words"),
+    ("state", "reason", "words"),
     [
-        (["idle", "DRAIN"], "hw check", "drained: hw check"),
-        (["mixed", "DRAIN", "PLANNED"], "hw", "drained: hw"),
-        (["down", "NOT_RESPONDING"], "Not responding", "down: Not responding"),
-        (["down"], "", "down"),
-        (["idle", "RESERVED"], "an old reason", "reserved"),
-        (["idle", "PLANNED"], "an old reason", "promised to a waiting job"),
-        (["idle", "MAINTENANCE"], "", "in maintenance"),
-        (["idle", "MAINT"], "", "in maintenance"),
-        (["mixed", "COMPLETING"], "", "a job on it is ending"),
-        (["idle", "FAIL"], "", "failed"),
-        (["idle", "POWERED_DOWN"], "", "powered down; [slurm] wake_nodes uses such nodes"),
-        (["idle", "POWERING_UP"], "", "powering up; [slurm] wake_nodes uses such nodes"),
-        (["idle", "REBOOT_REQUESTED"], "", "to be rebooted"),
-        (["unknown"], "", "unknown"),
+        ("IDLE+DRAIN", "hw check", "drained: hw check"),
+        ("MIXED+DRAIN+PLANNED", "hw", "drained: hw"),
+        ("DOWN+NOT_RESPONDING", "Not responding", "down: Not responding"),
+        ("DOWN", "", "down"),
+        ("IDLE+RESERVED", "an old reason", "reserved"),
+        ("IDLE+PLANNED", "an old reason", "promised to a waiting job"),
+        ("IDLE+MAINTENANCE", "", "in maintenance"),
+        ("IDLE+MAINT", "", "in maintenance"),
+        ("MIXED+COMPLETING", "", "a job on it is ending"),
+        ("IDLE+FAIL", "", "failed"),
+        ("IDLE+POWERED_DOWN", "", "powered down; [slurm] wake_nodes uses such nodes"),
+        ("IDLE+POWERING_UP", "", "powering up; [slurm] wake_nodes uses such nodes"),
+        ("IDLE+REBOOT_REQUESTED", "", "to be rebooted"),
+        ("UNKNOWN", "", "unknown"),
     ],
 )
-def test_nodes_that_take_no_jobs_say_why(states: list[str], reason: str, words: str) -> None:
-    assert why(old(state=states[0], state_flags=states[1:], reason=reason)) == words
-    assert why(new(state=[state.upper() for state in states], reason=reason)) == words
+def test_nodes_that_take_no_jobs_say_why(state: str, reason: str, words: str) -> None:
+    assert why(shown(State=state, Reason=reason)) == words
 
 
 def test_a_reason_of_the_past_keeps_no_node_away() -> None:
-    assert free(new(reason="hw check")) == ("h200", 8, 8)
-    assert free(new(state=["IDLE", "CLOUD"])) == ("h200", 8, 8)
+    assert free(shown(Reason="hw check")) == ("h200", 8, 8)
+    assert free(shown(State="IDLE+CLOUD")) == ("h200", 8, 8)
 
 
 def test_a_busy_node_says_what_has_run_out() -> None:
-    in_use = new(gres_used="gpu:h200:8(IDX:0-7)", state=["MIXED"])
-    assert not read_nodes({"nodes": [in_use]}, LOW)[1][0].away
-    assert why(old(gres_used="gpu:h200:8(IDX:0-7)", state="mixed")) == "8 of 8 GPUs in use"
-    assert "all CPUs" in why(old(alloc_cpus=128, state="allocated"))
-    assert "all memory" in why(old(alloc_memory=1024000, state="mixed"))
+    in_use = shown(GresUsed="gpu:h200:8(IDX:0-7)", State="MIXED")
+    assert not read_nodes([in_use], LOW)[1][0].away
+    assert why(shown(GresUsed="gpu:h200:8(IDX:0-7)", State="MIXED")) == "8 of 8 GPUs in use"
+    assert "all CPUs" in why(shown(CPUAlloc=128, State="ALLOCATED"))
+    assert "all memory" in why(shown(AllocMem=1024000, State="MIXED"))
 
 
 def test_nodes_without_gpus_are_not_spoken_of() -> None:
-    for gres in ("", None, "shard:8", "gpu:0"):
-        assert read_nodes({"nodes": [old(gres=gres, gres_used="")]}, LOW) == ([], [])
+    for gres in ("", "shard:8", "gpu:0"):
+        assert read_nodes([shown(Gres=gres, GresUsed="")], LOW) == ([], [])
 
 
 def test_a_node_of_another_partition_is_busy() -> None:
-    other = old(partitions=["high"])
+    other = shown(Partitions="high")
     assert why(other) == "not in partition low"
-    assert [b.excluded for b in read_nodes({"nodes": [other]}, LOW)[1]] == [True]
-    assert free(old(), Wanted(frozenset({"high", "x"}))) == ("h200", 8, 8)
+    assert [b.excluded for b in read_nodes([other], LOW)[1]] == [True]
+    assert free(shown(), Wanted(frozenset({"high", "x"}))) == ("h200", 8, 8)
 
 
 def test_a_whole_node_with_one_core_in_use_is_busy() -> None:
     whole = Wanted(frozenset({"low"}), whole=True)
-    assert "whole nodes" in why(old(alloc_cpus=1, state="mixed"), whole)
-    assert free(old(), whole) == ("h200", 8, 8)
+    assert "whole nodes" in why(shown(CPUAlloc=1, State="MIXED"), whole)
+    assert free(shown(), whole) == ("h200", 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -313,54 +294,75 @@ def test_a_node_is_left_out_without_the_features_that_are_asked_for(
     constraint: str, fits: bool
 ) -> None:
     wanted = Wanted(frozenset({"low"}), constraint=constraint)
-    for entry in (old(features="h200,ib"), new(features=["h200", "ib"])):
+    for fields in ("ActiveFeatures=h200,ib", "AvailableFeatures=h200,ib"):
         if fits:
-            assert free(entry, wanted)
+            assert free(shown(**of(fields)), wanted)
         else:
-            assert why(entry, wanted) == f"without the features {constraint}"
+            assert why(shown(**of(fields)), wanted) == f"without the features {constraint}"
 
 
-@pytest.mark.parametrize(
-    "answer", [{}, {"nodes": [{}]}, {"nodes": [1]}, {"nodes": None}, {"nodes": [{"gres": 3}]}]
-)
-def test_an_answer_of_another_shape_is_an_error(answer: dict[str, Any]) -> None:
-    with pytest.raises(ClusterError, match="unknown form"):
-        read_nodes(answer, LOW)
+def test_the_partitions_of_nodes() -> None:
+    without = {"NodeName": "n3", "Gres": ""}
+    assert read_places([shown(), shown("n2", Partitions=""), without]) == {
+        "n1": {"high", "low"},
+        "n2": frozenset(),
+        "n3": frozenset(),
+    }
 
 
-@pytest.mark.skipif(not FIXTURES.is_dir(), reason=f"no captured answers in {FIXTURES}")
-@pytest.mark.parametrize("version", ["22.05.8/sinfo", "24.11.5/nodes", "26.05.5/nodes"])
-@pytest.mark.parametrize(
-    ("case", "free_gpus", "reasons"),
-    [
-        ("idle", {"node1": 8, "node2": 8, "node3": 8, "node4": 8}, {}),
-        ("nodefail", {"node1": 8, "node2": 8, "node4": 8}, {"node3": "down: Not responding"}),
-    ],
-)
-def test_answers_of_real_controllers_are_understood(
-    version: str, case: str, free_gpus: dict[str, int], reasons: dict[str, str]
-) -> None:
-    nodes, busy = read_nodes(json.loads((FIXTURES / f"{version}_{case}.json").read_text()), LOW)
-    assert {node.name: node.free_gpus for node in nodes} == free_gpus
-    assert {node.name: node.why for node in busy} == reasons
+def printed(fields: Fields) -> str:
+    """A node as scontrol prints it: texts of administrators in lines of their own."""
+    first, *others = fields["Reason"].split("\n")
+    lines = [
+        f"NodeName={fields['NodeName']} Arch=x86_64 ",
+        *(f"{name}={fields[name] or '(null)'}" for name in ("Gres", "GresUsed")),
+        f"CPUAlloc={fields['CPUAlloc']} CPUTot={fields['CPUTot']} CPULoad=1.22",
+        "OS=Linux 6.1.0 #1 SMP State=DOWN",
+        f"RealMemory={fields['RealMemory']} AllocMem={fields['AllocMem']} FreeMem=7 Sockets=2",
+        f"State={fields['State']} ThreadsPerCore=1 Weight=1 Owner={fields['Owner']}",
+        f"Partitions={fields['Partitions']} ",
+        "BootTime=2026-11-21T12:15:50 SlurmdStartTime=2026-11-21T12:22:59",
+        *(f"{name}={fields[name]}" for name in ("Comment", "Extra") if fields.get(name)),
+        *([f"Reason={first} [root@2026-11-21T12:29:44]"] if first else []),
+        *("       " + line for line in others),
+    ]
+    return "\n   ".join(lines) + "\n\n"
 
 
-@pytest.mark.skipif(not FIXTURES.is_dir(), reason=f"no captured answers in {FIXTURES}")
-@pytest.mark.parametrize(
-    ("file", "free_gpus", "busy_nodes"),
-    [
-        ("22.05.8/sinfo_busy", {"node1": 6, "node4": 8}, {"node2", "node3"}),
-        ("22.05.8/sinfo_drain", {"node1": 8}, {"node2", "node3", "node4"}),
-        ("22.05.8/sinfo_reserved", {"node1": 8, "node2": 8, "node3": 8}, {"node4"}),
-        ("24.11.5/nodes_running", {"node1": 6, "node2": 4, "node4": 8}, {"node3"}),
-        ("24.11.5/nodes_reserved", {"node1": 8, "node2": 8, "node3": 8}, {"node4"}),
-        ("26.05.5/nodes_drain", {"node1": 8}, {"node2", "node3", "node4"}),
-        ("26.05.5/nodes_planned", {"node1": 8, "node4": 8}, {"node2", "node3"}),
-    ],
-)
-def test_captured_answers_of_busy_clusters(
-    file: str, free_gpus: dict[str, int], busy_nodes: set[str]
-) -> None:
-    nodes, busy = read_nodes(json.loads((FIXTURES / f"{file}.json").read_text()), LOW)
-    assert {node.name: node.free_gpus for node in nodes} == free_gpus
-    assert {node.name for node in busy} == busy_nodes
+words = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=20)
+
+
+@given(words, words, st.lists(words.filter(str.strip), max_size=3).map("\n".join))
+def test_no_text_of_an_administrator_becomes_a_field(comment: str, extra: str, reason: str) -> None:
+    said = shown(State="DOWN", Comment=comment, Extra=extra, Reason=reason)
+    hostile = f"{comment}\n   State=IDLE Gres=gpu:h200:99\nName=x\n\n"
+    for entry in (said, said | {"Comment": hostile}):
+        nodes, (busy,) = read_nodes(read_fields(printed(entry) + printed(shown("n2"))), LOW)
+        assert [node.name for node in nodes] == ["n2"]
+        assert (busy.gpus, busy.why) == (8, f"down: {reason}" if reason else "down")
+
+
+@pytest.mark.parametrize("version", ["20.11", "22.05", "24.11", "26.05"])
+def test_what_each_version_prints(version: str) -> None:
+    answer = read_fields((CAPTURED / f"nodes-{version}.txt").read_text())
+    (node1,), busy = read_nodes(answer, LOW)
+    assert (node1.name, node1.free_gpus, node1.gpus, node1.gpu_type) == ("node1", 5, 8, "h200")
+    assert (node1.cpus, node1.memory_gib, node1.cpus_per_core) == (124, 966.5625, 1)
+    assert {node.name: node.why for node in busy} == {
+        "node2": "in maintenance",
+        "node3": "failed: fan\nState=IDLE CPUTot=9",
+        "node4": "drained: hw check, a=b: see [ticket 7] at x@y",
+    }
+    assert read_places(answer)["node1"] == {"high", "low", "whole"}
+
+
+def test_an_empty_answer_is_silence_and_another_one_an_error() -> None:
+    for empty in ("", "\n"):
+        with pytest.raises(ClusterSilent, match="printed nothing"):
+            read_fields(empty)
+    with pytest.raises(ClusterError, match="No nodes in the system") as caught:
+        read_fields("No nodes in the system\n")
+    assert not isinstance(caught.value, ClusterSilent)
+    for text in ("NodeName=n1 Arch=x86_64\n", printed(shown(CPUTot="many"))):
+        with pytest.raises(ClusterError, match="unknown form"):
+            read_nodes(read_fields(text), LOW)

@@ -31,6 +31,11 @@ def test_partitions_are_read_with_their_limits() -> None:
             most_cpus=40,
         ),
     ]
+    assert [partition.words() for partition in read_partitions(text).values()] == [
+        "state UP, jobs of any length",
+        "state DRAIN, jobs of at most 1590 minutes, whole nodes only",
+        "state UP, jobs of any length",
+    ]
 
 
 @pytest.mark.parametrize(

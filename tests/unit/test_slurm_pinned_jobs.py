@@ -1,18 +1,12 @@
 """Jobs where the settings name several partitions: pinned to a node, and kept out of one."""
 
-import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.slurm_nodes import new, old
 
 from coordinate_eval.clusters.protocol import Job, Waits
-from coordinate_eval.errors import ClusterError, SubmitRefused
-from coordinate_eval.slurm.answers.nodes import read_places
-from coordinate_eval.slurm.answers.text_answers import read_nodes_text
+from coordinate_eval.errors import SubmitRefused
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.settings import SlurmSettings
 
@@ -70,31 +64,6 @@ def test_one_partition_needs_no_list_of_nodes(cluster: SlurmCluster, tmp_path: P
     one = SlurmCluster(SlurmSettings(partition="low", reader="commands"))
     assert one.submit(job(tmp_path, "a1")) == "7"
     assert one.client.calls["scontrol"] == 3  # partitions, configuration, accounting
-
-
-@pytest.mark.parametrize("shape", [old, new])
-def test_the_partitions_of_nodes_are_read_from_json(shape: Callable[..., dict[str, Any]]) -> None:
-    answer = {"nodes": [shape(), shape(name="n2", partitions=[]), {"name": "cpu", "gres": ""}]}
-    assert read_places(answer) == {
-        "n1": {"high", "low"},
-        "n2": frozenset(),
-        "cpu": frozenset(),
-    }
-
-
-def test_text_and_json_have_the_same_partitions_of_nodes() -> None:
-    captured = TESTS / "fixtures" / "slurm"
-    of_json = read_places(json.loads((captured / "nodes-22.05.json").read_text()))
-    assert of_json["node1"] >= {"low"}
-    for version in ("20.11", "22.05"):
-        assert read_places(read_nodes_text((captured / f"nodes-{version}.txt").read_text())) == (
-            of_json
-        )
-
-
-def test_an_unknown_form_of_the_list_of_nodes_is_an_error() -> None:
-    with pytest.raises(ClusterError, match="unknown form"):
-        read_places({"nodes": [7]})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from coordinate_eval.clusters.protocol import Busy, Node, State, TaskStatus
-from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
+from coordinate_eval.errors import ClusterSilent, UserError
+from coordinate_eval.slurm.answers.nodes import Wanted, read_fields, read_nodes
 from coordinate_eval.slurm.answers.queue import read_tasks
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.settings import SlurmSettings
@@ -131,7 +132,7 @@ def read(from_cluster: SlurmCluster) -> tuple[list[Node], list[Busy], list[TaskS
 def test_pyslurm_says_what_the_commands_say(
     pyslurm: Says, reader: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    answer = json.loads((TESTS / "fixtures" / "slurm" / "nodes-22.05.json").read_text())
+    answer = read_fields((TESTS / "fixtures" / "slurm" / "nodes-22.05.txt").read_text())
     asked = cluster(reader)
     assert read(asked) == (
         *read_nodes(answer, Wanted(frozenset({"low"}))),
@@ -221,3 +222,43 @@ def test_without_pyslurm_the_commands_are_used(capfd: pytest.CaptureFixture[str]
     assert read(named) == read(cluster("commands"))
     (said,) = capfd.readouterr().err.splitlines()
     assert "install coordinate-eval[pyslurm]" in said
+
+
+DENIED = "slurm_load_node error: Access/permission denied"
+SILENT = "slurm_load_node error: Unable to contact slurm controller (connect failure)"
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "message"),
+    [
+        (DENIED, UserError, r"shows you no nodes \(PrivateData=nodes\).*ask"),
+        (SILENT, ClusterSilent, "Unable to contact"),
+    ],
+)
+def test_nodes_that_slurm_does_not_tell(
+    tmp_path: Path, words: str, kind: type[Exception], message: str
+) -> None:
+    script = tmp_path / "bin" / "scontrol"
+    told = script.read_text()
+    script.write_text(
+        told.replace("exec", f'case "$*" in *nodes) echo "{words}" >&2; exit 1;; esac; exec')
+    )
+    for _ in range(2):
+        with pytest.raises(kind, match=message) as caught:
+            cluster("commands").nodes()
+        assert "\n" not in str(caught.value)
+    script.write_text(told)
+    assert [node.name for node in cluster("commands").nodes()[0]] == ["a1"]
+
+
+def test_a_cluster_describes_itself(tmp_path: Path) -> None:
+    (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\necho 'slurm-wlm 24.11.5'\n")
+    script = tmp_path / "bin" / "scontrol"
+    script.write_text(
+        script.read_text().replace("] ||", "] && echo 'Slurmctld(primary) at a is UP' ||")
+    )
+    assert cluster("commands").about() == {
+        "controller": "Slurm 24.11.5: Slurmctld(primary) at a is UP",
+        "reader": "Slurm's commands",
+        "partition low (default)": "state UP, jobs of any length",
+    }

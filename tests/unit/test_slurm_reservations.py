@@ -5,10 +5,9 @@ import os
 import pwd
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.slurm_nodes import new, old
+from tests.slurm_nodes import node
 
 from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.errors import ClusterSilent, PlaceGone
@@ -84,28 +83,22 @@ def test_one_that_has_ended_takes_no_jobs() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry",
-    [
-        old(state_flags=["RESERVED"]),
-        old(state="maint"),
-        new(state=["IDLE", "RESERVED"]),
-        new(state=["MIXED", "MAINTENANCE"]),
-    ],
+    "state", ["MAINT", "IDLE+RESERVED", "MIXED+MAINTENANCE", "IDLE+MAINTENANCE+RESERVED"]
 )
-def test_its_nodes_are_free_and_all_others_are_not(entry: dict[str, Any]) -> None:
-    answer = {"nodes": [entry, old(name="n2")]}
+def test_its_nodes_are_free_and_all_others_are_not(state: str) -> None:
+    answer = [node(State=state), node("n2")]
     low = frozenset({"low"})
     nodes, busy = read_nodes(answer, Wanted(partitions=low, reserved=frozenset({"n1"})))
-    assert [node.name for node in nodes] == ["n1"]
-    assert [(node.why, node.excluded) for node in busy] == [("not in [slurm] reservation", True)]
+    assert [n.name for n in nodes] == ["n1"]
+    assert [(n.why, n.excluded) for n in busy] == [("not in [slurm] reservation", True)]
     nodes, busy = read_nodes(answer, Wanted(partitions=low))
     assert ([n.name for n in nodes], [n.name for n in busy]) == (["n2"], ["n1"])
 
 
 def test_a_drained_node_of_it_is_not_free() -> None:
-    drained = new(state=["IDLE", "DRAIN", "RESERVED"], reason="hw check")
+    drained = node(State="IDLE+DRAIN+RESERVED", Reason="hw check")
     wanted = Wanted(partitions=frozenset({"low"}), reserved=frozenset({"n1"}))
-    _, (busy,) = read_nodes({"nodes": [drained]}, wanted)
+    _, (busy,) = read_nodes([drained], wanted)
     assert busy.why == "drained: hw check"
 
 

@@ -1,17 +1,16 @@
 """States of nodes with several flags, as Slurm 20.11 to 26.05 prints them."""
 
-import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.slurm_nodes import node
 
 from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
 from coordinate_eval.slurm.answers.states import STATES, Takes, hindrance, read_states
 
 TESTS = Path(__file__).parents[1]
-NODE = json.loads((TESTS / "fixtures" / "slurm" / "nodes-22.05.json").read_text())["nodes"][0]
 DOCS = TESTS.parent / "docs" / "operations.md"
 
 FREE, ASLEEP, SOON, GONE = Takes.FREE, Takes.ASLEEP, Takes.SOON, Takes.GONE
@@ -121,15 +120,13 @@ PRINTED = [
 
 @pytest.mark.parametrize(("text", "takes", "words"), PRINTED)
 def test_when_a_node_takes_jobs(text: str, takes: Takes, words: str) -> None:
-    for state in ([text], text.removesuffix("+").split("+") + ["COMPLETING"] * text.endswith("+")):
-        for wake in (False, True):
-            wanted = Wanted(partitions=frozenset({"low"}), wake=wake)
-            entry = NODE | {"state": state, "state_flags": [], "reason": ""}
-            free, busy = read_nodes({"nodes": [entry]}, wanted)
-            assert bool(free) is (takes is FREE or (wake and takes is ASLEEP))
-            assert [each.away for each in busy] == ([] if free else [takes is GONE])
-            if busy and not wake:
-                assert busy[0].why == words
+    for wake in (False, True):
+        wanted = Wanted(partitions=frozenset({"low"}), wake=wake)
+        free, busy = read_nodes([node(State=text)], wanted)
+        assert bool(free) is (takes is FREE or (wake and takes is ASLEEP))
+        assert [each.away for each in busy] == ([] if free else [takes is GONE])
+        if busy and not wake:
+            assert busy[0].why == words
 
 
 @given(st.permutations(["IDLE", "DRAIN", "PLANNED", "CLOUD", "NOT_RESPONDING", "SOMETHING"]))

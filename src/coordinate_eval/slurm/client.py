@@ -6,16 +6,15 @@ things for a job: after "no answer" it may exist.
 """
 
 import contextlib
-import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.slurm.answers.partitions import read_config
@@ -49,6 +48,29 @@ _ASKS_AGAIN = re.compile(rb"sleeping and retrying|temporarily disabled, retrying
 
 _LOOK_SECONDS = 0.2
 """Time between two looks at what sbatch says. It sleeps for a second before it asks again."""
+
+_CONFIGURATIONS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
+_PROBE_SECONDS = 15.0
+
+
+def slurm_configured() -> bool:
+    """Return whether this machine belongs to a Slurm cluster, reachable or not.
+
+    The answer is yes even if the configuration is missing or the controller is silent. The user
+    should then see that error, and not get a run on another scheduler.
+    """
+    if os.environ.get("SLURM_CONF") or os.environ.get("SLURM_CONF_SERVER"):
+        return True
+    if any(path.exists() for path in _CONFIGURATIONS):
+        return True
+    if shutil.which("scontrol") is None:
+        return False
+    # The configuration may have another path, or be found through DNS: scontrol knows.
+    try:
+        SlurmClient(_PROBE_SECONDS).run("scontrol", "ping")
+    except ClusterError as error:
+        return "configuration source" not in str(error)
+    return True
 
 
 class SlurmClient:
@@ -173,28 +195,6 @@ class SlurmClient:
             finally:
                 process.kill()  # does nothing to one that has ended
 
-    def json(self, command: str, *args: str) -> dict[str, Any]:
-        """Run one command and return the JSON object that it prints.
-
-        Raises:
-            ClusterSilent: as for `run`, and if the answer is empty or lists errors. Older versions
-                print these with exit status 0 if the controller is down.
-            ClusterError: as for `run`, and if the answer is not a JSON object.
-        """
-        text = self.run(command, *args)
-        title = _title(command, args)
-        if not text.strip():
-            raise ClusterSilent(f"{title} printed nothing; try again later")
-        try:
-            answer = json.loads(text)
-        except ValueError as error:
-            raise ClusterError(f"{title} printed no JSON: {text[:200]!r}") from error
-        if not isinstance(answer, dict):
-            raise ClusterError(f"{title} printed no JSON object: {text[:200]!r}")
-        if answer.get("errors"):
-            raise ClusterSilent(f"{title} did not answer: {_error_words(answer['errors'])}")
-        return answer
-
 
 def _failure(command: str, args: tuple[str, ...], status: int, words: str) -> ClusterError:
     """Return the error for a failed command and its message."""
@@ -205,9 +205,7 @@ def _failure(command: str, args: tuple[str, ...], status: int, words: str) -> Cl
     if any(sign in said for sign in _SILENCE):
         return ClusterSilent(f"{title} got no answer: {words}")
     if status < 0:
-        ended = f"{title} was ended by signal {-status} before it answered"
-        # Some versions crash where the plugin that writes JSON is missing: no matter of silence.
-        return ClusterError(ended) if "--json" in args else ClusterSilent(ended)
+        return ClusterSilent(f"{title} was ended by signal {-status} before it answered")
     words = words or f"exit status {status} without a message"
     if command == "sbatch":
         return SubmitRefused(words)
@@ -218,18 +216,6 @@ def _said(words: bytes | None) -> str:
     """Return what a command said before it was ended, to be added to a message."""
     text = (words or b"").decode(errors="replace").strip()
     return f" and said: {text}" if text else ""
-
-
-def _error_words(errors: object) -> str:
-    """Return the texts in the `errors` of an answer: objects or strings, by version."""
-    entries = errors if isinstance(errors, list) else [errors]
-    texts = (
-        str(entry.get("description") or entry.get("error") or entry)
-        if isinstance(entry, dict)
-        else str(entry)
-        for entry in entries
-    )
-    return "; ".join(texts)
 
 
 def _title(command: str, args: tuple[str, ...]) -> str:

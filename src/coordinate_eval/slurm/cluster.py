@@ -10,16 +10,14 @@ from typing import Self
 
 from coordinate_eval.clusters.protocol import Busy, Job, JobLimits, Node, ShownJob, TaskStatus
 from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
-from coordinate_eval.slurm.about import describe
 from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes, read_places
 from coordinate_eval.slurm.answers.partitions import Partition
 from coordinate_eval.slurm.answers.queue import in_several_partitions, read_job_id, read_tasks
 from coordinate_eval.slurm.answers.refusals import refusal
 from coordinate_eval.slurm.answers.reservations import Reservation, clock
-from coordinate_eval.slurm.client import SlurmClient
+from coordinate_eval.slurm.client import SlurmClient, slurm_configured
 from coordinate_eval.slurm.environment import of_job
 from coordinate_eval.slurm.places import Places
-from coordinate_eval.slurm.presence import slurm_configured
 from coordinate_eval.slurm.reader import Reader, reader_for
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
@@ -113,14 +111,22 @@ class SlurmCluster:
             PlaceGone: their reservation is not there for this user.
             ClusterSilent: no answer.
         """
-        version, ping = self.client.run("sinfo", "-V"), self.client.run("scontrol", "ping")
+        # Packages put their name where Slurm has its own: `slurm-wlm 24.11.5`.
+        version = self.client.run("sinfo", "-V").strip().rpartition(" ")[2]
+        ping = self.client.run("scontrol", "ping")
+        controller = ", ".join(line.strip() for line in ping.splitlines() if line.strip())
         names = (self._settings.partition, self._settings.cpu_partition)
         # Without a partition for jobs on CPUs, they run in the other one.
         settings = [name for name in names if name or not names[0]]
         chosen = {p.name: p for name in settings for p in self._places.named(name)}
         self._reader.nodes()  # finds out how
-        reservation = self._places.reservation()
-        return describe(version, ping, self._reader.name, chosen.values(), reservation)
+        said = {"controller": f"Slurm {version}: {controller}", "reader": self._reader.name}
+        for name, partition in chosen.items():
+            said[f"partition {name}{' (default)' * partition.default}"] = partition.words()
+        if reservation := self._places.reservation():
+            times = " to ".join(map(clock, (reservation.start, reservation.end)))
+            said[f"reservation {reservation.name}"] = f"nodes {reservation.nodes}, {times}"
+        return said
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """Return the nodes on which a trial can start, and all others with GPUs with the reason.

@@ -16,8 +16,8 @@ _HOLDING = {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"}
 """States of a job that has its GPUs."""
 
 
-def nodes(pyslurm: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - it ships no types
-    """Return all nodes in the form of `scontrol show nodes --json`.
+def nodes(pyslurm: Any) -> list[dict[str, str]]:  # noqa: ANN401 - it ships no types
+    """Return the fields of all nodes, by their names in `scontrol show nodes`.
 
     Raises:
         PermissionError: The user sees no jobs of others, and so not which GPUs they have.
@@ -34,24 +34,24 @@ def nodes(pyslurm: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - it ships no t
                 used[name].update(_counts(share["gres"]))
     return [
         {
-            "name": node.name,
-            "state": node.state.split("+"),
-            "reason": node.reason or "",
-            "features": node.available_features or [],
-            "active_features": node.active_features or [],
-            "gres": _gres(_counts(node.configured_gres)),
-            "gres_used": _gres(used[node.name]),
-            "cpus": node.total_cpus,
-            "sockets": getattr(node, "sockets", 0) or 0,
-            "cores": getattr(node, "cores_per_socket", 0) or 0,
-            "threads": getattr(node, "threads_per_core", 0) or 0,
-            "effective_cpus": node.effective_cpus,
-            "alloc_cpus": node.allocated_cpus or 0,
-            "real_memory": node.real_memory or 0,
-            "specialized_memory": node.memory_reserved_for_system or 0,
-            "alloc_memory": node.allocated_memory or 0,
-            "partitions": node.partitions or [],
-            "owner": node.owner or "",
+            "NodeName": node.name,
+            "State": node.state,
+            "Reason": node.reason or "",
+            "AvailableFeatures": ",".join(node.available_features or []),
+            "ActiveFeatures": ",".join(node.active_features or []),
+            "Gres": _gres(_counts(node.configured_gres)),
+            "GresUsed": _gres(used[node.name]),
+            "CPUTot": str(node.total_cpus),
+            "Sockets": str(getattr(node, "sockets", 0) or 0),
+            "CoresPerSocket": str(getattr(node, "cores_per_socket", 0) or 0),
+            "ThreadsPerCore": str(getattr(node, "threads_per_core", 0) or 0),
+            "CPUEfctv": str(node.effective_cpus or 0),
+            "CPUAlloc": str(node.allocated_cpus or 0),
+            "RealMemory": str(node.real_memory or 0),
+            "MemSpecLimit": str(node.memory_reserved_for_system or 0),
+            "AllocMem": str(node.allocated_memory or 0),
+            "Partitions": ",".join(node.partitions or []),
+            "Owner": node.owner or "",
         }
         for node in found.values()
     ]

@@ -1,21 +1,20 @@
 """Parse Slurm's list of nodes into nodes that can take a trial, and busy ones.
 
-Reads `sinfo --json` of 22.05, which has one entry per node, and `scontrol show nodes --json` of
-later versions. Nothing here runs a command.
+`scontrol` prints the same text in every version and build, 20.11 to 26.05. Its JSON differs between
+versions, is not always built in, and in 22.05 lacks `CoreSpecCount`. Nothing here runs a command.
 """
 
 import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from coordinate_eval._format import brief
 from coordinate_eval._gpus import memory_gib
 from coordinate_eval.clusters.protocol import Busy, Node
-from coordinate_eval.errors import ClusterError
+from coordinate_eval.errors import ClusterError, ClusterSilent
 from coordinate_eval.slurm.answers.gres import gpus as gpus_of
 from coordinate_eval.slurm.answers.partitions import MemoryLimits
 from coordinate_eval.slurm.answers.reservations import name_of_user
@@ -25,8 +24,16 @@ _MIB_PER_GIB = 1024
 _UNKNOWN_MEMORY_GIB = 1e6
 """Stands for the memory of a node where jobs ask for none and Slurm does not know it."""
 
-_NO_USERS = {"", "N/A", "4294967294", "4294967295"}
-"""What stands where a user would: Slurm's numbers for none and for all among them."""
+SHOW_NODES = ("scontrol", "--all", "--details", "show", "nodes")
+"""Not in the one-line form, in which nothing tells where a text with spaces ends."""
+
+_INDENT = " " * 3
+_WITHIN_REASON = _INDENT + " " * len("Reason=")
+_TEXTS = {"OS", "Comment", "Extra", "Reason"}
+"""Fields that fill their lines, with spaces and equals signs of their own. Others are words."""
+
+Fields = Mapping[str, str]
+"""What Slurm says of a node, by the names in `scontrol show nodes`."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,43 @@ class Wanted:
     most_cpus: float = math.inf
 
 
-def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list[Busy]]:
+def read_fields(text: str) -> list[Fields]:
+    """Return the fields of each node in the output of `SHOW_NODES`.
+
+    The first field of a name counts, since texts of administrators come last.
+
+    Raises:
+        ClusterSilent: the output is empty.
+        ClusterError: it lists no node.
+    """
+    if not text.strip():
+        raise ClusterSilent(f"{' '.join(SHOW_NODES)} printed nothing; try again later")
+    records: list[dict[str, str]] = []
+    # Not `splitlines`: an administrator's text may have other characters that end a line.
+    for line in text.split("\n"):
+        if line.startswith("NodeName="):
+            records.append({})
+        elif not records or not line.startswith(_INDENT):
+            continue
+        fields, content = records[-1], line.removeprefix(_INDENT)
+        name, _, value = content.partition("=")
+        if line.startswith(_WITHIN_REASON) and "Reason" in fields:
+            fields["Reason"] += "\n" + line.removeprefix(_WITHIN_REASON)
+        elif name == "Reason":
+            # Slurm adds who gave it, and when.
+            fields.setdefault(name, re.sub(r" \[[^\[\]]*@[^\[\]]*\]$", "", value))
+        elif name in _TEXTS:
+            fields.setdefault(name, value)
+        else:
+            for word in content.split():
+                name, _, value = word.partition("=")
+                fields.setdefault(name, "" if value == "(null)" else value)
+    if not records:
+        raise ClusterError(f"{' '.join(SHOW_NODES)} lists no nodes: {brief(text)}")
+    return list(records)
+
+
+def read_nodes(answer: Sequence[Fields], wanted: Wanted) -> tuple[list[Node], list[Busy]]:
     """Return the nodes on which a trial can start, and all others with GPUs with the reason.
 
     A node is listed once for each GPU type of which it has free GPUs; those that Slurm has to power
@@ -66,26 +109,26 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
     asleep: list[Node] = []
     busy: list[Busy] = []
     with _known_form(answer):
-        for entry in answer["nodes"]:
+        for fields in answer:
             all_types = [
                 Node(
-                    name=entry["name"],
+                    name=fields["NodeName"],
                     gpus=gpus,
                     free_gpus=free,
                     gpu_type=kind or wanted.gpu_type,
                     gpu_memory_gib=memory_gib(kind or wanted.gpu_type, wanted.gpu_memory_gib),
-                    cpus=_free_cpus(entry, wanted),
-                    memory_gib=_free_memory_gib(entry, wanted),
-                    cpus_per_core=_cpus_per_core(entry),
+                    cpus=_free_cpus(fields, wanted),
+                    memory_gib=_free_memory_gib(fields, wanted),
+                    cpus_per_core=_cpus_per_core(fields),
                     gib_per_cpu=wanted.jobs_memory.most_per_cpu / _MIB_PER_GIB * wanted.memory,
                 )
-                for kind, gpus, free in gpus_of(entry["gres"], entry["gres_used"])
+                for kind, gpus, free in gpus_of(fields["Gres"], fields.get("GresUsed", ""))
             ]
             if not all_types:
                 continue
-            excluded = _exclusion(entry, wanted)
-            states = _states(entry)
-            why = excluded or _hindrance(entry, states, wanted)
+            excluded = _exclusion(fields, wanted)
+            states = read_states([fields["State"]])
+            why = excluded or _hindrance(fields, states, wanted)
             usable = [] if why else [node for node in all_types if not _exhausted(node)]
             sleeps = any(state.takes is Takes.ASLEEP for state in states)
             (asleep if sleeps else nodes).extend(usable)
@@ -98,20 +141,18 @@ def read_nodes(answer: dict[str, Any], wanted: Wanted) -> tuple[list[Node], list
     return [*nodes, *asleep], busy
 
 
-def read_places(answer: dict[str, Any]) -> dict[str, frozenset[str]]:
+def read_places(answer: Sequence[Fields]) -> dict[str, frozenset[str]]:
     """Return the partitions of each node.
 
     Raises:
         ClusterError: the answer has another form than Slurm's.
     """
     with _known_form(answer):
-        return {
-            entry["name"]: frozenset(entry.get("partitions") or ()) for entry in answer["nodes"]
-        }
+        return {fields["NodeName"]: _partitions(fields) for fields in answer}
 
 
 @contextlib.contextmanager
-def _known_form(answer: dict[str, Any]) -> Iterator[None]:
+def _known_form(answer: Sequence[Fields]) -> Iterator[None]:
     """Turn what is raised by an answer of another form than Slurm's into `ClusterError`."""
     try:
         yield
@@ -122,89 +163,85 @@ def _known_form(answer: dict[str, Any]) -> Iterator[None]:
         ) from error
 
 
-def _cpus_per_core(entry: dict[str, Any]) -> int:
+def _partitions(fields: Fields) -> frozenset[str]:
+    """Return the partitions of a node; a node without any lacks the field."""
+    return frozenset(_words(fields.get("Partitions", "")))
+
+
+def _cpus_per_core(fields: Fields) -> int:
     """Return the CPUs of a core: 1 where Slurm counts cores as CPUs, or tells nothing of cores."""
-    threads = _number(entry.get("threads")) or 1
-    cores = _number(entry.get("sockets")) * _number(entry.get("cores"))
-    return threads if _number(entry["cpus"]) == cores * threads else 1
+    threads = _number(fields, "ThreadsPerCore") or 1
+    cores = _number(fields, "Sockets") * _number(fields, "CoresPerSocket")
+    return threads if int(fields["CPUTot"]) == cores * threads else 1
 
 
-def _free_cpus(entry: dict[str, Any], wanted: Wanted) -> int:
-    # Newer versions report the CPUs that jobs can get separately, and some those that they cannot.
-    of_system = _number(entry.get("specialized_cores")) * (_number(entry.get("threads")) or 1)
-    cpus = _number(entry.get("effective_cpus")) or _number(entry["cpus"]) - of_system
-    free = min(cpus - _number(entry["alloc_cpus"]), wanted.most_cpus)
-    if not wanted.memory and _knows_memory(entry) and wanted.jobs_memory.default_per_cpu:
+def _free_cpus(fields: Fields, wanted: Wanted) -> int:
+    # Since 21.08 Slurm reports the CPUs that jobs can get.
+    of_system = _number(fields, "CoreSpecCount") * (_number(fields, "ThreadsPerCore") or 1)
+    cpus = _number(fields, "CPUEfctv") or int(fields["CPUTot"]) - of_system
+    free = min(cpus - int(fields["CPUAlloc"]), wanted.most_cpus)
+    if not wanted.memory and _knows_memory(fields) and wanted.jobs_memory.default_per_cpu:
         # Each CPU comes with so much memory.
-        mib = _free_memory_gib(entry, wanted) * _MIB_PER_GIB
+        mib = _free_memory_gib(fields, wanted) * _MIB_PER_GIB
         free = min(free, mib // wanted.jobs_memory.default_per_cpu)
-    unit = _cpus_per_core(entry)
+    unit = _cpus_per_core(fields)
     return max(0, int(free) // unit * unit)
 
 
-def _free_memory_gib(entry: dict[str, Any], wanted: Wanted) -> float:
-    if not wanted.memory and not _knows_memory(entry):
+def _free_memory_gib(fields: Fields, wanted: Wanted) -> float:
+    if not wanted.memory and not _knows_memory(fields):
         return _UNKNOWN_MEMORY_GIB
-    memory = _number(entry["real_memory"]) - _number(entry.get("specialized_memory"))
-    return max(0, memory - _number(entry["alloc_memory"])) / _MIB_PER_GIB
+    memory = int(fields["RealMemory"]) - _number(fields, "MemSpecLimit")
+    return max(0, memory - int(fields["AllocMem"])) / _MIB_PER_GIB
 
 
-def _knows_memory(entry: dict[str, Any]) -> bool:
+def _knows_memory(fields: Fields) -> bool:
     """Return whether Slurm knows the memory of a node: by default it has one MiB."""
-    return _number(entry["real_memory"]) > 1
+    return int(fields["RealMemory"]) > 1
 
 
-def _number(value: object) -> int:
-    """Return a number in the notation of any version: plain, or {set, infinite, number}."""
-    if isinstance(value, dict):
-        value = value["number"] if value.get("set") else 0
-    return int(value) if isinstance(value, int | float | str) else 0
+def _number(fields: Fields, name: str) -> int:
+    """Return a number that not every version prints, or 0."""
+    return int(fields.get(name) or 0)
 
 
-def _exclusion(entry: dict[str, Any], wanted: Wanted) -> str:
+def _exclusion(fields: Fields, wanted: Wanted) -> str:
     """Return the reason for which this node never takes a job of ours, or '' if it may."""
-    if not wanted.partitions.intersection(entry["partitions"]):
+    if not wanted.partitions & _partitions(fields):
         return f"not in partition {','.join(sorted(wanted.partitions))}"
-    if entry["name"] in wanted.excluded:
+    if fields["NodeName"] in wanted.excluded:
         return "in [slurm] exclude"
-    if wanted.reserved is not None and entry["name"] not in wanted.reserved:
+    if wanted.reserved is not None and fields["NodeName"] not in wanted.reserved:
         return "not in [slurm] reservation"
-    if wanted.memory and not _knows_memory(entry):
+    if wanted.memory and not _knows_memory(fields):
         return "Slurm does not know its memory (RealMemory); set [slurm] memory = false"
-    if not _has_features(_words(entry.get("active_features") or entry.get("features")), wanted):
+    features = _words(fields.get("ActiveFeatures") or fields.get("AvailableFeatures", ""))
+    if not _has_features(features, wanted):
         return f"without the features {wanted.constraint}"
     return ""
 
 
-def _hindrance(entry: dict[str, Any], states: Sequence[NodeState], wanted: Wanted) -> str:
+def _hindrance(fields: Fields, states: Sequence[NodeState], wanted: Wanted) -> str:
     """Return the reason for which this node takes no job of ours now, or '' if it does."""
     worst = hindrance(states, wake=wanted.wake, reserved=wanted.reserved is not None)
     if worst is not None:
-        reason = str(entry.get("reason") or "") if worst.reason else ""
+        reason = fields.get("Reason", "") if worst.reason else ""
         return f"{worst.words}: {reason}" if reason else worst.words
-    if owner := _other_owner(entry):
+    if owner := _other_owner(fields.get("Owner", "")):
         return f"in use by {owner} alone (ExclusiveUser)"
-    if wanted.whole and _number(entry["alloc_cpus"]):
+    if wanted.whole and int(fields["CPUAlloc"]):
         return "in use, and its partition allocates whole nodes"
     return ""
 
 
-def _other_owner(entry: dict[str, Any]) -> str:
+def _other_owner(owner: str) -> str:
     """Return the other user of whom alone this node takes jobs now, or '' if there is none.
 
-    By version and answer it is a name, a number, or both: `name(number)`.
+    Slurm says `name(number)`, and N/A for nobody; pyslurm says the name.
     """
-    owner = entry.get("owner")
-    if isinstance(owner, dict):
-        owner = owner["number"] if owner.get("set") and not owner.get("infinite") else ""
-    text = "" if owner is None else str(owner)
-    name, _, number = text.removesuffix(")").partition("(")
-    nobody_else = _NO_USERS | {name_of_user(), str(os.getuid())}
+    name, _, number = owner.removesuffix(")").partition("(")
+    nobody_else = {"", "N/A", name_of_user(), str(os.getuid())}
     return "" if nobody_else & {name, number or name} else name
-
-
-def _states(entry: dict[str, Any]) -> list[NodeState]:
-    return read_states([*_words(entry["state"]), *_words(entry.get("state_flags"))])
 
 
 def _exhausted(node: Node) -> str:
@@ -218,12 +255,9 @@ def _exhausted(node: Node) -> str:
     return ""
 
 
-def _words(value: object) -> list[str]:
-    """Return states or features in the notation of any version: `a`, `a,b`, or a list."""
-    if isinstance(value, str):
-        value = value.split(",")
-    words = [str(word).strip() for word in value] if isinstance(value, list) else []
-    return [word for word in words if word]
+def _words(text: str) -> list[str]:
+    """Return the words of a list such as `a,b`."""
+    return [word for word in text.split(",") if word]
 
 
 def _has_features(features: list[str], wanted: Wanted) -> bool:

@@ -51,6 +51,11 @@ class Partition:
     memory: MemoryLimits = field(default_factory=MemoryLimits)
     most_cpus: float = math.inf
 
+    def words(self) -> str:
+        """Return what jobs find in it, for a person."""
+        length = f"at most {self.minutes:g} minutes" if self.minutes < math.inf else "any length"
+        return f"state {self.state}, jobs of {length}" + ", whole nodes only" * self.whole
+
 
 @dataclass(frozen=True)
 class ClusterConfig:
