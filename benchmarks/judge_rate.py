@@ -29,7 +29,7 @@ from tests.runs import command
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run.claiming.portions import all_portions
+from coordinate_eval.coordinator.run.claiming.work import all_portions
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Shard
 

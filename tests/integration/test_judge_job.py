@@ -19,7 +19,7 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import TASK_VARIABLE
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.claiming.portions import all_portions
+from coordinate_eval.coordinator.run.claiming.work import all_portions
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
 from coordinate_eval.coordinator.supervisor.learn_from_run import collect_observations

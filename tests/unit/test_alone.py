@@ -3,14 +3,13 @@
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from coordinate_eval.coordinator.workers import metric
-from coordinate_eval.coordinator.workers.alone import alone_on_this_node
+from coordinate_eval.coordinator.workers.metric import alone_on_this_node, verdict
 from coordinate_eval.evaluators.sandbox.sandbox import Sandbox, SandboxError
 from coordinate_eval.records import Answer, Question, QuestionKind
 
@@ -131,7 +130,7 @@ QUESTION = Question(id="q", kind=QuestionKind.PROGRAM, content="", timeout_secon
 
 
 @pytest.mark.parametrize(
-    ("results", "verdict", "runs"),
+    ("results", "expected", "runs"),
     [
         (["passed"], "passed", [False]),
         (["failed: AssertionError"], "failed: AssertionError", [False]),
@@ -142,24 +141,21 @@ QUESTION = Question(id="q", kind=QuestionKind.PROGRAM, content="", timeout_secon
     ],
 )
 def test_a_verdict_that_scarcity_decided_is_asked_for_again_alone(
-    monkeypatch: pytest.MonkeyPatch, results: list[str], verdict: str, runs: list[bool]
+    results: list[str], expected: str, runs: list[bool]
 ) -> None:
     sandbox = Scripted(*results)
-    lock: Callable[[], AbstractContextManager[None]] = sandbox.lock
-    monkeypatch.setattr(metric, "alone_on_this_node", lock)
-    assert metric._verdict(cast("Sandbox", sandbox), QUESTION, suspect=False).result == verdict
+    answer = verdict(cast("Sandbox", sandbox), QUESTION, suspect=False, alone=sandbox.lock)
+    assert answer.result == expected
     assert sandbox.runs == runs
 
 
-def test_a_program_that_ended_a_job_runs_alone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_ended_a_job_runs_alone_at_once() -> None:
     sandbox = Scripted("passed")
-    monkeypatch.setattr(metric, "alone_on_this_node", sandbox.lock)
-    assert metric._verdict(cast("Sandbox", sandbox), QUESTION, suspect=True).passed
+    assert verdict(cast("Sandbox", sandbox), QUESTION, suspect=True, alone=sandbox.lock).passed
     assert sandbox.runs == [True]
 
 
-def test_a_sandbox_that_never_starts_judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_never_starts_judges_nothing() -> None:
     sandbox = Scripted("no start", "no start")
-    monkeypatch.setattr(metric, "alone_on_this_node", sandbox.lock)
     with pytest.raises(SandboxError):
-        metric._verdict(cast("Sandbox", sandbox), QUESTION, suspect=False)
+        verdict(cast("Sandbox", sandbox), QUESTION, suspect=False, alone=sandbox.lock)

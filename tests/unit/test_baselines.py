@@ -10,7 +10,7 @@ from tests.run_dirs import write_index
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run.claiming.outcomes import given_up
+from coordinate_eval.coordinator.run.claiming.work import given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.starting import baselines

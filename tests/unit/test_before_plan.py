@@ -18,8 +18,8 @@ from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
-from coordinate_eval.coordinator.run.claiming.outcomes import unscored_datasets
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
+from coordinate_eval.coordinator.run.claiming.work import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run, write_run
 from coordinate_eval.coordinator.supervisor import loop, submitting
@@ -200,7 +200,6 @@ def test_a_dataset_that_cannot_be_built_is_given_back_to_be_tried_again(
 
     run_dir, _ = unplanned(tmp_path)
     monkeypatch.setattr(builder, "builder_of", lambda run: Failing())
-    monkeypatch.setattr(builder, "stop_on_signals", lambda: None)
     assert builder.run_builder(run_dir) == 0
     assert run_dir.requests_error("a").read_text() == "no data of a\n"
     ledger, spans = Ledger(run_dir, "requests"), [whole("a"), whole("b")]

@@ -9,8 +9,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.measurements import ShardDone, read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.workers.open_shards import OpenShards
-from coordinate_eval.coordinator.workers.pace import Pace
+from coordinate_eval.coordinator.workers.open_shards import OpenShards, TimeLeft
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines.simulated import SimulatedEngine, answer
 from coordinate_eval.records import (
@@ -53,7 +52,7 @@ def test_a_killed_trial_leaves_whole_conversations_to_the_next(run_dir: RunDir, 
     ledger = Ledger(run_dir, "outputs")
     attempt = ledger.claim(SHARD.span, "first", "1")
     assert attempt is not None
-    first = OpenShards(run_dir, "first", Pace(float("inf")))
+    first = OpenShards(run_dir, "first", TimeLeft(float("inf")))
     engine = SimulatedEngine(args={"fail_after": 3, "concurrency": 1})
     with pytest.raises(EngineError):
         for response in engine.run(iter(first.open(SHARD, attempt))):
@@ -66,7 +65,7 @@ def test_a_killed_trial_leaves_whole_conversations_to_the_next(run_dir: RunDir, 
 
     again = ledger.claim(SHARD.span, "second", "2")
     assert again is not None
-    second = OpenShards(run_dir, "second", Pace(float("inf")))
+    second = OpenShards(run_dir, "second", TimeLeft(float("inf")))
     left = second.open(SHARD, again)
     assert left == REQUESTS[2 if torn else 3 :]
     for request in left:

@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites.located_yaml import Place
 from coordinate_eval.coordinator.inputs.suites.rubric import load
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claiming.portions import all_portions
+from coordinate_eval.coordinator.run.claiming.work import all_portions
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     JudgeProgress,

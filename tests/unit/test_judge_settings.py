@@ -23,9 +23,8 @@ from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.prepare import Offer
 from coordinate_eval.coordinator.report.history import read_time_ledger
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claiming.outcomes import given_up
-from coordinate_eval.coordinator.run.claiming.portions import all_portions
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_job
+from coordinate_eval.coordinator.run.claiming.work import all_portions, given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.run.starting.create import existing, run_id

@@ -28,7 +28,7 @@ from coordinate_eval.coordinator.planning.prepare import (
     choose_nodes,
     prepare,
 )
-from coordinate_eval.coordinator.run.claiming.portions import all_portions
+from coordinate_eval.coordinator.run.claiming.work import all_portions
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.learn_from_run import (

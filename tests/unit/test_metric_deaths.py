@@ -14,6 +14,7 @@ from tests.random_examples import examples
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger
+from coordinate_eval.coordinator.run.claiming.work import Piece
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers import metric
 from coordinate_eval.evaluators.sandbox.sandbox import Sandbox
@@ -54,7 +55,8 @@ def answer(run_dir: RunDir, attempt: int, deadly: set[str], lines: int) -> int:
 
         sys.settrace(trace)
         sandbox = cast("Sandbox", Machine(deadly))
-        metric._answer(run_dir, Ledger(run_dir, "answers"), PORTION, attempt, sandbox)
+        piece = Piece(Ledger(run_dir, "answers"), PORTION, attempt)
+        metric.MetricJob(sandbox).do(piece)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 

@@ -1,6 +1,6 @@
 """A trial begins only shards that its engine, at its pace so far, finishes in time."""
 
-from coordinate_eval.coordinator.workers.pace import Pace
+from coordinate_eval.coordinator.workers.open_shards import TimeLeft
 
 
 class Clock:
@@ -13,7 +13,7 @@ class Clock:
 
 def test_a_shard_must_end_before_the_deadline() -> None:
     clock = Clock()
-    pace = Pace(1100.0, clock)
+    pace = TimeLeft(1100.0, clock)
     assert pace.in_time(99)
     assert not pace.in_time(100)
     clock.now = 1050
@@ -21,7 +21,7 @@ def test_a_shard_must_end_before_the_deadline() -> None:
 
 
 def test_what_was_begun_comes_first() -> None:
-    pace = Pace(1100.0, Clock())
+    pace = TimeLeft(1100.0, Clock())
     pace.begin(60)
     assert pace.in_time(39)
     assert not pace.in_time(41)
@@ -30,14 +30,14 @@ def test_what_was_begun_comes_first() -> None:
 
 
 def test_what_was_given_back_comes_no_more() -> None:
-    pace = Pace(1100.0, Clock())
+    pace = TimeLeft(1100.0, Clock())
     pace.begin(60)
     pace.drop(60)
     assert pace.in_time(99)
 
 
 def test_a_slow_engine_is_expected_to_stay_slow() -> None:
-    pace = Pace(1100.0, Clock())
+    pace = TimeLeft(1100.0, Clock())
     pace.begin(10)
     pace.end(10, took=30)
     assert pace.in_time(33)
@@ -45,7 +45,7 @@ def test_a_slow_engine_is_expected_to_stay_slow() -> None:
 
 
 def test_a_fast_engine_is_not_trusted() -> None:
-    pace = Pace(1100.0, Clock())
+    pace = TimeLeft(1100.0, Clock())
     pace.begin(10)
     pace.end(10, took=1)
     assert not pace.in_time(100)
@@ -53,7 +53,7 @@ def test_a_fast_engine_is_not_trusted() -> None:
 
 def test_shards_that_overlap_do_not_look_slow() -> None:
     """A hundred in flight together: each took long from begin to end, and little of the engine."""
-    pace = Pace(1100.0, Clock())
+    pace = TimeLeft(1100.0, Clock())
     for _ in range(100):
         pace.begin(0.5)
     for _ in range(100):

@@ -8,7 +8,7 @@ import pytest
 from tests.decisions import make_run
 from tests.run_dirs import write_index
 
-from coordinate_eval.coordinator.run.claiming.outcomes import given_up
+from coordinate_eval.coordinator.run.claiming.work import given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor import refused as module
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts

@@ -14,8 +14,7 @@ from coordinate_eval.coordinator.cli import job_commands
 from coordinate_eval.coordinator.run.own import enter
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
-from coordinate_eval.coordinator.workers import metric, scorer
-from coordinate_eval.coordinator.workers.on_node import keeper
+from coordinate_eval.coordinator.workers import scorer
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Shard
@@ -82,8 +81,6 @@ def test_its_jobs_end_with_one_message(
     monkeypatch.setattr("time.sleep", removed)
     monkeypatch.setattr(scorer, "start_evaluator", lambda *_: nullcontext())
     monkeypatch.setattr(StagedWeights, "copy", lambda *_: True)
-    for module in (scorer, metric, keeper):
-        monkeypatch.setattr(module, "stop_on_signals", lambda: None)
     node = ["n1"] if command == "_keep" else []
     with pytest.raises(RecordError) as ended:
         job_commands.call([command, str(run_dir.root), *node])

@@ -1,8 +1,9 @@
 """Scoring jobs and the first signal: rough scores come first, and whatever they do is no harm."""
 
 import errno
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,17 @@ from tests.run_dirs import write_index
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report import first_signal
+from coordinate_eval.coordinator.run.claiming.work import request_indexes
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
-from coordinate_eval.coordinator.workers import scorer
+from coordinate_eval.coordinator.workers.pull import pull
+from coordinate_eval.coordinator.workers.scorer import ScoringJob
+from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles
 from coordinate_eval.records import (
-    Answer,
     Dataset,
     DatasetResults,
     Key,
+    Question,
     Response,
     Shard,
 )
@@ -34,15 +38,18 @@ class FakeEvaluator:
         self._part = part
         self.parts = 0
 
+    def questions(self, dataset: Dataset, responses: ResponseFiles) -> list[Question]:
+        raise NotImplementedError
+
     def finish_part(
-        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
     ) -> DatasetResults:
         self.parts += 1
         self._part()
         return self.finish(dataset, responses, answers)
 
     def finish(
-        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
     ) -> DatasetResults:
         items = len({response.item for response in responses})
         metrics = {"acc,none": items / 10, "acc_stderr,none": 0.01}
@@ -76,13 +83,11 @@ def publish(run_dir: RunDir, shard: Shard) -> None:
     _files.write(run_dir.published("outputs", shard.span), "".join(lines))
 
 
-def scored(
-    run_dir: RunDir, evaluator: FakeEvaluator, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Any]:
-    """Run the scorer to its end and return the first signal."""
-    monkeypatch.chdir(run_dir.root)
-    monkeypatch.setattr(scorer, "start_evaluator", lambda *_: nullcontext(evaluator))
-    assert scorer.run_scorer(run_dir) == 0
+def scored(run_dir: RunDir, evaluator: FakeEvaluator) -> dict[str, Any]:
+    """Run a scoring job to its end and return the first signal."""
+    run = read_run(run_dir)
+    job = ScoringJob(run_dir, run, evaluator, request_indexes(run_dir, run), math.inf)
+    pull(run_dir, run, job, sleep=lambda _: time.sleep(0.01))
     assert _files.read_record(run_dir.dataset_results("a"), DatasetResults).items == 9
     signal = first_signal.collect(run_dir, read_run(run_dir))
     found: dict[str, Any] = signal.model_dump(mode="json", by_alias=True)
@@ -90,9 +95,7 @@ def scored(
     return found
 
 
-def test_the_slice_alone_makes_the_first_signal(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_slice_alone_makes_the_first_signal(run_dir: RunDir) -> None:
     for shard in read_run(run_dir).shards:
         if not shard.signal:
             run_dir.published("outputs", shard.span).unlink()
@@ -102,7 +105,7 @@ def test_the_slice_alone_makes_the_first_signal(
         for shard in read_run(run_dir).shards:
             publish(run_dir, shard)
 
-    found = scored(run_dir, FakeEvaluator(everything_else_comes), monkeypatch)
+    found = scored(run_dir, FakeEvaluator(everything_else_comes))
     assert found["datasets"]["a"]["items"] == 4
     assert found["datasets"]["a"]["of_items"] == 9
     assert found["datasets"]["a"]["estimates"]["a"]["acc,none"]["value"] == 0.4
@@ -110,38 +113,31 @@ def test_the_slice_alone_makes_the_first_signal(
     assert found["pending"] == []
 
 
-def test_what_cannot_be_scored_in_part_is_named_and_scored_whole(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_scored_in_part_is_named_and_scored_whole(run_dir: RunDir) -> None:
     def fails() -> None:
         raise ZeroDivisionError("of a corpus")
 
     evaluator = FakeEvaluator(fails)
-    found = scored(run_dir, evaluator, monkeypatch)
+    found = scored(run_dir, evaluator)
     assert found["datasets"] == {}
     assert found["without"]["a"].endswith("ZeroDivisionError: of a corpus")
     assert evaluator.parts == 1
 
 
-def test_storage_that_fails_for_a_while_costs_no_estimate(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_storage_that_fails_for_a_while_costs_no_estimate(run_dir: RunDir) -> None:
     def fails_once() -> None:
         if evaluator.parts == 1:
             raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr(scorer, "STORAGE_PAUSE_SECONDS", 0.0)
     evaluator = FakeEvaluator(fails_once)
-    assert scored(run_dir, evaluator, monkeypatch)["datasets"]["a"]["items"] == 4
+    assert scored(run_dir, evaluator)["datasets"]["a"]["items"] == 4
     assert evaluator.parts == 2
 
 
-def test_a_run_without_slices_has_no_first_signal(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_slices_has_no_first_signal(run_dir: RunDir) -> None:
     run = read_run(run_dir)
     plain = [shard.model_copy(update={"signal": False}) for shard in run.shards]
     _files.write_record(run_dir.run, run.model_copy(update={"shards": plain}))
-    found = scored(run_dir, FakeEvaluator(), monkeypatch)
+    found = scored(run_dir, FakeEvaluator())
     assert (found["datasets"], found["pending"]) == ({}, [])
     assert not run_dir.estimates_folder.exists()

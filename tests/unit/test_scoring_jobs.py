@@ -1,6 +1,7 @@
 """Scoring jobs: several share the work, and what fails costs one dataset at most."""
 
 import errno
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,13 +14,14 @@ from tests.run_dirs import write_index
 from tests.runs import PATIENCE_SECONDS, until
 
 from coordinate_eval import _files
-from coordinate_eval.clusters.protocol import INDEX_VARIABLE
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger, whole
-from coordinate_eval.coordinator.run.claiming.outcomes import given_up
+from coordinate_eval.coordinator.run.claiming.work import given_up, request_indexes
 from coordinate_eval.coordinator.run.measurements import read_scorings
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.workers import scorer
-from coordinate_eval.coordinator.workers.signals import StopRequested
+from coordinate_eval.coordinator.workers.pull import POLL_SECONDS, STORAGE_PAUSE_SECONDS, pull
+from coordinate_eval.coordinator.workers.signals import StopRequested, until_stopped
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles
 from coordinate_eval.evaluators.confined.process import ProcessEnded
@@ -64,7 +66,7 @@ class FakeEvaluator:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+def run_dir(tmp_path: Path) -> RunDir:
     """A run of three datasets with all responses; the questions of one are to be answered."""
     made = RunDir(tmp_path)
     run = make_run(
@@ -83,7 +85,6 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         write_index(made, name, 4)
     for shard in run.shards:
         _files.write(made.published("outputs", shard.span), "")
-    monkeypatch.setattr(scorer, "POLL_SECONDS", 0.01)
     return made
 
 
@@ -96,18 +97,17 @@ def answer(run_dir: RunDir) -> None:
 
 
 def work(
-    run_dir: RunDir, evaluator: FakeEvaluator, monkeypatch: pytest.MonkeyPatch, index: int = 0
-) -> int:
+    run_dir: RunDir,
+    evaluator: FakeEvaluator,
+    idle_seconds: float = math.inf,
+    sleep: Callable[[float], None] = lambda _: time.sleep(0.01),
+) -> None:
     """Run a scoring job to its end."""
-
-    @contextmanager
-    def started(*_: object) -> Iterator[FakeEvaluator]:
-        yield evaluator
-
-    monkeypatch.setattr(scorer, "start_evaluator", started)
-    monkeypatch.setattr(scorer, "stop_on_signals", lambda: None)
-    monkeypatch.setenv(INDEX_VARIABLE, str(index))
-    return scorer.run_scorer(run_dir)
+    run = read_run(run_dir)
+    indexes = request_indexes(run_dir, run)
+    job = scorer.ScoringJob(run_dir, run, evaluator, indexes, idle_seconds)
+    with until_stopped():
+        pull(run_dir, run, job, sleep)
 
 
 @contextmanager
@@ -139,12 +139,10 @@ def results(run_dir: RunDir) -> dict[str, int]:
 ALL = {"short": 0, "long": 0, "asks": 2}
 
 
-def test_the_longest_dataset_first_and_each_once(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_longest_dataset_first_and_each_once(run_dir: RunDir) -> None:
     evaluator = FakeEvaluator()
     with answering(run_dir):
-        assert work(run_dir, evaluator, monkeypatch) == 0
+        work(run_dir, evaluator)
     assert results(run_dir) == ALL
     assert sorted(evaluator.asked) == ["0-2", "2-4"]
     assert [name for name in evaluator.finished if name != "asks"] == ["long", "short"]
@@ -154,7 +152,7 @@ def test_the_longest_dataset_first_and_each_once(
     } == {name: [CPU_SECONDS] for name in ALL}
 
 
-def test_two_jobs_share_the_work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_jobs_share_the_work(run_dir: RunDir) -> None:
     both = threading.Barrier(2, timeout=PATIENCE_SECONDS)
 
     def wait_for_the_other(name: str) -> None:
@@ -163,10 +161,7 @@ def test_two_jobs_share_the_work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatc
 
     evaluator = FakeEvaluator(wait_for_the_other)
     with answering(run_dir):
-        jobs = [
-            threading.Thread(target=work, args=(run_dir, evaluator, monkeypatch, n))
-            for n in range(2)
-        ]
+        jobs = [threading.Thread(target=work, args=(run_dir, evaluator)) for n in range(2)]
         for job in jobs:
             job.start()
         for job in jobs:
@@ -178,7 +173,7 @@ def test_two_jobs_share_the_work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("failures", "lost"), [(scorer.TRIES - 1, False), (scorer.TRIES, True)])
 def test_a_dataset_that_ends_three_processes_is_given_up(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, failures: int, lost: bool
+    run_dir: RunDir, failures: int, lost: bool
 ) -> None:
     ended: list[str] = []
 
@@ -188,7 +183,7 @@ def test_a_dataset_that_ends_three_processes_is_given_up(
             raise ProcessEnded("scoring did not end within 20 minutes")
 
     with answering(run_dir):
-        assert work(run_dir, FakeEvaluator(ends), monkeypatch) == 0
+        work(run_dir, FakeEvaluator(ends))
     assert len(ended) == failures
     assert given_up(run_dir) == ({"long"} if lost else set())
     assert results(run_dir).keys() == ALL.keys() - given_up(run_dir)
@@ -199,7 +194,7 @@ def test_a_dataset_that_ends_three_processes_is_given_up(
 
 @pytest.mark.parametrize(("failures", "lost"), [(MAX_DEATHS - 1, False), (MAX_DEATHS, True)])
 def test_storage_that_fails_costs_attempts_before_it_costs_a_dataset(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, failures: int, lost: bool
+    run_dir: RunDir, failures: int, lost: bool
 ) -> None:
     failed: list[str] = []
 
@@ -209,12 +204,11 @@ def test_storage_that_fails_costs_attempts_before_it_costs_a_dataset(
             raise OSError(errno.EIO, "Input/output error", "/runs/r/outputs/long/0-2.jsonl")
 
     pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
     with answering(run_dir):
-        assert work(run_dir, FakeEvaluator(fails), monkeypatch) == 0
+        work(run_dir, FakeEvaluator(fails), sleep=pauses.append)
     assert len(failed) == failures
-    waited = [pause for pause in pauses if pause != scorer.POLL_SECONDS]
-    assert waited == [n * scorer.STORAGE_PAUSE_SECONDS for n in range(1, MAX_DEATHS)]
+    waited = [pause for pause in pauses if pause != POLL_SECONDS]
+    assert waited == [n * STORAGE_PAUSE_SECONDS for n in range(1, MAX_DEATHS)]
     assert given_up(run_dir) == ({"long"} if lost else set())
     assert results(run_dir).keys() == ALL.keys() - given_up(run_dir)
     if lost:
@@ -224,9 +218,7 @@ def test_storage_that_fails_costs_attempts_before_it_costs_a_dataset(
         assert Ledger(run_dir, "results").count_deaths(whole("long")) < MAX_DEATHS
 
 
-def test_what_cannot_be_scored_is_tried_again_by_the_next_supervisor(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_scored_is_tried_again_by_the_next_supervisor(run_dir: RunDir) -> None:
     full = True
 
     def fails(name: str) -> None:
@@ -234,45 +226,37 @@ def test_what_cannot_be_scored_is_tried_again_by_the_next_supervisor(
             raise UserError("the disk is full")
 
     with answering(run_dir):
-        assert work(run_dir, FakeEvaluator(fails), monkeypatch) == 0
+        work(run_dir, FakeEvaluator(fails))
         assert run_dir.dataset_error("long").read_text() == "the disk is full\n"
         run_dir.dataset_error("long").unlink()
         full = False
-        assert work(run_dir, FakeEvaluator(fails), monkeypatch) == 0
+        work(run_dir, FakeEvaluator(fails))
     assert results(run_dir) == ALL
 
 
-def test_one_that_is_stopped_gives_its_dataset_back(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_stopped_gives_its_dataset_back(run_dir: RunDir) -> None:
     def stops(name: str) -> None:
         raise StopRequested("signal 15")
 
     ledger = Ledger(run_dir, "results")
     for _ in range(MAX_DEATHS + 1):
-        assert work(run_dir, FakeEvaluator(stops), monkeypatch) == 0
+        work(run_dir, FakeEvaluator(stops))
     assert ledger.open_claims([whole("long")]) == []
     assert ledger.claimable([whole("long")]) == [whole("long")]
 
 
-def test_what_another_job_holds_is_left_to_it(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scorer, "IDLE_SECONDS", 0.0)
+def test_what_another_job_holds_is_left_to_it(run_dir: RunDir) -> None:
     assert Ledger(run_dir, "results").claim(whole("long"), "score-0", "7_0.0") == 1
     evaluator = FakeEvaluator()
     answer(run_dir)
-    assert work(run_dir, evaluator, monkeypatch, index=1) == 0
+    work(run_dir, evaluator, idle_seconds=0.0)
     assert "long" not in evaluator.finished
     assert "short" in evaluator.finished
 
 
-def test_the_first_job_stays_until_the_last_score(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scorer, "IDLE_SECONDS", 0.0)
+def test_the_first_job_stays_until_the_last_score(run_dir: RunDir) -> None:
     evaluator = FakeEvaluator()
-    job = threading.Thread(target=work, args=(run_dir, evaluator, monkeypatch))
+    job = threading.Thread(target=work, args=(run_dir, evaluator))
     job.start()
     until(lambda: "short" in results(run_dir), "all that waits for no answer")
     assert job.is_alive()
@@ -281,7 +265,7 @@ def test_the_first_job_stays_until_the_last_score(
     assert results(run_dir) == ALL
 
 
-def test_results_never_change(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_never_change(run_dir: RunDir) -> None:
     """A job that was taken for dead may be late."""
     first = DatasetResults(dataset="long", items=77, results={})
 
@@ -294,12 +278,12 @@ def test_results_never_change(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) 
         raise UserError("too late")
 
     with answering(run_dir):
-        work(run_dir, FakeEvaluator(another_is_first), monkeypatch)
+        work(run_dir, FakeEvaluator(another_is_first))
     assert results(run_dir)["long"] == 77
     for name in SECONDS:
         run_dir.dataset_results(name).unlink()
     for name in SECONDS:
         for n, claim in enumerate(Ledger(run_dir, "results").open_claims([whole(name)]), 1):
             Ledger(run_dir, "results").revoke(claim.span, n, "died")
-    work(run_dir, FakeEvaluator(fails_too_late), monkeypatch)
+    work(run_dir, FakeEvaluator(fails_too_late))
     assert given_up(run_dir) == {"short", "asks"}

@@ -1,13 +1,13 @@
 """Scoring jobs that are killed at any point: every dataset is scored, once, and questions too."""
 
+import math
 import multiprocessing
 import os
 import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,15 +16,16 @@ from tests.random_examples import FACTOR
 from tests.run_dirs import write_index
 
 from coordinate_eval import _files
-from coordinate_eval.clusters.protocol import INDEX_VARIABLE, TASK_VARIABLE, State, TaskStatus
+from coordinate_eval.clusters.protocol import TASK_VARIABLE, State, TaskStatus
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger
-from coordinate_eval.coordinator.run.claiming.work import all_spans
+from coordinate_eval.coordinator.run.claiming.work import all_spans, request_indexes
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import Revoke
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
-from coordinate_eval.coordinator.workers import scorer
+from coordinate_eval.coordinator.workers.pull import pull
+from coordinate_eval.coordinator.workers.scorer import ScoringJob
 from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles
 from coordinate_eval.records import (
     Answer,
@@ -64,18 +65,17 @@ class SlowEvaluator:
         time.sleep(0.03)
         return DatasetResults(dataset=dataset.name, items=len(answers), results={})
 
+    finish_part = finish
+
 
 def job(run_dir: RunDir, number: int) -> None:
     """Be a scoring job, as the last thing that this process does."""
 
-    @contextmanager
-    def started(*_: object) -> Iterator[SlowEvaluator]:
-        yield SlowEvaluator()
-
-    os.environ |= {INDEX_VARIABLE: "0", TASK_VARIABLE: f"{number}_0.0"}
-    scorer.start_evaluator = started  # type: ignore[assignment]  # of this process alone
-    scorer.POLL_SECONDS = 0.005
-    os._exit(scorer.run_scorer(run_dir))
+    os.environ[TASK_VARIABLE] = f"{number}_0.0"
+    run = read_run(run_dir)
+    work = ScoringJob(run_dir, run, SlowEvaluator(), request_indexes(run_dir, run), math.inf)
+    pull(run_dir, run, work, sleep=lambda _: time.sleep(0.005))
+    os._exit(0)
 
 
 def made(folder: Path) -> tuple[RunDir, Run]:

@@ -19,8 +19,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.coordinator.workers import trial
 from coordinate_eval.coordinator.workers.on_node import arrival
-from coordinate_eval.coordinator.workers.open_shards import OpenShards
-from coordinate_eval.coordinator.workers.pace import Pace
+from coordinate_eval.coordinator.workers.open_shards import OpenShards, TimeLeft
 from coordinate_eval.coordinator.workers.second_attempts import (
     MOST_SEEN,
     Held,
@@ -114,8 +113,8 @@ class Trials:
         for name in ("slow", "idle"):
             record = {"trial": name, "task": name, "state": "running", **known}
             _files.write_record(self.dir.trial(name), TrialProgress.model_validate(record))
-        self.slow = OpenShards(self.dir, "slow", Pace(float("inf")))
-        self.idle = OpenShards(self.dir, "idle", Pace(float("inf")))
+        self.slow = OpenShards(self.dir, "slow", TimeLeft(float("inf")))
+        self.idle = OpenShards(self.dir, "idle", TimeLeft(float("inf")))
         attempt = self.ledger.claim(SHARD.span, "slow", "1")
         assert attempt == 1
         self.slow.open(SHARD, attempt)
@@ -226,7 +225,7 @@ def test_a_trial_that_is_overtaken_answers_what_nobody_else_has(
     run_dir = RunDir(tmp_path / "run")
     write_built(run_dir, {"times": str(times), "concurrency": 3 * ITEMS})
     outputs, slow = Ledger(run_dir, "outputs"), [s.span for s in SHARDS if s.dataset == "b"]
-    other = OpenShards(run_dir, "m-0", Pace(float("inf")))
+    other = OpenShards(run_dir, "m-0", TimeLeft(float("inf")))
     store = OpenShards.store
 
     def overtake(self: OpenShards, response: Response, seconds: float) -> None:

@@ -11,7 +11,7 @@ from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
-from coordinate_eval.coordinator.run.claiming.portions import all_portions
+from coordinate_eval.coordinator.run.claiming.work import all_portions
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, write_planned, write_run
 

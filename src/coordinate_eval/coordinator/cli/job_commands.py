@@ -1,12 +1,13 @@
 """Hidden commands: the program's own jobs are started by them, never typed."""
 
 import argparse
+import contextlib
 import inspect
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +138,7 @@ def node(
 
 def build(run_dir: Path) -> int:
     """Build requests that a run misses."""
-    from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
-
-    end_with_parent_if_asked()
-    entered = enter(run_dir)
-    with signs_of_life(entered):
+    with _giving_signs_of_life(run_dir) as entered:
         from coordinate_eval.coordinator.workers.builder import run_builder
 
         return run_builder(entered)
@@ -149,14 +146,11 @@ def build(run_dir: Path) -> int:
 
 def metric(run_dir: Path) -> int:
     """Answer questions of metrics."""
-    from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
     from coordinate_eval.evaluators.sandbox.inside import show
 
-    end_with_parent_if_asked()
     # Where nothing confines programs, they share this process's user.
     show(False)
-    entered = enter(run_dir)
-    with signs_of_life(entered):
+    with _giving_signs_of_life(run_dir) as entered:
         from coordinate_eval.coordinator.workers.metric import run_metric
 
         return run_metric(entered)
@@ -164,11 +158,7 @@ def metric(run_dir: Path) -> int:
 
 def judge(run_dir: Path) -> int:
     """Ask the judge what metrics want to know."""
-    from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
-
-    end_with_parent_if_asked()
-    entered = enter(run_dir)
-    with signs_of_life(entered):
+    with _giving_signs_of_life(run_dir) as entered:
         from coordinate_eval.coordinator.workers.judging.judge import run_judge
 
         return run_judge(entered)
@@ -176,14 +166,21 @@ def judge(run_dir: Path) -> int:
 
 def score(run_dir: Path) -> int:
     """Score datasets as their responses and answers come."""
+    with _giving_signs_of_life(run_dir) as entered:
+        from coordinate_eval.coordinator.workers.scorer import run_scorer
+
+        return run_scorer(entered)
+
+
+@contextlib.contextmanager
+def _giving_signs_of_life(run_dir: Path) -> Iterator[RunDir]:
+    """Enter a run, and give signs of life during the block, in which imports take long."""
     from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
 
     end_with_parent_if_asked()
     entered = enter(run_dir)
     with signs_of_life(entered):
-        from coordinate_eval.coordinator.workers.scorer import run_scorer
-
-        return run_scorer(entered)
+        yield entered
 
 
 def examine(folder: Path, name: str, role: str) -> None:

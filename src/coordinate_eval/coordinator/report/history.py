@@ -7,7 +7,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.report.time_ledger import Asked, JudgeUse, Life, TimeLedger, sum_up
 from coordinate_eval.coordinator.run import measurements
-from coordinate_eval.coordinator.run.claiming.portions import portions_with_questions
+from coordinate_eval.coordinator.run.claiming.work import portions_with_questions
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (

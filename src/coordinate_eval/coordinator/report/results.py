@@ -21,8 +21,8 @@ from coordinate_eval.coordinator.run.claiming.claims import (
     Ledger,
     whole,
 )
-from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
+from coordinate_eval.coordinator.run.claiming.work import unbuildable
 from coordinate_eval.coordinator.run.logs import LAST_LOG_LINES, MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run

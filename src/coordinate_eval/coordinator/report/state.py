@@ -22,9 +22,11 @@ from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.report.time_left import seconds_left
 from coordinate_eval.coordinator.run import holds, jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable
-from coordinate_eval.coordinator.run.claiming.portions import portions_with_questions
-from coordinate_eval.coordinator.run.claiming.work import all_spans
+from coordinate_eval.coordinator.run.claiming.work import (
+    all_spans,
+    portions_with_questions,
+    unbuildable,
+)
 from coordinate_eval.coordinator.run.epochs import Epoch, latest_epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (

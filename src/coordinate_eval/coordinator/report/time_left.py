@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
-from coordinate_eval.coordinator.run.claiming.outcomes import unscored_datasets
-from coordinate_eval.coordinator.run.claiming.portions import all_portions
+from coordinate_eval.coordinator.run.claiming.work import all_portions, unscored_datasets
 from coordinate_eval.coordinator.run.measured_pace import measured_pace
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, TrialProgress

@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinate_eval import _files
 from coordinate_eval._engines import kind_of
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.claiming.portions import recorded_answers_about
+from coordinate_eval.coordinator.run.claiming.work import recorded_answers
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.measurements import (
     EngineStarted,
@@ -239,7 +239,7 @@ def _judged(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iter
     for dataset in run.suite.datasets:
         if dataset.name not in run.judged:
             continue
-        recorded = recorded_answers_about(run_dir, dataset.name).values()
+        recorded = recorded_answers(run_dir, [dataset.name]).values()
         answers = [answer for answer in recorded if answer.passed and not answer.kept]
         if answers:
             yield JudgeSeen(

@@ -19,8 +19,7 @@ from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.claiming.outcomes import unscored_datasets
-from coordinate_eval.coordinator.run.claiming.work import all_spans
+from coordinate_eval.coordinator.run.claiming.work import all_spans, unscored_datasets
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.own import check_there, is_removed, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir

@@ -8,8 +8,12 @@ from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval._format import brief
-from coordinate_eval.coordinator.run.claiming.outcomes import request_indexes, unscored_datasets
-from coordinate_eval.coordinator.run.claiming.portions import unanswered_portions
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers
+from coordinate_eval.coordinator.run.claiming.work import (
+    request_indexes,
+    unfinished,
+    unscored_datasets,
+)
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.starting.baselines import name_by_item, why_incomplete
@@ -52,7 +56,7 @@ def refuse(run_dir: RunDir, run: Run) -> list[str]:
         if reasons:
             events.append(f"not run: {', '.join(reasons)}. {why}; results.json says what to do")
             indexes = {name: index for name, index in indexes.items() if name not in reasons}
-    unanswered = {span.dataset for span in unanswered_portions(run_dir, run, judged=True)}
+    unanswered = {span.dataset for span in unfinished(run_dir, run, Pullers.JUDGE)}
     judged = {name: index for name, index in indexes.items() if name in unanswered}
     if judged:
         events += _ask_the_judge(run_dir, run, judged)

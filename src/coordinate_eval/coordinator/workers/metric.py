@@ -1,35 +1,33 @@
 """Metric jobs: answer the questions of metrics on CPUs, while trials still run.
 
 `coordinate-eval _metric RUN`. A job claims a portion whose questions are written, runs their
-programs in the sandbox, and publishes the answers. It leaves when all portions are answered, or
-when it has found none to claim for a while.
+programs in the sandbox, and publishes the answers.
 """
 
 import contextlib
+import fcntl
 import os
+import stat
 import sys
-import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
 
 from coordinate_eval import _files
-from coordinate_eval.clusters.protocol import INDEX_VARIABLE
-from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger, own_task
-from coordinate_eval.coordinator.run.claiming.portions import unanswered_portions
+from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
-from coordinate_eval.coordinator.run.claiming.work import claimable
-from coordinate_eval.coordinator.run.own import check_there
+from coordinate_eval.coordinator.run.claiming.work import Piece
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.coordinator.workers.alone import alone_on_this_node
-from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
+from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.coordinator.workers.pull import Puller, pull
+from coordinate_eval.coordinator.workers.signals import until_stopped
 from coordinate_eval.evaluators.sandbox.sandbox import Sandbox, SandboxError
 from coordinate_eval.evaluators.sandbox.verdicts import may_be_scarcity
-from coordinate_eval.records import Answer, Question, Span
+from coordinate_eval.records import Answer, Question
 
-IDLE_SECONDS = 120.0
-"""Time after which a metric job that finds nothing to claim leaves; the supervisor starts others.
-
-It is longer than a network file system may hide a new file.
-"""
+LOCKS: Final = Path("/dev/shm")  # noqa: S108  # of this node, unlike a run directory
+"""Folder of the lock that the user's processes on this node hold while a program runs alone."""
 
 PROGRAM_SHARE = 7 / 8
 """Part of a metric job's memory that one program may use. The rest is for the job's own process,
@@ -49,68 +47,59 @@ def run_metric(run_dir: RunDir) -> int:
     sandbox = Sandbox.probe(settings.allow_unsafe_code, memory_bytes)
     sys.stdout.write(f"programs are run at the level {sandbox.level}\n")
     sys.stdout.flush()
-    index = int(os.environ.get(INDEX_VARIABLE, "0"))
-    ledger = Ledger(run_dir, "answers")
-    stop_on_signals()
-    idle_since = time.monotonic()
-    with contextlib.suppress(StopRequested):
-        while time.monotonic() - idle_since < IDLE_SECONDS:
-            check_there(run_dir)
-            claimed = _claim(run_dir, run, ledger, index)
-            if claimed is not None:
-                _answer(run_dir, ledger, *claimed, sandbox)
-                idle_since = time.monotonic()
-            elif not unanswered_portions(run_dir, run, judged=False):
-                return 0
-            else:
-                time.sleep(0.5)
+    with until_stopped():
+        pull(run_dir, run, MetricJob(sandbox))
     return 0
 
 
-def _claim(run_dir: RunDir, run: Run, ledger: Ledger, index: int) -> tuple[Span, int] | None:
-    """Claim a free portion. Return it and the attempt's number, or None if none is free.
+class MetricJob(Puller):
+    """Answers portions of questions."""
 
-    Each job begins its search elsewhere, so that not all try the first portion.
-    """
-    portions = claimable(run_dir, run, Pullers.METRIC)["answers"]
-    first = index % len(portions) if portions else 0
-    for portion in portions[first:] + portions[:first]:
-        attempt = ledger.claim(portion, f"metric-{index}", own_task())
-        if attempt is not None:
-            return portion, attempt
-    return None
+    kind = Pullers.METRIC
 
+    idle_seconds = 120.0
+    """It is longer than a network file system may hide a new file."""
 
-def _answer(run_dir: RunDir, ledger: Ledger, portion: Span, attempt: int, sandbox: Sandbox) -> None:
-    """Answer the questions of a claimed portion that no earlier attempt has answered.
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
 
-    Programs at which earlier attempts died come last, so that they take no other answer with them.
-    """
-    writer = AttemptWriter(ledger, portion, attempt)
-    try:
-        lines = _files.lines(run_dir.questions(portion))
-        questions = {q.id: q for q in (Question.model_validate_json(line) for line in lines)}
-        for line in ledger.earlier_lines(portion, attempt):
-            with contextlib.suppress(ValueError):
-                if questions.pop(Answer.model_validate_json(line).id, None) is not None:
-                    writer.write(line)
-        deaths = ledger.deaths_while_running([portion])
-        for question in sorted(questions.values(), key=lambda question: deaths[question.id]):
-            if deaths[question.id] < MAX_DEATHS_OF_JOBS:
-                writer.note_running(question.id)
-                answer = _verdict(sandbox, question, suspect=deaths[question.id] > 0)
-            else:
-                answer = Answer(id=question.id, passed=False, result=DEADLY, seconds=0.0)
-            writer.write(answer.line())
-            writer.note_running("")
-    except BaseException:
-        # Programs die in their sandbox. What ends a metric job is not its questions' fault.
-        writer.give_back("released")
-        raise
-    writer.publish()
+    def do(self, piece: Piece) -> None:
+        """Answer the questions of a portion that no earlier attempt has answered.
+
+        Programs at which earlier attempts died come last, so that they take no other answer with
+        them.
+        """
+        ledger, portion, attempt = piece
+        with contextlib.closing(AttemptWriter(ledger, portion, attempt)) as writer:
+            lines = _files.lines(ledger.run.questions(portion))
+            questions = {q.id: q for q in (Question.model_validate_json(line) for line in lines)}
+            for line in ledger.earlier_lines(portion, attempt):
+                with contextlib.suppress(ValueError):
+                    if questions.pop(Answer.model_validate_json(line).id, None) is not None:
+                        writer.write(line)
+            deaths = ledger.deaths_while_running([portion])
+            for question in sorted(questions.values(), key=lambda question: deaths[question.id]):
+                if deaths[question.id] < MAX_DEATHS_OF_JOBS:
+                    writer.note_running(question.id)
+                    answer = verdict(self._sandbox, question, suspect=deaths[question.id] > 0)
+                else:
+                    answer = Answer(id=question.id, passed=False, result=DEADLY, seconds=0.0)
+                writer.write(answer.line())
+                writer.note_running("")
+            writer.publish()
+
+    def give_up(self, piece: Piece, error: Exception) -> None:
+        """End the job: programs die in their sandbox, so no question is at fault."""
+        raise error
 
 
-def _verdict(sandbox: Sandbox, question: Question, suspect: bool) -> Answer:
+def verdict(
+    sandbox: Sandbox,
+    question: Question,
+    *,
+    suspect: bool,
+    alone: Callable[[], AbstractContextManager[None]] | None = None,
+) -> Answer:
     """Run a program. A verdict that may be for lack of resources counts if it comes again, alone.
 
     A suspect has ended a metric job. It runs alone from the start.
@@ -123,7 +112,7 @@ def _verdict(sandbox: Sandbox, question: Question, suspect: bool) -> Answer:
             answer = _run(sandbox, question)
             if not may_be_scarcity(question, answer):
                 return answer
-    with alone_on_this_node():
+    with alone() if alone else alone_on_this_node():
         return _run(sandbox, question)
 
 
@@ -132,3 +121,44 @@ def _run(sandbox: Sandbox, question: Question) -> Answer:
     # A job has one core: a second program at the same time would slow the first one.
     (answer,) = sandbox.run_many([question], workers=1)
     return answer
+
+
+@contextlib.contextmanager
+def alone_on_this_node(folder: Path = LOCKS) -> Iterator[None]:
+    """Wait until no other process of this user on this node is in such a block, then run it.
+
+    The kernel frees the lock of a process that dies. Everybody can write to the folder: where
+    somebody else has put a file of that name, or the folder is missing, nobody waits for anybody.
+    """
+    path = folder / f"coordinate-eval-{os.getuid()}.alone"
+    lock = _hold(path)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            path.unlink(missing_ok=True)
+            os.close(lock)
+
+
+def _hold(path: Path) -> int | None:
+    """Return the open lock file, held; None if there can be none."""
+    while True:
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            lock = os.open(path, flags, 0o600)
+        except OSError:
+            return None
+        try:
+            found = os.fstat(lock)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+                os.close(lock)
+                return None
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Its last holder may have removed it meanwhile, and another one made it anew.
+            with contextlib.suppress(FileNotFoundError):
+                if path.lstat().st_ino == found.st_ino:
+                    return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)

@@ -1,7 +1,8 @@
 """The shards that a trial has claimed and not yet published, and what was answered of them."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,7 +11,6 @@ from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.claiming.suspects import Batch
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.workers.pace import Pace
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import (
     DatasetRequests,
@@ -53,13 +53,60 @@ class _OpenShard:
         return [item for item in self.items if item in self.pulled]
 
 
+class TimeLeft:
+    """Tells whether a trial can finish another shard before its time limit.
+
+    It compares the predicted seconds of the trial's shards with the seconds that its engine took.
+
+    Shards overlap in an engine, so the time from a shard's begin to its end says little. What
+    counts is the shard's share of the engine's time; see `priors.time_shares`.
+
+    Args:
+        deadline: seconds of `clock` at which the trial must have given back its shards.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, deadline: float, clock: Callable[[], float] = time.time) -> None:
+        self._deadline = deadline
+        self._clock = clock
+        self._begun = self._done = self._took = 0.0
+
+    @property
+    def begun(self) -> bool:
+        """Return whether the engine was given any shard."""
+        return self._begun > 0
+
+    def begin(self, predicted: float) -> None:
+        """Count a shard, or the rest of one, of `predicted` seconds as given to the engine."""
+        self._begun += predicted
+
+    def end(self, predicted: float, took: float) -> None:
+        """Count `predicted` seconds that were begun as done. The engine needed `took` seconds."""
+        self._done += predicted
+        self._took += took
+
+    def drop(self, predicted: float) -> None:
+        """Count `predicted` seconds that were begun as given back. They say nothing of the pace."""
+        self._begun -= predicted
+
+    def in_time(self, predicted: float) -> bool:
+        """Return whether a shard of `predicted` seconds, begun now, ends before the deadline.
+
+        An engine that was slower than predicted so far is expected to stay as slow. One that was
+        faster is not expected to stay so.
+        """
+        slowdown = max(1.0, self._took / self._done) if self._done else 1.0
+        waiting = max(0.0, self._begun - self._done)
+        return self._clock() + (waiting + predicted) * slowdown < self._deadline
+
+
 class OpenShards:
     """The open shards of one trial. Each is published with the response that completes it."""
 
-    def __init__(self, run_dir: RunDir, trial: str, pace: Pace) -> None:
+    def __init__(self, run_dir: RunDir, trial: str, time_left: TimeLeft) -> None:
         self._dir = run_dir
         self._trial = trial
-        self._pace = pace
+        self._time_left = time_left
         self._ledger = Ledger(run_dir, "outputs")
         self._open: dict[str, dict[Span, _OpenShard]] = {}
         self._dropped: set[Span] = set()
@@ -83,7 +130,7 @@ class OpenShards:
                     work.writer.write(line)
         left = [r for r in requests if r.identity() in work.unanswered]
         work.predicted_seconds = shard.gpu_seconds * len(left) / max(1, len(requests))
-        self._pace.begin(work.predicted_seconds)
+        self._time_left.begin(work.predicted_seconds)
         if not left:
             self._publish(work)
         work.tally.items = len({r.item for r in left})
@@ -135,7 +182,7 @@ class OpenShards:
         for works in self._open.values():
             for span in list(filter(self._seems_published, works)):
                 work = works.pop(span)
-                self._pace.drop(work.predicted_seconds)
+                self._time_left.drop(work.predicted_seconds)
                 work.writer.drop()
                 gone[span] = list(work.unanswered)
         self._dropped |= gone.keys()
@@ -168,14 +215,14 @@ class OpenShards:
     def give_up(self, span: Span) -> None:
         """End the attempt at a shard of which only items are left that end engines."""
         work = self._open[span.dataset].pop(span)
-        self._pace.drop(work.predicted_seconds)
+        self._time_left.drop(work.predicted_seconds)
         work.writer.give_back("given up", work.items)
 
     def give_back(self, cause: Literal["released", "lost"]) -> None:
         """End all open attempts. The next attempts use their lines."""
         for works in self._open.values():
             for work in works.values():
-                self._pace.drop(work.predicted_seconds)
+                self._time_left.drop(work.predicted_seconds)
                 work.writer.give_back(cause)
         self._open.clear()
 
@@ -209,7 +256,7 @@ class OpenShards:
             measurements.append_line(self._dir.observations(self._trial), line)
         del self._open[work.shard.dataset][work.shard.span]
         self.published += 1
-        self._pace.end(work.predicted_seconds, work.tally.gpu_seconds)
+        self._time_left.end(work.predicted_seconds, work.tally.gpu_seconds)
 
 
 def _has(span: Span, response: Response) -> bool:

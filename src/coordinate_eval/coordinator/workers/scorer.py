@@ -9,17 +9,14 @@
 The code of tasks, which reads what the model wrote, runs in processes below this one, confined
 where the node can (see `evaluators/confined/`). This one asks them, checks what they say, and
 writes every file. A process that crashes, hangs or takes too much memory is ended and asked again;
-a dataset that ends several is given up. Where storage fails, the attempt is over, and any job makes
-the next one, a few times.
+a dataset that ends several is given up.
 
 The first job of an array stays until everything is scored, so that the last dataset waits for no
-queue, unless the run has lost its supervisor. The others leave when they have found nothing to do
-for a while.
+queue.
 """
 
-import contextlib
 import itertools
-import os
+import math
 import sys
 import time
 import traceback
@@ -28,22 +25,18 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from coordinate_eval import _files, _owner
-from coordinate_eval.clusters.protocol import INDEX_VARIABLE
 from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report.first_signal import Estimate, Signal
-from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger, LedgerName, own_task
-from coordinate_eval.coordinator.run.claiming.outcomes import request_indexes, unscored_datasets
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
-from coordinate_eval.coordinator.run.claiming.work import claimable
+from coordinate_eval.coordinator.run.claiming.work import Piece, request_indexes
 from coordinate_eval.coordinator.run.logs import own_log, tail
 from coordinate_eval.coordinator.run.measurements import append_scoring
-from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
-from coordinate_eval.coordinator.workers.supervision import Supervision
+from coordinate_eval.coordinator.workers.pull import Puller, own_index, pull
+from coordinate_eval.coordinator.workers.signals import until_stopped
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.base import Scorer
 from coordinate_eval.evaluators.confined.evaluator import ConfinedEvaluator, Place
@@ -61,19 +54,13 @@ from coordinate_eval.records import (
 T = TypeVar("T")
 
 IDLE_SECONDS = 600.0
-"""Time after which a job that finds nothing to claim leaves; the supervisor starts others.
+"""Time without work after which a job leaves, unless it is the first of its array.
 
 Datasets often end together, after minutes in which none does. Then all jobs should be there.
 """
 
-POLL_SECONDS = 0.5
-"""Time between two looks at what can be claimed."""
-
 TRIES = 3
 """A dataset is given up when this many processes in a row did not score it."""
-
-STORAGE_PAUSE_SECONDS = 10.0
-"""Wait after a failure of storage before the next attempt, times the failures so far."""
 
 MEMORY_PART = 0.9
 """Part of a job's memory that its processes may use: the rest is for the job itself."""
@@ -84,14 +71,10 @@ def run_scorer(run_dir: RunDir) -> int:
     run = read_run(run_dir)
     _owner.trust(run.settings.trusted_users)
     check_tasks(run.suite)
-    index = int(os.environ.get(INDEX_VARIABLE, "0"))
     indexes = request_indexes(run_dir, run)
-    stop_on_signals()
-    with (
-        contextlib.suppress(StopRequested),
-        start_evaluator(run_dir, run, indexes) as evaluator,
-    ):
-        _Scorer(run_dir, run, evaluator, index, indexes).work()
+    with until_stopped(), start_evaluator(run_dir, run, indexes) as evaluator:
+        idle_seconds = IDLE_SECONDS if own_index() else math.inf
+        pull(run_dir, run, ScoringJob(run_dir, run, evaluator, indexes, idle_seconds))
     return 0
 
 
@@ -134,115 +117,72 @@ def start_evaluator(
     )
 
 
-class _Scorer:
-    """One scoring job."""
+class ScoringJob(Puller):
+    """Writes questions, estimates and results."""
+
+    kind = Pullers.SCORE
 
     def __init__(
         self,
         run_dir: RunDir,
         run: Run,
         evaluator: Scorer,
-        index: int,
         indexes: dict[str, DatasetRequests],
+        idle_seconds: float,
     ) -> None:
-        self._dir, self._run, self._evaluator = run_dir, run, evaluator
-        self._index, self._indexes = index, indexes
+        self.idle_seconds = idle_seconds
+        self._dir, self._run, self._evaluator, self._indexes = run_dir, run, evaluator, indexes
         self._datasets = {dataset.name: dataset for dataset in run.suite.datasets}
         asking = run.shards_with_questions()
         self._shards = {run.portions(shard)[-1]: shard for shard in asking}
-        self._steps: dict[LedgerName, Callable[[Dataset, Span], None]] = {
-            "questions": self._write_questions,
-            "estimates": self._write_estimate,
-            "results": self._write_results,
-        }
 
-    def work(self) -> None:
-        """Score what others have not claimed, until nothing is left or this job may leave."""
-        idle_since = time.monotonic()
-        patience = self._run.settings.supervisor.patience_seconds
-        supervision = Supervision(self._dir, patience)
-        while unscored_datasets(self._dir, self._run):
-            check_there(self._dir)
-            lost = supervision.is_lost()
-            if self._work_on_one():
-                idle_since = time.monotonic()
-            elif lost or (self._index and time.monotonic() - idle_since > IDLE_SECONDS):
-                return
-            else:
-                time.sleep(POLL_SECONDS)
+    def do(self, piece: Piece) -> None:
+        """Write what a piece is named for. A task's own code may raise anything."""
+        dataset = self._datasets[piece.span.dataset]
+        shards = [shard for shard in self._run.shards if shard.dataset == dataset.name]
+        match piece.ledger.name:
+            case "questions":
+                self._write_questions(dataset, self._shards[piece.span])
+            case "estimates":
+                sliced = sorted((s for s in shards if s.signal), key=lambda s: s.start)
+                self._write_estimate(dataset, sliced)
+            case "results":
+                self._write_results(dataset, shards)
 
-    def _work_on_one(self) -> bool:
-        """Claim and do one piece of work. Return False if there was none."""
-        for name, spans in claimable(self._dir, self._run, Pullers.SCORE).items():
-            ledger = Ledger(self._dir, name)
-            for span in spans:
-                attempt = ledger.claim(span, f"score-{self._index}", own_task())
-                if attempt is not None:
-                    self._do(ledger, span, attempt)
-                    return True
-        return False
-
-    def _do(self, ledger: Ledger, span: Span, attempt: int) -> None:
-        """Do what is claimed. A task's own code may raise anything, at the dataset's cost."""
-        dataset = self._datasets[span.dataset]
-        with ledger.held(span, attempt):
-            try:
-                self._steps[ledger.name](dataset, span)
-            except Exception as error:
-                failures = ledger.count_deaths(span) + 1
-                if isinstance(error, OSError) and failures < MAX_DEATHS:
-                    pause = STORAGE_PAUSE_SECONDS * failures
-                    sys.stderr.write(f"{error}; {dataset.name} is tried again in {pause:g} s\n")
-                    time.sleep(pause)
-                    ledger.revoke(span, attempt, "died")
-                else:
-                    self._give_up(ledger, dataset, _describe(error))
-                    # The next supervisor removes the error, and the dataset is tried again.
-                    ledger.revoke(span, attempt, "released")
-
-    def _give_up(self, ledger: Ledger, dataset: Dataset, why: str) -> None:
+    def give_up(self, piece: Piece, error: Exception) -> None:
         """Write why a dataset has no scores, or no estimate."""
-        if ledger.name == "estimates":
-            self._store_estimate(dataset, None, why)
-        elif not self._dir.dataset_results(dataset.name).exists():
-            _files.write(self._dir.dataset_error(dataset.name), why + "\n")
+        name, why = piece.span.dataset, _describe(error)
+        if piece.ledger.name == "estimates":
+            self._store_estimate(name, None, why)
+        elif not self._dir.dataset_results(name).exists():
+            _files.write(self._dir.dataset_error(name), why + "\n")
 
-    def _write_questions(self, dataset: Dataset, last: Span) -> None:
-        """Write the questions of the shard with this last portion."""
-        shard = self._shards[last]
-        responses = self._responses([shard])
+    def _write_questions(self, dataset: Dataset, shard: Shard) -> None:
+        responses = response_files(self._dir, [shard])
         questions = _ask(lambda: self._evaluator.questions(dataset, responses))
         write_questions(self._dir, self._run.portions(shard), questions)
 
-    def _write_estimate(self, dataset: Dataset, _: Span) -> None:
-        """Write rough scores of a slice."""
-        shards = [s for s in self._run.shards if s.signal and s.dataset == dataset.name]
-        shards.sort(key=lambda shard: shard.start)
-        results = self._evaluator.finish_part(
-            dataset, self._responses(shards), self._answers(shards)
-        )
-        self._store_estimate(dataset, first_signal.estimate(results, self._indexes[dataset.name]))
+    def _write_estimate(self, dataset: Dataset, shards: list[Shard]) -> None:
+        responses = response_files(self._dir, shards)
+        answers = answer_files(self._dir, self._run, shards)
+        results = self._evaluator.finish_part(dataset, responses, answers)
+        signal = first_signal.estimate(results, self._indexes[dataset.name])
+        self._store_estimate(dataset.name, signal)
 
-    def _store_estimate(self, dataset: Dataset, signal: Signal | None, why_not: str = "") -> None:
+    def _store_estimate(self, dataset: str, signal: Signal | None, why_not: str = "") -> None:
         age = time.time() - self._run.created
         estimate = Estimate(seconds=age, signal=signal, why_not=why_not)
-        _files.write_record(self._dir.estimate(dataset.name), estimate)
+        _files.write_record(self._dir.estimate(dataset), estimate)
 
-    def _write_results(self, dataset: Dataset, _: Span) -> None:
-        shards = [shard for shard in self._run.shards if shard.dataset == dataset.name]
-        responses, answers = self._responses(shards), self._answers(shards)
+    def _write_results(self, dataset: Dataset, shards: list[Shard]) -> None:
+        responses = response_files(self._dir, shards)
+        answers = answer_files(self._dir, self._run, shards)
         results = _ask(lambda: self._evaluator.finish(dataset, responses, answers))
         if (index := self._indexes.get(dataset.name)) is not None:
             append_scoring(self._dir.scorings(dataset.name), results.cpu_seconds, index)
         # Another job that was taken for dead may have been first.
         text = results.model_dump_json(by_alias=True, indent=1)
         _files.create(self._dir.dataset_results(dataset.name), text)
-
-    def _responses(self, shards: list[Shard]) -> ResponseFiles:
-        return response_files(self._dir, shards)
-
-    def _answers(self, shards: list[Shard]) -> AnswerFiles:
-        return answer_files(self._dir, self._run, shards)
 
 
 def response_files(run_dir: RunDir, shards: list[Shard]) -> ResponseFiles:

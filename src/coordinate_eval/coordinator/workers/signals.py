@@ -1,9 +1,11 @@
 """The end of a job: on a signal, before its time limit, or with its parent."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT
@@ -20,22 +22,33 @@ class StopRequested(BaseException):
     """A signal asks the process to give back what it has not finished, and to end."""
 
 
+@contextlib.contextmanager
+def until_stopped() -> Iterator[None]:
+    """End the block early at the first TERM or USR1, and go on after it."""
+    stop_on_signals()
+    with contextlib.suppress(StopRequested):
+        yield
+
+
 def stop_on_signals() -> None:
-    """Make the first TERM or USR1 raise `StopRequested` in the main thread."""
+    """Make the first TERM or USR1 raise `StopRequested`, if this is the main thread."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         ignore_signals()
         raise StopRequested(f"signal {number}")
 
-    for known in _SIGNALS:
-        signal.signal(known, stop)
+    _handle(stop)
 
 
 def ignore_signals() -> None:
     """Ignore TERM and USR1 from now on: the process is ending already."""
+    _handle(signal.SIG_IGN)
+
+
+def _handle(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     if threading.current_thread() is threading.main_thread():
         for known in _SIGNALS:
-            signal.signal(known, signal.SIG_IGN)
+            signal.signal(known, handler)
 
 
 def end_with_parent_if_asked() -> None:

@@ -16,8 +16,8 @@ from coordinate_eval.clusters.protocol import INDEX_VARIABLE, NODE_VARIABLE
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task
-from coordinate_eval.coordinator.run.claiming.outcomes import given_up
 from coordinate_eval.coordinator.run.claiming.suspects import next_batch, read_batch
+from coordinate_eval.coordinator.run.claiming.work import given_up
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.logs import own_log
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -32,8 +32,7 @@ from coordinate_eval.coordinator.workers.on_node import engine_cache
 from coordinate_eval.coordinator.workers.on_node.arrival import Arrival
 from coordinate_eval.coordinator.workers.on_node.engine_cache import EngineCache
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights, Throttle
-from coordinate_eval.coordinator.workers.open_shards import OpenShards
-from coordinate_eval.coordinator.workers.pace import Pace
+from coordinate_eval.coordinator.workers.open_shards import OpenShards, TimeLeft
 from coordinate_eval.coordinator.workers.second_attempts import SecondAttempts
 from coordinate_eval.coordinator.workers.signals import (
     MARGIN_SECONDS,
@@ -111,8 +110,8 @@ class TrialRunner:
         self._errors = TrialErrors(self._log, self._run.settings)
         self._failure: Failure | None = None
         self._ledger = Ledger(run_dir, "outputs")
-        self._pace = Pace(deadline)
-        self._open = OpenShards(run_dir, trial, self._pace)
+        self._time_left = TimeLeft(deadline)
+        self._open = OpenShards(run_dir, trial, self._time_left)
         self._load = lighter_load(run_dir, self._run)
         self._shares = Shares(self._load.sequences)
         self._throttle = Throttle(PROGRESS_SECONDS)
@@ -299,7 +298,7 @@ class TrialRunner:
         wanted = {
             shard.span
             for shard in self._run.shards
-            if shard.dataset not in lost and self._pace.in_time(shard.gpu_seconds)
+            if shard.dataset not in lost and self._time_left.in_time(shard.gpu_seconds)
         }
         return SecondAttempts(self._dir, self._run, self._trial).claim(wanted, self._task)
 
@@ -314,7 +313,7 @@ class TrialRunner:
         free = self._free_spans()
         suspects = self._ledger.suspects(free)
         for shard in self._run.shards:
-            has_time = self._pace.in_time(shard.gpu_seconds) or not self._pace.begun
+            has_time = self._time_left.in_time(shard.gpu_seconds) or not self._time_left.begun
             if shard.span in suspects and has_time:
                 attempt = self._ledger.claim(shard.span, self._trial, self._task)
                 if attempt is not None:
@@ -366,7 +365,7 @@ class TrialRunner:
         suspects = self._ledger.suspects(shard.span for shard in planned)
         for shard in planned:
             wanted = shard.dataset not in given_up(self._dir) and shard.span not in suspects
-            if wanted and self._pace.in_time(shard.gpu_seconds):
+            if wanted and self._time_left.in_time(shard.gpu_seconds):
                 yield shard
         tried: set[Span] = set()
         while True:
@@ -375,10 +374,10 @@ class TrialRunner:
             if not free:
                 return
             for shard in self._run.shards:
-                if shard.span in free and self._pace.in_time(shard.gpu_seconds):
+                if shard.span in free and self._time_left.in_time(shard.gpu_seconds):
                     yield shard
             for shard in reversed(self._run.shards):  # the shortest first
-                if shard.span in free and not self._pace.begun:
+                if shard.span in free and not self._time_left.begun:
                     yield shard
             tried |= free
 

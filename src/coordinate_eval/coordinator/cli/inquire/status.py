@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import holds, jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
-from coordinate_eval.coordinator.run.claiming.outcomes import unscored_datasets
+from coordinate_eval.coordinator.run.claiming.work import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import HookEnd, JudgeProgress, Run, read_run
 from coordinate_eval.coordinator.run.troubles.avoided import read_avoided

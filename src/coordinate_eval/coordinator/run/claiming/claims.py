@@ -358,7 +358,7 @@ class AttemptWriter:
     def publish(self) -> bool:
         """Make the lines durable and publish them. Return False if another attempt was first."""
         os.fsync(self._file.fileno())
-        self._close()
+        self.close()
         run, name, span = self._ledger.run, self._ledger.name, self._span
         won = _files.publish(self._path, run.published(name, span))
         for earlier in range(1, self._attempt):
@@ -374,7 +374,7 @@ class AttemptWriter:
         Where storage fails for a moment they stay, which does no harm.
         """
         with contextlib.suppress(OSError):
-            self._close()
+            self.close()
             self._path.unlink(missing_ok=True)
 
     def give_back(self, cause: Cause, items: Iterable[int] = ()) -> None:
@@ -382,10 +382,11 @@ class AttemptWriter:
 
         `items` are those that are given up.
         """
-        self._close()
+        self.close()
         self._ledger.revoke(self._span, self._attempt, cause, items=items)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the files. The attempt goes on; another process may make the next one."""
         self._file.close()
         if self._note is not None:
             self._note.close()

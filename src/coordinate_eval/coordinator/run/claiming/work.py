@@ -1,13 +1,39 @@
-"""The work of each ledger of a run: its spans, and those that can be claimed."""
+"""The work of each ledger of a run: its spans, those that can be claimed, and what became of them.
 
+Questions are claimed and answered in portions, each a part of a shard's questions.
+"""
+
+import contextlib
+from collections.abc import Iterable
 from itertools import chain
+from typing import NamedTuple
 
-from coordinate_eval.coordinator.run.claiming.claims import Ledger, LedgerName, whole
-from coordinate_eval.coordinator.run.claiming.portions import all_portions, portions_with_questions
+from coordinate_eval import _files
+from coordinate_eval.coordinator.run.claiming.claims import Ledger, LedgerName, own_task, whole
 from coordinate_eval.coordinator.run.claiming.pullers import LEDGERS_OF, Pullers, works_on
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.records import Shard, Span
+from coordinate_eval.errors import RecordError
+from coordinate_eval.records import Answer, Dataset, DatasetRequests, Shard, Span
+
+
+class Piece(NamedTuple):
+    """A piece of work that this process has claimed."""
+
+    ledger: Ledger
+    span: Span
+    attempt: int
+
+
+def claim_next(run_dir: RunDir, run: Run, kind: Pullers, owner: str) -> Piece | None:
+    """Claim the first piece of work that such a puller can do now; None if none is free."""
+    for name, spans in claimable(run_dir, run, kind).items():
+        ledger = Ledger(run_dir, name)
+        for span in spans:
+            attempt = ledger.claim(span, owner, own_task())
+            if attempt is not None:
+                return Piece(ledger, span, attempt)
+    return None
 
 
 def all_spans(run: Run, ledger: LedgerName) -> list[Span]:
@@ -28,6 +54,21 @@ def all_spans(run: Run, ledger: LedgerName) -> list[Span]:
             return [whole(name) for name in {s.dataset: 0 for s in run.shards if s.signal}]
 
 
+def all_portions(run: Run) -> list[Span]:
+    """Return the portions of all questions: the first signal's first, then the longest metrics'."""
+    return [portion for shard in _asking_shards(run) for portion in run.portions(shard)]
+
+
+def portions_with_questions(run_dir: RunDir, run: Run) -> list[Span]:
+    """Return the portions whose questions are written, without those of failed datasets."""
+    written: dict[str, frozenset[str]] = {}
+    for dataset in run.asks:
+        failed = run_dir.dataset_error(dataset).exists()
+        folder = run_dir.questions_folder(dataset)
+        written[dataset] = frozenset() if failed else _files.names(folder)
+    return [span for span in all_portions(run) if f"{span.stem}.jsonl" in written[span.dataset]]
+
+
 def claimable(run_dir: RunDir, run: Run, kind: Pullers) -> dict[LedgerName, list[Span]]:
     """Return the spans that a puller can claim now, by ledger: what they are made of is there."""
     ready: dict[LedgerName, list[Span]]
@@ -45,14 +86,12 @@ def claimable(run_dir: RunDir, run: Run, kind: Pullers) -> dict[LedgerName, list
 def _scorable(run_dir: RunDir, run: Run) -> dict[LedgerName, list[Span]]:
     """Return the questions, estimates and results whose responses and answers are all there.
 
-    Questions of the first signal come first, then those of the longest metrics; of datasets those
-    come first whose scoring takes longest.
+    Datasets whose scoring takes longest come first.
     """
-    left = Ledger(run_dir, "results").unpublished(all_spans(run, "results"))
-    unscored = {span.dataset for span in left}
+    unscored = {dataset.name for dataset in unscored_datasets(run_dir, run)}
     shards = [shard for shard in run.shards if shard.dataset in unscored]
     undone = set(Ledger(run_dir, "outputs").unpublished(shard.span for shard in shards))
-    asking = [s for s in run.shards_with_questions() if s.dataset in unscored]
+    asking = [shard for shard in _asking_shards(run) if shard.dataset in unscored]
     portions = {shard.span: run.portions(shard) for shard in asking}
     unanswered = set(Ledger(run_dir, "answers").unpublished(chain(*portions.values())))
 
@@ -64,12 +103,21 @@ def _scorable(run_dir: RunDir, run: Run) -> dict[LedgerName, list[Span]]:
         }
         return [whole(name) for name in {s.dataset: 0 for s in shards} if name not in waiting]
 
-    asking.sort(key=lambda shard: (not shard.signal, -shard.metric_cpu_seconds))
     return {
         "questions": [portions[shard.span][-1] for shard in asking if shard.span not in undone],
         "estimates": complete([shard for shard in shards if shard.signal]),
         "results": sorted(complete(shards), key=lambda s: -run.score_seconds.get(s.dataset, 0.0)),
     }
+
+
+def _asking_shards(run: Run) -> list[Shard]:
+    """Return the shards with questions: the first signal's first, then the longest metrics'."""
+    return sorted(run.shards_with_questions(), key=lambda s: (not s.signal, -s.metric_cpu_seconds))
+
+
+def unfinished(run_dir: RunDir, run: Run, kind: Pullers) -> list[Span]:
+    """Return what such pullers are for and have not done: the spans left of their last ledger."""
+    return _left(run_dir, run, kind, LEDGERS_OF[kind][-1])
 
 
 def work_left(run_dir: RunDir, run: Run, kind: Pullers) -> tuple[int, int]:
@@ -78,10 +126,55 @@ def work_left(run_dir: RunDir, run: Run, kind: Pullers) -> tuple[int, int]:
     If both stay the same, nothing was done, and nothing was found out.
     """
     left = deaths = 0
-    for ledger in (Ledger(run_dir, name) for name in LEDGERS_OF[kind]):
-        spans = all_spans(run, ledger.name)
-        mine = [span for span in spans if works_on(run, kind, ledger.name, span.dataset)]
-        unpublished = ledger.unpublished(mine)
-        left += len(unpublished)
-        deaths += ledger.deaths_while_running(unpublished).total()
+    for name in LEDGERS_OF[kind]:
+        spans = _left(run_dir, run, kind, name)
+        left += len(spans)
+        deaths += Ledger(run_dir, name).deaths_while_running(spans).total()
     return left, deaths
+
+
+def _left(run_dir: RunDir, run: Run, kind: Pullers, name: LedgerName) -> list[Span]:
+    mine = [span for span in all_spans(run, name) if works_on(run, kind, name, span.dataset)]
+    return Ledger(run_dir, name).unpublished(mine)
+
+
+def given_up(run_dir: RunDir) -> set[str]:
+    """Return the datasets that cannot be scored: further responses to them are no use."""
+    names = _files.names(run_dir.results_folder)
+    return {name.removesuffix(".error") for name in names if name.endswith(".error")}
+
+
+def unbuildable(run_dir: RunDir) -> list[str]:
+    """Return the datasets whose requests cannot be built, in alphabetical order."""
+    names = _files.names(run_dir.requests_folder)
+    return sorted(name.removesuffix(".error") for name in names if name.endswith(".error"))
+
+
+def unscored_datasets(run_dir: RunDir, run: Run) -> list[Dataset]:
+    """Return the datasets with neither results nor an error."""
+    left = Ledger(run_dir, "results").unpublished(all_spans(run, "results"))
+    names = {span.dataset for span in left}
+    return [dataset for dataset in run.suite.datasets if dataset.name in names]
+
+
+def request_indexes(run_dir: RunDir, run: Run) -> dict[str, DatasetRequests]:
+    """Return the indexes of the datasets' requests, without any that cannot be read."""
+    found = {}
+    for dataset in run.suite.datasets:
+        with contextlib.suppress(RecordError):
+            path = run_dir.requests_index(dataset.name)
+            found[dataset.name] = _files.read_record(path, DatasetRequests)
+    return found
+
+
+def recorded_answers(run_dir: RunDir, datasets: Iterable[str]) -> dict[str, Answer]:
+    """Return the answers about some datasets so far by question, those of all attempts."""
+    found: dict[str, Answer] = {}
+    for folder in (run_dir.published_folder("answers", dataset) for dataset in datasets):
+        for name in sorted(_files.names(folder)):
+            if name.endswith((".jsonl", ".part")) and not name.startswith("."):
+                for line in _files.whole_lines(folder / name):
+                    with contextlib.suppress(ValueError):
+                        answer = Answer.model_validate_json(line)
+                        found.setdefault(answer.id, answer)
+    return found

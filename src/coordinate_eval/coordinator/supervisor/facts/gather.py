@@ -7,9 +7,13 @@ from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.report.failures import Failure, read_failures, read_trials_of
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import LEDGERS, Ledger, LedgerName
-from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable, unscored_datasets
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
-from coordinate_eval.coordinator.run.claiming.work import all_spans, claimable
+from coordinate_eval.coordinator.run.claiming.work import (
+    all_spans,
+    claimable,
+    unbuildable,
+    unscored_datasets,
+)
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (

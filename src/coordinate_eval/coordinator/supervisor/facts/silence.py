@@ -9,8 +9,8 @@ from pathlib import Path
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.planning.plan import Plan
-from coordinate_eval.coordinator.run.claiming.outcomes import request_indexes
 from coordinate_eval.coordinator.run.claiming.pullers import kind_of
+from coordinate_eval.coordinator.run.claiming.work import request_indexes
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.troubles.hangs import answer_seconds

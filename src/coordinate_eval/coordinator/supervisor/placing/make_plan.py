@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.planning.prepare import (
     queued_nodes,
     with_plan,
 )
-from coordinate_eval.coordinator.run.claiming.outcomes import unbuildable
+from coordinate_eval.coordinator.run.claiming.work import unbuildable
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, write_planned
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns

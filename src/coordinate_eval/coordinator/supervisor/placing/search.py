@@ -9,7 +9,7 @@ from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.planning.places import avoiding
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.claiming.outcomes import given_up
+from coordinate_eval.coordinator.run.claiming.work import given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.rounds import nodes_in_vain, read_rounds

@@ -26,14 +26,14 @@ from typing import Literal
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger, own_task
-from coordinate_eval.coordinator.run.claiming.outcomes import given_up
-from coordinate_eval.coordinator.run.claiming.portions import (
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers
+from coordinate_eval.coordinator.run.claiming.work import (
+    claimable,
+    given_up,
     portions_with_questions,
     recorded_answers,
-    unanswered_portions,
+    unfinished,
 )
-from coordinate_eval.coordinator.run.claiming.pullers import Pullers
-from coordinate_eval.coordinator.run.claiming.work import claimable
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
@@ -41,7 +41,7 @@ from coordinate_eval.coordinator.workers.judging.budget import Budget, Spent, mo
 from coordinate_eval.coordinator.workers.judging.judge_run import JudgeRun, JudgeRunEnded
 from coordinate_eval.coordinator.workers.judging.kept_answers import KeptAnswers
 from coordinate_eval.coordinator.workers.judging.odd_answers import count_odd
-from coordinate_eval.coordinator.workers.supervision import Supervision
+from coordinate_eval.coordinator.workers.signs_of_life import Supervision
 from coordinate_eval.errors import (
     ClusterError,
     CoordinateError,
@@ -141,7 +141,7 @@ class _JudgeJob:
         self._ledger = Ledger(run_dir, "answers")
         cache = Path(run.settings.cache_dir).expanduser()
         self._kept = KeptAnswers(cache, self._settings.name)
-        self._answers = recorded_answers(run_dir, run)
+        self._answers = recorded_answers(run_dir, run.judged)
         self._budget = Budget(self._settings, self._answers.values())
         self._queue: deque[Question] = deque()
         self._waiting: dict[str, list[_OpenPortion]] = {}
@@ -189,7 +189,7 @@ class _JudgeJob:
                 elif self._waiting:
                     raise JudgeSilent(self._aside[-1])
                 elif (
-                    not unanswered_portions(self._dir, self._run, judged=True)
+                    not unfinished(self._dir, self._run, Pullers.JUDGE)
                     or time.monotonic() - busy_at > IDLE_SECONDS
                     or supervision.is_lost()
                 ):
@@ -252,7 +252,7 @@ class _JudgeJob:
         lost = given_up(self._dir)
         return any(
             portion not in written
-            for portion in unanswered_portions(self._dir, self._run, judged=True)
+            for portion in unfinished(self._dir, self._run, Pullers.JUDGE)
             if portion.dataset not in lost
         )
 

@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.workers.signals import (
     StopRequested,
     stop_on_signals,
 )
-from coordinate_eval.coordinator.workers.supervision import Supervision
+from coordinate_eval.coordinator.workers.signs_of_life import Supervision
 
 WATCH_SECONDS = 1.0
 """Time between two looks at whether the node is released."""
