@@ -13,14 +13,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 from benchmarks._virtual_time import VirtualTime
 from coordinate_eval.errors import ClusterError
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.settings import SlurmSettings
-from coordinate_eval.slurm.shared_queue import SharedQueue
 
 GPUS, CPUS, MEMORY_MIB = 8, 128, 1_000_000
 """Of each node."""
@@ -264,15 +262,11 @@ class SimulatedSlurm(SlurmCluster):
         settings: of the site.
         controller: the simulated one.
         user: whose jobs these are.
-        shared: in which his supervisors tell each other what they saw.
     """
 
-    def __init__(
-        self, settings: SlurmSettings, controller: Controller, user: str, shared: Path
-    ) -> None:
+    def __init__(self, settings: SlurmSettings, controller: Controller, user: str) -> None:
         super().__init__(settings)
         self._made = Client(controller, user)
-        self._queue = SharedQueue(shared, "simulated", self._reader.tasks)
 
     @cached_property
     def client(self) -> "Client":

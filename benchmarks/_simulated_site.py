@@ -62,8 +62,7 @@ class Site:
     ) -> SimulatedRun:
         """Ask for the scores of a checkpoint, whose prompts are built. Return its run."""
         checkpoint = CHECKPOINT.model_copy(update={"path": f"/ckpt/{name}", "identity": name})
-        shared = Path(settings.runs_dir) / ".queue"
-        cluster = SimulatedSlurm(settings.slurm, self.controller, user, shared)
+        cluster = SimulatedSlurm(settings.slurm, self.controller, user)
         made = new_run(Inputs(checkpoint, what, settings), "slurm", exclusive=False)
         run_dir = create(Path(settings.runs_dir) / made.id, made)
         for dataset in what.datasets:

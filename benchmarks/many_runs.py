@@ -14,10 +14,6 @@ list of nodes 0.3 s), and what a supervisor computes takes as long as it does he
   median, and that of the last run. Runs that choose the same nodes at the same moment look again.
   They leave the first nodes to the older ones of them: eight runs of six datasets on 100 nodes
   began 3 to 9 s after the call, and 3 to 39 s before they did, one with each poll.
-  (The rows of ten and a hundred below are from before one answer of squeue served all runs. With
-  it, and fifty runs of ten datasets on 300 nodes, calls fell from 202 to 15 a minute, the last
-  run's first trial began after 30 s in place of 82, and the median reaction took 2.7 s in place of
-  3.5; CPU seconds a minute were 0.52 both times.)
 - *Reaction* is the time from the end of a trial's job to the decision that follows, after a poll.
 - *CPU* is that of a supervisor, for each minute of its run, without the processes of Slurm's
   commands, which are the scheduler's own.
@@ -148,7 +144,7 @@ def read(count: int, tasks: int) -> list[tuple[str, str, str]]:
     """Return what it takes to read the answers of a cluster of so many nodes and tasks."""
     with folder() as name, VirtualTime() as clock:
         site = Site(clock, Path(name), nodes(count))
-        cluster = SimulatedSlurm(SlurmSettings(), site.controller, "user", Path(name))
+        cluster = SimulatedSlurm(SlurmSettings(), site.controller, "user")
         texts: list[float] = []
 
         def look() -> None:

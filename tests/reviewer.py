@@ -110,9 +110,6 @@ class FakeCluster:
             if job.name.startswith(prefix)
         ]
 
-    def look(self, prefix: str, *, patient: bool = False) -> list[TaskStatus] | None:
-        return self.poll(prefix)
-
     def cancel(self, job_ids: list[str]) -> None:
         raise AssertionError("nothing is to be cancelled")
 

@@ -191,10 +191,6 @@ class RayCluster:
             self._tasks.append(_Task(job, job_id, index, log, handle))
         return job_id
 
-    def look(self, prefix: str, *, patient: bool = False) -> list[TaskStatus]:
-        """Return what `poll` does: no other process knows of these tasks."""
-        return self.poll(prefix)
-
     def poll(self, prefix: str) -> list[TaskStatus]:
         """Return all tasks of this process whose job name starts with `prefix`."""
         mine = [t for t in self._tasks if t.job.name.startswith(prefix)]

@@ -112,7 +112,7 @@ def test_a_run_writes_what_the_page_says(tmp_path: Path) -> None:
                                                   "causes/<job>.json",
                                                   "reviewed.json")}  # fmt: skip
     # Other runs share no scheduler with it.
-    rare |= {row for row in known if "/.nodes-" in row or "/.queue-" in row}
+    rare |= {row for row in known if "/.nodes-" in row}
     rare |= {row for row in known if "/.doctor-" in row or "/.removed-" in row}  # other commands
     rare |= {row for row in known if "/.refused-" in row or row.endswith("/watch.log")}
     rare |= {row for row in known if "engines-" in row}  # the simulated engine compiles nothing

@@ -18,7 +18,6 @@ from coordinate_eval.slurm.answers.refusals import refusal
 from coordinate_eval.slurm.client import SlurmClient, slurm_configured
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.settings import SlurmSettings
-from coordinate_eval.slurm.shared_queue import SharedQueue
 
 FAKES = Path(__file__).parents[1] / "fakes"
 
@@ -127,9 +126,7 @@ def test_a_submission_without_an_id_may_exist(says: Says, tmp_path: Path) -> Non
         SlurmCluster(SlurmSettings()).submit(job)
 
 
-def test_a_job_of_an_sbatch_that_was_ended_is_looked_for_in_an_answer_of_ones_own(
-    says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_sbatch_that_would_ask_again_by_itself_is_ended(says: Says, tmp_path: Path) -> None:
     from coordinate_eval.clusters.protocol import Job
 
     says(output="PartitionName=low Default=YES State=UP\n")
@@ -137,12 +134,9 @@ def test_a_job_of_an_sbatch_that_was_ended_is_looked_for_in_an_answer_of_ones_ow
     words = "Slurm temporarily unable to accept job, sleeping and retrying"
     (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{words}' >&2\nexec sleep 300\n")
     (tmp_path / "sbatch").chmod(0o700)
-    distrusts: list[SharedQueue] = []
-    monkeypatch.setattr(SharedQueue, "distrust", lambda queue: distrusts.append(queue))
     job = Job(name="n", argv=("x",), minutes=5, log=str(tmp_path / "log"))
     with pytest.raises(SubmitLater, match=words):
         SlurmCluster(SlurmSettings(timeout_seconds=290)).submit(job)
-    assert distrusts
 
 
 def test_a_job_longer_than_its_partition_allows_is_refused(says: Says, tmp_path: Path) -> None:

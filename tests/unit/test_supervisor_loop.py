@@ -17,10 +17,9 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, Submitted
-from coordinate_eval.coordinator.supervisor import handover, loop
+from coordinate_eval.coordinator.run.records import Submitted
+from coordinate_eval.coordinator.supervisor import handover
 from coordinate_eval.coordinator.supervisor.decisions import ends
-from coordinate_eval.coordinator.supervisor.decisions.values import Action, Cancel, Facts
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
 from coordinate_eval.coordinator.workers.on_node import node_memory
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
@@ -337,38 +336,3 @@ def test_a_run_whose_next_supervisor_is_never_taken_ends_with_the_reason(tmp_pat
     assert results is not None
     name = jobs.supervisor_name(run, 2)
     assert results["reason"] == (f"the scheduler refused {name}: Requested reservation is invalid")
-
-
-class Old(FakeCluster):
-    """A scheduler whose answers to others are old: a job that runs is still pending in them."""
-
-    def __init__(self, job: str) -> None:
-        super().__init__()
-        self._job = job
-
-    def poll(self, prefix: str) -> list[TaskStatus]:
-        return [self._task(State.RUNNING)]
-
-    def look(self, prefix: str, *, patient: bool = False) -> list[TaskStatus]:
-        return [self._task(State.PENDING)]
-
-    def _task(self, state: State) -> TaskStatus:
-        return TaskStatus(job_id="7", name=self._job, state=state)
-
-
-def test_a_supervisor_asks_for_itself_before_it_cancels_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-
-    def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
-        seen.append([task.state for task in facts.tasks])
-        late = [task.job_id for task in facts.tasks if task.state is State.PENDING]
-        return [Cancel(tuple(late), "not started")] if late else []
-
-    monkeypatch.setattr(loop, "decide", decide)
-    run_dir = RunDir(tmp_path)
-    run = make_run(folder=str(tmp_path))
-    _files.write_record(run_dir.run, run)
-    assert not Supervisor(run_dir, Old(f"{jobs.prefix(run)}trial0-n1")).step()
-    assert seen == [[State.PENDING], [State.RUNNING]]

@@ -368,15 +368,6 @@ class Cluster(Protocol):
         """
         ...
 
-    def look(self, prefix: str, *, patient: bool = False) -> list[TaskStatus] | None:
-        """Return what `poll` does; the answer may be one that another process has asked for.
-
-        It is not much older than the last look of this process, and has every job that this
-        process has submitted. With `patient` return None where nothing new is known and another
-        process is asking.
-        """
-        ...
-
     def cancel(self, job_ids: list[str]) -> None:
         """End jobs (`123`) or single tasks of them (`123_4`). Ids that are unknown are ignored."""
         ...

@@ -21,7 +21,6 @@ from coordinate_eval.slurm.places import Places
 from coordinate_eval.slurm.reader import Reader, reader_for
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
-from coordinate_eval.slurm.shared_queue import SharedQueue
 from coordinate_eval.slurm.time_limits import TimeLimits
 
 _IDS_PER_CANCEL = 500
@@ -37,17 +36,15 @@ class SlurmCluster:
 
     Args:
         settings: of the site.
-        shared: folder in which processes of the user that `look` tell each other what they saw.
     """
 
     name = "slurm"
     local = False
 
-    def __init__(self, settings: SlurmSettings, shared: Path | None = None) -> None:
+    def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
         self._several = "," in f"{settings.partition}{settings.cpu_partition}"
         """Jobs may be in several partitions."""
-        self._shared = shared
         self._partitions_of: dict[str, frozenset[str]] = {}  # by node, as it was last seen
         self._most_mib_per_cpu: dict[str, int] = {}  # by partition, as far as it is known
 
@@ -74,13 +71,6 @@ class SlurmCluster:
     @cached_property
     def _reader(self) -> Reader:
         return reader_for(self._settings.reader, self.client)
-
-    @cached_property
-    def _queue(self) -> SharedQueue:
-        # Slurm sets it in every job; a process outside of one has no other's answer.
-        cluster = os.environ.get("SLURM_CLUSTER_NAME", "") if self._shared is not None else ""
-        folder = (self._shared or Path()).expanduser()
-        return SharedQueue(folder, cluster, lambda: self._reader.tasks())
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -225,21 +215,14 @@ class SlurmCluster:
             answer = self.client.run(
                 "sbatch", *made.args, script=made.script, environment=environment
             )
-            job_id = read_job_id(answer)
         except SubmitRefused as error:
-            # An sbatch that was ended may have submitted the job after all.
-            self._queue.distrust()
             raise refusal(
                 str(error),
                 made.command(),
                 gpus=job.in_gpu_partition,
                 bare=job.in_gpu_partition and not job.gpus,
             ) from error
-        except ClusterSilent:
-            self._queue.distrust()
-            raise
-        self._queue.expect(job_id, job.name)
-        return job_id
+        return read_job_id(answer)
 
     def _learn_memory_limit(self, setting: str) -> int:
         """Return the most memory of a CPU in MiB for jobs of a partition, 0 without a limit."""
@@ -266,17 +249,6 @@ class SlurmCluster:
         """
         tasks = read_tasks(self._reader.tasks(), prefix)
         return in_several_partitions(tasks) if self._several else tasks
-
-    def look(self, prefix: str, *, patient: bool = False) -> list[TaskStatus] | None:
-        """Return what `poll` does, of an answer that another process may have asked for.
-
-        With `patient` return None where nothing new is known and another one is asking.
-
-        Raises:
-            ClusterSilent: no answer.
-        """
-        tasks = self._queue.look(prefix, patient=patient)
-        return in_several_partitions(tasks) if tasks and self._several else tasks
 
     def cancel(self, job_ids: list[str]) -> None:
         """End jobs (`123`) and tasks (`123_4`). Ignores those that have ended or never existed.

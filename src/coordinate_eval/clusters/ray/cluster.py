@@ -146,14 +146,6 @@ class SharedRayCluster:
         """
         return [TaskStatus.model_validate(each) for each in self._call("poll", prefix=prefix)]
 
-    def look(self, prefix: str, *, patient: bool = False) -> list[TaskStatus]:
-        """Return what `poll` does: a Ray cluster is asked by each process for itself.
-
-        Raises:
-            ClusterSilent: no answer.
-        """
-        return self.poll(prefix)
-
     def cancel(self, job_ids: list[str]) -> None:
         """End jobs and tasks. Those that have ended are ignored.
 

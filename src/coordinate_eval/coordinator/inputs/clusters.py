@@ -4,7 +4,6 @@ To add one, write a class with the protocol of `clusters/protocol.py`, a functio
 it from the settings, and a line in `_MAKERS`.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -78,7 +77,7 @@ def patiently(ask: Callable[[], T]) -> T:
 def _slurm(settings: Settings) -> Cluster:
     from coordinate_eval.slurm.cluster import SlurmCluster
 
-    return SlurmCluster(settings.slurm, Path(settings.runs_dir) / f".queue-{os.geteuid()}")
+    return SlurmCluster(settings.slurm)
 
 
 def _ray(settings: Settings) -> Cluster:

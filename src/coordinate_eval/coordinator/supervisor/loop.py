@@ -46,9 +46,9 @@ from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts, refresh_listings
 from coordinate_eval.coordinator.supervisor.facts.silence import Silence
 from coordinate_eval.coordinator.supervisor.handover import Handover
-from coordinate_eval.coordinator.supervisor.pace import Pace
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.search import Search
+from coordinate_eval.coordinator.supervisor.polls import Polls
 from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.coordinator.supervisor.revoking import revoke
 from coordinate_eval.coordinator.supervisor.submitting import Submitter
@@ -134,7 +134,7 @@ class Supervisor:
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
-        self._pace = Pace(cluster, jobs.prefix(self._run), self._poll_seconds)
+        self._polls = Polls(cluster, jobs.prefix(self._run))
         self._faults = self._silences = 0
         self._job_limit = False
         self._search = Search(
@@ -161,8 +161,7 @@ class Supervisor:
             while not self.step():
                 self._beside()
                 watch = not (self._faults or self._silences)
-                if self._wait(self.pause_seconds, watch=watch):
-                    self._pace.at_once()
+                self._wait(self.pause_seconds, watch=watch)
             if self.results is not None:
                 self._drain()
                 sweep(
@@ -220,29 +219,23 @@ class Supervisor:
         check_there(self._dir)
         self._check_epoch()
         leaves = self._handover.due
+        tasks = self._polls.tasks()
         if leaves:
-            self._pace.at_once()
-        tasks = self._pace.tasks()
+            left = self._handover.submit(self._run, tasks, self._epoch + 1)
+            if isinstance(left, Finish):
+                return self._finish(left, self._facts(tasks))
+            if left and self._handover.has_to_leave:
+                return True
         goes_on = False
-        if tasks is not None:
-            if leaves:
-                left = self._handover.submit(self._run, tasks, self._epoch + 1)
-                if isinstance(left, Finish):
-                    return self._finish(left, self._facts(tasks))
-                if left and self._handover.has_to_leave:
-                    return True
-            facts, actions = self._decide(tasks)
-            for action in actions:
-                found = self._act(action, facts)
-                if isinstance(found, Finish):
-                    return self._finish(found, facts)
-                goes_on = goes_on or found
-            self._show_first_signal()
+        facts, actions = self._decide(tasks)
+        for action in actions:
+            found = self._act(action, facts)
+            if isinstance(found, Finish):
+                return self._finish(found, facts)
+            goes_on = goes_on or found
+        self._show_first_signal()
         self._faults = self._silences = 0
-        if goes_on:
-            self._pace.at_once()
-            return None
-        return False
+        return None if goes_on else False
 
     def _bear(self, error: Exception) -> None:
         """Say what went wrong, and try again later.
@@ -261,32 +254,28 @@ class Supervisor:
         if self._faults > MAX_FAULTS:
             raise error
         self._tell(_describe(error))
-        self._pace.at_once()
 
     @property
     def pause_seconds(self) -> float:
         """Return the seconds until the next step: ever more after errors."""
         failures = self._faults + self._silences
-        if not failures:
-            return self._poll_seconds
-        doubled = self._poll_seconds * 2.0 ** min(failures, 16)
-        return self._pace.slower * min(MAX_BACKOFF_SECONDS, doubled)
+        seconds = self._poll_seconds
+        if failures:
+            seconds = min(MAX_BACKOFF_SECONDS, seconds * 2.0 ** min(failures, 16))
+        return self._polls.slower * seconds
 
     def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
-        """Gather facts and decide. Look again before what cannot be undone.
-
-        Listings of files may be old, and so may what another run was told about the tasks.
-        """
+        """Gather facts and decide. Look again before an action that follows from missing files."""
         facts = self._facts(tasks)
         actions = decide(self._run, self._dir, facts)
         if any(
-            isinstance(a, Cancel | EndTrial | Note | Revoke)
+            isinstance(a, EndTrial | Revoke)
             or (isinstance(a, NewRound) and self._search.may_search(self._run, facts))
             or (isinstance(a, Finish) and a.why)
             for a in actions
         ):
             refresh_listings(self._dir, [dataset.name for dataset in self._run.suite.datasets])
-            facts = self._facts(self._pace.asked())
+            facts = self._facts(tasks)
             actions = decide(self._run, self._dir, facts)
         self._show(facts)
         return facts, actions
@@ -392,18 +381,14 @@ class Supervisor:
             self._run, self._cluster, self._poll_seconds, self._check_epoch, self._successors
         )
 
-    def _wait(self, seconds: float, *, watch: bool) -> bool:
-        """Sleep; return early, and True, when it is time to hand over.
-
-        With `watch` also when something is there to be done.
-        """
+    def _wait(self, seconds: float, *, watch: bool) -> None:
+        """Sleep until it is time to hand over or, with `watch`, something is there to be done."""
         end = time.monotonic() + seconds
         building = not self._run.planned and not self._is_built()
         while time.monotonic() < end:
             if self._handover.asked or (watch and self._is_due(building=building)):
-                return True
+                return
             time.sleep(min(1.0, max(0.2, self._poll_seconds / 10), self._poll_seconds))
-        return False
 
     def _is_due(self, *, building: bool) -> bool:
         """Return whether everything is scored or, after `building`, everything is built."""

@@ -1,31 +1,53 @@
-"""Tasks that stay in Slurm's COMPLETING, as after a hang, hold up no run."""
+"""What a supervisor makes of a poll.
 
+Tasks that stay in Slurm's COMPLETING, as after a hang, hold up no run. With more runs of a user
+each asks less often.
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.decisions import DIR, KEEP, RUN, SPANS, TRIAL, facts, submitted, waiting_for
 from tests.random_examples import examples
+from tests.reviewer import FakeCluster
 
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import NewRound, Revoke
-from coordinate_eval.coordinator.supervisor.facts.completing import GONE_SECONDS, Completing
+from coordinate_eval.coordinator.supervisor.polls import GONE_SECONDS, Polls, slow_down
 from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_tasks
 
 STUCK = TaskStatus(name=TRIAL[0], job_id="7", index=0, state=State.RUNNING, completing=True)
 
 
+class Says(FakeCluster):
+    """A scheduler that knows these tasks, and others of the same user."""
+
+    def __init__(self, *tasks: TaskStatus) -> None:
+        super().__init__()
+        self.tasks = tasks
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        return [task for task in self.tasks if task.name.startswith(prefix)]
+
+
+def polls(cluster: Says, clock: Callable[[], float]) -> Polls:
+    return Polls(cluster, TRIAL[0], clock)
+
+
 def test_a_task_that_does_not_end_is_gone_after_a_while() -> None:
     now = [50.0]
-    completing = Completing(lambda: now[0])
     running = STUCK.model_copy(update={"index": 1, "completing": False})
-    assert completing.without_gone([STUCK, running]) == [STUCK, running]
+    asked = polls(Says(STUCK, running), lambda: now[0])
+    assert asked.tasks() == [STUCK, running]
     now[0] += GONE_SECONDS - 1
-    assert completing.without_gone([STUCK, running]) == [STUCK, running]
+    assert asked.tasks() == [STUCK, running]
     now[0] += 1
-    gone, other = completing.without_gone([STUCK, running])
+    gone, other = asked.tasks()
     assert (gone.state, other) == (State.ENDED, running)
 
 
@@ -33,11 +55,13 @@ def test_a_task_that_does_not_end_is_gone_after_a_while() -> None:
 @examples(50)
 def test_only_who_completes_all_that_time_is_gone(seen: list[tuple[float, bool]]) -> None:
     now, since = 0.0, None
-    completing = Completing(lambda: now)
+    cluster = Says()
+    asked = polls(cluster, lambda: now)
     for pause, is_completing in seen:
         now += pause
         since = (now if since is None else since) if is_completing else None
-        (found,) = completing.without_gone([STUCK.model_copy(update={"completing": is_completing})])
+        cluster.tasks = (STUCK.model_copy(update={"completing": is_completing}),)
+        (found,) = asked.tasks()
         late = since is not None and now - since >= GONE_SECONDS
         assert found.state is (State.ENDED if late else State.RUNNING)
 
@@ -64,3 +88,31 @@ def test_squeue_says_which_task_is_completing() -> None:
     assert (task.state, task.completing) == (State.RUNNING, True)
     (task,) = read_tasks(f"{record}7_0|RUNNING|None|n1|ce-x\n", "ce-")
     assert not task.completing
+
+
+def task(name: str, state: State = State.RUNNING) -> TaskStatus:
+    return TaskStatus(name=name, job_id="1", state=state)
+
+
+@pytest.mark.parametrize(("runs", "factor"), [(0, 1), (1, 1), (4, 2), (100, 10)])
+def test_the_pace_falls_with_the_number_of_runs(runs: int, factor: float) -> None:
+    assert slow_down(task(f"ce-step-{n}.abc-super1") for n in range(runs)) == factor
+
+
+def test_only_living_supervisors_count_and_each_run_once() -> None:
+    many = range(100)
+    tasks = [
+        *(task("ce-r.abc-super1", State.PENDING) for _ in many),
+        *(task(f"ce-r.abc-super{n}") for n in many),
+        *(task(f"ce-old-{n}.abc-super1", State.ENDED) for n in many),
+        *(task(f"ce-other-{n}.abc-trial0-node{n}") for n in many),
+        *(task(f"somebody's job {n}") for n in many),
+    ]
+    assert slow_down(tasks) == 1
+
+
+def test_a_run_hears_of_its_own_tasks_alone_and_slows_down_for_others() -> None:
+    mine = task(TRIAL[0])
+    asked = polls(Says(mine, *(task(f"ce-step-{n}.abc-super1") for n in range(9))), lambda: 0.0)
+    assert asked.tasks() == [mine]
+    assert asked.slower == 3
