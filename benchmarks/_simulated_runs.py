@@ -369,15 +369,14 @@ class _Supervisor(Supervisor):
         self.looking_seconds = 0.0
         """CPU seconds of the looks that are left out."""
 
-    def _wait(self, seconds: float, *, watch: bool) -> bool:
+    def _wait(self, seconds: float, *, watch: bool) -> None:
         begun = time.thread_time()
         if watch and self._is_due(building=False):
-            return True
+            return
         each, began = time.thread_time() - begun, self._simulated.clock.now
         self._simulated.clock.sleep(seconds, self._simulated.scored if watch else None)
         slept = self._simulated.clock.now - began
         self.looking_seconds += each * slept / max(0.2, self._poll_seconds / 10)
-        return slept < seconds
 
 
 class _Work:

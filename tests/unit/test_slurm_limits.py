@@ -106,6 +106,7 @@ def test_the_limit_of_the_users_own_account_counts() -> None:
 def test_a_qos_goes_before_an_account_and_that_of_the_partition_first() -> None:
     assert allowed(partition(), qos="long") == Longest(2880, "MaxWall of QOS long")
     assert allowed(partition(), qos="tiny") == Longest(10, "MaxWall of QOS tiny")
+    assert allowed(partition(), qos="long,tiny") == Longest(10, "MaxWall of QOS tiny")
     assert allowed(partition(qos="tiny"), qos="long") == Longest(10, "MaxWall of QOS tiny")
     assert allowed(partition(qos="normal"), qos="normal").why == "MaxWall of account lab"
     assert allowed(partition(qos="unknown")).why == "MaxWall of account lab"

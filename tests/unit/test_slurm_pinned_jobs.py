@@ -1,4 +1,4 @@
-"""Jobs where the settings name several partitions: pinned to a node, and kept out of one."""
+"""Jobs where the settings name several partitions or QOS: pinned to a node, and kept out of one."""
 
 import os
 from pathlib import Path
@@ -83,9 +83,11 @@ def test_what_keeps_a_job_out_of_one_partition_ends_no_wait(
     (tmp_path / "squeue").write_text(f"#!/bin/sh\nprintf '\\0367_0|PENDING|{reason}||ce-t\\n'\n")
     (tmp_path / "squeue").chmod(0o755)
     one = SlurmCluster(SlurmSettings(partition="low", reader="commands"))
-    [task] = cluster.poll("ce-")
-    assert (task.never_starts, task.waits) == (never, waits)
-    assert ("in one of its partitions" in task.means) == (waits is Waits.CLUSTER)
-    assert task.reason == reason
+    several_qos = SlurmCluster(SlurmSettings(qos="a,b", reader="commands"))
+    for with_choice in (cluster, several_qos):
+        [task] = with_choice.poll("ce-")
+        assert (task.never_starts, task.waits) == (never, waits)
+        assert ("in one of its partitions or QOS" in task.means) == (waits is Waits.CLUSTER)
+        assert task.reason == reason
     [task] = one.poll("ce-")
     assert task.never_starts == (reason != "Priority")

@@ -12,7 +12,7 @@ from coordinate_eval.clusters.protocol import Busy, Job, JobLimits, Node, ShownJ
 from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes, read_places
 from coordinate_eval.slurm.answers.partitions import Partition
-from coordinate_eval.slurm.answers.queue import in_several_partitions, read_job_id, read_tasks
+from coordinate_eval.slurm.answers.queue import read_job_id, read_tasks, with_choice
 from coordinate_eval.slurm.answers.refusals import refusal
 from coordinate_eval.slurm.answers.reservations import Reservation, clock
 from coordinate_eval.slurm.client import SlurmClient, slurm_configured
@@ -43,8 +43,9 @@ class SlurmCluster:
 
     def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
-        self._several = "," in f"{settings.partition}{settings.cpu_partition}"
-        """Jobs may be in several partitions."""
+        places = settings.partition, settings.cpu_partition, settings.qos, settings.cpu_qos
+        self._choice = any("," in names for names in places)
+        """Jobs may start in several partitions, or with several QOS."""
         self._partitions_of: dict[str, frozenset[str]] = {}  # by node, as it was last seen
         self._most_mib_per_cpu: dict[str, int] = {}  # by partition, as far as it is known
 
@@ -235,7 +236,7 @@ class SlurmCluster:
 
         They are asked for where no list of nodes has been read that has it.
         """
-        if job.node is None or not self._several:
+        if job.node is None or "," not in self._settings.of(job.in_gpu_partition).partition:
             return frozenset()
         if job.node not in self._partitions_of:
             self._partitions_of = read_places(self._reader.nodes())
@@ -248,7 +249,7 @@ class SlurmCluster:
             ClusterSilent: no answer.
         """
         tasks = read_tasks(self._reader.tasks(), prefix)
-        return in_several_partitions(tasks) if self._several else tasks
+        return with_choice(tasks) if self._choice else tasks
 
     def cancel(self, job_ids: list[str]) -> None:
         """End jobs (`123`) and tasks (`123_4`). Ignores those that have ended or never existed.

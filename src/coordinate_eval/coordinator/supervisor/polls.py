@@ -1,4 +1,4 @@
-"""What the scheduler says of a run's tasks, and how often it is asked, beside the user's other runs."""
+"""What the scheduler says of a run's tasks, and how much less often it is asked for many runs."""
 
 import math
 import time

@@ -5,6 +5,7 @@ Slurm takes the first that is set of: the QOS of the partition, that of the job,
 that asks for more is refused, or stays pending for ever. Nothing here runs a command.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Iterable
@@ -71,15 +72,16 @@ def read_accounting(text: str, user: str) -> Accounting:
 def longest(
     partitions: Iterable[Partition], account: str, qos: str, accounting: Accounting
 ) -> Longest:
-    """Return how long a job may be that can start in any of these partitions.
+    """Return how long a job may be that can start in each of these partitions, with each QOS.
 
     Args:
         partitions: of the job.
         account: of the job; '' for the user's default.
-        qos: of the job; '' for the default.
+        qos: of the job, separated by commas; '' for the default.
         accounting: what the controller enforces.
     """
-    each = [_in_partition(p, account, qos, accounting) for p in partitions]
+    choice = itertools.product(partitions, qos.split(","))
+    each = [_in_partition(partition, account, name, accounting) for partition, name in choice]
     shortest = min(each, key=lambda limit: limit.minutes, default=Longest())
     return shortest if math.isfinite(shortest.minutes) else Longest()
 

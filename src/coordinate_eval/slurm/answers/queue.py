@@ -65,14 +65,17 @@ def read_tasks(text: str, prefix: str) -> list[TaskStatus]:
     return [task for fields in found if (task := _task_of(fields, prefix))]
 
 
-def in_several_partitions(tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
-    """Return tasks of jobs that may start in any of several partitions.
+def with_choice(tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
+    """Return tasks of jobs that may start in any of several partitions, or with any of several QOS.
 
     What keeps them out of one of these ends no wait.
     """
     return [
         task.model_copy(
-            update={"waits": Waits.CLUSTER, "means": f"{task.means}, in one of its partitions"}
+            update={
+                "waits": Waits.CLUSTER,
+                "means": f"{task.means}, in one of its partitions or QOS",
+            }
         )
         if task.never_starts and read_reason(task.reason).of_partition
         else task

@@ -16,9 +16,9 @@ class Reason:
     """A kind of reason: what a job waits for, what that means, and what a person does about it.
 
     `names` are as the documentation shows them, and `pattern` matches them with single blanks in
-    place of underscores, whatever the case. Without `cure` nobody has to do anything. Of a job in
-    several partitions Slurm gives the reason of the one that it looked at last: with `of_partition`
-    the job may start in another.
+    place of underscores, whatever the case. Without `cure` nobody has to do anything. Of a job with
+    several partitions or QOS Slurm gives the reason of the one that it looked at last: with
+    `of_partition` the job may start in another.
     """
 
     names: str
