@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS := $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-long check bench docs lock slurm-up slurm-down clean
+.PHONY: demo test test-fast test-long test-slurm check bench docs lock slurm-up slurm-down clean
 
 $(READY): pyproject.toml requirements.txt scripts/setup.sh
 	PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV)
@@ -35,10 +35,16 @@ test: $(READY)
 	$(PYTEST)
 
 # Rarely, hours: thirty times as many random examples, plans and faults, and all hostile programs, also
-# with the versions of bubblewrap that scripts/old_bubblewrap.sh builds.
+# with the versions of bubblewrap that scripts/old_bubblewrap.sh builds. Then newer Slurms.
 test-long: $(READY)
 	bash scripts/packages.sh
 	TEST_LONG=1 $(PYTEST) -m 'random or hypothesis or hostile' --timeout 14400
+	$(MAKE) test-slurm RELEASE=trixie
+	$(MAKE) test-slurm RELEASE=sid
+
+# The tests of Slurm with that of another release of Debian, as root: RELEASE=trixie has 24.11, sid 26.05.
+test-slurm: $(READY)
+	bash scripts/slurm_release.sh $(RELEASE) $(BIN)/python -m pytest tests/slurm -p no:cacheprovider
 
 check: $(READY)
 	$(BIN)/ruff format --check .
