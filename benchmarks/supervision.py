@@ -9,8 +9,7 @@ are its CPU seconds for one decision, and how often it opens a file or lists a f
 a network file system each of these is a request to a server. Seconds are medians.
 
 The answers of the scheduler are read beside it: of squeue for 100 runs of one user, with 40 tasks
-each. A supervisor reads one a poll, which another may have asked for. Where a user has more than
-ten runs at a time, each decides less often while none of its jobs changes.
+each. A supervisor reads one a poll. The more runs a user has at a time, the less often each polls.
 """
 
 import argparse
