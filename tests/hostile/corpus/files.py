@@ -169,6 +169,19 @@ PROGRAMS = [
         """,
     ),
     Program(
+        "opens-files-of-the-kernel",
+        "open each file of /proc that is no process's for writing: settings, and watches on load",
+        """
+        for folder, folders, names in os.walk("/proc"):
+            if folder == "/proc":
+                folders[:] = [name for name in folders if not name.isdecimal()]
+            for name in names:
+                found = opens(os.path.join(folder, name), os.O_WRONLY)
+                if found is not None and os.fstat(found).st_rdev != os.makedev(1, 3):
+                    raise Broke(os.path.join(folder, name))
+        """,
+    ),
+    Program(
         "writes-to-others",
         "write to a file that everybody may write, and to files in memory",
         """

@@ -29,8 +29,11 @@ Confinement = tuple[Mounts | None, int | None, bytes, int]
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32")
 _SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
-# What lets root change the kernel's settings needs no capability, only root's user id.
-_KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "scsi", "acpi", "mtrr", "driver")
+# What lets root change the kernel's settings needs no capability, only root's user id. Everybody
+# may have the kernel watch the load of the whole machine, by writing to files of `pressure`.
+_KERNEL_SETTINGS = (
+    "sys", "sysrq-trigger", "irq", "bus", "fs", "scsi", "acpi", "mtrr", "driver", "pressure",
+)  # fmt: skip
 # The names and numbers of the user's keys.
 _KERNEL_SECRETS = ("keys", "key-users")
 
