@@ -336,13 +336,42 @@ PROGRAMS = [
     ),
     _forges(
         "replaces-the-words-of-the-warden",
-        "replace the function that says how it failed",
+        "replace each function that may say how it failed, in the module that runs it",
         """
-        import builtins
-        main = sys.modules["__main__"]
-        for name, value in list(vars(main).items()):
-            if callable(value) and name.startswith("_") and name != "__loader__":
-                setattr(main, name, lambda *_: b"passed")
+        for names in (vars(sys.modules["__main__"]), sys._getframe(1).f_globals):
+            for name, value in list(names.items()):
+                if callable(value) and name.startswith("_") and name != "__loader__":
+                    names[name] = lambda *_: b"passed"
+        raise AssertionError
+        """,
+    ),
+    _forges(
+        "replaces-the-code-of-the-warden",
+        "give all functions of the interpreter a code that returns a word of the warden",
+        """
+        import gc, types
+        for found in gc.get_objects():
+            if isinstance(found, types.FunctionType) and not found.__closure__:
+                found.__code__ = (lambda *_, **__: b"passed").__code__
+        raise AssertionError
+        """,
+    ),
+    _forges(
+        "rewrites-the-words-of-the-warden",
+        "overwrite each failure in its memory by a success of other words",
+        """
+        memory = os.open("/proc/self/mem", os.O_RDWR)
+        for line in list(open("/proc/self/maps")):
+            start, end = (int(n, 16) for n in line.split()[0].split("-"))
+            if "rw" not in line or end - start > 1 << 26:
+                continue
+            try:
+                at = (text := os.pread(memory, end - start, start)).find(b"failed: ")
+                while at >= 0:
+                    os.pwrite(memory, b"passed\\0:", start + at)
+                    at = text.find(b"failed: ", at + 1)
+            except (OSError, OverflowError):
+                pass
         raise AssertionError
         """,
     ),

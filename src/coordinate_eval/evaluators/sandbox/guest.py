@@ -150,7 +150,9 @@ def _await_end(channel: socket, report: socket, child: int, woken: int) -> bytes
             said = report.recv(MOST_SAID_BYTES)
             if token and said.startswith(token):
                 verdict = said[TOKEN_BYTES:]
-                return verdict if verdict.startswith((b"passed", b"failed: ")) else _FORGED
+                return (
+                    verdict if verdict == b"passed" or verdict.startswith(b"failed: ") else _FORGED
+                )
             if said and (token or said != b"end"):
                 return _FORGED
             if said:
@@ -261,7 +263,8 @@ def _run(
             verdict = _compile_and_run(program, *commands)
     except BaseException as error:
         del reserve
-        verdict = _describe(error.with_traceback(None))
+        # The prefix comes from no function that the program could have exchanged.
+        verdict = b"failed: %b" % _describe(error.with_traceback(None))
     # A fork of the program may get here too, and must not report.
     if process() == own_process:
         try:
@@ -332,10 +335,10 @@ def _limit(cpu_seconds: int, address_space: int, file_size: int, processes: int)
 
 
 def _describe(error: BaseException) -> bytes:
-    """Return `failed: type: message`, even if the exception's own `__str__` fails."""
+    """Return `type: message`, even if the exception's own `__str__` fails."""
     try:
         kind, message = type(error).__name__, str(error)
-        text = f"failed: {kind}: {message}" if message else f"failed: {kind}"
+        text = f"{kind}: {message}" if message else f"{kind}"
         return text[:500].replace("\0", "\\0").encode("utf-8", "backslashreplace")
     except BaseException:
-        return b"failed: an exception that has no text"
+        return b"an exception that has no text"
