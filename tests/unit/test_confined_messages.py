@@ -56,6 +56,15 @@ def test_the_reply_to_the_command_is_read() -> None:
         b'{"number": 2}\n{"number": 2}\n',
         b'{"number": 2, "questions": [' + b"[" * 100_000,
         b'{"number": 2, "error": "\xff"}',
+        *(
+            b'{"number": 2, "results": {"dataset": "evil", "items": 1, "results": {}, %b}}' % more
+            for more in (
+                b'"judge": {"model": ["m"]}',
+                b'"judge": {"odd": {"cut": "all"}}',
+                b'"n_samples": {"evil": 5}',
+                b'"outputs": {"responses": -1}',
+            )
+        ),
     ],
 )
 def test_anything_else_is_no_reply(said: bytes) -> None:

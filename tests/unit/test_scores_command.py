@@ -161,6 +161,14 @@ def _judge(home: Path, step: int, *, items: int = 1, **changes: Any) -> None:
     _files.write_record(RunDir(home / f"step-{step}-x").dataset_results("a"), found)
 
 
+def test_a_judge_of_whom_little_is_known_is_no_obstacle(home: Path) -> None:
+    found = results("a", {"a": {"score,none": 7.0}}, judge={"questions": 1})
+    for step in (100, 200, 300):
+        _files.write_record(RunDir(home / f"step-{step}-x").dataset_results("a"), found)
+    rows = json.loads(call(home, "scores", "--json").stdout)["rows"]
+    assert [row["scores"]["a"]["value"] for row in rows] == [7.0] * 3
+
+
 def test_one_judge_is_compared(home: Path) -> None:
     for step in (100, 200):
         _judge(home, step, questions=step)

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict  # pydantic takes that of `typing` from Python 3.12 on
 
 from coordinate_eval.records.base import Record
 from coordinate_eval.records.requests import OwnAnswers
@@ -16,6 +17,21 @@ class Outputs(Record):
     repeated: int = Field(default=0, ge=0, description="of these, mostly repetition")
     other_script: int = Field(default=0, ge=0, description="of these, in a script not the task's")
     cut: int = Field(default=0, ge=0, description="of these, ended by the limit of tokens")
+
+
+class Judge(TypedDict, total=False):
+    """What the results of a judged dataset say of its judge."""
+
+    model: str
+    revision: str
+    rubric: str
+    rubric_digest: str
+    prompts_digest: str
+    questions: int
+    without_verdict: int
+    refused: int
+    odd: dict[str, int]
+    pairs_left_out: int
 
 
 class DatasetResults(Record):
@@ -33,7 +49,7 @@ class DatasetResults(Record):
     group_subtasks: dict[str, list[str]] = Field(default={}, description="group → its members")
     higher_is_better: dict[str, dict[str, Any]] = Field(default={})
     n_shot: dict[str, Any] = Field(default={})
-    n_samples: dict[str, Any] = Field(default={})
+    n_samples: dict[str, dict[str, Any]] = Field(default={})
     versions: dict[str, Any] = Field(default={})
     harness: str = Field(default="", description="version of lm_eval that scored it")
     cpu_seconds: float = Field(default=0.0, description="that scoring took")
@@ -50,8 +66,4 @@ class DatasetResults(Record):
         default={}, description="language of programs → versions of the compilers that were used"
     )
     outputs: Outputs | None = Field(default=None, description="of a dataset that generates")
-    judge: dict[str, Any] = Field(
-        default={},
-        description="of a judged dataset: model, revision, digest of the rubric, questions, and "
-        "how many of their answers had no verdict",
-    )
+    judge: Judge = Field(default=Judge(), description="of a judged dataset")

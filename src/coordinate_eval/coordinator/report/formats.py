@@ -132,7 +132,7 @@ def _judged(scored: Sequence[DatasetResults]) -> dict[str, list[str]]:
     judged: dict[str, list[str]] = {}
     for found in scored:
         if found.judge:
-            name = judge_name(found.judge["model"], found.judge["revision"])
+            name = judge_name(found.judge.get("model", ""), found.judge.get("revision", ""))
             judged.setdefault(name, []).append(found.dataset)
     return judged
 

@@ -20,9 +20,10 @@ def judged_differently(judges: Iterable[tuple[str, dict[str, Any]]]) -> str:
     runs: dict[str, str] = {}
     prompts: dict[int, dict[str, str]] = {}
     for run, judge in judges:
-        model = judge_name(judge["model"], judge["revision"])
-        runs.setdefault(f"{model} by rubric {judge['rubric']} ({judge['rubric_digest']})", run)
-        prompts.setdefault(judge["items"], {}).setdefault(judge["prompts_digest"], run)
+        model = judge_name(judge.get("model", ""), judge.get("revision", ""))
+        rubric = f"{judge.get('rubric', '')} ({judge.get('rubric_digest', '')})"
+        runs.setdefault(f"{model} by rubric {rubric}", run)
+        prompts.setdefault(judge["items"], {}).setdefault(judge.get("prompts_digest", ""), run)
     if len(runs) > 1:
         each = "; ".join(f"{said} in {run}" for said, run in runs.items())
         return f"its judges differ: {each}"
