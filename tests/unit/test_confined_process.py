@@ -12,6 +12,7 @@ import pytest
 from coordinate_eval.errors import RecordError
 from coordinate_eval.evaluators.confined import process
 from coordinate_eval.evaluators.confined.messages import Command, Setup, Work
+from coordinate_eval.evaluators.confined.view import hidden_file
 from coordinate_eval.records import Dataset
 
 COMMAND = Command(number=0, work=Work.QUESTIONS, dataset=Dataset(name="evil"))
@@ -75,3 +76,8 @@ def test_what_is_no_number_of_seconds_is_no_reply(asked: Callable[[str], Asked],
     text = f"""os.write(fd, b'{{"number": 1, "cpu_seconds": {said}}}\\n')"""
     with asked(text) as answering, pytest.raises(RecordError, match="was disturbed"):
         answering.ask(FINISH)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 10_000, "/" * 10_000 + "a"])
+def test_an_error_may_miss_what_no_file_is_called(name: str) -> None:
+    assert hidden_file(f"No such file or directory: '{name}'", "/") == ""

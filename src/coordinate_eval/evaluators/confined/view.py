@@ -141,7 +141,7 @@ def hidden_file(error: str, folder: str) -> str:
     """
     for found in _UNSEEN.finditer(error):
         path = Path(folder, found["path"])
-        if os.access(path, os.R_OK):
+        if _is_there(path) and os.access(path, os.R_OK):
             return (
                 f"\n{path} is there, and hidden: scoring is confined, and sees no file outside of "
                 "the folders of tasks but the data files that tasks name in data_files. Put it "
@@ -207,7 +207,7 @@ def _is_there(path: Path) -> bool:
     """Return whether a path exists, as far as this user can see."""
     try:
         path.stat()
-    except OSError:
+    except (OSError, ValueError):  # no path has a NUL
         return False
     return True
 
