@@ -14,6 +14,7 @@ from coordinate_eval.errors import (
     SubmitRefused,
     UserError,
 )
+from coordinate_eval.slurm import client
 from coordinate_eval.slurm.answers.refusals import refusal
 from coordinate_eval.slurm.client import SlurmClient, slurm_configured
 from coordinate_eval.slurm.cluster import SlurmCluster
@@ -71,6 +72,13 @@ def test_a_command_that_hangs_is_silence(says: Says) -> None:
     says(hangs="yes")
     with pytest.raises(ClusterSilent, match=r"0\.2 s"):
         SlurmClient(0.2).run("squeue")
+
+
+def test_a_command_that_prints_on_is_ended(says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MOST_BYTES", 1000)
+    says(output="x" * 2000, hangs="yes")
+    with pytest.raises(ClusterSilent, match=r"squeue printed more than .* try again later"):
+        SlurmClient(3600).run("squeue")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,11 @@ _SILENCE = (
 _ASKS_AGAIN = re.compile(rb"sleeping and retrying|temporarily disabled, retrying")
 
 _LOOK_SECONDS = 0.2
-"""Time between two looks at what sbatch says. It sleeps for a second before it asks again."""
+"""Time between two looks at what a command says. sbatch sleeps for a second before it asks again.
+"""
+
+MOST_BYTES = 1 << 30
+"""Longest answer. A million tasks take 64 MB."""
 
 _CONFIGURATIONS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
 _PROBE_SECONDS = 15.0
@@ -165,6 +169,7 @@ class SlurmClient:
         Raises:
             SubmitRefused: sbatch was refused for now and was ended, in place of asking again. It
                 may have done so just before.
+            ClusterSilent: it said too much, and was ended.
             subprocess.TimeoutExpired: it did not end in time, and was ended.
         """
         end = time.monotonic() + self._timeout_seconds
@@ -179,11 +184,16 @@ class SlurmClient:
             try:
                 while True:
                     left = max(0.0, end - time.monotonic())
-                    wait = min(left, _LOOK_SECONDS) if command == "sbatch" else left
+                    wait = min(left, _LOOK_SECONDS)
                     try:
                         output, words = process.communicate(text, wait)
                     except subprocess.TimeoutExpired as error:
                         said = error.stderr or b""
+                        if len(said) + len(error.output or b"") > MOST_BYTES:
+                            raise ClusterSilent(
+                                f"{_title(command, args)} printed more than {MOST_BYTES >> 20} "
+                                "MiB; try again later"
+                            ) from error
                         if command == "sbatch" and _ASKS_AGAIN.search(said):
                             refused = said.decode(errors="replace").strip()
                             raise SubmitRefused(refused) from error
