@@ -49,7 +49,7 @@ def make_run(**changes: Any) -> Run:
             for s in SPANS
         ],
     }
-    return Run.model_validate(values | changes)
+    return Run.model_validate(values | changes, extra="forbid")
 
 
 RUN = make_run()

@@ -26,7 +26,8 @@ def request(number: int, kind: RequestKind, prompt: str, **fields: object) -> Re
             "kind": kind,
             "tokens": ids(prompt),
         }
-        | fields
+        | fields,
+        extra="forbid",
     )
 
 

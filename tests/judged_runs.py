@@ -26,7 +26,7 @@ SERVER = {"base_url": "http://host/v1", "model": "gpt", "revision": "2026"}
 def judged_run(folder: Path, **of_judge: Any) -> Run:
     """A run of two judged datasets, in portions of their own."""
     settings = Settings.model_validate(
-        {"priors_dir": str(folder / "priors"), "judge": of_judge or SERVER}
+        {"priors_dir": str(folder / "priors"), "judge": of_judge or SERVER}, extra="forbid"
     )
     return make_run(
         suite=SUITE, asks=["rated", "other"], judged=["rated", "other"], settings=settings,

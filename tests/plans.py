@@ -1,6 +1,7 @@
 """Plans and reviews of them, made up for tests of what people see, and for benchmarks."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from coordinate_eval.clusters.protocol import Busy, Node, ShownJob
 from coordinate_eval.coordinator.display.summary import Review, review
@@ -18,7 +19,9 @@ from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
 from coordinate_eval.coordinator.planning.reviewed_plan import sealed
 from coordinate_eval.coordinator.run.records import Round, Run
 from coordinate_eval.priors.predict import Priors
-from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, Suite
+from coordinate_eval.records import Checkpoint, CheckpointFormat, Dataset, Record, Suite
+
+RecordT = TypeVar("RecordT", bound=Record)
 
 CHECKPOINT = Checkpoint(
     path="/ckpt",
@@ -34,6 +37,11 @@ CHECKPOINT = Checkpoint(
     kv_bytes_per_token=32 * 2 * 4096 * 2,  # layers, keys and values, width, bytes
 )
 """Of 7B parameters in bfloat16."""
+
+
+def changed(record: RecordT, **fields: object) -> RecordT:
+    """Return the record with other values of these fields, which it must have."""
+    return type(record).model_validate({**dict(record), **fields}, extra="forbid")
 
 
 def costs(count: int, name: str = "big") -> list[Cost]:

@@ -28,6 +28,7 @@ from coordinate_eval.coordinator.supervisor.placing.make_plan import make_plan
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.errors import SubmitRefused, UserError
 from coordinate_eval.records import EngineSettings
+from tests.plans import changed
 from tests.runs import TASKS
 from tests.tiny import tiny_model
 
@@ -141,7 +142,7 @@ class Reviewer:
         """From now on this suite, with these settings."""
         (self.folder / "other.yaml").write_text(suite)
         changes = {"suite": str(self.folder / "other.yaml"), **settings}
-        self.settings = self.settings.model_copy(update=changes)
+        self.settings = changed(self.settings, **changes)
 
     def inputs(
         self, checkpoint: Path | None = None, plan: Path | None = None, only: Sequence[str] = ()

@@ -124,7 +124,9 @@ def make_scorable(
         shards=shards,
         asks=list(rubrics),
         max_length=1024,
-        settings=Settings.model_validate({"engine": {"name": "simulated"}, **settings}),
+        settings=Settings.model_validate(
+            {"engine": {"name": "simulated"}, **settings}, extra="forbid"
+        ),
     )
     _files.write_record(run_dir.run, run)
     return run_dir

@@ -22,13 +22,15 @@ def cause(job: str, node: str = "n1", **fields: Any) -> JobCause:
     known: dict[str, Any] = {"job": job, "node": node}
     known |= {"reason": "Import Error", "category": "script"}
     known |= {"action": Action.STOP, "cure": "install it", "root": "", "before_work": True}
-    return JobCause.model_validate(known | fields)
+    return JobCause.model_validate(known | fields, extra="forbid")
 
 
 def trial(name: str, node: str, state: str = "failed", **fields: Any) -> TrialProgress:
     """What a trial says of itself: that it failed, unless the arguments say otherwise."""
     known = {"trial": name, "task": "1.0", "node": node, "started": 0, "updated": 0}
-    return TrialProgress.model_validate(known | {"state": state, "cause": "other"} | fields)
+    return TrialProgress.model_validate(
+        known | {"state": state, "cause": "other"} | fields, extra="forbid"
+    )
 
 
 def tell(run_dir: RunDir, name: str, responses: int, **fields: Any) -> None:

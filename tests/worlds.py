@@ -24,7 +24,7 @@ from tests.reviewer import FakeCluster
 def node(name: str, **changes: Any) -> Node:
     """A free node of eight GPUs."""
     values = {"gpus": 8, "free_gpus": 8, "gpu_type": "h200", "cpus": 64, "memory_gib": 500}
-    return Node.model_validate({"name": name} | values | changes)
+    return Node.model_validate({"name": name} | values | changes, extra="forbid")
 
 
 class Jobs(FakeCluster):

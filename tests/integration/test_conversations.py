@@ -125,7 +125,8 @@ class Place:
         self, template: str | None = None, **options: Any
     ) -> tuple[list[Request], DatasetRequests]:
         requests: list[Request] = []
-        dataset = Dataset(name="own", chat_template=template is not None, **options)
+        known = {"name": "own", "chat_template": template is not None, **options}
+        dataset = Dataset.model_validate(known, extra="forbid")
         index = self.evaluator(template).build(dataset, requests.append)
         return requests, index
 

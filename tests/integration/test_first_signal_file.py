@@ -84,7 +84,9 @@ class Scored:
     """All responses and answers of a dataset, and its evaluator."""
 
     def __init__(self, name: str, **options: Any) -> None:
-        self.dataset = Dataset(name=name, num_fewshot=0, **options)
+        self.dataset = Dataset.model_validate(
+            {"name": name, "num_fewshot": 0, **options}, extra="forbid"
+        )
         self.evaluator = HarnessEvaluator(
             tokenizer=tiny_model(), max_length=1024, include_path=[str(TASKS)]
         )

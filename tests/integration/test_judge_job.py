@@ -58,7 +58,8 @@ class Asking:
                 "cache_dir": str(folder / "cache"),
                 "judge": {"base_url": server.url, "model": "judge", "concurrency": 8} | judge,
                 "supervisor": {"patience_seconds": patience_seconds},
-            }
+            },
+            extra="forbid",
         )
         shards = [
             Shard(dataset="a", start=n, stop=n + 10, gpu_seconds=1, metric_cpu_seconds=0)

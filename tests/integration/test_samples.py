@@ -1,6 +1,7 @@
 """`coordinate-eval samples` on runs whose responses are made up."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def call(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+def copy(home: Path, tmp_path: Path) -> Path:
+    """A copy of the runs, for a test that changes one."""
+    return Path(shutil.copytree(home, tmp_path / "runs"))
+
+
+@pytest.fixture
+def call(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Call the command on the runs, or on their copy if the test has one."""
     monkeypatch.chdir(tmp_path)
+    name = "copy" if "copy" in request.fixturenames else "home"
+    home: Path = request.getfixturevalue(name)
 
     def call(*args: str) -> Result:
         env = {"COORDINATE_EVAL_RUNS_DIR": str(home), "COLUMNS": "100", "HOME": str(home)}
@@ -88,8 +98,8 @@ def test_wrong_ones_and_those_that_two_runs_differ_in(call: Call) -> None:
     assert {json.loads(line)["run"] for line in both} == {"r"}
 
 
-def test_the_report_shows_samples_escaped(call: Call, home: Path) -> None:
-    run_dir = RunDir(home / "b")
+def test_the_report_shows_samples_escaped(call: Call, copy: Path) -> None:
+    run_dir = RunDir(copy / "b")
     ledger = {"seconds": 1.0, "gpu_seconds": {}, "total_gpu_seconds": 0.0, "cpu_seconds": {},
               "advice": ""}  # fmt: skip
     refused = call("b", "--dataset", "tiny_sums", "--report").exception
@@ -101,7 +111,6 @@ def test_the_report_shows_samples_escaped(call: Call, home: Path) -> None:
     assert "&lt;script&gt;" in page
     assert "<script" not in page
     assert "\x1b" not in page
-    run_dir.results.unlink()
 
 
 @pytest.mark.parametrize(
@@ -122,20 +131,15 @@ def test_what_cannot_be_shown_is_refused(call: Call, args: tuple[str, ...], why:
     assert why in str(error)
 
 
-def test_the_only_dataset_need_not_be_named(call: Call, home: Path) -> None:
-    file = RunDir(home / "a").run
-    before = file.read_text()
-    run = json.loads(before)
+def test_the_only_dataset_need_not_be_named(call: Call, copy: Path) -> None:
+    file = RunDir(copy / "a").run
+    run = json.loads(file.read_text())
     run["suite"]["datasets"] = [d for d in run["suite"]["datasets"] if d["name"] == "tiny_sums"]
     run["shards"] = [s for s in run["shards"] if s["dataset"] == "tiny_sums"]
     file.write_text(json.dumps(run))
-    done = call("a", "--item", "0")
-    file.write_text(before)
-    assert "item 0 · tiny_sums" in done.stdout
+    assert "item 0 · tiny_sums" in call("a", "--item", "0").stdout
 
 
-def test_a_dataset_without_scores_is_refused(call: Call, home: Path) -> None:
-    results = RunDir(home / "a").dataset_results("tiny_group")
-    aside = results.rename(home / "aside")
+def test_a_dataset_without_scores_is_refused(call: Call, copy: Path) -> None:
+    RunDir(copy / "a").dataset_results("tiny_group").unlink()
     assert "not scored yet" in str(call("a", "--dataset", "tiny_group").exception)
-    aside.rename(results)

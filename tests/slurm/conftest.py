@@ -39,6 +39,8 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Job]:
 
     def make(code: str, *args: str, **fields: object) -> Job:
         values = {"name": request.node.name, "log": str(tmp_path / "log"), "minutes": 600, **fields}
-        return Job.model_validate({"argv": (sys.executable, "-c", code, *args), **values})
+        return Job.model_validate(
+            {"argv": (sys.executable, "-c", code, *args), **values}, extra="forbid"
+        )
 
     return make

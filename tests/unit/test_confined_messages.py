@@ -38,7 +38,9 @@ COMMAND = Command(number=2, work=Work.FINISH, dataset=Dataset(name="evil"))
 
 
 def results(**changes: object) -> DatasetResults:
-    return DatasetResults.model_validate({"dataset": "evil", "items": 1, "results": {}} | changes)
+    return DatasetResults.model_validate(
+        {"dataset": "evil", "items": 1, "results": {}} | changes, extra="forbid"
+    )
 
 
 def test_the_reply_to_the_command_is_read() -> None:
@@ -211,7 +213,7 @@ def _check_sample(content: str, **changes: Any) -> None:
     verdict = LoggedVerdict(item=3, task="evil", filter="none", metrics={}, doc_hash="")
     asked = COMMAND.model_copy(update={"work": Work.SAMPLES, "positions": [0]})
     told = {"item": 3, "task": "evil", "words": [], "content": content} | changes
-    check_samples([LoggedSample.model_validate(told)], [verdict], asked)
+    check_samples([LoggedSample.model_validate(told, extra="forbid")], [verdict], asked)
 
 
 def test_samples_are_those_that_were_asked_for_and_the_harness_s() -> None:

@@ -47,7 +47,7 @@ def maintenance(minutes: float) -> JobLimits:
 
 def job_of(minutes: int, **fields: object) -> Job:
     return Job.model_validate(
-        {"name": "j", "argv": ("x",), "minutes": minutes, "log": "/l"} | fields
+        {"name": "j", "argv": ("x",), "minutes": minutes, "log": "/l"} | fields, extra="forbid"
     )
 
 

@@ -169,7 +169,7 @@ def test_a_run_goes_on_whose_jobs_died_at_first_and_worked_since(
 def dead(kind: Pullers, job: str, node: str = "n1", **fields: Any) -> JobCause:
     known: dict[str, Any] = {"job": job, "node": node, "pullers": kind, "reason": "Import Error"}
     known |= {"category": "script", "action": Action.STOP, "cure": "install it", "root": ""}
-    return JobCause.model_validate(known | {"before_work": True} | fields)
+    return JobCause.model_validate(known | {"before_work": True} | fields, extra="forbid")
 
 
 def building(*causes: JobCause, **changes: Any) -> d.Facts:

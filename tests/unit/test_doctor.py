@@ -154,7 +154,7 @@ def test_compilers_that_are_missing_are_named_with_their_packages(
 def node(**changes: object) -> Node:
     """A node with free GPUs."""
     values = {"gpu_type": "h200", "gpu_memory_gib": 141, "gpus": 8, "free_gpus": 3, "cpus": 8}
-    return Node.model_validate({"name": "n", "memory_gib": 99} | values | changes)
+    return Node.model_validate({"name": "n", "memory_gib": 99} | values | changes, extra="forbid")
 
 
 def test_free_and_unusable_nodes_are_counted_by_kind() -> None:

@@ -197,7 +197,7 @@ def test_want_of_gpu_memory_says_nothing_of_what_was_compiled(
     tmp_path: Path, node: Path, monkeypatch: pytest.MonkeyPatch, words: str, stay: bool
 ) -> None:
     run_dir = RunDir(tmp_path / "run")
-    folders = {"cache_dir": str(tmp_path / "cache"), "stage": {"folder": str(node)}}
+    folders = {"cache_dir": str(tmp_path / "cache"), "stage": {"root": str(node)}}
     run = make_run(settings=folders)
     _files.write_record(run_dir.run, run)
     _files.write(run_dir.model / "config.json", "{}")

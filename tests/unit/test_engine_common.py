@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.plans import changed
 from tests.runs import PATIENCE_SECONDS
 
 from coordinate_eval.errors import EngineError
@@ -33,7 +34,7 @@ short = st.text(alphabet="ab", max_size=6)
 
 
 def change(**fields: object) -> Request:
-    return ASKED.model_copy(update=fields)
+    return changed(ASKED, **fields)
 
 
 @given(st.lists(st.text(alphabet="ab", min_size=1, max_size=3), max_size=4), short, short)

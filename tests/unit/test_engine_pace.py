@@ -11,7 +11,7 @@ from coordinate_eval.coordinator.supervisor.facts.engine_pace import pace, ready
 
 def trial(**times: Any) -> TrialProgress:
     values = {"trial": "n1-0", "task": "1", "node": "n1", "state": "running", "started": 100.0}
-    return TrialProgress.model_validate({**values, "updated": 200.0, **times})
+    return TrialProgress.model_validate({**values, "updated": 200.0, **times}, extra="forbid")
 
 
 def test_the_start_is_as_seen_from_the_copy_on_else_as_predicted() -> None:

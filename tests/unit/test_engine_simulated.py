@@ -27,7 +27,7 @@ def ask(number: int, **fields: object) -> Request:
         "continuation": [] if number % 2 else [number, 2],
         "max_tokens": 30 * (number % 2),
     }
-    return Request.model_validate(wanted | fields)
+    return Request.model_validate(wanted | fields, extra="forbid")
 
 
 def answers(requests: list[Request], **args: object) -> dict[int, Response]:

@@ -49,7 +49,7 @@ def as_job_7(name: str, count: int = 2) -> dict[str, Any]:
 
 def task_of(index: int = 0, **fields: Any) -> TaskStatus:
     known = {"name": METRIC, "job_id": "7", "index": index, "state": State.RUNNING, "node": "n1"}
-    return TaskStatus.model_validate(known | fields)
+    return TaskStatus.model_validate(known | fields, extra="forbid")
 
 
 def quiet(seconds: float = LEAST, *, begun: bool = True, **fields: Any) -> Facts:

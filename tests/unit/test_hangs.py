@@ -60,7 +60,9 @@ FACTOR = RUN.settings.trial.hang_factor
 
 def progress(state: str = "running", **fields: Any) -> TrialProgress:
     known = {"trial": "n1-1", "task": "7_1.0", "node": "n1", "started": 0, "updated": 0}
-    return TrialProgress.model_validate(known | {"state": state, "ready": 1.0} | fields)
+    return TrialProgress.model_validate(
+        known | {"state": state, "ready": 1.0} | fields, extra="forbid"
+    )
 
 
 def running(**changes: Any) -> Facts:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.decisions import ROUND, RUN, make_run
+from tests.plans import changed
 from tests.troubles import ECC, cause, trial
 
 from coordinate_eval import _files
@@ -72,10 +73,10 @@ def die(run_dir: RunDir, job: str, log: str, **fields: Any) -> None:
 def look(run_dir: RunDir, told: list[str] | None = None, **settings: Any) -> dict[str, JobCause]:
     """Have the causes found that are not known yet, as a supervisor does; return all."""
     run = make_run(**_run(run_dir))
-    changed = run.settings.model_copy(update=settings)
+    given = changed(run.settings, **settings)
     now = gather_facts(run_dir, run, [], time.time(), Counter())
     events = told if told is not None else []
-    Diagnoser(run_dir, changed, events.append).diagnose(now.undiagnosed)
+    Diagnoser(run_dir, given, events.append).diagnose(now.undiagnosed)
     return read_causes(run_dir)
 
 

@@ -33,7 +33,7 @@ CLUSTER = Path(__file__).parents[2] / "examples" / "cluster.yaml"
 
 
 def settings(**of_judge: Any) -> Settings:
-    return Settings.model_validate({"judge": of_judge})
+    return Settings.model_validate({"judge": of_judge}, extra="forbid")
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ URL = "http://host:8000/v1"
 
 
 def settings(**of_judge: Any) -> Settings:
-    return Settings.model_validate({"judge": of_judge})
+    return Settings.model_validate({"judge": of_judge}, extra="forbid")
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,13 @@ def node(name: str, **values: object) -> Node:
         "cpus": 128,
         "memory_gib": 1000.0,
     }
-    return Node.model_validate({"name": name, **default, **values})
+    return Node.model_validate({"name": name, **default, **values}, extra="forbid")
 
 
 def chosen(among: list[Node], **settings: object) -> dict[str, int]:
-    found = select.nodes_with_room(among, [], Settings.model_validate(settings), 1, 20)
+    found = select.nodes_with_room(
+        among, [], Settings.model_validate(settings, extra="forbid"), 1, 20
+    )
     return {n.name: n.trials for n in found}
 
 
@@ -93,7 +95,7 @@ def test_a_keeper_gets_the_cores_of_the_settings_unless_trials_need_them(
 
 
 def demand(works: Sequence[Work], /, **settings: object) -> Demand:
-    return Demand(CHECKPOINT, Settings.model_validate(settings), 2048, works)
+    return Demand(CHECKPOINT, Settings.model_validate(settings, extra="forbid"), 2048, works)
 
 
 def picked(*nodes: Node, **settings: object) -> tuple[dict[str, int], int]:

@@ -33,7 +33,10 @@ def places(**gpus: int) -> list[Node]:
 def asked(
     free: list[Node], vain: set[str], *, queue: bool = False, **settings: object
 ) -> list[str]:
-    run, left = make_run(settings=Settings.model_validate(settings)), shards(*[1.0] * 20)
+    run, left = (
+        make_run(settings=Settings.model_validate(settings, extra="forbid")),
+        shards(*[1.0] * 20),
+    )
     made = next_round(run, planned(), [], left, (free, []), 0, trials=4, vain=vain, queue=queue)
     return [node.name for node in made.nodes]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.decisions import make_run
 from tests.plan_examples import planned
+from tests.plans import changed
 from tests.reviewer import NODES
 from tests.shown_runs import SUPERVISOR, Scheduler
 from tests.troubles import Enough, Failing, avoided, ended, tell
@@ -64,7 +65,7 @@ def change(run_dir: RunDir, **settings: Any) -> None:
 
 
 def _with(run: Run, settings: dict[str, Any]) -> Settings:
-    return run.settings.model_copy(update=settings)
+    return changed(run.settings, **settings)
 
 
 def test_another_node_is_tried_before_the_end(run_dir: RunDir) -> None:
@@ -192,7 +193,9 @@ def test_a_checkpoint_that_does_not_load_is_no_nodes_fault(seen: RunDir) -> None
 def test_a_suspected_node_is_used_last_of_all() -> None:
     def left(avoided_ones: str, suspected_ones: str, **settings: Any) -> list[str]:
         usual, here = avoided(*avoided_ones.split()), avoided(*suspected_ones.split())
-        free, _ = without_avoided(NODES, [], Settings(**settings), usual, here)
+        free, _ = without_avoided(
+            NODES, [], Settings.model_validate(settings, extra="forbid"), usual, here
+        )
         return [node.name for node in free]
 
     assert left("", "n1") == ["n2"]

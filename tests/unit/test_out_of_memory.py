@@ -23,7 +23,9 @@ from coordinate_eval.coordinator.supervisor.facts.idle_rounds import IdleRounds,
 
 def run_of(engine: str, **args: Any) -> Run:
     return make_run(
-        settings=Settings.model_validate({"engine": {"name": engine, "args": args}}),
+        settings=Settings.model_validate(
+            {"engine": {"name": engine, "args": args}}, extra="forbid"
+        ),
         gpu_type="h200",
     )
 
@@ -31,7 +33,7 @@ def run_of(engine: str, **args: Any) -> Run:
 def tell(run_dir: RunDir, trial: str, sequences: int, **fields: Any) -> None:
     record = TrialProgress.model_validate(
         {"trial": trial, "task": "1.0", "node": "n", "state": "failed", "started": 0, "updated": 0,
-         "sequences": sequences, **fields}
+         "sequences": sequences, **fields}, extra="forbid"
     )  # fmt: skip
     _files.write_record(run_dir.trial(trial), record)
 

@@ -246,7 +246,8 @@ def copied(seconds: float, *, days_ago: float = 0.0, **values: object) -> StageS
     when = NOW - days_ago * DAY
     return StageSeen.model_validate(
         {"run": "r", "time": when, "conditions": on(), "node": "n", "seconds": seconds}
-        | {"at_once": 1, **given}
+        | {"at_once": 1, **given},
+        extra="forbid",
     )
 
 

@@ -22,7 +22,7 @@ def work(**values: float) -> model.Work:
         "output_tokens": 100_000,
         "longest_output_tokens": 400,
     }
-    return model.Work.model_validate(default | values)
+    return model.Work.model_validate(default | values, extra="forbid")
 
 
 def test_prefill_is_within_twice_the_roofline() -> None:

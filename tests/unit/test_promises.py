@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.decisions import make_run
+from tests.plans import changed
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
@@ -35,7 +36,7 @@ def promised(trials: int = 8, **changes: Any) -> Promise:
     run = make_run(id="other", nonce="1", tensor_parallel=changes.pop("gpus", 1))
     node = PromisedNode(name="n1", gpu_type="h200", trials=trials, keeper_cpus=4, round=0)
     made = promises.make_promise(run, "/runs/other", 0, [node], waiting=False)
-    return made.model_copy(update=changes)
+    return changed(made, **changes)
 
 
 def tasks(name: str, *states: State) -> list[TaskStatus]:
@@ -131,7 +132,9 @@ def supervised(
     folder: Path, name: str, created: float, cluster: Cluster | None = None, **limits: Any
 ) -> tuple[Run, OtherRuns]:
     settings = Settings(
-        runs_dir=str(folder), cache_dir=str(folder / "cache"), limits=LimitSettings(**limits)
+        runs_dir=str(folder),
+        cache_dir=str(folder / "cache"),
+        limits=LimitSettings.model_validate(limits, extra="forbid"),
     )
     run = make_run(id=name, nonce=name, created=created, settings=settings)
     run_dir = RunDir(folder / name)

@@ -158,7 +158,7 @@ def asked(
     **limits: object,
 ) -> dict[str, int]:
     """Trials by node of a round, of a run with these limits that holds trials on some nodes."""
-    run = make_run(settings=Settings.model_validate(limits))
+    run = make_run(settings=Settings.model_validate(limits, extra="forbid"))
     plan, work = planned(), shards(*[1.0] * left)
     made = next_round(run, plan, [], work, (places, []), 0, trials=trials, held=held or set())
     return {node.name: node.trials for node in made.nodes}

@@ -21,7 +21,9 @@ from coordinate_eval.records import DatasetResults, Outputs
 
 
 def results(name: str, tasks: dict[str, dict[str, Any]], **more: Any) -> DatasetResults:
-    return DatasetResults(dataset=name, items=1, results=tasks, **more)
+    return DatasetResults.model_validate(
+        {"dataset": name, "items": 1, "results": tasks, **more}, extra="forbid"
+    )
 
 
 def test_the_main_metric_stands_for_a_dataset_unless_another_is_asked_for() -> None:

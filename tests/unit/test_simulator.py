@@ -24,7 +24,9 @@ TWO = ONE._replace(nodes={"n1": 2})
 
 
 def dataset(name: str, gpu_seconds: float, items: int = 100, **more: float) -> Cost:
-    return Cost.model_validate({"name": name, "items": items, "gpu_seconds": gpu_seconds, **more})
+    return Cost.model_validate(
+        {"name": name, "items": items, "gpu_seconds": gpu_seconds, **more}, extra="forbid"
+    )
 
 
 def by_name(*costs: Cost) -> dict[str, Cost]:

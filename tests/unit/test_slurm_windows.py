@@ -103,7 +103,7 @@ def line(name: str, nodes: str, hours: float, flags: str = "MAINT,SPEC_NODES") -
 def windows(folder: Path, printed: str, **settings: object) -> tuple[Window | None, Window | None]:
     (folder / "reservations").write_text(printed)
     values = {"partition": "gpu", "cpu_partition": "cpu", **settings}
-    found = SlurmCluster(SlurmSettings.model_validate(values)).limits()
+    found = SlurmCluster(SlurmSettings.model_validate(values, extra="forbid")).limits()
     return found.gpu_window, found.cpu_window
 
 

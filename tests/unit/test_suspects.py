@@ -214,7 +214,7 @@ def test_rounds_that_search_are_not_idle_for_a_while(run_dir: RunDir) -> None:
         name = "n-0" + (f"-r{number}" if number else "")
         done = TrialProgress.model_validate(
             {"trial": name, "task": "1.0", "node": "n", "state": "failed", "started": 0,
-             "updated": 0, **fields}
+             "updated": 0, **fields}, extra="forbid"
         )  # fmt: skip
         _files.write_record(run_dir.trial(name), done)
 

@@ -25,7 +25,7 @@ SHORT = JobLimits(gpu_minutes=30, gpu_why="MaxTime of partition gpu", cpu_minute
 
 
 def limited(limits: JobLimits = SHORT, **settings: object) -> Run:
-    run = make_run(settings=Settings.model_validate(settings))
+    run = make_run(settings=Settings.model_validate(settings, extra="forbid"))
     return run.model_copy(update={"limits": limits})
 
 
@@ -67,7 +67,7 @@ def test_no_other_job_asks_for_more(tmp_path: Path) -> None:
 
 def cost(**values: object) -> Cost:
     whole = {"name": "a", "items": 100, "gpu_seconds": 7200.0, "metric_cpu_seconds": 0.0}
-    return Cost.model_validate({**whole, "chunk_overhead_seconds": 1.0, **values})
+    return Cost.model_validate({**whole, "chunk_overhead_seconds": 1.0, **values}, extra="forbid")
 
 
 def test_a_piece_is_cut_into_parts_that_a_job_has_time_for() -> None:

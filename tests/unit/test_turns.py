@@ -36,7 +36,7 @@ def ask(item: int = 0, **fields: Any) -> Request:
         "tokens": [1, 2, item],
         "max_tokens": 30,
     }
-    return Request.model_validate(wanted | fields)
+    return Request.model_validate(wanted | fields, extra="forbid")
 
 
 def chars(text: str) -> list[int]:

@@ -75,7 +75,7 @@ def request(context: Sequence[int], then: Sequence[int], **fields: object) -> Re
         {
             "dataset": "d", "item": 0, "task": "t", "doc": 0, "prompt_hash": "h",
             "kind": RequestKind.LOGLIKELIHOOD, "tokens": context, "continuation": then,
-        } | fields
+        } | fields, extra="forbid"
     )  # fmt: skip
 
 
