@@ -348,6 +348,22 @@ def make_closed(folder: Path) -> None:
         os.removexattr(folder, "system.posix_acl_default")
 
 
+def own_folder(folder: Path) -> Path:
+    """Enter a folder of the user's own outside of runs, such as a cache. Make it if it is missing.
+
+    Nobody else can then put a file into it, or another file in the place of one.
+
+    Raises:
+        ForeignError: it is another user's, others can write to it, or it is a link.
+        OSError: it cannot be made or read.
+    """
+    if os.path.lexists(folder):
+        _owner.check_folder(folder)
+    make_closed(folder)
+    _owner.check_folder(folder)
+    return folder
+
+
 def never_make(folder: Path) -> None:
     """Make this folder in no call of this process: who removes it removes it for good."""
     _never_made.add(folder)

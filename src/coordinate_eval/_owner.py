@@ -10,6 +10,15 @@ The folders above are not judged as strictly, because projects on clusters share
 who may write there can rename or remove a folder of the user's, which then is missing. What is
 put in its place is refused, because it belongs to whoever put it there. Only a folder that
 everybody can write to, such as one of mode 0777 without the sticky bit, is refused above a run.
+
+Three functions judge, and no other module adds a look of its own:
+
+- `run/own.py`, `own`: a run directory, when a command or a job enters it. From then on nobody else
+  can put a file into it, or exchange, rename or remove one.
+- `_files.own_folder`: any other folder of the user's that is changed, such as a cache.
+- `_files.open_to_read`: each file that is read, by its open descriptor. A look at all files on
+  entry would not do instead: a run has tens of thousands, and the user may open one to others
+  later, or restore one with other rights. The look at an open file takes ten microseconds.
 """
 
 import contextlib

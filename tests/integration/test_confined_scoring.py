@@ -58,7 +58,7 @@ class User:
         write_task(self.tasks, "evil", EVALUATES, len(texts))
         write_task(self.tasks, "after", KEEPS, 2)
         responses = {"before": ["1", "2"], "evil": texts, "after": ["1", "1"]}
-        return make_scorable(self.root, self.tasks, responses, scoring={"memory_gib": gib})
+        return make_scorable(self.root, self.tasks, responses, harness={"memory_gib": gib})
 
     def scored(self, texts: list[str], gib: float = 2) -> Scored:
         run_dir = self.run(texts, gib)

@@ -291,7 +291,7 @@ class Dying(FakeCluster):
 def test_a_run_whose_builders_all_die_ends_with_the_cure_before_a_gpu_is_asked_for(
     tmp_path: Path, log: str, end: End, words: str
 ) -> None:
-    run_dir, _ = unplanned(tmp_path, build={"jobs": 1})
+    run_dir, _ = unplanned(tmp_path, harness={"jobs": 1})
     run_dir.logs.mkdir(parents=True)
     cluster, told = Dying(run_dir, log, end), list[str]()
     results = Supervisor(run_dir, cluster, tell=told.append).run()

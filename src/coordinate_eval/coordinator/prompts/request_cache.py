@@ -96,9 +96,7 @@ class Builder:
             return found
         key = self._key(dataset)
         requests, index = self._paths(key)
-        _files.make_closed(self._cache)
-        _owner.check_folder(self._cache)
-        lock = self._cache / f"{key}.lock"
+        lock = _files.own_folder(self._cache) / f"{key}.lock"
         with _locked(lock):
             try:
                 made = _usable(requests, index) or self._build(dataset, key, requests, index)

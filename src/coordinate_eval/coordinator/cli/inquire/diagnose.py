@@ -1,6 +1,5 @@
 """`coordinate-eval diagnose`: why jobs failed, of a run or by their logs."""
 
-import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from coordinate_eval import _owner, _user_files
+from coordinate_eval import _user_files
 from coordinate_eval._format import plural, size, visible
 from coordinate_eval.coordinator.cli.inquire.ask_model import confirm, propose
-from coordinate_eval.coordinator.cli.inquire.runs import find_to_show
+from coordinate_eval.coordinator.cli.inquire.runs import open_to_show
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.causes import FailedJob, diagnose_run
@@ -60,8 +59,7 @@ def show_causes(settings: Settings, asked: Asked) -> int:
         raise UserError(f"no log file {str(missing)!r}: give the name of one run, or log files")
     if asked.end or asked.compressed or asked.ask or asked.confirm:
         raise UserError("--end, --compressed, --ask and --confirm are for log files: name some")
-    run_dir, foreign = find_to_show(asked.what[0] if asked.what else None, settings)
-    with _owner.for_show() if foreign else contextlib.nullcontext():
+    with open_to_show(asked.what[0] if asked.what else None, settings) as (run_dir, foreign):
         found = diagnose_run(run_dir, rules)
         ended = [] if found else why_incomplete(run_dir)
     if foreign:

@@ -8,9 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from coordinate_eval import _owner
 from coordinate_eval._format import duration, plural
-from coordinate_eval.coordinator.cli.inquire.runs import find_to_show
+from coordinate_eval.coordinator.cli.inquire.runs import open_to_show
 from coordinate_eval.coordinator.cli.output import table_console, write_json
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.history import read_time_ledger
@@ -29,8 +28,7 @@ def show_ledger(name: str | None, settings: Settings, *, as_json: bool, follow: 
     """
     if follow:
         raise UserError("--ledger is of one moment: leave out --follow")
-    run_dir, foreign = find_to_show(name, settings)
-    with _owner.for_show() if foreign else contextlib.nullcontext():
+    with open_to_show(name, settings) as (run_dir, _):
         run, found = read_run(run_dir), _of_results(run_dir)
         if found is None:
             found = read_time_ledger(run_dir, run, ended=False)

@@ -3,7 +3,7 @@
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +56,24 @@ def find(name: str | None, settings: Settings) -> RunDir:
     return own(roots[0])
 
 
-def find_to_show(name: str | None, settings: Settings) -> tuple[RunDir, str]:
-    """Return the run of `find`, and why it may only be shown, if it is not the user's own.
+@contextlib.contextmanager
+def open_to_show(name: str | None, settings: Settings) -> Iterator[tuple[RunDir, str]]:
+    """Open the run of `find` during the block. Yield it and, if it is foreign, the reason.
+
+    Another user's files are read meanwhile.
 
     Raises:
         UserError: there is no such run.
     """
+    why = ""
     try:
-        return find(name, settings), ""
+        find(name, settings)
     except ForeignError as error:
         if name is None:
             raise
-        with _owner.for_show():
-            return find(name, settings), str(error)
+        why = str(error)
+    with _owner.for_show() if why else contextlib.nullcontext():
+        yield find(name, settings), why
 
 
 def find_all(settings: Settings) -> tuple[list[Found], list[str]]:

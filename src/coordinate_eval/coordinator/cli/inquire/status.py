@@ -4,14 +4,13 @@ Exit status: 0 if the run is complete or goes on; 1 if it ended without all resu
 or has lost its supervisor; 3 if the scheduler did not answer and nothing else tells.
 """
 
-import contextlib
 import time
 from typing import Any
 
-from coordinate_eval import _files, _owner
+from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli.inquire import status_screen
-from coordinate_eval.coordinator.cli.inquire.runs import find_to_show, name_for_commands
+from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands, open_to_show
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -50,8 +49,7 @@ def show_status(name: str | None, settings: Settings, *, as_json: bool, follow: 
     """
     if as_json and follow:
         raise UserError("--follow shows a screen and --json prints one document: give one of them")
-    run_dir, foreign = find_to_show(name, settings)
-    with _owner.for_show() if foreign else contextlib.nullcontext():
+    with open_to_show(name, settings) as (run_dir, foreign):
         return _show(run_dir, settings, foreign, as_json=as_json, follow=follow)
 
 

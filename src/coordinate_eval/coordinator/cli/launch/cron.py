@@ -65,8 +65,7 @@ class CronJob:
             UserError: it cannot be written, or others could change it.
         """
         try:
-            _files.make_closed(self.path.parent)
-            _owner.check_folder(self.path.parent)
+            _files.own_folder(self.path.parent)
             _check_above(self.path.parent)
             _files.write_private(self.path, self.script)
         except OSError as error:

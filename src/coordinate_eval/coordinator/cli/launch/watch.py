@@ -37,6 +37,7 @@ from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
     CoordinateError,
+    ForeignError,
     RecordError,
     UserError,
 )
@@ -230,8 +231,8 @@ class Watch:
         path = self._note(saved)
         before = _files.read_record_if_there(path, Refused)
         tries = 1 + (before.tries if before else 0)
-        with contextlib.suppress(OSError):
-            _files.make_closed(path.parent)
+        with contextlib.suppress(OSError, ForeignError):
+            _files.own_folder(path.parent)
             _files.write_record(path, Refused(checkpoint=str(saved.path), tries=tries, error=error))
 
 

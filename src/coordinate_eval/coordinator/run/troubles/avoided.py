@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from coordinate_eval import _files, _owner
+from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import ForeignError, RecordError
 from coordinate_eval.records import Record
@@ -59,19 +59,15 @@ def avoid(settings: Settings, node: str, why: str, evidence: str, now: float) ->
     new = Avoided(node=node, until=until, why=why, evidence=seen, times=times)
     folder = avoided_folder(settings)
     with contextlib.suppress(OSError, ForeignError):
-        _files.make_closed(folder)
-        _owner.check_folder(folder)
-        _files.write_record(folder / f"{node}.json", new)
+        _files.write_record(_files.own_folder(folder) / f"{node}.json", new)
     return new
 
 
 def _known(settings: Settings) -> dict[str, Avoided]:
     found: dict[str, Avoided] = {}
-    folder = avoided_folder(settings)
-    with contextlib.suppress(OSError, ForeignError):
-        _owner.check_folder(folder)
-        for path in _files.records_in(folder):
-            with contextlib.suppress(RecordError):
+    with contextlib.suppress(OSError):
+        for path in _files.records_in(avoided_folder(settings)):
+            with contextlib.suppress(RecordError, ForeignError):
                 record = _files.read_record_if_there(path, Avoided)
                 if record is not None and record.node == path.stem:
                     found[record.node] = record

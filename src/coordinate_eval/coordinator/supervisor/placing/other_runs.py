@@ -194,10 +194,7 @@ class OtherRuns:
     def _tell(self, mine: Promise) -> None:
         """Write this run's promise. Where that fails, other runs know of its jobs in the queue."""
         with contextlib.suppress(OSError, ForeignError):
-            if os.path.lexists(self._file.parent):
-                _owner.check_folder(self._file.parent)
-            _files.make_closed(self._file.parent)
-            _owner.check_folder(self._file.parent)
+            _files.own_folder(self._file.parent)
             _files.write_record(self._file, mine)
 
     def _mine(self, *, waiting: bool) -> Promise:

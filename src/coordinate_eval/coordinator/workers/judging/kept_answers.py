@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from coordinate_eval import _files, _owner
+from coordinate_eval import _files
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.records import Answer, Question, Record
 
@@ -38,8 +38,7 @@ class KeptAnswers:
         self._folder: Path | None = mine / f"{name or 'judge'}-{digest}"
         try:
             for folder in (mine, self._folder):
-                _files.make_closed(folder)
-                _owner.check_folder(folder)
+                _files.own_folder(folder)
         except (OSError, CoordinateError) as error:
             sys.stderr.write(f"the judge's answers are not kept for later runs: {error}\n")
             self._folder = None

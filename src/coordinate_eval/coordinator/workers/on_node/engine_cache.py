@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from coordinate_eval import _files, _owner
+from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.workers.on_node import node_memory
 from coordinate_eval.errors import ForeignError
@@ -158,7 +158,6 @@ class EngineCache:
         return 0
 
     def _read(self, folder: Path) -> None:
-        _owner.check_folder(self._archive.parent)
         with _files.open_to_read(self._archive) as file, tarfile.open(fileobj=file) as tar:
             tar.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
             tar.extractall(folder)  # noqa: S202 - the user's own file, and filtered besides
@@ -167,8 +166,7 @@ class EngineCache:
         os.utime(self._archive)
 
     def _write(self, files: list[Path]) -> None:
-        _files.make_closed(self._archive.parent)
-        _owner.check_folder(self._archive.parent)
+        _files.own_folder(self._archive.parent)
         part = self._archive.with_name(f".{self._archive.name}.{_files.token()}.tmp")
         try:
             with _files.open_to_write(part) as file, tarfile.open(fileobj=file, mode="w") as tar:

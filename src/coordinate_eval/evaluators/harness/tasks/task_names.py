@@ -70,8 +70,8 @@ def read(file: Path, folder: Path) -> KeptTasks | None:
 
 def keep(file: Path, kept: KeptTasks) -> None:
     """Keep an index, unless it cannot be written: it only saves time."""
-    with contextlib.suppress(OSError):
-        _files.make_closed(file.parent)
+    with contextlib.suppress(OSError, CoordinateError):
+        _files.own_folder(file.parent)
         _files.write(file, kept.model_dump_json(by_alias=True))
 
 
