@@ -28,7 +28,7 @@ datasets:
 def user_without_slurm(folder: Path) -> Workspace:
     """A user on a machine without Slurm, with a suite of given costs and a cluster file."""
     made = Workspace(folder)
-    made.environ["COORDINATE_EVAL_CLUSTER"] = "ray"
+    made.environ["COORDINATE_EVAL_CLUSTER"] = "local"
     assert made.memory.is_dir()
     (made.folder / "given.yaml").write_text(GIVEN)
     (made.folder / "cluster.yaml").write_text(yaml.safe_dump({"nodes": [NODE]}))
@@ -76,18 +76,16 @@ def assert_clear(message: str, words: tuple[str, ...]) -> None:
 
 
 def everything(folder: Path) -> set[Path]:
-    """All there is but what others keep: Ray's token, the harness's data sets, locks."""
+    """All there is but what others keep: the harness's data sets, locks."""
     others = {
-        folder / ".ray",
         folder / ".cache",
         folder / "cache",
         folder / "cache" / f"requests-{os.geteuid()}",
     }
-    theirs = {folder / ".ray", folder / ".cache"}
     return {
         path
         for path in folder.rglob("*")
-        if path not in others and not theirs & {*path.parents} and path.suffix != ".lock"
+        if path not in others and folder / ".cache" not in path.parents and path.suffix != ".lock"
     }
 
 

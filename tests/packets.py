@@ -51,7 +51,7 @@ def alone(record: Path, *command: str) -> list[str]:
 
 def without_hints(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what a careful user sets against telemetry, and without proxies."""
-    prefixes = ("HF_", "TRANSFORMERS_", "RAY_", "VLLM_NO_", "VLLM_DO_")
+    prefixes = ("HF_", "TRANSFORMERS_", "VLLM_NO_", "VLLM_DO_")
     words = ("TRACK", "TELEMETRY", "PROXY", "USAGE")
     return {
         name: value

@@ -2,13 +2,11 @@
 
 import pytest
 from tests.runs import Workspace
-from tests.tiny import need
 
 
 @pytest.fixture(scope="session")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Requests are built once for all of its runs. Two GPUs are made up."""
-    need("ray", "ray")
     made = Workspace(tmp_path_factory.mktemp("user"))
-    made.environ |= {"COORDINATE_EVAL_CLUSTER": "ray", "COORDINATE_EVAL_RAY_GPUS": "2"}
+    made.environ |= {"COORDINATE_EVAL_CLUSTER": "local", "COORDINATE_EVAL_LOCAL_GPUS": "2"}
     return made

@@ -10,7 +10,7 @@ from tests.runs import PATIENCE_SECONDS, TASKS, Workspace
 from tests.tiny import tiny_model
 
 MODULES = (
-    "coordinate_eval", "typer", "yaml", "numpy", "ray", "psutil", "lm_eval", "datasets", "evaluate",
+    "coordinate_eval", "typer", "yaml", "numpy", "psutil", "lm_eval", "datasets", "evaluate",
     "transformers", "tokenizers", "jinja2", "_pytest", "sitecustomize", "usercustomize",
 )  # fmt: skip
 FOLDERS = ("json", "exact_match", "acc", "code_eval", "tiny_choice", "base")

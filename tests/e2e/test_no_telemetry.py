@@ -32,11 +32,10 @@ ENGINES: dict[str, dict[str, object]] = {
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A user whose libraries have cached nothing, and who has switched nothing off."""
-    need("ray", "ray")
     made = Workspace(tmp_path_factory.mktemp("user"))
     made.environ = packets.without_hints(made.environ) | {
-        "COORDINATE_EVAL_CLUSTER": "ray",
-        "COORDINATE_EVAL_RAY_GPUS": "1",
+        "COORDINATE_EVAL_CLUSTER": "local",
+        "COORDINATE_EVAL_LOCAL_GPUS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "OMP_NUM_THREADS": "1",
     }

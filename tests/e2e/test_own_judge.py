@@ -1,4 +1,4 @@
-"""A checkpoint that judges, on one machine: in the same Ray, with the same protections."""
+"""A checkpoint that judges, on one machine: beside the trials, with the same protections."""
 
 import json
 import os

@@ -1,23 +1,23 @@
 """Runs on a Ray cluster of several nodes: what is lost of it changes no score."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from tests.cluster_contract import PROMISES, Trial
 from tests.own_judge import judged_suite, own_judge
 from tests.ray_servers import GPUS, TYPE, Servers
 from tests.runs import PATIENCE_SECONDS, Workspace, begun, kill, processes, scores, trials, until
 from tests.tiny import tiny_model
 
-from coordinate_eval.clusters.protocol import End, Job, State
-from coordinate_eval.clusters.ray.cluster import SharedRayCluster
+from coordinate_eval.clusters.protocol import End
+from coordinate_eval.clusters.ray.cluster import RayCluster
 
 DATASETS = ("tiny_choice", "tiny_sums")
-
-SAID = {"good": End.UNKNOWN, "bad": End.FAILED, "killed": End.FAILED, "long": End.UNKNOWN}
-"""How jobs end, as far as Ray tells."""
 
 
 @pytest.fixture(scope="module")
@@ -145,31 +145,32 @@ def test_a_supervisor_is_started_again_and_a_run_cancelled(
     memory_is_empty(caller, servers)
 
 
-def test_how_jobs_end_is_told(
-    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def cluster(servers: Servers) -> Iterator[RayCluster]:
+    """The cluster as this process sees it."""
+    with (
+        mock.patch.dict(os.environ, servers.environ),
+        RayCluster(servers.address, {}) as cluster,
+    ):
+        yield cluster
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+def test_it_keeps_what_every_cluster_promises(
+    cluster: RayCluster, tmp_path: Path, promise: Callable[[Trial], None]
 ) -> None:
-    for name, value in servers.environ.items():
-        monkeypatch.setenv(name, value)
-    with SharedRayCluster(servers.address, {}) as cluster:
-        for name, script in (
-            ("good", "exit 0"),
-            ("bad", "exit 3"),
-            ("killed", "kill -9 $$"),
-            ("long", "exec tail -f /dev/null"),
-        ):
-            log = str(tmp_path / name)
-            job = Job(name=name, argv=("sh", "-c", script), minutes=60, log=log)
-            job_id = cluster.submit(job)
+    trial = Trial(cluster, tmp_path)
+    try:
+        promise(trial)
+    finally:
+        trial.close()
 
-        def ends() -> dict[str, End]:
-            tasks = cluster.poll("")
-            return {t.name: t.end for t in tasks if t.state is State.ENDED and t.name in SAID}
 
-        until(lambda: len(ends()) == 3, "the end of all but one")
-        until(Path(f"{log}.log").exists, "its start")
-        cluster.cancel([job_id])
-        until(lambda: len(ends()) == 4, "its end")
-        assert ends() == SAID
+def test_a_job_that_fails_has_failed(cluster: RayCluster, tmp_path: Path) -> None:
+    trial = Trial(cluster, tmp_path)
+    for script in ("exit 3", "kill -9 $$"):
+        trial.submit(script, script)
+        assert trial.ended(script) == {End.FAILED}
 
 
 def test_a_node_is_lost(caller: Workspace, servers: Servers, expected: dict[str, Any]) -> None:

@@ -86,7 +86,7 @@ def dry_run(place: Path) -> object:
         f"include_path: [{TASKS}]\ndatasets: [{{name: reads, task: reads_tokenizer}}]\n"
     )
     # On a cluster file, a dry run would not run the task's code.
-    options = ["--suite", str(suite), "--cluster", "ray", "--dry-run", "--json"]
+    options = ["--suite", str(suite), "--cluster", "local", "--dry-run", "--json"]
     done = CliRunner().invoke(app, ["run", ".", *options])
     if done.exception is not None:
         raise done.exception

@@ -165,7 +165,7 @@ def test_bad_cluster_files_are_refused(
         (["--suite", "no-such-suite"], ("no-such-suite", "base")),
         (["--suite", "x" * 400], ("no suite",)),
         (["--cluster", "absent.yaml"], ("absent.yaml cannot be read",)),
-        (["--cluster", "slrum"], ("cluster 'slrum' is unknown", "auto, slurm, ray, or a cluster")),
+        (["--cluster", "slrum"], ("cluster 'slrum' is unknown", "auto, slurm, local, ray, or a")),
         (["--nodes", "0"], ("--nodes must be at least 1",)),
         (["--nodes", "n1,n7"], ("n7",)),
         (["--nodes", "n[3-1]"], ("3-1 counts backwards",)),

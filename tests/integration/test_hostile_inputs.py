@@ -166,14 +166,13 @@ def test_a_plan_on_a_cluster_file_loads_no_task(user: Workspace, proof: Path, mo
 
 def test_copies_are_as_private_as_the_files(user: Workspace, checkpoint: Path) -> None:
     """Of a whole run, on the machine itself."""
-    pytest.importorskip("ray")
     private = user.folder / "private"
     private.mkdir()
     for file in tiny_model().iterdir():
         (private / file.name).write_bytes(file.read_bytes())
         (private / file.name).chmod(0o600)
     suite = user.suite("tiny_choice")
-    done = user.call("run", private, "--suite", suite, "--cluster", "ray", "--json")
+    done = user.call("run", private, "--suite", suite, "--cluster", "local", "--json")
     run = next((user.folder / "runs").iterdir())
     assert done.returncode == 0
     copied = list((run / "model").iterdir())

@@ -323,7 +323,7 @@ def test_built_prompts_of_others_are_not_used(
     planted.chmod(0o777)
     give(planted, uid)
     refused(
-        here, "run", checkpoint, "--suite", asked, "--cluster", "ray", "--dry-run", says=planted,
+        here, "run", checkpoint, "--suite", asked, "--cluster", "local", "--dry-run", says=planted,
         COORDINATE_EVAL_CACHE_DIR=str(cache),
     )  # fmt: skip
 

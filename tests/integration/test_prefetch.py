@@ -15,7 +15,7 @@ from tests.tiny import need, tiny_model
 def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     need("lm_eval", "harness")
     made = Workspace(tmp_path_factory.mktemp("user"))
-    made.environ["COORDINATE_EVAL_CLUSTER"] = "ray"
+    made.environ["COORDINATE_EVAL_CLUSTER"] = "local"
     return made
 
 

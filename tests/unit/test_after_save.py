@@ -84,7 +84,7 @@ def test_nobody_else_can_write_to_the_log_of_a_training_job_without_umask(
     assert (tmp_path / "step-100.evaluation.log").stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize("options", [["--cluster", "ray"], ["--cluster=ray"]])
+@pytest.mark.parametrize("options", [["--cluster", "local"], ["--cluster=local"]])
 def test_another_cluster(command: Command, tmp_path: Path, options: list[str]) -> None:
     coordinate_eval.after_save(tmp_path / "x", options=options)
     ended()

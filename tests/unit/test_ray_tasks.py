@@ -1,7 +1,6 @@
 """What runs on the nodes of a Ray cluster: an actor that ends with its process, and says how."""
 
 import os
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import NoReturn
 import pytest
 from tests.runs import until
 
-from coordinate_eval import ray_cluster
 from coordinate_eval.clusters.ray import on_node
 from coordinate_eval.clusters.ray.on_node import MOST_STARTS, Task
 
@@ -179,26 +177,4 @@ def test_what_a_job_has_started_that_must_be_killed_ends_with_it(
     until((tmp_path / "engine").exists, "its start")
     running.cancel()
     actor.join()
-    until(lambda: not runs(tmp_path), "the end of its engine")
-
-
-def on_one_machine(folder: Path, script: str) -> int:
-    """The exit status of a job that Ray's worker on one machine runs."""
-    return ray_cluster._run(["sh", "-c", script], {}, [], str(folder), str(folder / "log"))
-
-
-def test_what_a_killed_job_has_started_on_one_machine_ends_with_it(tmp_path: Path) -> None:
-    assert on_one_machine(tmp_path, f"{ENGINE} kill -9 $$") == -9
-    until(lambda: not runs(tmp_path), "the end of its engine")
-
-
-def test_what_a_job_on_one_machine_has_started_that_must_be_killed_ends_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_cluster, "END_SECONDS", 0.1)
-    job = subprocess.Popen(
-        ["sh", "-c", f"trap '' TERM; {ENGINE} wait; wait"], cwd=tmp_path, process_group=0
-    )
-    until((tmp_path / "engine").exists, "its start")
-    ray_cluster._end(job)
     until(lambda: not runs(tmp_path), "the end of its engine")

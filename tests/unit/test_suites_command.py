@@ -142,7 +142,7 @@ def test_assumed_shapes_are_near_those_of_llama_3(parameters: int, layers: int) 
 class OneNode(FakeCluster):
     """A cluster of one node, to which nothing is submitted here."""
 
-    name = "ray"
+    name = "local"
     local = True
 
     def __init__(self) -> None:
@@ -158,11 +158,11 @@ class OneNode(FakeCluster):
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A user whose runs come to be, and are then left alone."""
-    monkeypatch.setattr(clusters, "_MAKERS", {"ray": lambda settings: OneNode()})
+    monkeypatch.setattr(clusters, "_MAKERS", {"local": lambda settings: OneNode()})
     for module in (launch, continued):
         monkeypatch.setattr(module, "supervise", lambda *args, **options: 0)
     made = Workspace(tmp_path)
-    made.environ["COORDINATE_EVAL_CLUSTER"] = "ray"
+    made.environ["COORDINATE_EVAL_CLUSTER"] = "local"
     (tmp_path / "mine.yaml").write_text(
         f"include_path: ['{TASKS}']\n"
         "datasets: [tiny_cloze, tiny_choice, {name: mt_bench, group: talk},"

@@ -1,1 +1,1 @@
-"""A Ray cluster that others have started, as a cluster of this program's."""
+"""A Ray cluster of several machines, which others have started."""

@@ -15,11 +15,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import Field
+
 from coordinate_eval import _files
 from coordinate_eval._engines import CACHE_ROOTS
 from coordinate_eval._launchers import is_for_training
 from coordinate_eval.clusters.protocol import Busy, Job, JobLimits, Node, ShownJob, TaskStatus
 from coordinate_eval.clusters.ray.link import Link
+from coordinate_eval.records import Record
 
 _OF_JOBS_BEGIN = (
     "COORDINATE_EVAL_",
@@ -33,7 +36,25 @@ _OF_JOBS_BEGIN = (
 """Beginnings of variables that jobs get from the caller. All else they have from their node."""
 
 
-class SharedRayCluster:
+class RaySettings(Record):
+    """The Ray cluster to use."""
+
+    address: str | None = Field(
+        default=None,
+        pattern=r"^(auto|[A-Za-z0-9_.-]{1,253}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5})$",
+        description="head of the Ray cluster, HOST:PORT, or auto: that of RAY_ADDRESS, as if not "
+        "set",
+    )
+    gpu_memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="memory of a GPU that Ray does not tell; if not set, the smaller one of its "
+        "type, and of an unknown type no more than 16",
+    )
+
+
+class RayCluster:
     """A Ray cluster that others have started.
 
     Args:

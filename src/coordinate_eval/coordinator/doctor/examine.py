@@ -31,7 +31,6 @@ def examine_here(settings: Settings, cluster: Cluster | None) -> Iterator[Findin
         yield scheduler.of_file(Path(settings.cluster))
         yield from examine(settings, Role.LOGIN)
     elif cluster.local:
-        yield programs.ray()
         yield from examine(settings, Role.MACHINE)
     else:
         yield from scheduler.of_cluster(cluster)

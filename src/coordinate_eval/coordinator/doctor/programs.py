@@ -17,7 +17,6 @@ IMPORT_SECONDS = 240.0
 """Time for an import: from a busy file system, torch and vLLM have taken minutes."""
 
 _HARNESS = "import lm_eval; said = {'version': lm_eval.__version__}"
-_RAY = "import ray; said = {'version': ray.__version__}"
 _GPUS = """
 import torch
 here = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -27,7 +26,7 @@ said = {
     'for_gpus': bool(torch.version.cuda or torch.version.hip),
 }
 """
-_EXTRAS = {**{name: name for name in ENGINES}, "ray": "ray", "lm_eval": "harness"}
+_EXTRAS = {**{name: name for name in ENGINES}, "lm_eval": "harness"}
 
 
 @dataclass(frozen=True)
@@ -81,11 +80,6 @@ def python() -> Finding:
 def harness() -> Finding:
     """Import the harness."""
     return finding_of("harness", imported(_HARNESS), Role.MACHINE)
-
-
-def ray() -> Finding:
-    """Import Ray, which runs jobs on a machine without a scheduler."""
-    return finding_of("ray", imported(_RAY), Role.MACHINE)
 
 
 def engine(settings: Settings, role: Role) -> Iterator[Finding]:

@@ -115,8 +115,8 @@ def _of_kind(kind: str, nodes: Sequence[Node]) -> Finding:
         check,
         f"{found}; {unknown}",
         "no model that needs more than 16 GiB is planned: set [slurm] gpu_type, or gpu_memory_gib "
-        "there or in [ray], or have types configured (in Slurm `Gres=gpu:h100:8`, in Ray the "
-        "resource accelerator_type:H100)",
+        "there, in [local] or in [ray], or have types configured (in Slurm `Gres=gpu:h100:8`, in "
+        "Ray the resource accelerator_type:H100)",
     )
 
 

@@ -40,9 +40,15 @@ def chosen(settings: Settings) -> Cluster | None:
     `auto` is the first scheduler that this machine belongs to.
 
     Raises:
-        UserError: the setting looks like the name of a scheduler, and there is none of that name.
+        UserError: the setting looks like the name of a scheduler, and there is none of that name,
+            or nobody says where the Ray cluster is.
     """
     name = settings.cluster
+    if name == "ray" and settings.ray.address is None:
+        raise UserError(
+            "cluster ray needs the address of a Ray cluster: set [ray] address, or RAY_ADDRESS. To "
+            "run on this machine alone, which needs no Ray, write --cluster local"
+        )
     if name == "auto":
         made = (make(settings) for make in _MAKERS.values())
         return next(cluster for cluster in made if cluster.here())
@@ -80,18 +86,26 @@ def _slurm(settings: Settings) -> Cluster:
     return SlurmCluster(settings.slurm)
 
 
+def _local(settings: Settings) -> Cluster:
+    from coordinate_eval.clusters.local import LocalCluster
+
+    return LocalCluster(settings.local, settings.trial.memory_gib)
+
+
 def _ray(settings: Settings) -> Cluster:
-    if settings.ray.address is not None:
-        from coordinate_eval.clusters.ray.cluster import SharedRayCluster
+    if settings.ray.address is None:  # a run that an earlier version has begun on this machine
+        return _local(settings)
+    from coordinate_eval.clusters.ray.cluster import RayCluster
 
-        folders = {name: getattr(settings, name) for name in FOLDERS}
-        paths = {name: Path(folder).expanduser() for name, folder in folders.items()}
-        memory = settings.ray.gpu_memory_gib or 0.0
-        return SharedRayCluster(settings.ray.address, paths, memory, settings.gpu_type)
-    from coordinate_eval.ray_cluster import RayCluster
-
-    return RayCluster(settings.ray, settings.trial.memory_gib)
+    folders = {name: getattr(settings, name) for name in FOLDERS}
+    paths = {name: Path(folder).expanduser() for name, folder in folders.items()}
+    memory = settings.ray.gpu_memory_gib or 0.0
+    return RayCluster(settings.ray.address, paths, memory, settings.gpu_type)
 
 
-_MAKERS: Mapping[str, Callable[[Settings], Cluster]] = {"slurm": _slurm, "ray": _ray}
-"""In the order in which `auto` tries them. The last one is at home on every machine."""
+_MAKERS: Mapping[str, Callable[[Settings], Cluster]] = {
+    "slurm": _slurm,
+    "local": _local,
+    "ray": _ray,
+}
+"""In the order in which `auto` tries them: `local` is at home on every machine."""

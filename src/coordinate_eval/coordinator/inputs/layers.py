@@ -40,6 +40,8 @@ _FORMER: Mapping[str, str] = {
     "build.memory_gib": "harness.memory_gib",
     "build.minutes": "",
     "metrics.scoring_minutes": "harness.dataset_minutes",
+    "ray.cpus": "local.cpus",
+    "ray.gpus": "local.gpus",
     "scoring.dataset_minutes": "harness.dataset_minutes",
     "scoring.jobs": "harness.jobs",
     "scoring.memory_gib": "harness.memory_gib",
@@ -253,7 +255,9 @@ def load(flags: Mapping[str, Any], file: Path | None = None) -> tuple[Settings, 
     """
     environ = os.environ
     given = {name: value for name, value in flags.items() if value is not None}
+    ray = {"ray.address": "auto"} if environ.get("RAY_ADDRESS") else {}
     layers = [
+        Layer(source="RAY_ADDRESS", values=ray),
         file_layer(file, environ),
         environment_layer(environ),
         Layer(source="command line", values=given),

@@ -6,8 +6,9 @@ from typing import Any, Literal
 import platformdirs
 from pydantic import ConfigDict, Field, field_validator
 
+from coordinate_eval.clusters.local import LocalSettings
 from coordinate_eval.clusters.protocol import MOST_CPUS, MOST_GPUS
-from coordinate_eval.ray_cluster import RaySettings
+from coordinate_eval.clusters.ray.cluster import RaySettings
 from coordinate_eval.records import EngineSettings, Record, judge_name
 from coordinate_eval.slurm.settings import SlurmSettings
 
@@ -305,7 +306,7 @@ class Settings(Record):
     """All settings."""
 
     suite: str = Field(default="base", description="a shipped suite's name, or a suite file")
-    cluster: str = Field(default="auto", description="auto, slurm, ray, or a cluster file")
+    cluster: str = Field(default="auto", description="auto, slurm, local, ray, or a cluster file")
     runs_dir: str = Field(
         default_factory=lambda: _in_home("runs"),
         description="folder of all run directories, on storage that all nodes share",
@@ -375,4 +376,5 @@ class Settings(Record):
     diagnosis: DiagnosisSettings = DiagnosisSettings()
     supervisor: SupervisorSettings = SupervisorSettings()
     slurm: SlurmSettings = SlurmSettings()
+    local: LocalSettings = LocalSettings()
     ray: RaySettings = RaySettings()

@@ -6,7 +6,6 @@ with the lower epoch leaves.
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Set
 from dataclasses import replace
@@ -113,8 +112,7 @@ class Supervisor:
         self._strict = strict
         self._show, self._tell, self._ended = show, tell, ended
         self._note = note
-        cores = self._run.settings.ray.cpus or os.cpu_count() or 1
-        self._cores = cores if cluster.local else None
+        self._cores = self._run.settings.local.cores if cluster.local else None
         self._estimated: frozenset[str] = frozenset()
         self._silence = Silence(run_dir)
         self._diagnoser = Diagnoser(run_dir, self._run.settings, tell)

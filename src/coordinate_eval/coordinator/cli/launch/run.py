@@ -54,7 +54,7 @@ from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
 from coordinate_eval.errors import RunExists, SubmitRefused, UserError
 
 _OF_JOBS = {
-    "stage", "trial", "harness", "metrics", "limits", "supervisor", "slurm", "ray",
+    "stage", "trial", "harness", "metrics", "limits", "supervisor", "slurm", "local", "ray",
     "after_run",
 }  # fmt: skip
 """Settings, mostly sections, that decide how a run's jobs are submitted and what they do."""

@@ -36,7 +36,7 @@ def run(
     verbose: common.Verbose = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
-    """Evaluate the checkpoint CKPT: submit the run to Slurm and return, or run here with Ray."""
+    """Evaluate the checkpoint CKPT: submit the run to Slurm and return, or run it here."""
     from coordinate_eval.coordinator.cli.launch.run import show_plan, start_run
     from coordinate_eval.coordinator.planning.new_run import read_inputs
     from coordinate_eval.coordinator.planning.reviewed_plan import read as read_plan

@@ -83,9 +83,9 @@ Cluster = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="slurm; ray: this machine, or the Ray cluster of the setting ray.address; or a "
+        help="slurm; local: this machine; ray: the Ray cluster of the setting ray.address; or a "
         "cluster file, which describes nodes to plan on.",
-        show_default="slurm if it is configured, else ray",
+        show_default="slurm if it is configured, else local",
         rich_help_panel=WHERE,
     ),
 ]

@@ -164,7 +164,7 @@ def _degree(demand: Demand, kind: tuple[str, float], gpus_per_node: int) -> int:
         raise UserError(
             f"the memory of the GPUs is not known, and this model needs more than "
             f"{LEAST_GPU_MEMORY_GIB:g} GiB. {named}: set gpu_memory_gib, in config.toml under "
-            "[slurm] or [ray], in a cluster file for each node"
+            "[slurm], [local] or [ray], in a cluster file for each node"
         ) from error
 
 

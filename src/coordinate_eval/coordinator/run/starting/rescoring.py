@@ -40,6 +40,7 @@ _PLACES = (
     "limits",
     "supervisor",
     "slurm",
+    "local",
     "ray",
 )
 """Settings that decide where jobs run, what they may use, and for how long."""

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from coordinate_eval.clusters.local import LocalCluster
 from coordinate_eval.clusters.protocol import End, Job, State, Waits
 from coordinate_eval.clusters.ray import driver
-from coordinate_eval.clusters.ray.cluster import SharedRayCluster, of_job
+from coordinate_eval.clusters.ray.cluster import RayCluster, of_job
 from coordinate_eval.clusters.ray.link import Link
 from coordinate_eval.clusters.ray.nodes import read_nodes, to_come
 from coordinate_eval.clusters.ray.on_node import names_of, what_is_missing
 from coordinate_eval.coordinator.inputs import clusters, layers
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
-from coordinate_eval.ray_cluster import RayCluster, RaySettings
 
 
 def entry(
@@ -274,12 +274,22 @@ def test_no_connection_is_said_each_time() -> None:
     asked.close()
 
 
-def test_an_address_chooses_the_cluster() -> None:
-    here = Settings(cluster="ray")
-    assert isinstance(clusters.chosen(here), RayCluster)
-    there = here.model_copy(update={"ray": RaySettings(address="head:6379")})
-    assert isinstance(clusters.chosen(there), SharedRayCluster)
-    assert isinstance(clusters.by_name("ray", there), SharedRayCluster)
+def test_ray_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    asked = {"cluster": "ray"}
+    with pytest.raises(UserError, match=r"set \[ray\] address, or RAY_ADDRESS.* --cluster local"):
+        clusters.chosen(layers.load(asked)[0])
+    named, _ = layers.load({**asked, "ray.address": "head:6379"})
+    assert isinstance(clusters.chosen(named), RayCluster)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    found, sources = layers.load(asked)
+    assert isinstance(clusters.chosen(found), RayCluster)
+    assert (found.ray.address, sources["ray.address"]) == ("auto", "RAY_ADDRESS")
+
+
+def test_a_run_of_ray_without_an_address_is_one_on_this_machine() -> None:
+    before = Settings.model_validate({"cluster": "ray", "ray": {"address": None, "gpus": 2}})
+    assert isinstance(clusters.by_name("ray", before), LocalCluster)
 
 
 @pytest.mark.parametrize("address", ["", "head", "head:", "ray://head:10001", "head:1;x", " a:1"])

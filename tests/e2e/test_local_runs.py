@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,6 @@ from tests.runs import (
     until,
 )
 from tests.tiny import tiny_model
-
-from coordinate_eval.clusters.protocol import End, Job, State
-from coordinate_eval.ray_cluster import RayCluster, RaySettings
 
 DATASETS = ("tiny_choice", "tiny_code", "tiny_sums", "tiny_talk")
 JOBS = ("_keep", "_trial", "_metric", "_score")
@@ -98,22 +94,22 @@ def test_every_request_is_answered_once(finished: Path) -> None:
 @pytest.mark.parametrize("job", ["_trial", "_keep"])
 def test_a_killed_job_loses_nothing(user: Workspace, expected: dict[str, Any], job: str) -> None:
     run, pause = user.folder / f"killed{job}", user.pause(f"killed{job}")
-    driver = user.start(*asked(user, run, pause.args), "--json")
+    supervisor = user.start(*asked(user, run, pause.args), "--json")
     begun(run)
     kill(processes(job, str(run))[:1])
     pause.end()
-    assert json.loads(ended(driver, 0))["results"] == expected
+    assert json.loads(ended(supervisor, 0))["results"] == expected
     nothing_is_left(user, run)
 
 
-def test_a_killed_driver_takes_its_jobs_along_and_is_asked_again(
+def test_a_killed_supervisor_takes_its_jobs_along_and_is_asked_again(
     user: Workspace, expected: dict[str, Any]
 ) -> None:
-    run, pause = user.folder / "killed driver", user.pause("killed driver")
-    driver = user.start(*asked(user, run, pause.args))
+    run, pause = user.folder / "killed supervisor", user.pause("killed supervisor")
+    supervisor = user.start(*asked(user, run, pause.args))
     begun(run)
-    driver.kill()
-    driver.communicate()
+    supervisor.kill()
+    supervisor.communicate()
     until(lambda: not jobs_of(run), "an end of its jobs")
     pause.end()
     user.call(*asked(user, run, pause.args), "--json")
@@ -126,7 +122,7 @@ def test_an_interrupted_run_leaves_nothing_and_is_resumed(
 ) -> None:
     run, pause = user.folder / "interrupted", user.pause("interrupted")
     # In a group of its own, all of which hears of Ctrl-C, as at a terminal.
-    driver = subprocess.Popen(
+    supervisor = subprocess.Popen(
         command(*asked(user, run, pause.args)),
         env=user.environ,
         cwd=TASKS,
@@ -138,9 +134,9 @@ def test_an_interrupted_run_leaves_nothing_and_is_resumed(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     begun(run)
-    os.killpg(driver.pid, signal.SIGINT)
-    _, err = driver.communicate(timeout=PATIENCE_SECONDS)
-    assert driver.returncode == 130, err
+    os.killpg(supervisor.pid, signal.SIGINT)
+    _, err = supervisor.communicate(timeout=PATIENCE_SECONDS)
+    assert supervisor.returncode == 130, err
     assert "coordinate-eval resume" in err
     assert "Traceback" not in err
     nothing_is_left(user, run)
@@ -195,52 +191,8 @@ def test_a_directory_of_another_run_is_refused(
         assert done.stdout == ""
 
 
-def test_how_jobs_end_is_told(tmp_path: Path) -> None:
-    # Ray reads its environment when it is imported, as others of this process may have done.
-    script = "import sys; from tests.e2e.test_ray import tell_ends; tell_ends(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        "good": End.COMPLETED,
-        "bad": End.FAILED,
-        "killed": End.FAILED,
-        "long": End.CANCELLED,
-    }
-
-
-def tell_ends(folder: str) -> None:
-    """Print how jobs ended that end in four ways, in a process of its own."""
-    with RayCluster(RaySettings(cpus=2), 1.0) as cluster:
-        for name, script in (
-            ("good", "exit 0"),
-            ("bad", "exit 3"),
-            ("killed", "kill -9 $$"),
-            ("long", "exec tail -f /dev/null"),
-        ):
-            log = f"{folder}/{name}"
-            job = Job(name=name, argv=("sh", "-c", script), minutes=60, log=log)
-            job_id = cluster.submit(job)
-
-        def ends() -> dict[str, End]:
-            return {t.name: t.end for t in cluster.poll("") if t.state is State.ENDED}
-
-        until(lambda: len(ends()) == 3, "the end of all but one")
-        until(Path(f"{log}.log").exists, "its start")
-        cluster.cancel([job_id])
-        until(lambda: len(ends()) == 4, "its end")
-        print(json.dumps(ends()))
-
-
 def test_the_doctor_asks_a_job(user: Workspace) -> None:
-    asked = ("doctor", "--submit", "--json", "--cluster", "ray")
+    asked = ("doctor", "--submit", "--json", "--cluster", "local")
     done = user.call(*asked, HF_HUB_OFFLINE="1")
-    here, there = json.loads(done.stdout)["answers"]
+    _, there = json.loads(done.stdout)["answers"]
     assert {each["check"] for each in there["findings"]} >= {"runs_dir", "harness", "[stage] where"}
-    assert "ray" in {each["check"] for each in here["findings"]}
