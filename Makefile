@@ -24,7 +24,7 @@ demo: $(READY)
 	$(BIN)/python demo/run.py
 
 # On each save, under a minute on two cores: functions and classes in this process. No root, no
-# Slurm, no Ray, no engine, no harness, no browser.
+# Slurm, no engine, no harness, no browser.
 test-fast: $(READY)
 	$(BIN)/python -m pytest tests/unit -n logical --maxprocesses 4 --dist worksteal
 

@@ -4,7 +4,7 @@ The training loop is in `train.py`, the text in `corpus.py`. At each save this f
 training loop on a cluster would do: it calls `coordinate-eval run CHECKPOINT`, and later reads
 `results.json`. The table at the end shows what was learned when, and what asking cost.
 
-    python demo/run.py              this machine, through Ray
+    python demo/run.py              this machine
     python demo/run.py --slurm      submits each run to Slurm and trains on meanwhile
 
 Exit status: 0 when every run is complete and every score rose, else 1.
@@ -93,7 +93,7 @@ class Coordinator:
         }
 
     def call(self, step: int, checkpoint: Path) -> Evaluation:
-        """Evaluate a checkpoint: with Ray here and now, with Slurm only submit."""
+        """Evaluate a checkpoint: here and now, with Slurm only submit."""
         evaluation = Evaluation(step, self._folder / "runs" / checkpoint.name, time.time())
         self._run(
             "run",
@@ -190,14 +190,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--dir", type=Path, default=Path("build/demo"), help="the work folder")
     parser.add_argument("--engine", choices=("vllm", "transformers"), help="default: vllm if there")
-    parser.add_argument("--slurm", action="store_true", help="submit to Slurm instead of Ray")
+    parser.add_argument("--slurm", action="store_true", help="submit to Slurm")
     given = parser.parse_args()
 
     folder = given.dir.absolute()
     engine = given.engine or ("vllm" if importlib.util.find_spec("vllm") else "transformers")
     subjects = corpus.subjects(_SEED)
     prepare(folder, subjects)
-    coordinator = Coordinator(folder, "slurm" if given.slurm else "ray", engine)
+    coordinator = Coordinator(folder, "slurm" if given.slurm else "local", engine)
     evaluations: list[Evaluation] = []
 
     def show_loss(step: int, loss: float) -> None:

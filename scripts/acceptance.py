@@ -5,7 +5,7 @@
 
 Brings up a Slurm of four nodes on this machine (root), scores a checkpoint on GSM8K, ARC,
 HumanEval and subjects of MMLU with vLLM on all four, and compares every number with what
-`lm_eval --model hf` says. Then the same through Ray, and on Slurm again with the supervisor, a
+`lm_eval --model hf` says. Then the same without Slurm, and on Slurm again with the supervisor, a
 trial and a keeper killed on the way. Without --checkpoint the model is a tiny random one, whose
 scores are poor but have to be equal all the same. Takes about a quarter of an hour on two cores.
 """
@@ -159,15 +159,15 @@ def check_slurm(report: Report, program: Program, expected: Mapping[str, Any]) -
     return dict(found["results"])
 
 
-def check_ray(report: Report, program: Program, scores: Mapping[str, Any]) -> None:
-    """Compare a run of two engines through Ray with the scores of the run on Slurm."""
+def check_local(report: Report, program: Program, scores: Mapping[str, Any]) -> None:
+    """Compare a run of two engines without Slurm with the scores of the run on Slurm."""
     run = program.run(
-        "ray", "--cluster", "ray", "--max-gpus", 2,
-        COORDINATE_EVAL_RAY_GPUS="2", COORDINATE_EVAL_TRIAL_MEMORY_GIB="4",
+        "local", "--cluster", "local", "--max-gpus", 2,
+        COORDINATE_EVAL_LOCAL_GPUS="2", COORDINATE_EVAL_TRIAL_MEMORY_GIB="4",
     )  # fmt: skip
     found = reference.ended(run)
-    check_end(report, "Ray", run, found)
-    report.same("Ray: scores are Slurm's", found["results"], scores)
+    check_end(report, "local", run, found)
+    report.same("local: scores are Slurm's", found["results"], scores)
 
 
 def check_kill(
@@ -229,7 +229,7 @@ def accept(report: Report, given: argparse.Namespace, folder: Path) -> None:
     program = Program(folder, checkpoint.resolve(), write_suite(folder, given.limit), data)
     expected = lm_eval(report, checkpoint.resolve(), given.limit, folder)
     scores = check_slurm(report, program, expected)
-    check_ray(report, program, scores)
+    check_local(report, program, scores)
     for who, command in (("supervisor", "_supervise"), ("trial", "_trial"), ("keeper", "_keep")):
         check_kill(report, program, who, command, scores)
 
