@@ -92,6 +92,7 @@ def a_job_may_clean_up_when_it_is_cancelled(trial: Trial) -> None:
     script = "trap 'touch clean; exit 0' TERM; touch begun; while :; do sleep 0.1; done"
     job_id = trial.submit("tidy", script)
     trial.said("begun")
+    until(lambda: trial.running("tidy"), "a task that runs")
     trial.cluster.cancel([job_id])
     trial.ended("tidy")
     assert (trial.folder / "clean").exists()
