@@ -30,7 +30,9 @@ make_root() {
   chmod +x "$root/usr/sbin/policy-rc.d"
   cp /etc/resolv.conf /etc/hosts "$root/etc/"
   cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
-  grep -rl Acquire::http /etc/apt/apt.conf.d | xargs -r cp -t "$root/etc/apt/apt.conf.d"
+  # A proxy, and a machine whose clock is not that of the mirror.
+  { grep -rlE 'Acquire::(http|Check)' /etc/apt/apt.conf.d || true; } |
+    xargs -r cp -t "$root/etc/apt/apt.conf.d"
   inside bash -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
     --no-install-recommends slurm-wlm slurm-client munge bubblewrap g++ procps iproute2 openssl'
   touch "$root/.made"

@@ -18,7 +18,12 @@ from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import NewRound, Revoke
-from coordinate_eval.coordinator.supervisor.polls import GONE_SECONDS, Polls, slow_down
+from coordinate_eval.coordinator.supervisor.polls import (
+    FULL_PACE_SECONDS,
+    GONE_SECONDS,
+    Polls,
+    slow_down,
+)
 from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_tasks
 
 STUCK = TaskStatus(name=TRIAL[0], job_id="7", index=0, state=State.RUNNING, completing=True)
@@ -112,7 +117,10 @@ def test_only_living_supervisors_count_and_each_run_once() -> None:
 
 
 def test_a_run_hears_of_its_own_tasks_alone_and_slows_down_for_others() -> None:
-    mine = task(TRIAL[0])
-    asked = polls(Says(mine, *(task(f"ce-step-{n}.abc-super1") for n in range(9))), lambda: 0.0)
+    now, mine = [0.0], task(TRIAL[0])
+    asked = polls(Says(mine, *(task(f"ce-step-{n}.abc-super1") for n in range(9))), lambda: now[0])
+    assert asked.tasks() == [mine]
+    assert asked.slower == 1  # it begins at the full pace
+    now[0] += FULL_PACE_SECONDS
     assert asked.tasks() == [mine]
     assert asked.slower == 3

@@ -10,6 +10,9 @@ from coordinate_eval.coordinator.run import jobs
 GONE_SECONDS = 180.0
 """A task that has been completing for so long is gone: its processes hang, or its epilog does."""
 
+FULL_PACE_SECONDS = 60.0
+"""Time at the full pace after a supervisor's start, when its run may choose nodes and start."""
+
 
 class Polls:
     """Asks the scheduler for a run's tasks.
@@ -25,9 +28,10 @@ class Polls:
     """
 
     def __init__(
-        self, cluster: Cluster, prefix: str, clock: Callable[[], float] = time.monotonic
+        self, cluster: Cluster, prefix: str, clock: Callable[[], float] = lambda: time.monotonic()
     ) -> None:
         self._cluster, self._prefix, self._clock = cluster, prefix, clock
+        self._began = clock()
         self._completing: Mapping[tuple[str, int], float] = {}
         self.slower = 1.0
         """Factor on the time between two polls, for the user's runs beside this one."""
@@ -39,8 +43,8 @@ class Polls:
             ClusterSilent: the scheduler does not answer.
         """
         found = self._cluster.poll(jobs.PREFIX)
-        self.slower = slow_down(found)
         now = self._clock()
+        self.slower = slow_down(found) if now - self._began >= FULL_PACE_SECONDS else 1.0
         mine = [task for task in found if task.name.startswith(self._prefix)]
         keys = [(task.job_id, task.index) for task in mine if task.completing]
         self._completing = {key: self._completing.get(key, now) for key in keys}
