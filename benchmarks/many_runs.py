@@ -1,6 +1,6 @@
 """Many runs of one user at once on a large cluster: calls, CPU, memory, and time to react
 
-    python benchmarks/many_runs.py --nodes 1000 --runs 1 10 100
+    python benchmarks/many_runs.py --nodes 300 --datasets 10 --runs 1 10 50
 
 A simulated controller of nodes with eight GPUs, and checkpoints of 7B parameters of one user, which
 are all asked for at the same moment. The supervisors are the real ones, with the real backend: what
@@ -14,6 +14,8 @@ list of nodes 0.3 s), and what a supervisor computes takes as long as it does he
   median, and that of the last run. Runs that choose the same nodes at the same moment look again.
   They leave the first nodes to the older ones of them: eight runs of six datasets on 100 nodes
   began 3 to 9 s after the call, and 3 to 39 s before they did, one with each poll.
+- Each run asks squeue for itself, less often the more runs there are. Until it did, one answer in a
+  file served all runs: ten of them made 26 calls a minute, and fifty 113, with a reaction of 2.6 s.
 - *Reaction* is the time from the end of a trial's job to the decision that follows, after a poll.
 - *CPU* is that of a supervisor, for each minute of its run, without the processes of Slurm's
   commands, which are the scheduler's own.
