@@ -20,6 +20,8 @@ from coordinate_eval.records import DatasetRequests, Shard, Span
 MOST_OF_OWNERS_TIME = 0.5
 """Most time of a second attempt, as a part of what the owner still needs: predictions are rough."""
 
+LEAST_GAIN_SECONDS = 30.0
+"""Least time that a second attempt must save."""
 
 MOST_SEEN = 64
 """Shards that are looked at. While more are left, a slow trial is not what a run waits for."""
@@ -46,7 +48,7 @@ def choose(
     owners: Mapping[str, Owner],
     own: float,
     floors: Mapping[str, float],
-    least_gain: float,
+    least_gain: float = LEAST_GAIN_SECONDS,
 ) -> list[OpenClaim]:
     """Return the claims whose shards are worth a second attempt, those that gain most first.
 
@@ -55,7 +57,7 @@ def choose(
         owners: by name; those of which nothing is known are left alone.
         own: slowdown of the trial that would make the attempts.
         floors: predicted seconds of each dataset's longest item, which no trial can split.
-        least_gain: seconds by which they must end sooner than their owners.
+        least_gain: seconds by which the attempts must end sooner than the owners.
     """
     left: dict[str, float] = {}
     for each in held:
@@ -78,7 +80,6 @@ class SecondAttempts:
 
     def __init__(self, run_dir: RunDir, run: Run, trial: str) -> None:
         self._dir, self._trial = run_dir, trial
-        self._least_gain = run.settings.trial.least_gain_seconds
         self._shards = {shard.span: shard for shard in run.shards}
         self._ledger = Ledger(run_dir, "outputs")
 
@@ -103,7 +104,7 @@ class SecondAttempts:
         floors = plan.floor_seconds if plan is not None else {}
         owners = self._owners(held)
         own = owners.pop(self._trial, Owner(slowdown=1.0, silent=0.0))
-        for span, attempt, _ in choose(held, owners, own.slowdown, floors, self._least_gain):
+        for span, attempt, _ in choose(held, owners, own.slowdown, floors):
             self._ledger.revoke(span, attempt, "doubled")
             second = self._ledger.claim(span, self._trial, task)
             if second is not None:

@@ -211,8 +211,7 @@ class Ledger:
         Deaths that are blamed on what was running do not count: see `deaths_while_running`.
         """
         if attempts is None:
-            folder = self.run.claims_folder(self.name, span.dataset)
-            attempts = _last_attempt(_files.names(folder), span)
+            attempts = self._attempts(span)
         return sum(not running for running in self.deaths(span, attempts))
 
     def deaths(self, span: Span, attempts: int) -> list[str]:
@@ -234,40 +233,31 @@ class Ledger:
 
         Only those since the run was last resumed count, and none that somebody else ended.
         """
-        folder = self.run.claims_folder(self.name, span.dataset)
-        last = _last_attempt(_files.names(folder), span)
-        return sum(o.cause == "lost" and o.end is None for _, o in self._ends(span, last))
+        ends = self._ends(span, self._attempts(span))
+        return sum(end.cause == "lost" and end.end is None for _, end in ends)
 
     def has_second_attempt(self, span: Span) -> bool:
         """Return whether a second attempt was begun while the owner of the span went on."""
-        folder = self.run.claims_folder(self.name, span.dataset)
-        last = _last_attempt(_files.names(folder), span)
-        return any(end.cause == "doubled" for _, end in self._ends(span, last))
+        return any(end.cause == "doubled" for _, end in self._ends(span, self._attempts(span)))
 
     def given_up(self, span: Span) -> list[int] | None:
         """Return the items of a span that end every owner, or None if it can be claimed again.
 
         There are none where the span is given up as a whole.
         """
-        folder = self.run.claims_folder(self.name, span.dataset)
-        last = _last_attempt(_files.names(folder), span)
+        last = self._attempts(span)
         for _, end in self._ends(span, last):
             if end.cause == "given up":
                 return end.items
         return [] if self._ends_all(span, last) else None
 
     def deaths_while_running(self, spans: Iterable[Span]) -> Counter[str]:
-        """Return how many owners of the spans died while each of these was running.
+        """Return how many owners of unpublished spans died while each of these was running.
 
         Like for `count_deaths`, only deaths since the run was last resumed count.
         """
-        listings: dict[str, frozenset[str]] = {}
         deaths: Counter[str] = Counter()
-        for span in spans:
-            if span.dataset not in listings:
-                folder = self.run.claims_folder(self.name, span.dataset)
-                listings[span.dataset] = _files.names(folder)
-            last = _last_attempt(listings[span.dataset], span)
+        for span, last, _ in self._last_attempts(spans):
             deaths.update(filter(None, self.deaths(span, last)))
         return deaths
 
@@ -299,6 +289,10 @@ class Ledger:
         """Yield the whole lines that the attempts before this one wrote."""
         for earlier in range(1, attempt):
             yield from _files.whole_lines(self.run.unpublished(self.name, span, earlier))
+
+    def _attempts(self, span: Span) -> int:
+        """Return the number of the last attempt at a span; 0 if there is none."""
+        return _last_attempt(_files.names(self.run.claims_folder(self.name, span.dataset)), span)
 
     def _ends(self, span: Span, attempts: int) -> Iterator[tuple[int, Revocation]]:
         """Yield the attempts at a span that ended since the run was last resumed."""
