@@ -17,12 +17,6 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS_OF_SHARD, Ledger
-from coordinate_eval.coordinator.run.claiming.suspects import (
-    Batch,
-    deadly,
-    next_batch,
-    read_batch,
-)
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     Round,
@@ -37,6 +31,12 @@ from coordinate_eval.coordinator.supervisor.facts.idle_rounds import (
 from coordinate_eval.coordinator.workers import trial
 from coordinate_eval.coordinator.workers.on_node import arrival
 from coordinate_eval.coordinator.workers.open_shards import OpenShards
+from coordinate_eval.coordinator.workers.suspects import (
+    Batch,
+    deadly,
+    next_batch,
+    read_batch,
+)
 from coordinate_eval.errors import EngineError
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger
-from coordinate_eval.coordinator.run.claiming.suspects import Batch
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.workers.suspects import Batch
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import (
     DatasetRequests,

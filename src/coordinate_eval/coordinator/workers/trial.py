@@ -16,7 +16,6 @@ from coordinate_eval.clusters.protocol import INDEX_VARIABLE, NODE_VARIABLE
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task
-from coordinate_eval.coordinator.run.claiming.suspects import next_batch, read_batch
 from coordinate_eval.coordinator.run.claiming.work import given_up
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.logs import own_log
@@ -39,6 +38,7 @@ from coordinate_eval.coordinator.workers.signals import (
     StopRequested,
     stop_on_signals,
 )
+from coordinate_eval.coordinator.workers.suspects import next_batch, read_batch
 from coordinate_eval.errors import CoordinateError, EngineError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import this_machine
