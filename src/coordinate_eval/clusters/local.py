@@ -277,7 +277,8 @@ class LocalCluster:
                     process_group=0,
                 )
             assert started.stdin is not None
-            started.stdin.write(json.dumps(job.argv).encode() + b"\n")
+            words = [os.fsencode(word).decode("latin-1") for word in job.argv]
+            started.stdin.write(json.dumps(words).encode() + b"\n")
         except (OSError, ForeignError) as error:
             task.end, task.reason = End.FAILED, str(error)
         else:
