@@ -106,9 +106,8 @@ def test_a_run_writes_what_the_page_says(tmp_path: Path) -> None:
     rare = {f"runs_dir/<run>/{name}" for name in ("resumed", "cancelled", "refused.json",
                                                   "waiting.json", "first-signal.json",
                                                   "after_run.json", "jobs/",
-                                                  "jobs/<job>.json", "troubles/",
-                                                  "troubles/<trial>.json", "causes/",
-                                                  "causes/<job>.json",
+                                                  "jobs/<job>.json", "incidents/",
+                                                  "incidents/<job>.json",
                                                   "reviewed.json")}  # fmt: skip
     # Other runs share no scheduler with it.
     rare |= {row for row in known if "/.nodes-" in row}

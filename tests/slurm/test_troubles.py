@@ -55,7 +55,7 @@ def test_a_trial_that_hangs_is_ended_and_others_take_its_shards(
     pause.end()
     found = scores(run)
     assert found == expected
-    hung = [json.loads(path.read_text())["how"] for path in (run / "troubles").glob("*.json")]
+    hung = [json.loads(path.read_text())["how"] for path in (run / "incidents").glob("*.json")]
     assert "hung" in hung
     all_gone(user)
     assert stopped not in processes("_trial", str(run))

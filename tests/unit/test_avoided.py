@@ -5,27 +5,22 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.troubles import avoided, ended, tell
+from tests.incidents import avoided, ended, tell
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Busy, End, Node
-from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
-from coordinate_eval.coordinator.run.jobs import trial_id
-from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import (
-    ANY_NODE,
-    Round,
-    RoundNode,
-    StageProgress,
-)
-from coordinate_eval.coordinator.run.troubles.avoided import (
+from coordinate_eval.coordinator.incidents.avoided import (
     LONGEST_SECONDS,
     avoid,
     avoided_folder,
     read_avoided,
 )
-from coordinate_eval.coordinator.run.troubles.broken import Broken, broken_nodes
+from coordinate_eval.coordinator.incidents.bad_nodes import Broken, broken_nodes
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
+from coordinate_eval.coordinator.run.jobs import trial_id
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode
 
 HOUR = 3600.0
 
@@ -105,10 +100,7 @@ def test_a_trial_that_stood_in_the_queue_is_laid_to_the_node_where_it_began(
 
 def test_a_keeper_that_fails_counts(run_dir: RunDir) -> None:
     tell(run_dir, "n2-0", 5)
-    failed = StageProgress(
-        state="failed", done_bytes=0, total_bytes=1, started=0, updated=0, message="no room"
-    )
-    _files.write_record(run_dir.stage(0, "n1"), failed)
+    ended(run_dir, "keeper-0-n1", "error", node="n1")
     (broken,) = broken_nodes(run_dir)
     assert (broken.node, broken.evidence) == ("n1", "keeper-0-n1")
 

@@ -8,6 +8,7 @@ import pytest
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
+from coordinate_eval.coordinator.incidents.remedies import NOT_BY_ITSELF, claim_end
 from coordinate_eval.coordinator.run.claiming.claims import (
     MAX_DEATHS,
     MAX_DEATHS_OF_SHARD,
@@ -19,7 +20,6 @@ from coordinate_eval.coordinator.run.claiming.claims import (
     whole,
 )
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.troubles.ends import NOT_BY_ITSELF, cause_of
 from coordinate_eval.records import Span
 
 SPAN = Span("d", 0, 10)
@@ -146,7 +146,8 @@ def test_items_that_end_every_owner_are_given_up_at_once(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("cause", "end"), [("released", None), *((cause_of(end), end) for end in sorted(NOT_BY_ITSELF))]
+    ("cause", "end"),
+    [("released", None), *((claim_end(end), end) for end in sorted(NOT_BY_ITSELF))],
 )
 def test_only_what_ends_by_itself_counts_against_a_span(
     tmp_path: Path, cause: Cause, end: End | None
@@ -158,7 +159,7 @@ def test_only_what_ends_by_itself_counts_against_a_span(
     assert book.claimable([SPAN]) == [SPAN]
     assert book.count_deaths(SPAN) == 0
     for end_ in set(End) - NOT_BY_ITSELF:
-        assert cause_of(end_) == "died"
+        assert claim_end(end_) == "died"
 
 
 @pytest.mark.parametrize("name", sorted(OF_DATASETS))

@@ -10,6 +10,7 @@ from tests.random_examples import examples
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
+from coordinate_eval.coordinator.incidents.remedies import NOT_BY_ITSELF, claim_end
 from coordinate_eval.coordinator.run.claiming.claims import (
     MAX_DEATHS,
     AttemptWriter,
@@ -17,7 +18,6 @@ from coordinate_eval.coordinator.run.claiming.claims import (
     whole,
 )
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.troubles.ends import NOT_BY_ITSELF, cause_of
 from coordinate_eval.records import Span
 
 
@@ -153,7 +153,7 @@ class WholeDatasets(RuleBasedStateMachine):
     @rule(work=working, end=st.sampled_from(End))
     def die(self, work: tuple[Span, int] | None, end: End) -> None:
         if work is not None and self.live.get(work[0]) == work[1]:
-            self.book.revoke(*work, cause_of(end), end)
+            self.book.revoke(*work, claim_end(end), end)
             self.deaths[work[0]] += end not in NOT_BY_ITSELF
             del self.live[work[0]]
 

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 from tests.decisions import make_run
+from tests.incidents import judge
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.report.failures import report_failures
+from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.report.state import has_ended_incomplete
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
 from coordinate_eval.coordinator.run.starting import resumes
-from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
+from coordinate_eval.coordinator.supervisor.decisions.ends import last_round_recurs
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 
 skewed = pytest.mark.parametrize("ahead", [-100.0, 0.0, 100.0])
@@ -62,11 +63,13 @@ class Served:
     def counted(self) -> tuple[int, int, bool, int]:
         """Idle rounds, deaths at the shard, whether it would fail again, and failures."""
         run: Run = self.run
+        judge(self.dir)
+        self.stamp()
         facts = gather_facts(self.dir, run, [], time.time(), Counter())
         return (
             facts.idle_rounds,
             Ledger(self.dir, "outputs").count_deaths(run.shards[0].span),
-            bool(recurring(facts)),
+            bool(last_round_recurs(facts)),
             len(report_failures(self.dir)),
         )
 

@@ -9,32 +9,32 @@ from typing import Any
 import pytest
 from tests.decisions import DIR, KEEP, NOTHING, RUN, SPANS, TRIAL, facts, make_run, submitted
 from tests.decisions import tasks as alive
+from tests.incidents import incident, judge
 from tests.reviewer import FakeCluster
 from tests.run_dirs import unplanned
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
-from coordinate_eval.coordinator.report.causes import diagnose_run
-from coordinate_eval.coordinator.report.failures import report_failures
+from coordinate_eval.coordinator.incidents.incident import (
+    Incident,
+    read_incidents,
+    write_incident,
+)
+from coordinate_eval.coordinator.incidents.observe import dead_pullers
+from coordinate_eval.coordinator.incidents.shown import diagnose_run, report_failures
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.pullers import LEDGERS_OF, Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, write_run
-from coordinate_eval.coordinator.run.troubles.causes import (
-    JobCause,
-    read_causes,
-    read_dead_pullers,
-    write_cause,
-)
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions import values as d
-from coordinate_eval.coordinator.supervisor.decisions.deaths import all_die, last_cause
-from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS
-from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
-from coordinate_eval.coordinator.supervisor.facts.dead_pullers import undiagnosed_pullers
+from coordinate_eval.coordinator.supervisor.decisions.pullers import (
+    MAX_IDLE_ARRAYS,
+    all_die,
+    last_cause,
+)
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
-from coordinate_eval.diagnosis.reaction import Action
 from coordinate_eval.diagnosis.rules import shipped
 
 LOGS = {
@@ -62,12 +62,10 @@ def task(name: str, index: int = 0, node: str = "n1", end: End = End.FAILED) -> 
     )  # fmt: skip
 
 
-def look(run_dir: RunDir, *dead: TaskStatus) -> list[JobCause]:
-    """Have the supervisor read why these died; return what it knows now."""
-    run = read_run(run_dir)
-    found = undiagnosed_pullers(run_dir, run, dead)
-    Diagnoser(run_dir, run.settings, lambda event: None).diagnose(found)
-    return [cause for each in read_dead_pullers(run_dir).values() for cause in each]
+def seen(run_dir: RunDir, *tasks: TaskStatus) -> list[Incident]:
+    """What is seen of these tasks that is not known yet."""
+    known = {each.job for each in read_incidents(run_dir)}
+    return list(dead_pullers(run_dir, read_run(run_dir), tasks, 0.0, known))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,16 +75,15 @@ def test_a_job_of_each_kind_that_dies_is_reported_with_cause_and_cure(
 ) -> None:
     name = pullers_name(RUN, kind, 0)
     _files.write(run_dir.logs / f"{name}.7_3.log", LOGS[reason])
-    (found,) = look(run_dir, task(name, 3))
-    assert (found.job, found.pullers, found.node) == (f"{kind}0_3", kind, "n1")
+    (found,) = judge(run_dir, [task(name, 3)])
+    assert (found.job, found.kind, found.node) == (f"{kind}0_3", kind, "n1")
     assert found.reason == reason
     (line,) = report_failures(run_dir)
     assert line.startswith(f"{kind} job {kind}0_3: {LOGS[reason].strip()}; log: {run_dir.logs}/")
-    assert f"cause: {reason} (script): {found.cure}" in line
+    assert f"cause: {found.words}" in line
     (failed,) = diagnose_run(run_dir, shipped())
     assert failed.cause.reason == reason
-    assert not read_causes(run_dir), "no trial and no keeper died"
-    assert not undiagnosed_pullers(run_dir, read_run(run_dir), [task(name, 3)]), "it is known"
+    assert not seen(run_dir, task(name, 3)), "it is known"
 
 
 @pytest.mark.parametrize(
@@ -101,9 +98,9 @@ def test_what_is_killed_for_memory_names_the_setting(
     run_dir: RunDir, kind: Pullers, setting: str
 ) -> None:
     """Also without a log: the kernel gives no process time for words."""
-    (found,) = look(run_dir, task(pullers_name(RUN, kind, 0), end=End.OUT_OF_MEMORY))
+    (found,) = judge(run_dir, [task(pullers_name(RUN, kind, 0), end=End.OUT_OF_MEMORY)])
     assert (found.reason, found.log) == ("Out of Memory", "")
-    assert setting in found.cure
+    assert setting in found.words
     (line,) = report_failures(run_dir)
     assert setting in line
 
@@ -111,9 +108,9 @@ def test_what_is_killed_for_memory_names_the_setting(
 def test_the_last_to_die_comes_last_whatever_the_names(run_dir: RunDir) -> None:
     names = ["metric0_2", "metric0_10", "metric0_1"]
     for when, name in enumerate(names):
-        write_cause(run_dir, dead(Pullers.METRIC, name))
-        os.utime(run_dir.cause(name), (1000 + when, 1000 + when))
-    assert [each.job for each in read_dead_pullers(run_dir)[Pullers.METRIC]] == names
+        write_incident(run_dir, incident(name))
+        os.utime(run_dir.incident(name), (1000 + when, 1000 + when))
+    assert [each.job for each in read_incidents(run_dir)] == names
 
 
 def test_only_deaths_count(run_dir: RunDir) -> None:
@@ -121,24 +118,23 @@ def test_only_deaths_count(run_dir: RunDir) -> None:
     ends = [End.COMPLETED, End.PREEMPTED, End.CANCELLED, End.NODE_FAILED, End.TIME_LIMIT]
     others = [*(task(name, end=end) for end in (*ends, End.UNKNOWN)), task(KEEP[0]), task(TRIAL[0])]
     running = [task(name).model_copy(update={"state": State.RUNNING})]
-    assert undiagnosed_pullers(run_dir, read_run(run_dir), [*others, *running]) == []
+    assert seen(run_dir, *others, *running) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_of_a_log_count_until_such_jobs_have_worked(run_dir: RunDir, kind: Pullers) -> None:
     name = pullers_name(RUN, kind, 0)
     _files.write(run_dir.logs / f"{name}.7_0.log", LOGS["Import Error"])
-    run = read_run(run_dir)
-    (before,) = undiagnosed_pullers(run_dir, run, [task(name)])
+    (before,) = seen(run_dir, task(name))
     assert before.before_work
     ledger = Ledger(run_dir, LEDGERS_OF[kind][-1])
     span = SPANS[2] if kind is Pullers.METRIC else whole("b")
     assert ledger.claim(span, "x", "7_0.0") is not None
-    (during,) = undiagnosed_pullers(run_dir, run, [task(name)])
+    (during,) = seen(run_dir, task(name))
     assert during.before_work == (kind is Pullers.BUILD), "a builder meets no answers"
     if kind is Pullers.BUILD:
         _files.write(run_dir.requests_index("b"), "{}")
-        (after,) = undiagnosed_pullers(run_dir, run, [task(name)])
+        (after,) = seen(run_dir, task(name))
         assert not after.before_work
 
 
@@ -150,7 +146,7 @@ def test_a_run_goes_on_whose_jobs_died_at_first_and_worked_since(
     for index in range(2):
         _files.write(run_dir.logs / f"{name}.7_{index}.log", LOGS["Import Error"])
     both = [task(name, 0), task(name, 1, "n2")]
-    assert all(cause.before_work for cause in look(run_dir, *both))
+    assert all(cause.before_work for cause in judge(run_dir, both))
     run = read_run(run_dir)
 
     def known() -> d.Facts:
@@ -166,19 +162,13 @@ def test_a_run_goes_on_whose_jobs_died_at_first_and_worked_since(
     assert "Import Error" in last_cause(known(), kind), "an end for another reason still says it"
 
 
-def dead(kind: Pullers, job: str, node: str = "n1", **fields: Any) -> JobCause:
-    known: dict[str, Any] = {"job": job, "node": node, "pullers": kind, "reason": "Import Error"}
-    known |= {"category": "script", "action": Action.STOP, "cure": "install it", "root": ""}
-    return JobCause.model_validate(known | {"before_work": True} | fields, extra="forbid")
-
-
-def building(*causes: JobCause, **changes: Any) -> d.Facts:
+def building(*causes: Incident, **changes: Any) -> d.Facts:
     """A run without a plan, of which two datasets wait for a builder."""
     waiting = {**NOTHING, "requests": [whole("a"), whole("b")]}
     return facts(
         rounds=[], unpublished=[], claimable=waiting, unbuilt=2, now=1e6,
         submitted=submitted(pullers_name(RUN, Pullers.BUILD, 0)),
-        dead={Pullers.BUILD: causes}, **changes,
+        incidents=causes, **changes,
     )  # fmt: skip
 
 
@@ -197,17 +187,17 @@ def submits(run: Run, found: d.Facts, kind: Pullers) -> bool:
 @pytest.mark.parametrize(
     "causes",
     [
-        [dead(BUILD, "build0_0"), dead(BUILD, "build0_1", "n2")],
-        [dead(BUILD, "build0_0"), dead(BUILD, "build1_0")],
+        [incident("build0_0"), incident("build0_1", "n2")],
+        [incident("build0_0"), incident("build1_0")],
         [
-            dead(BUILD, f"build{n}_0", reason="Out of Memory", category="slurm",
-                 action=Action.LESS_LOAD)
+            incident(f"build{n}_0", reason="Out of Memory", category="slurm",
+                 then="load")
             for n in range(2)
         ],
     ],
     ids=["two nodes", "two arrays", "memory"],
 )  # fmt: skip
-def test_what_every_builder_meets_ends_the_run_at_once(causes: list[JobCause]) -> None:
+def test_what_every_builder_meets_ends_the_run_at_once(causes: list[Incident]) -> None:
     found = building(*causes)
     assert ends(UNPLANNED, found) == f"every build job dies of the same cause: {causes[-1].words}"
     assert not submits(UNPLANNED, found, BUILD)
@@ -218,14 +208,14 @@ def test_what_every_builder_meets_ends_the_run_at_once(causes: list[JobCause]) -
 @pytest.mark.parametrize(
     "causes",
     [
-        [dead(BUILD, "build0_0"), dead(BUILD, "build0_1")],
-        [dead(BUILD, "build0_0"), dead(BUILD, "build1_0", reason="Permission Error")],
-        [dead(BUILD, "build0_0"), dead(BUILD, "build1_0", before_work=False)],
-        [dead(BUILD, "build0_0"), dead(BUILD, "build1_0", action=Action.WAIT)],
+        [incident("build0_0"), incident("build0_1")],
+        [incident("build0_0"), incident("build1_0", reason="Permission Error")],
+        [incident("build0_0"), incident("build1_0", before_work=False)],
+        [incident("build0_0"), incident("build1_0", then="wait")],
     ],
     ids=["one node", "two reasons", "after others built", "it may pass"],
 )
-def test_what_another_builder_may_not_meet_is_tried_again(causes: list[JobCause]) -> None:
+def test_what_another_builder_may_not_meet_is_tried_again(causes: list[Incident]) -> None:
     found = building(*causes)
     assert ends(UNPLANNED, found) == ""
     assert submits(UNPLANNED, found, BUILD)
@@ -237,9 +227,9 @@ def test_what_another_builder_may_not_meet_is_tried_again(causes: list[JobCause]
 def test_nothing_is_submitted_before_the_logs_of_the_dead_are_read() -> None:
     name = pullers_name(RUN, BUILD, 0)
     found = building()
-    waiting = undiagnosed_pullers(RunDir(Path("/none")), RUN, [task(name)])
-    actions = decide(UNPLANNED, DIR, replace(found, undiagnosed=waiting))
-    assert actions == [d.Diagnose(tuple(waiting))]
+    waiting = list(dead_pullers(RunDir(Path("/none")), RUN, [task(name)], 0.0, set()))
+    actions = decide(UNPLANNED, DIR, replace(found, observed=waiting))
+    assert actions == [d.Judge(tuple(waiting))]
 
 
 @pytest.mark.parametrize("kind", [Pullers.METRIC, Pullers.SCORE])
@@ -247,15 +237,15 @@ def test_where_every_scoring_or_metric_job_dies_trials_go_on_and_the_end_says_wh
     kind: Pullers,
 ) -> None:
     run = make_run(asks=["b"])
-    both = [dead(kind, f"{kind}0_0"), dead(kind, f"{kind}0_1", "n2")]
+    both = [incident(f"{kind}0_0"), incident(f"{kind}0_1", "n2")]
     ledger = LEDGERS_OF[kind][-1]
     waiting = {**NOTHING, ledger: [SPANS[2] if ledger == "answers" else whole("b")]}
     known = submitted(*KEEP, *TRIAL, pullers_name(run, kind, 0), when=0)
-    found = facts(submitted=known, dead={kind: both}, claimable=waiting, now=1e5)
+    found = facts(submitted=known, incidents=both, claimable=waiting, now=1e5)
     going_on = replace(found, tasks=alive(TRIAL[0], State.RUNNING))
     assert not ends(run, going_on)
     assert not submits(run, going_on, kind)
-    assert submits(run, replace(going_on, dead={kind: both[:1]}), kind)
+    assert submits(run, replace(going_on, incidents=both[:1]), kind)
     answered = replace(found, unpublished=[], unscored=1)
     assert ends(run, answered) == f"every {kind} job dies of the same cause: {both[-1].words}"
 

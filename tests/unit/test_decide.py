@@ -20,6 +20,7 @@ from tests.decisions import (
     submitted,
     tasks,
 )
+from tests.incidents import incident
 
 from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
@@ -233,7 +234,8 @@ def test_an_error_that_comes_back_ends_the_run_after_one_round() -> None:
     failed = {"trial": "n1-0", "task": "7_0.0", "node": "n1", "started": 0, "updated": 0}
     failed |= {"state": "failed", "cause": "input", "message": "no such argument"}
     last = ROUND, [TrialProgress.model_validate(failed)]
-    gone = facts(submitted=submitted(*KEEP, *TRIAL), last=last)
+    died = incident("n1-0", said="input", reason="Unknown", category="unknown", then="node")
+    gone = facts(submitted=submitted(*KEEP, *TRIAL), last=last, incidents=[died])
     (finish,) = (a for a in decide(RUN, DIR, gone) if isinstance(a, d.Finish))
     assert "same error" in finish.why
 

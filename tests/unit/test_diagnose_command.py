@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 from tests.decisions import ROUND, RUN, make_run
+from tests.incidents import ended
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.report import failures
-from coordinate_eval.coordinator.report.failures import report_failures
+from coordinate_eval.coordinator.incidents import shown
+from coordinate_eval.coordinator.incidents.incident import How
+from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.jobs import keeper_job
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted, TrialProgress
-from coordinate_eval.coordinator.run.troubles.trouble import How, Trouble, write_trouble
 from coordinate_eval.errors import UserError
 
 OOM = "Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory.\n"
@@ -74,7 +75,7 @@ def test_of_a_log_of_terabytes_the_end_is_read(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sparse file takes no space, and would be read for hours."""
-    monkeypatch.setattr(failures, "MOST_READ_BYTES", 1 << 20)
+    monkeypatch.setattr(shown, "MOST_READ_BYTES", 1 << 20)
     log = run_dir.logs / "n1-0.log"
     with log.open("r+b") as file:
         file.seek(8 << 40)
@@ -91,13 +92,8 @@ def test_how_a_trial_ended_counts_beside_its_log(run_dir: RunDir) -> None:
         "n1-5": "hung",
     }
     for trial, how in ends.items():
-        write_trouble(
-            run_dir,
-            Trouble(
-                trial=trial, node="n1", how=how, time=0, message=f"it ended: {how}",
-                log=str(run_dir.logs / f"{trial}.log"),
-            ),
-        )  # fmt: skip
+        log = str(run_dir.logs / f"{trial}.log")
+        ended(run_dir, trial, how, message=f"it ended: {how}", log=log)
     done = diagnose(run_dir.root, "--json")
     assert done.exit_code == 1, "nobody knows why it hung"
     found = {each["name"]: each["cause"] for each in json.loads(done.stdout)["failures"]}

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.failed_logs import FOLDER, Case, corpus, diagnosed, whole_corpus
 
-from coordinate_eval.diagnosis.cause import UNKNOWN
+from coordinate_eval.diagnosis.cause import UNKNOWN, Remedy
 from coordinate_eval.diagnosis.compress import MOST_FOUND, MOST_PLAIN, Kept, _Reader, compress
 from coordinate_eval.diagnosis.lines import MOST_PIECE, Piece, clean, pieces, without_prefix
 from coordinate_eval.diagnosis.needed import needed_words
-from coordinate_eval.diagnosis.reaction import Action, reaction
 from coordinate_eval.diagnosis.rules import SiteRules, read_site, shipped, with_site
 from coordinate_eval.errors import ForeignError, UserError
 
@@ -412,20 +411,21 @@ def test_rules_that_others_can_write_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "action"),
+    ("log", "remedy"),
     [
-        ("ModuleNotFoundError: No module named 'x'", Action.STOP),
-        ("PermissionError: [Errno 13] Permission denied: '/x'", Action.STOP),
-        ("torch.OutOfMemoryError: CUDA out of memory.", Action.LESS_LOAD),
-        ("NVRM: Xid (PCI:0000:9c:00): 79, GPU has fallen off the bus.", Action.ANOTHER_NODE),
-        ("OSError: [Errno 28] No space left on device", Action.WAIT),
-        ("ValueError: x", Action.ANOTHER_NODE),
-        ("frob.FrobException: x", Action.ANOTHER_NODE),
+        ("ModuleNotFoundError: No module named 'x'", Remedy.STOP),
+        ("PermissionError: [Errno 13] Permission denied: '/x'", Remedy.STOP),
+        ("torch.OutOfMemoryError: CUDA out of memory.", Remedy.LESS_LOAD),
+        ("NVRM: Xid (PCI:0000:9c:00): 79, GPU has fallen off the bus.", Remedy.ANOTHER_NODE),
+        ("OSError: [Errno 28] No space left on device", Remedy.WAIT),
+        ("ValueError: x", Remedy.ANOTHER_NODE),
+        ("frob.FrobException: x", Remedy.ANOTHER_NODE),
     ],
 )
-def test_what_is_done_follows_from_the_cause(log: str, action: Action) -> None:
-    assert reaction(diagnosed([log + "\n"])).action is action
-    assert reaction(None).action is Action.ANOTHER_NODE
+def test_what_is_done_follows_from_the_cause(log: str, remedy: Remedy) -> None:
+    found = diagnosed([log + "\n"])
+    assert found is not None
+    assert found.remedy is remedy
 
 
 def test_of_lines_that_drop_out_no_text_is_kept() -> None:

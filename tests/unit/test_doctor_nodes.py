@@ -16,9 +16,9 @@ from coordinate_eval.coordinator.doctor import worlds as worlds_module
 from coordinate_eval.coordinator.doctor.gather import Passed
 from coordinate_eval.coordinator.doctor.pairing import Tried, Verdict
 from coordinate_eval.coordinator.doctor.worlds import Worlds
+from coordinate_eval.coordinator.incidents.avoided import avoided_folder, read_avoided
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run.troubles.avoided import avoided_folder, read_avoided
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,

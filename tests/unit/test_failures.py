@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.decisions import make_run
+from tests.incidents import judge
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.report.failures import (
-    Failure,
-    cause_of,
-    report_failures,
-)
+from coordinate_eval.coordinator.incidents.judge import find
+from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.jobs import keeper_job
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -26,7 +24,7 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
     read_run,
 )
-from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
+from coordinate_eval.coordinator.supervisor.decisions.ends import last_round_recurs
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 from coordinate_eval.coordinator.workers.trial import TrialRunner
 from coordinate_eval.diagnosis.rules import shipped
@@ -70,6 +68,7 @@ def tell(run_dir: RunDir, node: str, index: int, cause: str | None, message: str
         }
     )
     _files.write_record(run_dir.trial(record.trial), record)
+    run_dir.incident(record.trial).unlink(missing_ok=True)
 
 
 def test_bad_input_comes_back(failing: RunDir) -> None:
@@ -103,7 +102,8 @@ def test_engines_that_do_not_start_say_so_together(failing: RunDir) -> None:
 def comes_back(run_dir: RunDir) -> bool:
     """Whether another round would fail too, as a supervisor sees the run."""
     run = read_run(run_dir)
-    return bool(recurring(gather_facts(run_dir, run, [], time.time(), Counter())))
+    judge(run_dir)
+    return bool(last_round_recurs(gather_facts(run_dir, run, [], time.time(), Counter())))
 
 
 def raised(error: Exception, cause: Exception | None) -> Exception:
@@ -141,7 +141,10 @@ def test_input_that_was_answered_before_is_not_bad(failing: RunDir) -> None:
     earlier = ROUND.model_copy(update={"nodes": [RoundNode(name="n0", gpu_type="", trials=1)]})
     last = ROUND.model_copy(update={"number": 1})
     for path in list(failing.trials_folder.iterdir()):
-        path.rename(path.with_name(f"{path.stem}-r1.json"))
+        progress = _files.read_record(path, TrialProgress)
+        renamed = progress.model_copy(update={"trial": f"{progress.trial}-r1"})
+        _files.write_record(failing.trial(renamed.trial), renamed)
+        path.unlink()
     _files.write_record(failing.round(0), earlier)
     _files.write_record(failing.round(1), last)
     assert comes_back(failing)
@@ -209,6 +212,6 @@ def test_what_is_no_regular_file_is_not_read_as_a_log(tmp_path: Path, what: str)
     os.mkfifo(tmp_path / "pipe")
     names = {"pipe": str(tmp_path / "pipe"), "device": "/dev/zero", "no path": "a\0b"}
     log = names.get(what, str(tmp_path / "nothing"))
-    found = cause_of(Failure("trial", "n1-0", "n1", "KeyError: 'x'", log), shipped())
+    found = find(log, "KeyError: 'x'", "failed", shipped(), 1 << 20)
     assert found is not None
     assert found.reason == "Key Error"

@@ -18,18 +18,18 @@ from tests.runs import until
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import TASK_VARIABLE, End, State, TaskStatus
 from coordinate_eval.coordinator.cli import job_commands
-from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run.claiming.claims import Claim, Ledger, OpenClaim, whole
-from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
-from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.troubles.hangs import (
+from coordinate_eval.coordinator.incidents.hangs import (
     LEAST_SIGNS,
     SIGN_SECONDS,
     quiet_seconds,
 )
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.claiming.claims import Claim, Ledger, OpenClaim, whole
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
+from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import (
-    Cancel,
+    EndHung,
     Facts,
     Quiet,
     Revoke,
@@ -65,17 +65,20 @@ def quiet(seconds: float = LEAST, *, begun: bool = True, **fields: Any) -> Facts
     )
 
 
-def ended(found: Facts) -> tuple[list[Cancel], list[Revoke]]:
+def ended(found: Facts) -> tuple[list[EndHung], list[Revoke]]:
     actions = decide(RUN, DIR, found)
-    cancels = [a for a in actions if isinstance(a, Cancel)]
-    return cancels, [a for a in actions if isinstance(a, Revoke)]
+    ends = [a for a in actions if isinstance(a, EndHung)]
+    return ends, [a for a in actions if isinstance(a, Revoke)]
 
 
 def test_one_without_a_sign_of_life_is_ended_and_others_take_what_it_held() -> None:
     assert ended(quiet(LEAST - 1)) == ([], [])
-    [cancel], [revoked] = ended(quiet())
-    assert cancel.job_ids == ("7_1",)
-    assert cancel.why == "no sign of life of this metric job on n1 for 15 min 00 s"
+    [end], [revoked] = ended(quiet())
+    assert end.job_ids == ("7_1",)
+    assert (end.incident.who, end.incident.node, end.incident.how) == (
+        "metric job metric0_1", "n1", "hung"
+    )  # fmt: skip
+    assert end.incident.message == "no sign of life for 15 min 00 s, and was ended"
     assert (revoked.ledger, revoked.claim.claim.owner) == ("answers", "metric-1")
     assert revoked.end is End.UNKNOWN
 
@@ -90,8 +93,8 @@ def test_a_run_without_a_plan_ends_build_jobs_that_hang() -> None:
         unbuilt=1,
         quiet={"7": Quiet(task, LEAST, True)},
     )
-    (cancel,) = [a for a in decide(run, DIR, found) if isinstance(a, Cancel)]
-    assert cancel.job_ids == ("7",)
+    (end,) = [a for a in decide(run, DIR, found) if isinstance(a, EndHung)]
+    assert end.job_ids == ("7",)
 
 
 def test_one_that_its_scheduler_suspends_is_preempted() -> None:
@@ -202,7 +205,7 @@ def test_a_supervisor_ends_one_once_and_gives_its_dataset_to_another(
     now[0] += MOST_BETWEEN_SECONDS
     assert not supervisor.step()
     assert cluster.cancelled == ["1"]
-    assert [event for event in said if "no sign of life of this build job for" in event]
+    assert [event for event in said if event.startswith("build job build0_0: no sign of life for ")]
     assert job.name == pullers_name(RUN, Pullers.BUILD, 0)
 
 

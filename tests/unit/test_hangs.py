@@ -23,12 +23,16 @@ from tests.decisions import (
     make_run,
     submitted,
 )
+from tests.incidents import ended as ended_so
 from tests.runs import until
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End, State, TaskStatus
+from coordinate_eval.coordinator.incidents.hangs import answer_seconds, silence_seconds
+from coordinate_eval.coordinator.incidents.incident import read_incidents
+from coordinate_eval.coordinator.incidents.observe import silent_ends
+from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.report.failures import report_failures
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Claim, Ledger, OpenClaim
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -39,15 +43,12 @@ from coordinate_eval.coordinator.run.records import (
     write_planned,
     write_run,
 )
-from coordinate_eval.coordinator.run.troubles.hangs import answer_seconds, silence_seconds
-from coordinate_eval.coordinator.run.troubles.trouble import Trouble, read_troubles, write_trouble
 from coordinate_eval.coordinator.supervisor import decide as d
-from coordinate_eval.coordinator.supervisor.decisions.troubles import END_SECONDS
+from coordinate_eval.coordinator.supervisor.decisions.hanging import END_SECONDS
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Cancel,
-    EndTrial,
+    EndHung,
     Facts,
-    Note,
     Revoke,
 )
 from coordinate_eval.coordinator.supervisor.facts.silence import Silence
@@ -79,15 +80,15 @@ def running(**changes: Any) -> Facts:
     return replace(base, **changes)
 
 
-def ended(found: Facts, run: Any = RUN) -> list[EndTrial]:
-    return [a for a in d.decide(run, DIR, found) if isinstance(a, EndTrial)]
+def ended(found: Facts, run: Any = RUN) -> list[EndHung]:
+    return [a for a in d.decide(run, DIR, found) if isinstance(a, EndHung)]
 
 
 def test_only_a_silent_trial_is_ended_and_its_shards_go_to_others() -> None:
     assert ended(running()) == []
     silent = running(silent={"n1-0": 1.0, "n1-1": LEAST})
     (end,) = ended(silent)
-    assert (end.trouble.trial, end.trouble.how, end.job_ids) == ("n1-1", "hung", ("7_1",))
+    assert (end.incident.job, end.incident.how, end.job_ids) == ("n1-1", "hung", ("7_1",))
     (revoked,) = [a for a in d.decide(RUN, DIR, silent) if isinstance(a, Revoke)]
     assert revoked.claim.claim.owner == "n1-1"
 
@@ -121,15 +122,16 @@ def test_one_whose_helper_published_all_that_it_held_has_the_time_of_any_dataset
 
 
 def cancelled(found: Facts, run: Any = RUN) -> list[str]:
-    why = "every shard is published"
     actions = [a for a in d.decide(run, DIR, found) if isinstance(a, Cancel)]
+    why = "nothing is left for its trials to do, and it goes on"
     return [job for action in actions if action.why == why for job in action.job_ids]
 
 
-def test_trials_that_go_on_long_after_the_last_shard_are_cancelled() -> None:
-    over = running(unpublished=[], open_claims=[], claimable=NOTHING, published=END_SECONDS)
+def test_trials_that_go_on_silently_when_every_shard_is_published_are_cancelled() -> None:
+    silent = {"n1-0": END_SECONDS, "n1-1": END_SECONDS}
+    over = running(unpublished=[], open_claims=[], claimable=NOTHING, silent=silent)
     assert cancelled(over) == ["7_0", "7_1"]
-    assert cancelled(replace(over, published=END_SECONDS - 1)) == []
+    assert cancelled(replace(over, silent={**silent, "n1-0": END_SECONDS - 1})) == ["7_1"]
     said = {**over.trials, "n1-1": progress("ended")}
     assert cancelled(replace(over, trials=said)) == ["7_0", "7_1"], (
         "processes may hang at their end"
@@ -137,8 +139,6 @@ def test_trials_that_go_on_long_after_the_last_shard_are_cancelled() -> None:
     first, second = over.tasks
     ending = [first.model_copy(update={"completing": True}), second]
     assert cancelled(replace(over, tasks=ending)) == ["7_1"]
-    waiting = [first.model_copy(update={"state": State.ENDED}), second]
-    assert cancelled(replace(over, tasks=waiting)) == ["7_1"]
     whole = make_run(exclusive=True)
     assert cancelled(replace(over, tasks=[first]), whole) == ["7"]
 
@@ -147,10 +147,7 @@ def lingering(run: Any = RUN, tasks: list[TaskStatus] | None = None, **silent: f
     """Return what is cancelled of two trials that have ended, while shards are left."""
     over = {name: progress("ended", trial=name) for name in ("n1-0", "n1-1")}
     found = running(trials=over, silent={name.replace("_", "-"): s for name, s in silent.items()})
-    found = found if tasks is None else replace(found, tasks=tasks)
-    why = "its trial has ended, and its process has not"
-    actions = [a for a in d.decide(run, DIR, found) if isinstance(a, Cancel) and a.why == why]
-    return [job for action in actions for job in action.job_ids]
+    return cancelled(replace(found, tasks=tasks) if tasks else found, run)
 
 
 def test_tasks_that_go_on_long_after_their_trials_have_ended_are_cancelled() -> None:
@@ -168,20 +165,6 @@ def test_a_job_of_a_whole_node_is_cancelled_when_all_of_its_trials_have_ended() 
     assert lingering(whole, task, n1_0=END_SECONDS, n1_1=END_SECONDS) == ["7"]
 
 
-def test_a_supervisor_times_how_long_nothing_is_unpublished(tmp_path: Path) -> None:
-    now = [100.0]
-    silence = Silence(RunDir(tmp_path), lambda: now[0])
-
-    def seen(found: Facts, after: float, run: Any = RUN) -> float:
-        now[0] += after
-        return silence.of(run, found).published
-
-    over = running(unpublished=[])
-    assert [seen(over, 0), seen(over, 7), seen(over, 7)] == [0, 7, 14]
-    assert [seen(running(), 7), seen(over, 7), seen(over, 7)] == [0, 0, 7]
-    assert seen(over, 7, make_run(shards=[])) == 0
-
-
 def test_a_trial_that_has_ended_or_waits_is_not_silent() -> None:
     silent = {"n1-0": 10 * LEAST, "n1-1": 10 * LEAST}
     over = {"n1-0": progress("ended", trial="n1-0"), "n1-1": progress("failed")}
@@ -197,7 +180,7 @@ def test_a_job_of_a_whole_node_is_left_to_end_its_trial() -> None:
     task = TaskStatus(name=TRIAL[0], job_id="7", state=State.RUNNING)
     silent = running(tasks=[task], silent={"n1-0": 1.0, "n1-1": 9 * LEAST})
     (end,) = ended(silent, run)
-    assert (end.trouble.trial, end.job_ids) == ("n1-1", ())
+    assert (end.incident.job, end.job_ids) == ("n1-1", ())
 
 
 def test_so_is_one_that_was_submitted_because_no_keeper_was_accepted() -> None:
@@ -206,7 +189,7 @@ def test_so_is_one_that_was_submitted_because_no_keeper_was_accepted() -> None:
     task = TaskStatus(name=TRIAL[0], job_id="7", state=State.RUNNING)
     silent = running(submitted=whole, tasks=[task], silent={"n1-0": 1.0, "n1-1": 9 * LEAST})
     (end,) = ended(silent)
-    assert (end.trouble.trial, end.job_ids) == ("n1-1", ())
+    assert (end.incident.job, end.job_ids) == ("n1-1", ())
 
 
 def test_one_that_is_suspended_for_long_is_ended_as_a_whole() -> None:
@@ -214,7 +197,7 @@ def test_one_that_is_suspended_for_long_is_ended_as_a_whole() -> None:
     task = TaskStatus(name=TRIAL[0], job_id="7", state=State.RUNNING, suspended=True)
     silent = running(tasks=[task], silent={"n1-0": 1.0, "n1-1": 9 * LEAST})
     (end,) = ended(silent, run)
-    assert (end.trouble.how, end.job_ids) == (End.PREEMPTED, ("7",))
+    assert (end.incident.how, end.job_ids) == (End.PREEMPTED, ("7",))
 
 
 def test_a_trial_that_is_suspended_for_long_is_preempted() -> None:
@@ -222,7 +205,7 @@ def test_a_trial_that_is_suspended_for_long_is_preempted() -> None:
     tasks = [task.model_copy(update={"suspended": True}) for task in known.tasks]
     silent = replace(known, tasks=tasks, silent={"n1-0": 1.0, "n1-1": LEAST})
     (end,) = ended(silent)
-    assert end.trouble.how is End.PREEMPTED
+    assert end.incident.how is End.PREEMPTED
     (revoked,) = [a for a in d.decide(RUN, DIR, silent) if isinstance(a, Revoke)]
     assert revoked.end is End.PREEMPTED
 
@@ -270,26 +253,26 @@ def test_signs_of_life_are_changes_of_records_by_the_supervisors_own_clock(tmp_p
 
 
 @pytest.mark.parametrize("end", [End.PREEMPTED, End.OUT_OF_MEMORY, End.UNKNOWN])
-def test_how_a_trial_ended_is_noted_once(end: End) -> None:
+def test_how_a_trial_ended_is_seen_once(end: End) -> None:
     tasks = [TaskStatus(name=TRIAL[0], job_id="7", index=1, state=State.ENDED, end=end)]
-    told = {"n1-1": progress(log="/log"), "n1-0": progress("ended", trial="n1-0", task="7_0.0")}
-    gone = running(tasks=[] if end is End.UNKNOWN else tasks, trials=told, silent={})
-    (note,) = [a for a in d.decide(RUN, DIR, gone) if isinstance(a, Note)]
-    assert (note.trouble.trial, note.trouble.node, note.trouble.how) == ("n1-1", NODES[0], end)
-    again = replace(gone, troubles=frozenset({"n1-1"}))
-    assert [a for a in d.decide(RUN, DIR, again) if isinstance(a, Note)] == []
+    trials = {0: [progress(log="/log"), progress("ended", trial="n1-0", task="7_0.0")]}
+    gone = [] if end is End.UNKNOWN else tasks
+    (found,) = silent_ends(gone, trials, 9, set())
+    assert (found.job, found.node, found.how, found.log) == ("n1-1", NODES[0], end, "/log")
+    assert list(silent_ends(gone, trials, 9, {"n1-1"})) == []
 
 
-def test_troubles_are_told_until_the_run_is_resumed(tmp_path: Path) -> None:
+def test_incidents_are_told_until_the_run_is_resumed(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    first = Trouble(trial="n1-0", node="n1", how="hung", time=1, message="silent", log="/log")
-    write_trouble(run_dir, first)
-    write_trouble(run_dir, first.model_copy(update={"how": End.CANCELLED, "message": "later"}))
-    assert list(read_troubles(run_dir)) == [first]
-    assert report_failures(run_dir) == ["trial n1-0: silent; log: /log"]
+    _files.write_record(run_dir.run, RUN)
+    ended_so(run_dir, "n1-0", "hung", message="silent", log="/log")
+    ended_so(run_dir, "n1-0", End.CANCELLED, message="later")
+    assert [each.message for each in read_incidents(run_dir)] == ["silent"]
+    (line,) = report_failures(run_dir)
+    assert line.startswith("trial n1-0: silent; log: /log")
     _files.write(run_dir.resumed, "")
     os.utime(run_dir.resumed, (time.time() + 1,) * 2)
-    assert list(read_troubles(run_dir)) == []
+    assert read_incidents(run_dir) == []
 
 
 def test_a_trial_in_a_job_of_a_whole_node_is_killed_by_its_parent(tmp_path: Path) -> None:
@@ -298,23 +281,24 @@ def test_a_trial_in_a_job_of_a_whole_node_is_killed_by_its_parent(tmp_path: Path
         name: subprocess.Popen([sys.executable, "-c", code], process_group=0)
         for name, code in (("n1-0", "raise SystemExit(3)"), ("n1-1", SLEEP))
     }
-    hung = Trouble(trial="n1-1", node="n1", how="hung", time=1, message="silent", log="/log")
-    write_trouble(run_dir, hung)
-    assert whole_node._wait(run_dir, trials) == [3, -9]
-    assert list(read_troubles(run_dir)) == [hung]
+    write_run(run_dir, RUN)
+    write_planned(run_dir, RUN)
+    ended_so(run_dir, "n1-1", "hung")
+    assert whole_node._wait(run_dir, "n1", trials) == [3, -9]
+    assert [each.how for each in read_incidents(run_dir)] == ["hung"]
 
 
 def test_storage_that_is_away_for_a_moment_ends_no_trial(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     run_dir.root.touch()  # an error for each file in it, as of a server that is away
     trials = ended_and_lasting()
-    waiting = threading.Thread(target=whole_node._wait, args=(run_dir, trials))
+    waiting = threading.Thread(target=whole_node._wait, args=(run_dir, "n1", trials))
     waiting.start()
     until(lambda: trials["n1-0"].returncode is not None, "a look at a trial that was killed")
     run_dir.root.unlink()
     write_run(run_dir, RUN)
     write_planned(run_dir, RUN)
-    until(lambda: list(read_troubles(run_dir)), "a note of that")
+    until(run_dir.trial("n1-0").exists, "a note of that")
     assert trials["n1-1"].poll() is None
     trials["n1-1"].kill()
     waiting.join()
@@ -344,7 +328,7 @@ def test_what_the_engine_of_a_killed_trial_has_started_is_killed(tmp_path: Path)
         for name, code, held in (("n1-0", killed, [writer]), ("n1-1", SLEEP, []))
     }
     os.close(writer)
-    waiting = threading.Thread(target=whole_node._wait, args=(RunDir(tmp_path), trials))
+    waiting = threading.Thread(target=whole_node._wait, args=(RunDir(tmp_path), "n1", trials))
     waiting.start()
     assert os.read(reader, 1) == b""  # the last process has ended that could write
     os.close(reader)
@@ -361,14 +345,14 @@ def test_one_that_a_signal_ends_gives_its_shards_to_others_at_once(tmp_path: Pat
     assert ledger.claim(SPANS[0], "n1-0", "7.0") == 1
     assert ledger.claim(SPANS[1], "n1-1", "7.0") == 1
     trials = ended_and_lasting()
-    waiting = threading.Thread(target=whole_node._wait, args=(run_dir, trials))
+    waiting = threading.Thread(target=whole_node._wait, args=(run_dir, "n1", trials))
     waiting.start()
     until(lambda: SPANS[0] in ledger.claimable(SPANS), "a shard that is free again")
     assert SPANS[1] not in ledger.claimable(SPANS)
     trials["n1-1"].kill()
     waiting.join()
-    told = {trouble.trial: trouble for trouble in read_troubles(run_dir)}["n1-0"]
-    assert told.how is End.FAILED
+    told = _files.read_record(run_dir.trial("n1-0"), TrialProgress)
+    assert (told.state, told.node) == ("failed", "n1")
     assert "signal 9" in told.message
 
 

@@ -2,40 +2,31 @@
 
 import os
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.decisions import ROUND, RUN, make_run
+from tests.incidents import ECC, ended, incident, judge, trial
 from tests.plans import changed
-from tests.troubles import ECC, cause, trial
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
-from coordinate_eval.coordinator.report.causes import diagnose_run
-from coordinate_eval.coordinator.report.failures import Failure, report_failures
+from coordinate_eval.coordinator.incidents import judge as judging
+from coordinate_eval.coordinator.incidents.avoided import avoid
+from coordinate_eval.coordinator.incidents.bad_nodes import broken_nodes, suspected_nodes
+from coordinate_eval.coordinator.incidents.incident import (
+    Incident,
+    read_incidents,
+    write_incident,
+)
+from coordinate_eval.coordinator.incidents.load import lighter_load
+from coordinate_eval.coordinator.incidents.remedies import MOST_SECONDS, count_idle_rounds
+from coordinate_eval.coordinator.incidents.shown import diagnose_run, report_failures
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, StageProgress
-from coordinate_eval.coordinator.run.troubles.avoided import avoid
-from coordinate_eval.coordinator.run.troubles.broken import broken_nodes, suspected_nodes
-from coordinate_eval.coordinator.run.troubles.causes import (
-    JobCause,
-    read_causes,
-    write_cause,
-)
-from coordinate_eval.coordinator.run.troubles.memory import lighter_load
-from coordinate_eval.coordinator.run.troubles.trouble import Trouble, write_trouble
-from coordinate_eval.coordinator.supervisor import diagnosing
-from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
-from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
-from coordinate_eval.coordinator.supervisor.facts.idle_rounds import (
-    LONGEST_OUTAGE_SECONDS,
-    LONGEST_QUEUE_SECONDS,
-    count_idle_rounds,
-)
-from coordinate_eval.diagnosis.reaction import Action
+from coordinate_eval.diagnosis.cause import Remedy
 from coordinate_eval.diagnosis.rules import shipped
 
 IMPORT = "ModuleNotFoundError: No module named 'torch'\n"
@@ -70,52 +61,41 @@ def die(run_dir: RunDir, job: str, log: str, **fields: Any) -> None:
     _files.write_record(run_dir.trial(job), made)
 
 
-def look(run_dir: RunDir, told: list[str] | None = None, **settings: Any) -> dict[str, JobCause]:
+def look(run_dir: RunDir, told: list[str] | None = None, **settings: Any) -> dict[str, Incident]:
     """Have the causes found that are not known yet, as a supervisor does; return all."""
-    run = make_run(**_run(run_dir))
-    given = changed(run.settings, **settings)
-    now = gather_facts(run_dir, run, [], time.time(), Counter())
+    given = changed(make_run(**_run(run_dir)).settings, **settings)
     events = told if told is not None else []
-    Diagnoser(run_dir, given, events.append).diagnose(now.undiagnosed)
-    return read_causes(run_dir)
+    return {each.job: each for each in judge(run_dir, settings=given, tell=events.append)}
 
 
 def _run(run_dir: RunDir) -> dict[str, Any]:
     return {"settings": _files.read_json(run_dir.run)["settings"]}
 
 
-def test_each_log_is_read_once(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-
-    def cause_of(failure: Failure, *args: Any) -> None:
-        read.append(failure.job)
-
-    monkeypatch.setattr(diagnosing, "cause_of", cause_of)
+def test_each_log_is_read_once(run_dir: RunDir) -> None:
     die(run_dir, "n1-0", IMPORT)
-    trouble = Trouble(trial="n1-0", node="n1", how=End.FAILED, time=0, message="")
-    write_trouble(run_dir, trouble)
-    assert look(run_dir)["n1-0"].reason == "Unknown"
-    look(run_dir)
+    assert look(run_dir)["n1-0"].reason == "Import Error"
+    (run_dir.logs / "n1-0.log").write_text(OOM)
+    assert look(run_dir)["n1-0"].reason == "Import Error"
     stage = StageProgress(
         state="failed", done_bytes=0, total_bytes=1, started=0, updated=0, message="no room"
     )
     _files.write_record(run_dir.stage(0, "n1"), stage)
-    look(run_dir)
-    assert read == ["n1-0", "keeper-0-n1"]
+    assert look(run_dir).keys() == {"n1-0", "keeper-0-n1"}
 
 
 def test_a_run_that_is_resumed_has_met_nothing_yet(run_dir: RunDir) -> None:
     die(run_dir, "n1-0", IMPORT)
-    assert look(run_dir)["n1-0"].ends_all
+    assert look(run_dir)["n1-0"].stops
     _files.write(run_dir.resumed, "")
     os.utime(run_dir.resumed, (time.time() + 1,) * 2)
-    assert read_causes(run_dir) == {}
+    assert read_incidents(run_dir) == []
 
 
 def test_once_an_engine_has_started_no_words_of_a_log_end_a_run(run_dir: RunDir) -> None:
     die(run_dir, "n1-0", IMPORT, running=5.0)
     found = look(run_dir)["n1-0"]
-    assert (found.reason, found.ends_all) == ("Import Error", False)
+    assert (found.reason, found.stops) == ("Import Error", False)
 
 
 def test_a_site_says_what_follows(run_dir: RunDir, tmp_path: Path) -> None:
@@ -127,7 +107,7 @@ def test_a_site_says_what_follows(run_dir: RunDir, tmp_path: Path) -> None:
     diagnosis = RUN.settings.diagnosis.model_copy(update={"rules": str(rules)})
     die(run_dir, "n1-0", "the scratch is gone\n")
     found = look(run_dir, diagnosis=diagnosis)["n1-0"]
-    assert found.ends_all
+    assert found.stops
     assert found.words == "Purged (infrastructure): stage it again"
     rules.write_text("rules: {")
     die(run_dir, "n1-1", IMPORT)
@@ -149,7 +129,7 @@ def test_a_log_that_is_none_is_no_burden(run_dir: RunDir, what: str) -> None:
         log.write_bytes(b"a line without an end " * (1 << 18))
     found = look(run_dir)["n1-0"]
     assert not found.known
-    assert len(found.root) <= diagnosing.MOST_LINE + 3
+    assert found.cause and len(found.cause.line) <= judging.MOST_LINE + 3
 
 
 def test_a_node_whose_hardware_fails_is_avoided_also_where_others_on_it_answer(
@@ -164,8 +144,7 @@ def test_a_node_whose_hardware_fails_is_avoided_also_where_others_on_it_answer(
     assert [each.node for each in broken_nodes(run_dir)] == ["n1"], "also where no other answers"
     _files.write_record(run_dir.trial("n2-0"), trial("n2-0", "n2", "running", responses=1))
     # Words that come up on several nodes may be an item's, which went from one to the next.
-    write_cause(run_dir, cause("n2-1", "n2", action=Action.ANOTHER_NODE,
-                               category="infrastructure", reason="ECC Error"))  # fmt: skip
+    ended(run_dir, "n2-1", End.FAILED, category="infrastructure", reason="ECC Error")
     _files.write_record(run_dir.trial("n2-1"), trial("n2-1", "n2"))
     assert broken_nodes(run_dir) == []
 
@@ -189,32 +168,36 @@ def test_an_engine_that_refuses_its_arguments_blames_no_node(run_dir: RunDir) ->
     run_dir.trial("n2-0").unlink()
     die(run_dir, "n1-0", REFUSED, cause="engine start")
     found = look(run_dir)["n1-0"]
-    assert (found.reason, found.ends_all, found.may_be_of_node) == ("Value Error", True, False)
-    assert "chunk size" in found.root
+    assert (found.reason, found.stops, found.of_input) == ("Value Error", True, True)
+    assert found.cause
+    assert "chunk size" in found.cause.line
     assert broken_nodes(run_dir) == []
     assert suspected_nodes(run_dir, make_run(**_run(run_dir)), time.time()) == {}
 
 
 def test_a_gpu_that_others_fill_is_its_nodes_fault_and_lowers_no_load(run_dir: RunDir) -> None:
     run = make_run(**_run(run_dir), gpu_type="h200")
-    full = lighter_load(run_dir, run).full
+    full = lighter_load(run, read_incidents(run_dir)).full
     die(run_dir, "n1-0", OCCUPIED, cause="engine start")
-    assert look(run_dir)["n1-0"].action is Action.ANOTHER_NODE
+    assert look(run_dir)["n1-0"].remedy is Remedy.ANOTHER_NODE
     assert [each.node for each in broken_nodes(run_dir)] == ["n1"]
-    assert lighter_load(run_dir, run).sequences == full
+    assert lighter_load(run, read_incidents(run_dir)).sequences == full
 
 
 def test_an_engine_whose_log_says_that_memory_was_used_up_halves_the_load(
     run_dir: RunDir,
 ) -> None:
     run = make_run(**_run(run_dir), gpu_type="h200")
-    full = lighter_load(run_dir, run).full
+    full = lighter_load(run, read_incidents(run_dir)).full
     die(run_dir, "n1-0", OOM)
     look(run_dir)
-    assert lighter_load(run_dir, run).sequences == max(32, full // 8)
+    assert lighter_load(run, read_incidents(run_dir)).sequences == max(32, full // 8)
     (line,) = report_failures(run_dir)
     assert "cause: Out of Memory Error (framework): use less GPU memory" in line
-    assert f"done: later engines run {lighter_load(run_dir, run).sequences} sequences" in line
+    assert (
+        f"done: later engines run {lighter_load(run, read_incidents(run_dir)).sequences} sequences"
+        in line
+    )
 
 
 def outage(run_dir: RunDir, count: int, log: str = AWAY) -> list[Round]:
@@ -233,7 +216,7 @@ def outage(run_dir: RunDir, count: int, log: str = AWAY) -> list[Round]:
 def test_an_outage_counts_against_no_run_for_an_hour(run_dir: RunDir) -> None:
     rounds, run = outage(run_dir, 5), make_run()
     assert count_idle_rounds(run_dir, run, rounds, 300) == (0, 5)
-    later = LONGEST_OUTAGE_SECONDS + 120.0
+    later = MOST_SECONDS["wait"] + 120.0
     assert count_idle_rounds(run_dir, run, rounds, later) == (3, 2)
     assert diagnose_run(run_dir, shipped())[0].done == "tried again, ever less often"
 
@@ -251,7 +234,7 @@ def test_trials_that_the_scheduler_never_starts_are_not_tried_for_ever(tmp_path:
         _files.write_record(run_dir.round(each.number), each)
     now = 5 * patience
     assert count_idle_rounds(run_dir, run, rounds, now) == (0, 5)
-    late = LONGEST_QUEUE_SECONDS + 2 * patience
+    late = MOST_SECONDS["queue"] + 2 * patience
     assert count_idle_rounds(run_dir, run, rounds, late) == (3, 2)
 
 
@@ -261,14 +244,14 @@ def test_people_see_what_was_done(run_dir: RunDir) -> None:
     look(run_dir)
     run = make_run(**_run(run_dir))
     avoid(run.settings, "n1", "a job died of ECC Error", f"{run.id}.{run.nonce}:n1-0", time.time())
-    done = {job.failure.name: job.done for job in diagnose_run(run_dir, shipped())}
+    done = {job.name: job.done for job in diagnose_run(run_dir, shipped())}
     assert done["n1-0"] == "n1 was avoided"
     die(run_dir, "n1-1", IMPORT)
-    stop = cause("n1-0")
-    run_dir.cause("n1-0").unlink()
-    write_cause(run_dir, stop)
+    stop = incident("n1-0")
+    run_dir.incident("n1-0").unlink()
+    write_incident(run_dir, stop)
     _files.write(run_dir.results, _files.pretty({"reason": f"every trial: {stop.words}"}))
     (folder,) = (run_dir.root.parent / "cache").iterdir()
     (folder / "n1.json").unlink()
-    first = diagnose_run(run_dir, shipped())[0]
-    assert (first.failure.name, first.done) == ("n1-0", "the run was ended")
+    done = {job.name: job.done for job in diagnose_run(run_dir, shipped())}
+    assert done["n1-0"] == "the run was ended"

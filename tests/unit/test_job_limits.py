@@ -22,9 +22,9 @@ from tests.decisions import (
     submitted,
     tasks,
 )
+from tests.incidents import Enough
 from tests.plan_examples import planned
 from tests.reviewer import FakeCluster
-from tests.troubles import Enough
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, State, TaskStatus, Waits
@@ -32,7 +32,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions import ends
-from coordinate_eval.coordinator.supervisor.decisions.job_limits import holds_up_trials
+from coordinate_eval.coordinator.supervisor.decisions.pending import holds_up_trials
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
 PATIENCE = RUN.settings.supervisor.patience_seconds

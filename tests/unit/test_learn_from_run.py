@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.incidents import judge
 from tests.measured_runs import CHECKPOINT, ITEMS, measured_run, record, request
 from tests.reviewer import FakeCluster
 
@@ -19,7 +20,7 @@ from coordinate_eval.coordinator.run.records import (
     read_run,
 )
 from coordinate_eval.coordinator.supervisor import learn_from_run
-from coordinate_eval.coordinator.supervisor.decisions.recurring import recurring
+from coordinate_eval.coordinator.supervisor.decisions.ends import last_round_recurs
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.workers import trial
@@ -276,5 +277,6 @@ def test_a_trial_tells_bad_input_from_other_errors(
     found = _files.read_record(run_dir.trial("n-0"), TrialProgress)
     assert (found.state, found.cause) == ("failed", "input")
     assert "no engine argument 'surprise'" in found.message
+    judge(run_dir)
     facts = gather_facts(run_dir, read_run(run_dir), [], time.time(), Counter())
-    assert recurring(facts)
+    assert last_round_recurs(facts)

@@ -8,6 +8,7 @@ from tests.plan_examples import planned
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Node
+from coordinate_eval.coordinator.incidents.remedies import count_idle_rounds
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -19,7 +20,6 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
 )
 from coordinate_eval.coordinator.run.rounds import UNAVAILABLE_SECONDS, nodes_in_vain
-from coordinate_eval.coordinator.supervisor.facts.idle_rounds import count_idle_rounds
 from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
 
 

@@ -7,27 +7,26 @@ from typing import Any
 
 import pytest
 from tests.decisions import make_run
+from tests.incidents import Enough, Failing, avoided, ended, incident, tell
 from tests.plan_examples import planned
 from tests.plans import changed
 from tests.reviewer import NODES
 from tests.shown_runs import SUPERVISOR, Scheduler
-from tests.troubles import Enough, Failing, avoided, ended, tell
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Busy, End
 from coordinate_eval.coordinator.cli.inquire.status import describe
+from coordinate_eval.coordinator.incidents.avoided import read_avoided
+from coordinate_eval.coordinator.incidents.bad_nodes import suspected_nodes
+from coordinate_eval.coordinator.incidents.incident import write_incident
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, read_run
 from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
-from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
-from coordinate_eval.coordinator.run.troubles.causes import JobCause, write_cause
 from coordinate_eval.coordinator.supervisor.decisions import ends
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
-from coordinate_eval.diagnosis.reaction import Action
 
 MISSING = "ModuleNotFoundError: No module named 'vllm'"
 ELSEWHERE = "No other node is there to try"
@@ -177,16 +176,11 @@ def test_what_less_load_mends_is_no_nodes_fault(seen: RunDir) -> None:
 
 
 def test_a_checkpoint_that_does_not_load_is_no_nodes_fault(seen: RunDir) -> None:
-    tell(seen, "n1-0", 0, state="failed", cause="engine start")
-    cause = JobCause(
-        job="n1-0", node="n1", reason="Model Loading Error", category="framework",
-        action=Action.STOP, cure="", root="", before_work=True,
-    )  # fmt: skip
-    write_cause(seen, cause)
+    fields: dict[str, Any] = {"said": "engine start", "category": "framework", "time": time.time()}
+    loading = incident("n1-0", reason="Model Loading Error", **fields)
+    write_incident(seen, loading)
     assert suspected(seen) == []
-    tell(seen, "n2-0", 0, state="failed", cause="engine start")
-    missing = {"job": "n2-0", "node": "n2", "reason": "Import Error"}
-    write_cause(seen, cause.model_copy(update=missing))
+    write_incident(seen, incident("n2-0", "n2", **fields))
     assert suspected(seen) == ["n2"]
 
 

@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 from tests.decisions import make_run
+from tests.incidents import ended
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
+from coordinate_eval.coordinator.incidents.incident import read_incidents, write_incident
+from coordinate_eval.coordinator.incidents.load import Load, lighter_load
+from coordinate_eval.coordinator.incidents.observe import of_trial
+from coordinate_eval.coordinator.incidents.remedies import IdleRounds, count_idle_rounds
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.run.troubles.memory import Load, lighter_load
-from coordinate_eval.coordinator.run.troubles.trouble import Trouble, write_trouble
 from coordinate_eval.coordinator.supervisor.decisions.ends import MAX_IDLE_ROUNDS
-from coordinate_eval.coordinator.supervisor.facts.idle_rounds import IdleRounds, count_idle_rounds
 
 
 def run_of(engine: str, **args: Any) -> Run:
@@ -36,13 +38,16 @@ def tell(run_dir: RunDir, trial: str, sequences: int, **fields: Any) -> None:
          "sequences": sequences, **fields}, extra="forbid"
     )  # fmt: skip
     _files.write_record(run_dir.trial(trial), record)
+    if record.state == "failed":
+        run_dir.incident(trial).unlink(missing_ok=True)
+        write_incident(run_dir, of_trial(record, "error", "it failed", 0, 0))
 
 
 def test_each_engine_that_runs_out_of_memory_halves_the_load(tmp_path: Path) -> None:
     run_dir, run = RunDir(tmp_path), run_of("vllm", dtype="auto")
     seen = []
     for number in range(5):
-        load = lighter_load(run_dir, run)
+        load = lighter_load(run, read_incidents(run_dir))
         seen.append((load.sequences, load.lighter, load.can_shrink))
         for index in range(4):  # all of a round at once
             tell(run_dir, f"n-{index}-r{number}", load.sequences, cause="out of memory")
@@ -52,7 +57,7 @@ def test_each_engine_that_runs_out_of_memory_halves_the_load(tmp_path: Path) -> 
     assert load.engine_args(run.settings.engine) == {"dtype": "auto", "max_num_seqs": 128}
     _files.write(run_dir.resumed, "")
     os.utime(run_dir.resumed, (time.time() + 1,) * 2)
-    assert lighter_load(run_dir, run) == Load(1024, 1024)
+    assert lighter_load(run, read_incidents(run_dir)) == Load(1024, 1024)
 
 
 def rounds_of(run_dir: RunDir, run: Run, count: int, **fields: Any) -> list[IdleRounds]:
@@ -62,7 +67,7 @@ def rounds_of(run_dir: RunDir, run: Run, count: int, **fields: Any) -> list[Idle
         node = RoundNode(name="n", gpu_type="h200", trials=4)
         made = Round(number=number, created=0, nodes=[node], minutes=9)
         _files.write_record(run_dir.round(number), made)
-        load = lighter_load(run_dir, run).sequences
+        load = lighter_load(run, read_incidents(run_dir)).sequences
         for trial, _ in trials_of(made):
             tell(run_dir, trial, **{"sequences": load, "cause": "out of memory", **fields})
         rounds.append(made)
@@ -94,7 +99,7 @@ def test_other_failures_change_no_load(tmp_path: Path) -> None:
     run_dir, run = RunDir(tmp_path), run_of("vllm", max_num_seqs=64)
     tell(run_dir, "n-0", 64, cause="other")
     tell(run_dir, "n-1", 64, cause="node")
-    load = lighter_load(run_dir, run)
+    load = lighter_load(run, read_incidents(run_dir))
     assert load == Load(64, 64)
     assert load.engine_args(run.settings.engine) == {"max_num_seqs": 64}
 
@@ -107,9 +112,8 @@ def test_a_trial_that_slurm_killed_for_its_memory_counts(
 ) -> None:
     run_dir, run = RunDir(tmp_path), run_of(engine, **args)
     tell(run_dir, "n-0", 32, state="running")
-    trouble = Trouble(trial="n-0", node="n", how=End.OUT_OF_MEMORY, time=0, message="")
-    write_trouble(run_dir, trouble)
-    load = lighter_load(run_dir, run)
+    ended(run_dir, "n-0", End.OUT_OF_MEMORY, sequences=32)
+    load = lighter_load(run, read_incidents(run_dir))
     assert load.engine_args(run.settings.engine) == dict.fromkeys(args, 16)
 
 

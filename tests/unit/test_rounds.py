@@ -12,12 +12,12 @@ from tests.plan_examples import planned
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import JobLimits, Node, Window
+from coordinate_eval.coordinator.incidents.remedies import count_short_rounds
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, TrialProgress
 from coordinate_eval.coordinator.run.rounds import make_round
-from coordinate_eval.coordinator.supervisor.facts.idle_rounds import count_short_rounds
 from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
 from coordinate_eval.errors import UserError
 

@@ -6,18 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.decisions import KEEP, ROUND, RUN, TRIAL, facts, make_run, tasks, waiting_for
+from tests.decisions import KEEP, RUN, TRIAL, facts, make_run, tasks, waiting_for
+from tests.incidents import incident
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, State
+from coordinate_eval.coordinator.incidents.avoided import avoid
+from coordinate_eval.coordinator.incidents.incident import write_incident
+from coordinate_eval.coordinator.incidents.shown import refused_now, report_failures
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.report.failures import refused_now, report_failures
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Refusals, TrialProgress
-from coordinate_eval.coordinator.run.troubles.avoided import avoid
+from coordinate_eval.coordinator.run.records import Refusals
 from coordinate_eval.coordinator.supervisor.decisions.values import Finish, Submit
 from coordinate_eval.coordinator.supervisor.submitting import (
     FIRST_PAUSE_SECONDS,
@@ -121,10 +123,7 @@ def test_where_no_nodes_are_listed_sbatch_decides(
 
 def test_a_node_on_which_this_run_failed_is_kept_away_from_too(desk: Desk, tmp_path: Path) -> None:
     run = make_run(settings=Settings(cache_dir=str(tmp_path / "cache")))
-    _files.write_record(desk.dir.round(0), ROUND)
-    failed = {"trial": "n1-0", "task": "1.0", "node": "n1", "state": "failed", "started": 0}
-    record = TrialProgress.model_validate(failed | {"updated": 0, "cause": "engine start"})
-    _files.write_record(desk.dir.trial("n1-0"), record)
+    write_incident(desk.dir, incident("n1-0", time=time.time()))
     job = Job(name=TRIAL[0], argv=("x",), minutes=5, log="/l", gpus=1)
     desk.submitter.submit(run, Submit(job), facts())
     assert desk.cluster.submitted[0].avoid == ("n1",)

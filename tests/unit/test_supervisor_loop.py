@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from tests.decisions import make_run, shards
+from tests.incidents import Enough, Failing
 from tests.plan_examples import planned
 from tests.reviewer import FakeCluster
 from tests.run_dirs import unplanned
-from tests.troubles import Enough, Failing
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Busy, Job, Node, State, TaskStatus

@@ -15,6 +15,10 @@ from tests.run_dirs import ITEMS, SHARDS, answered, write_built
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
+from coordinate_eval.coordinator.incidents.remedies import (
+    MOST_ROUNDS,
+    count_idle_rounds,
+)
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS_OF_SHARD, Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -23,10 +27,6 @@ from coordinate_eval.coordinator.run.records import (
     RoundNode,
     TrialProgress,
     read_run,
-)
-from coordinate_eval.coordinator.supervisor.facts.idle_rounds import (
-    MAX_SEARCHING_ROUNDS,
-    count_idle_rounds,
 )
 from coordinate_eval.coordinator.workers import trial
 from coordinate_eval.coordinator.workers.on_node import arrival
@@ -207,7 +207,7 @@ def test_rounds_that_search_are_not_idle_for_a_while(run_dir: RunDir) -> None:
             nodes=[RoundNode(name="n", gpu_type="h200", trials=1)],
             minutes=1,
         )
-        for n in range(MAX_SEARCHING_ROUNDS + 3)
+        for n in range(MOST_ROUNDS["alone"] + 3)
     ]
 
     def tell(number: int, **fields: int) -> None:

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 from tests.decisions import make_run
+from tests.incidents import incident
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.cli import job_commands
+from coordinate_eval.coordinator.incidents.incident import write_incident
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
@@ -19,7 +21,6 @@ from coordinate_eval.coordinator.run.records import (
     StageProgress,
     TrialProgress,
 )
-from coordinate_eval.coordinator.run.troubles.trouble import Trouble, write_trouble
 from coordinate_eval.coordinator.supervisor import sweeping
 from coordinate_eval.coordinator.supervisor.sweeping import nodes_to_sweep, sweep
 from coordinate_eval.coordinator.workers.on_node import node_memory
@@ -50,7 +51,7 @@ def trial(run_dir: RunDir, state: str, node: str = "n", name: str = "n-0") -> No
 
 
 def died(run_dir: RunDir, when: float) -> None:
-    write_trouble(run_dir, Trouble(trial="n-0", node="n", how=End.PREEMPTED, time=when, message=""))
+    write_incident(run_dir, incident("n-0", "n", how=End.PREEMPTED, time=when))
 
 
 @pytest.mark.parametrize("state", ["copying", "ready"])

@@ -10,26 +10,25 @@ from pathlib import Path
 
 import pytest
 from tests.decisions import ROUND, make_run
+from tests.incidents import ECC, judge, trial
 from tests.reviewer import FakeCluster
 from tests.run_dirs import write_built
-from tests.troubles import ECC, trial
 
 from coordinate_eval import _files, _job_log
 from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.doctor.in_jobs import last_words
+from coordinate_eval.coordinator.incidents.avoided import read_avoided
+from coordinate_eval.coordinator.incidents.bad_nodes import broken_nodes, suspected_nodes
+from coordinate_eval.coordinator.incidents.incident import read_incidents
+from coordinate_eval.coordinator.incidents.judge import find
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.report.failures import Failure, cause_of
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.logs import tail
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted, TrialProgress, read_run, write_run
-from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
-from coordinate_eval.coordinator.run.troubles.broken import broken_nodes, suspected_nodes
-from coordinate_eval.coordinator.run.troubles.causes import read_causes
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions import values as d
-from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.search import Search
@@ -81,8 +80,7 @@ def traceback(error: str) -> str:
 def diagnose(run_dir: RunDir, settings: Settings) -> list[d.Action]:
     """Have the logs of the dead trials of a round read; return what the supervisor does then."""
     run = read_run(run_dir)
-    found = gather_facts(run_dir, run, [], time.time(), Counter())
-    Diagnoser(run_dir, settings, lambda _: None).diagnose(found.undiagnosed)
+    judge(run_dir, settings=settings)
     return decide(run, run_dir, gather_facts(run_dir, run, [], time.time(), Counter()))
 
 
@@ -124,8 +122,8 @@ def test_a_line_that_every_job_prints_ends_no_run(tmp_path: Path, noise: str, wh
     assert goes_on(fail(run_dir, log, "EngineError: vLLM did not start"))
     quiet = RunDir(tmp_path / "quiet")
     fail(quiet, traceback(PASSING[why]), "EngineError: vLLM did not start")
-    assert [each.reason for each in read_causes(run_dir).values()] == [
-        each.reason for each in read_causes(quiet).values()
+    assert [each.reason for each in read_incidents(run_dir)] == [
+        each.reason for each in read_incidents(quiet)
     ]
 
 
@@ -204,14 +202,13 @@ def test_builders_that_lose_a_connection_come_again_whatever_the_site_prints(
             _files.write_record(run_dir.job(name), submitted)
             ended = {"state": State.ENDED, "end": End.FAILED, "node": f"c{index}"}
             tasks.append(TaskStatus.model_validate({"name": name, "job_id": str(index), **ended}))
-        found = gather_facts(run_dir, run, tasks, time.time(), Counter())
-        Diagnoser(run_dir, settings, lambda _: None).diagnose(found.undiagnosed)
+        judge(run_dir, tasks)
         return decide(run, run_dir, gather_facts(run_dir, run, tasks, time.time(), Counter()))
 
     again = die(began(noise, traceback(PASSING["server"])), 0)
     assert any(isinstance(each, d.Submit) for each in again)
     assert not ends(again)
-    for path in run_dir.causes_folder.iterdir():
+    for path in run_dir.incidents_folder.iterdir():
         path.unlink()
     assert "Import Error" in ends(die(began(noise, traceback(MISSING)), 0))
 
@@ -235,9 +232,7 @@ def test_what_comes_before_a_job_loads_anything_is_not_its_cause(
             stderr=out,
             check=False,
         )
-    cause = cause_of(
-        Failure("build job", "j", "n", "the scheduler says: failed", str(log)), shipped()
-    )
+    cause = find(str(log), "the scheduler says: failed", "failed", shipped(), 1 << 20)
     assert cause is not None
     assert (cause.reason, cause.then) == ("OS Error", "node")
     lines = log.read_text().splitlines()
@@ -251,7 +246,7 @@ def test_a_program_that_is_not_there_is_named_and_not_what_the_setup_says(tmp_pa
     log = tmp_path / "job.log"
     with log.open("wb") as out:
         subprocess.run(["bash", "-c", script], stderr=out, check=False)
-    cause = cause_of(Failure("build job", "j", "n", "it failed", str(log)), shipped())
+    cause = find(str(log), "it failed", "failed", shipped(), 1 << 20)
     assert cause is not None
     assert (cause.reason, "/nowhere/python" in cause.line) == ("File Not Found Error", True)
 
@@ -259,7 +254,7 @@ def test_a_program_that_is_not_there_is_named_and_not_what_the_setup_says(tmp_pa
 def test_a_job_that_starts_again_is_read_from_there(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     log.write_text(began("", traceback(MISSING)) + began("", traceback(PASSING["storage"])))
-    cause = cause_of(Failure("build job", "j", "n", "", str(log)), shipped())
+    cause = find(str(log), "", "", shipped(), 1 << 20)
     assert cause is not None
     assert cause.reason == "OS Error"
 
@@ -300,7 +295,7 @@ def test_what_a_checkpoint_makes_an_engine_say_that_starts_blames_no_node(
     died = _files.read_record(run_dir.trial("n-0"), TrialProgress)
     assert died.cause == "other"
     assert died.running is not None
-    cause = cause_of(Failure("trial", "n-0", "n", died.message, died.log), shipped())
+    cause = find(died.log, died.message, "failed", shipped(), 1 << 20)
     assert cause is not None
     assert cause.reason != "ECC Error"
 
@@ -339,6 +334,7 @@ def test_hardware_that_failed_at_the_first_start_is_avoided_by_all_once_another_
     run_dir = RunDir(tmp_path / "run")
     fail(run_dir, began("", ECC), "EngineError: no")
     _files.write_record(run_dir.trial("n2-0"), trial("n2-0", "n2", "running"))
+    run_dir.incident("n2-0").unlink()
     assert broken_nodes(run_dir) == []
     _files.write_record(run_dir.trial("n2-0"), trial("n2-0", "n2", "running", responses=1))
     assert [each.node for each in broken_nodes(run_dir)] == ["n1"]

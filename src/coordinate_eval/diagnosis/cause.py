@@ -3,7 +3,10 @@
 import os
 import re
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import BinaryIO, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from coordinate_eval.diagnosis.compress import Compressed, Kept, compress
 from coordinate_eval.diagnosis.rules import Category, Rule, Rules, Then
@@ -53,22 +56,65 @@ class Ending(NamedTuple):
         return bool(self.state) and self.state.split()[0] not in ("COMPLETED", "RUNNING", "PENDING")
 
 
-class Cause(NamedTuple):
+class Remedy(StrEnum):
+    """What follows from a cause. The value is in the words and the JSON that users read."""
+
+    ANOTHER_NODE = "another node"
+    LESS_LOAD = "less load"
+    WAIT = "wait"
+    STOP = "stop"
+
+
+_REMEDIES = {
+    "node": Remedy.ANOTHER_NODE,
+    "load": Remedy.LESS_LOAD,
+    "wait": Remedy.WAIT,
+    "stop": Remedy.STOP,
+}
+
+
+class Cause(BaseModel):
     """Why a job ended."""
+
+    model_config = ConfigDict(frozen=True)
 
     reason: str
     category: Category
-    rule: str
-    """Its name; empty where no rule knows."""
-    line: str
-    """The root line, or Slurm's words."""
-    number: int
-    """Of that line in its log, from 1; 0 for Slurm's words."""
-    log: str
-    cure: str
+    rule: str = Field(default="", description="its name; empty where no rule knows")
+    line: str = Field(default="", description="the root line, or Slurm's words")
+    number: int = Field(
+        default=0, description="of that line in its log, from 1; 0 for Slurm's words"
+    )
+    log: str = ""
+    cure: str = Field(description="what a person can do")
     then: Then
-    others: tuple[str, ...] = ()
-    """Further reasons that were seen: echoes, or errors that did not end the job."""
+    others: tuple[str, ...] = Field(
+        default=(), description="reasons that were seen, and did not end the job"
+    )
+
+    @property
+    def remedy(self) -> Remedy:
+        """Return what follows. After an unknown cause, another node is tried."""
+        return Remedy.ANOTHER_NODE if self.category == "unknown" else _REMEDIES[self.then]
+
+    @property
+    def words(self) -> str:
+        """Return the reason and what to do, for a person."""
+        return f"{self.reason} ({self.category}): {self.cure}"
+
+
+def unknown(line: str = "", number: int = 0, log: str = "", others: tuple[str, ...] = ()) -> Cause:
+    """Return the cause of a job that failed for a reason that no rule knows."""
+    return Cause(
+        reason=UNKNOWN,
+        category="unknown",
+        line=line,
+        number=number,
+        log=log,
+        cure=UNKNOWN_CURE,
+        then="node",
+        others=others,
+    )
 
 
 class Log(NamedTuple):
@@ -147,22 +193,18 @@ def find_cause(
     text = first.kept.text if first.kept else end.words
     number = first.kept.first if first.kept else 0
     if first.rule is None:
-        others_known = tuple(sorted(others))
-        return Cause(
-            UNKNOWN, "unknown", "", text, number, first.log, UNKNOWN_CURE, "node", others_known
-        )
+        return unknown(text, number, first.log, tuple(sorted(others)))
     reason = rules.of(first.rule)
-    rest = tuple(sorted(others - {first.rule.reason}))
     return Cause(
-        first.rule.reason,
-        reason.category,
-        first.rule.name,
-        text,
-        number,
-        first.log,
-        reason.cure,
-        reason.then,
-        rest,
+        reason=first.rule.reason,
+        category=reason.category,
+        rule=first.rule.name,
+        line=text,
+        number=number,
+        log=first.log,
+        cure=reason.cure,
+        then=reason.then,
+        others=tuple(sorted(others - {first.rule.reason})),
     )
 
 
@@ -281,13 +323,8 @@ def _suspicious(logs: Sequence[Log]) -> tuple[Log, Kept] | None:
 def _unknown(end: Ending, logs: Sequence[Log], suspicious: tuple[Log, Kept] | None) -> Cause:
     last = next((log for log in reversed(logs) if log.left.kept), None)
     log, line = suspicious or (last, last.left.kept[-1] if last else None)
-    return Cause(
-        UNKNOWN,
-        "unknown",
-        "",
+    return unknown(
         line.text if line else end.words,
         line.first if line else 0,
         log.name if log else "",
-        UNKNOWN_CURE,
-        "node",
     )

@@ -19,15 +19,15 @@ from coordinate_eval.coordinator.doctor.pairing import (
 )
 from coordinate_eval.coordinator.doctor.scheduler import reasons
 from coordinate_eval.coordinator.doctor.worlds import Result, Worlds
-from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.places.asked_nodes import expand
-from coordinate_eval.coordinator.planning.places.avoiding import until
-from coordinate_eval.coordinator.planning.places.avoiding import words as avoided_words
-from coordinate_eval.coordinator.run.troubles.avoided import (
+from coordinate_eval.coordinator.incidents.avoided import (
     avoid,
     avoided_folder,
     read_avoided,
 )
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.places.asked_nodes import expand
+from coordinate_eval.coordinator.planning.places.avoiding import until
+from coordinate_eval.coordinator.planning.places.avoiding import words as avoided_words
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
 

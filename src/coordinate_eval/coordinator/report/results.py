@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from coordinate_eval import __version__, _files
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.report.failures import report_failures
+from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.report.judges import judged, judged_differently
 from coordinate_eval.coordinator.report.main_metric import metrics
 from coordinate_eval.coordinator.run.claiming.claims import (

@@ -17,7 +17,7 @@ from pydantic import Field
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import State, TaskStatus
-from coordinate_eval.coordinator.report.failures import refused_now
+from coordinate_eval.coordinator.incidents.shown import refused_now
 from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.report.time_left import seconds_left
 from coordinate_eval.coordinator.run import holds, jobs

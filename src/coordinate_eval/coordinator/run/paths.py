@@ -170,22 +170,13 @@ class RunDir:
         return self.trials_folder / f"{trial}.json"
 
     @property
-    def troubles_folder(self) -> Path:
-        """Return the folder of `trouble`."""
-        return self.root / "troubles"
+    def incidents_folder(self) -> Path:
+        """Return the folder of `incident`."""
+        return self.root / "incidents"
 
-    def trouble(self, trial: str) -> Path:
-        """Return the file of `Trouble`: how a trial ended that did not say so itself."""
-        return self.troubles_folder / f"{trial}.json"
-
-    @property
-    def causes_folder(self) -> Path:
-        """Return the folder of `cause`."""
-        return self.root / "causes"
-
-    def cause(self, job: str) -> Path:
-        """Return the file of `JobCause`: why a trial or a keeper died."""
-        return self.causes_folder / f"{job}.json"
+    def incident(self, job: str) -> Path:
+        """Return the file of `Incident`: what went wrong with a job, and why."""
+        return self.incidents_folder / f"{job}.json"
 
     def scorings(self, dataset: str) -> Path:
         """Return the lines of `Scored`: the seconds of scoring a dataset, or parts of it."""

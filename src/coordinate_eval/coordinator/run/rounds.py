@@ -3,9 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run.jobs import most_minutes, time_limit_minutes, trial_id
+from coordinate_eval.coordinator.run.jobs import (
+    most_minutes,
+    time_limit_minutes,
+    trial_id,
+    trials_of,
+)
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
 from coordinate_eval.records import Shard
 
 UNAVAILABLE_SECONDS = 60.0
@@ -85,3 +90,11 @@ def read_rounds(run_dir: RunDir) -> Iterator[Round]:
     while (found := _files.read_record_if_there(run_dir.round(number), Round)) is not None:
         yield found
         number += 1
+
+
+def read_trials_of(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:
+    """Yield the progress of each trial of a round that has begun."""
+    for trial, _ in trials_of(round_):
+        found = _files.read_record_if_there(run_dir.trial(trial), TrialProgress)
+        if found is not None:
+            yield found

@@ -5,41 +5,42 @@
 
 from dataclasses import replace
 
-from coordinate_eval.clusters.protocol import State
+from coordinate_eval.clusters.protocol import End, State
+from coordinate_eval.coordinator.incidents.observe import living_and_ended
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.supervisor.decisions.claims import orphaned_claims
 from coordinate_eval.coordinator.supervisor.decisions.ends import (
     before_plan,
+    ends_early,
     next_round,
     waiting_for_scores,
 )
-from coordinate_eval.coordinator.supervisor.decisions.nodes import for_node, is_over
-from coordinate_eval.coordinator.supervisor.decisions.persons import end_vain_wait
-from coordinate_eval.coordinator.supervisor.decisions.pullers import more_pullers
-from coordinate_eval.coordinator.supervisor.decisions.recurring import ends_early
-from coordinate_eval.coordinator.supervisor.decisions.replacements import replace_lost
-from coordinate_eval.coordinator.supervisor.decisions.troubles import (
+from coordinate_eval.coordinator.supervisor.decisions.hanging import (
     hanging_pullers,
     hanging_trials,
-    lingering_tasks,
-    needless_trials,
-    silent_ends,
-    undiagnosed,
+    needless_tasks,
 )
+from coordinate_eval.coordinator.supervisor.decisions.nodes import for_node, is_over
+from coordinate_eval.coordinator.supervisor.decisions.pending import end_vain_wait
+from coordinate_eval.coordinator.supervisor.decisions.pullers import more_pullers
+from coordinate_eval.coordinator.supervisor.decisions.replacements import replace_lost
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
     Cancel,
-    EndTrial,
+    EndHung,
     Facts,
     Finish,
+    Judge,
     Release,
     Revoke,
 )
 
-_FREES = (Release, Cancel, EndTrial, Revoke)
+MOST_LOGS = 32
+"""Logs that are read between two polls: each takes a fraction of a second."""
+
+_FREES = (Release, Cancel, EndHung, Revoke)
 
 
 def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
@@ -55,7 +56,7 @@ def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
 
 
 def _due(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
-    orphans = orphaned_claims(facts)
+    orphans = _orphaned_claims(facts)
     actions: list[Action] = [*orphans]
     actions += _submitted_twice(run, facts)
     over = {(orphan.ledger, orphan.claim) for orphan in orphans}
@@ -63,19 +64,18 @@ def _due(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     actions += hanging_pullers(run, held)
     for kind in Pullers:
         actions += more_pullers(run, run_dir, facts, kind, held.held_by(run, kind))
+    unclear = _unjudged(facts)
     if not run.planned:
-        return actions + (undiagnosed(facts) or before_plan(run, facts))
+        return actions + (unclear or before_plan(run, facts))
     nodes = [(round_, node) for round_ in facts.rounds for node in round_.nodes]
-    unclear = [*silent_ends(facts), *undiagnosed(facts)]
-    actions += [*hanging_trials(run, held), *lingering_tasks(run, held)]
-    actions += [*needless_trials(run, held), *unclear]
+    actions += [*hanging_trials(run, held), *needless_tasks(run, held), *unclear]
     for round_, node in nodes:
         actions += for_node(run, run_dir, facts, round_, node)
     all_over = all(is_over(run, facts, round_, node) for round_, node in nodes)
     if facts.unscored == 0:
         actions.append(Finish())
     elif facts.unpublished and unclear:
-        # What follows from the end of jobs is known at the next poll.
+        # What follows from incidents is known at the next poll.
         pass
     elif facts.unpublished and (all_over or ends_early(run, facts)):
         actions += next_round(run, facts)
@@ -85,6 +85,22 @@ def _due(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     elif all_over:
         actions += waiting_for_scores(run, facts)
     return actions
+
+
+def _orphaned_claims(facts: Facts) -> list[Revoke]:
+    """Revoke the open claims of tasks that have ended without giving them back."""
+    living, ends = living_and_ended(facts.tasks)
+    return [
+        Revoke(ledger, held, ends.get(held.claim.task_id, End.UNKNOWN))
+        for ledger, held in facts.open_claims
+        if held.claim.task_id not in living
+    ]
+
+
+def _unjudged(facts: Facts) -> list[Action]:
+    """Have the causes of new incidents found, a few of them at once."""
+    some = tuple(facts.observed[:MOST_LOGS])
+    return [Judge(some)] if some else []
 
 
 def _submitted_twice(run: Run, facts: Facts) -> list[Action]:

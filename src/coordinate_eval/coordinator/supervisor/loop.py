@@ -14,6 +14,7 @@ from typing import Any
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Busy, Cluster, Node, State, TaskStatus
+from coordinate_eval.coordinator.incidents import judge, remedies
 from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.run import jobs
@@ -23,25 +24,22 @@ from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.own import check_there, is_removed, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
-from coordinate_eval.coordinator.run.troubles.trouble import write_trouble
 from coordinate_eval.coordinator.supervisor import ending
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions.job_limits import holds_up_trials
+from coordinate_eval.coordinator.supervisor.decisions.pending import holds_up_trials
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
     Cancel,
-    Diagnose,
-    EndTrial,
+    EndHung,
     Facts,
     Finish,
+    Judge,
     MakePlan,
     NewRound,
-    Note,
     Release,
     Revoke,
     Submit,
 )
-from coordinate_eval.coordinator.supervisor.diagnosing import Diagnoser
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts, refresh_listings
 from coordinate_eval.coordinator.supervisor.facts.silence import Silence
 from coordinate_eval.coordinator.supervisor.handover import Handover
@@ -49,7 +47,6 @@ from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.search import Search
 from coordinate_eval.coordinator.supervisor.polls import Polls
 from coordinate_eval.coordinator.supervisor.refused import refuse
-from coordinate_eval.coordinator.supervisor.revoking import revoke
 from coordinate_eval.coordinator.supervisor.submitting import Submitter
 from coordinate_eval.coordinator.supervisor.sweeping import sweep
 from coordinate_eval.errors import (
@@ -115,7 +112,7 @@ class Supervisor:
         self._cores = self._run.settings.local.cores if cluster.local else None
         self._estimated: frozenset[str] = frozenset()
         self._silence = Silence(run_dir)
-        self._diagnoser = Diagnoser(run_dir, self._run.settings, tell)
+        self._judge = judge.Judge(run_dir, self._run.settings, tell)
         self._beside = beside
         self._others = OtherRuns(run_dir, self._run, cluster, nodes)
         self._submitter = Submitter(
@@ -267,7 +264,7 @@ class Supervisor:
         facts = self._facts(tasks)
         actions = decide(self._run, self._dir, facts)
         if any(
-            isinstance(a, EndTrial | Revoke)
+            isinstance(a, EndHung | Revoke)
             or (isinstance(a, NewRound) and self._search.may_search(self._run, facts))
             or (isinstance(a, Finish) and a.why)
             for a in actions
@@ -304,25 +301,19 @@ class Supervisor:
             self._tell(f"cancelling {', '.join(action.job_ids)}: {action.why}")
             self._cluster.cancel(list(action.job_ids))
             self._silence.begins_again(*action.job_ids)
-        elif isinstance(action, Note | EndTrial):
-            self._note_trouble(action)
-        elif isinstance(action, Diagnose):
-            self._diagnoser.diagnose(action.failures)
+        elif isinstance(action, EndHung):
+            self._judge.record([action.incident])
+            self._cluster.cancel(list(action.job_ids))
+            self._silence.begins_again(action.incident.job, *action.job_ids)
+        elif isinstance(action, Judge):
+            self._judge.record(action.incidents)
             return True
         elif isinstance(action, Revoke):
-            self._tell(revoke(self._dir, self._run, action))
+            said = remedies.revoke(self._dir, self._run, action.ledger, action.claim, action.end)
+            self._tell(said)
         elif isinstance(action, Release):
             _files.write(self._dir.released(action.round, action.node), "")
         return False
-
-    def _note_trouble(self, action: Note | EndTrial) -> None:
-        """Write down how a trial ended, or why it is being ended."""
-        trouble = action.trouble
-        self._tell(f"trial {trouble.trial}: {trouble.message}")
-        write_trouble(self._dir, trouble)
-        if isinstance(action, EndTrial):
-            self._silence.begins_again(trouble.trial)
-            self._cluster.cancel(list(action.job_ids))
 
     def _show_first_signal(self) -> None:
         """Write the first signal again when there are new estimates."""

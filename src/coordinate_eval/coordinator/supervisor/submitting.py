@@ -6,13 +6,13 @@ from collections.abc import Callable
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Cluster, Job, State, TaskStatus
+from coordinate_eval.coordinator.incidents.avoided import read_avoided
+from coordinate_eval.coordinator.incidents.bad_nodes import suspected_nodes
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, kind_of
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Refusal, Refusals, Run, Submitted
-from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
-from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
 from coordinate_eval.coordinator.supervisor.arrays import Arrays
 from coordinate_eval.coordinator.supervisor.current_limits import CurrentLimits
 from coordinate_eval.coordinator.supervisor.decisions.pullers import is_hopeful

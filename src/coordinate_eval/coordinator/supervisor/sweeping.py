@@ -10,12 +10,11 @@ from math import inf
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Cluster
-from coordinate_eval.coordinator.report.failures import read_trials_of
+from coordinate_eval.coordinator.incidents.incident import Incident
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, StageProgress
-from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.run.troubles.trouble import Trouble
+from coordinate_eval.coordinator.run.rounds import read_rounds, read_trials_of
 from coordinate_eval.coordinator.supervisor.ending import wait_for_jobs
 from coordinate_eval.coordinator.workers.on_node import node_memory
 from coordinate_eval.errors import ClusterError, RecordError, SubmitRefused
@@ -89,7 +88,8 @@ def nodes_to_sweep(run_dir: RunDir) -> list[str]:
                 ended[node.name] = max(ended[node.name], stage.updated)
         for trial in read_trials_of(run_dir, round_):
             if trial.state not in ("ended", "failed"):
-                trouble = _files.read_record_if_there(run_dir.trouble(trial.trial), Trouble)
-                when = inf if trouble is None else trouble.time
+                path = run_dir.incident(trial.trial)
+                incident = _files.read_record_if_there(path, Incident)
+                when = inf if incident is None else incident.time
                 killed[trial.node] = max(killed.get(trial.node, 0.0), when)
     return sorted(node for node, when in killed.items() if ended[node] <= when)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.incidents.judge import open_log
+from coordinate_eval.coordinator.incidents.site_rules import read_rules
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.report.failures import open_log
-from coordinate_eval.coordinator.report.site_rules import read_rules
 from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.records import TrialCause
 from coordinate_eval.diagnosis.cause import Cause, Log, find_cause, read_log

@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.incidents.hangs import SIGN_SECONDS
 from coordinate_eval.coordinator.run.claiming.claims import own_task
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.troubles.hangs import SIGN_SECONDS
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from coordinate_eval import _files, _job_log
 from coordinate_eval.clusters.protocol import INDEX_VARIABLE, NODE_VARIABLE
+from coordinate_eval.coordinator.incidents.incident import read_incidents
+from coordinate_eval.coordinator.incidents.load import lighter_load
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task
@@ -25,7 +27,6 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
     read_run,
 )
-from coordinate_eval.coordinator.run.troubles.memory import lighter_load
 from coordinate_eval.coordinator.workers.errors_of_trials import Failure, TrialErrors
 from coordinate_eval.coordinator.workers.on_node import engine_cache
 from coordinate_eval.coordinator.workers.on_node.arrival import Arrival
@@ -112,7 +113,7 @@ class TrialRunner:
         self._ledger = Ledger(run_dir, "outputs")
         self._time_left = TimeLeft(deadline)
         self._open = OpenShards(run_dir, trial, self._time_left)
-        self._load = lighter_load(run_dir, self._run)
+        self._load = lighter_load(self._run, read_incidents(run_dir))
         self._shares = Shares(self._load.sequences)
         self._throttle = Throttle(PROGRESS_SECONDS)
         self._looks = Throttle(LOOK_SECONDS)

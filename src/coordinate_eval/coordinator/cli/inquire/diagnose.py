@@ -13,14 +13,12 @@ from coordinate_eval._format import plural, size, visible
 from coordinate_eval.coordinator.cli.inquire.ask_model import confirm, propose
 from coordinate_eval.coordinator.cli.inquire.runs import open_to_show
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.incidents.shown import FailedJob, diagnose_run
+from coordinate_eval.coordinator.incidents.site_rules import learned_file, read_rules
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.report.causes import FailedJob, diagnose_run
-from coordinate_eval.coordinator.report.failures import Failure
 from coordinate_eval.coordinator.report.results import why_incomplete
-from coordinate_eval.coordinator.report.site_rules import learned_file, read_rules
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.diagnosis.cause import UNKNOWN, Ending, Log, find_cause, read_log
-from coordinate_eval.diagnosis.reaction import reaction
 from coordinate_eval.diagnosis.rules import Rules
 from coordinate_eval.errors import UserError
 
@@ -94,7 +92,7 @@ def _show_logs(paths: Sequence[Path], rules: Rules, settings: Settings, asked: A
     if asked.ask and cause is not None and cause.reason == UNKNOWN:
         propose(logs, asked.end, rules, settings.diagnosis, learned_file(settings))
     name = paths[0].name if len(paths) == 1 else plural(len(paths), "log")
-    found = [] if cause is None else [FailedJob(Failure("job", name, "", "", ""), cause)]
+    found = [] if cause is None else [FailedJob("job", name, "", "", "", cause)]
     if asked.as_json:
         _write(found)
     elif not found:
@@ -132,13 +130,12 @@ def _write(found: Sequence[FailedJob], ended: Sequence[str] = ()) -> None:
 
 
 def _json(job: FailedJob) -> dict[str, Any]:
-    cause = job.cause._asdict() | {"others": list(job.cause.others)}
-    cause["then"] = reaction(job.cause).action.value
+    cause = job.cause.model_dump(mode="json") | {"then": job.cause.remedy.value}
     return {
-        "kind": job.failure.kind,
-        "name": job.failure.name,
-        "node": job.failure.node,
-        "message": job.failure.message,
+        "kind": job.kind,
+        "name": job.name,
+        "node": job.node,
+        "message": job.message,
         "cause": cause,
         "done": job.done,
     }
@@ -156,11 +153,11 @@ def _print(found: Sequence[FailedJob], where: Console) -> None:
     """Print each cause once, with the jobs that it ended."""
     alike: dict[tuple[str, str, str], list[FailedJob]] = {}
     for job in found:
-        key = (job.failure.kind, job.cause.reason, job.cause.rule)
+        key = (job.kind, job.cause.reason, job.cause.rule)
         alike.setdefault(key, []).append(job)
     for (kind, _, _), jobs in alike.items():
         first = jobs[0]
-        who = f"{kind} {first.failure.name}" if len(jobs) == 1 else plural(len(jobs), kind)
+        who = f"{kind} {first.name}" if len(jobs) == 1 else plural(len(jobs), kind)
         _print_cause(who, first, where)
 
 

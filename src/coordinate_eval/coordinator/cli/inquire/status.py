@@ -12,10 +12,13 @@ from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli.inquire import status_screen
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands, open_to_show
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.incidents.avoided import read_avoided
+from coordinate_eval.coordinator.incidents.bad_nodes import suspected_nodes
+from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places import avoiding
-from coordinate_eval.coordinator.report import failures, results, state
+from coordinate_eval.coordinator.report import results, state
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.state import Phase
@@ -24,8 +27,6 @@ from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.work import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import HookEnd, JudgeProgress, Run, read_run
-from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
-from coordinate_eval.coordinator.run.troubles.broken import suspected_nodes
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 
 _STATES = {
@@ -103,7 +104,7 @@ def describe(
     if phase is Phase.INCOMPLETE:
         reasons = results.reasons(results.read_results(run_dir))
     else:
-        reasons = [] if phase is Phase.COMPLETE else failures.report_failures(run_dir)
+        reasons = [] if phase is Phase.COMPLETE else report_failures(run_dir)
     return {
         "run": run.id,
         "dir": str(run_dir.root),

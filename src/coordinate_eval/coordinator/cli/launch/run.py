@@ -20,6 +20,7 @@ from coordinate_eval.coordinator.cli.launch.foreground import announce, say_wind
 from coordinate_eval.coordinator.cli.launch.resume import resume_run
 from coordinate_eval.coordinator.cli.launch.runnable import runnable, say_by_reason
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say
+from coordinate_eval.coordinator.incidents.avoided import read_avoided
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, judge
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable, working_in
 from coordinate_eval.coordinator.inputs.layers import flatten
@@ -50,7 +51,6 @@ from coordinate_eval.coordinator.run.own import place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.starting.create import create, existing, submit_supervisor
-from coordinate_eval.coordinator.run.troubles.avoided import read_avoided
 from coordinate_eval.errors import RunExists, SubmitRefused, UserError
 
 _OF_JOBS = {

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from coordinate_eval.clusters.protocol import Busy, Node
+from coordinate_eval.coordinator.incidents.avoided import Avoided
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import asked, names_nodes
-from coordinate_eval.coordinator.run.troubles.avoided import Avoided
 
 
 def without_avoided(

@@ -1,12 +1,25 @@
 """Decisions on a run whose jobs have ended: to go on, or how to end."""
 
+from collections.abc import Sequence
+
 from coordinate_eval.clusters.protocol import State
+from coordinate_eval.coordinator.incidents.incident import (
+    Incident,
+    batch_of_round,
+    last_known,
+    of_engines,
+)
+from coordinate_eval.coordinator.incidents.remedies import OPINIONS, Recurring, recurring
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.supervisor.decisions.deaths import all_die, last_cause
-from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS, is_hopeful
-from coordinate_eval.coordinator.supervisor.decisions.recurring import last_known, recurring
+from coordinate_eval.coordinator.supervisor.decisions.pullers import (
+    MAX_IDLE_ARRAYS,
+    all_die,
+    is_hopeful,
+    last_cause,
+)
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
     Facts,
@@ -55,12 +68,15 @@ def before_plan(run: Run, facts: Facts) -> list[Action]:
 
 def next_round(run: Run, facts: Facts) -> list[Action]:
     """Start the next round after a pause, or give up where another one would not help."""
-    found = recurring(facts)
+    found = last_round_recurs(facts)
+    why = _why(found) if found else ""
     if found and (not found.elsewhere or facts.idle_rounds >= MAX_IDLE_ROUNDS):
-        return [Finish(found.why)]
+        return [Finish(why)]
     if facts.idle_rounds >= MAX_IDLE_ROUNDS:
         said = f"{facts.idle_rounds} rounds in a row produced no response"
-        return [Finish(said + last_known(facts))]
+        last = last_known([*of_engines(facts.incidents), *_latest(facts)])
+        known = f"; the last job of which the cause is known died of {last}" if last else ""
+        return [Finish(said + known)]
     if not facts.claimable["outputs"] and not any(
         ledger == "outputs" for ledger, _ in facts.open_claims
     ):
@@ -74,7 +90,56 @@ def next_round(run: Run, facts: Facts) -> list[Action]:
     # What lost trials held is claimable at the next poll.
     held = sum(ledger == "outputs" for ledger, _ in facts.open_claims)
     left = len(facts.claimable["outputs"]) + held
-    return [NewRound(min(facts.most_trials or left, left), found.why if found else "")]
+    return [NewRound(min(facts.most_trials or left, left), why)]
+
+
+def ends_early(run: Run, facts: Facts) -> bool:
+    """Return whether nothing has to be waited for, though jobs are left of the last round.
+
+    Two nodes have shown what would happen, and no job runs that could show something else.
+    """
+    nodes = {incident.node for incident in _latest(facts)}
+    copying = any(
+        jobs.is_keeper(run, task.name) and task.state is State.RUNNING and task.node not in nodes
+        for task in facts.tasks
+    )
+    idle = not copying and not facts.running_trials(run)
+    return len(nodes) >= OPINIONS and idle and last_round_recurs(facts) is not None
+
+
+def last_round_recurs(facts: Facts) -> Recurring | None:
+    """Return why another round would fail like the last one; None if it may not.
+
+    A trial that has ever answered proves that everything is right that all trials share.
+    """
+    latest = _latest(facts)
+    if facts.answered or facts.last is None:
+        return None
+    dead = {incident.job for incident in latest}
+    if any(trial.trial not in dead for trial in facts.last[1]):
+        return None
+    return recurring(latest, of_engines(facts.incidents))
+
+
+def _why(found: Recurring) -> str:
+    """Return why a run ends, in words for a person."""
+    said = f"every {found.last.kind} of a round failed with the same error"
+    words = f": {found.last.words}" if found.last.stops else ""
+    return f"{said}; another round would fail too{words}"
+
+
+def _latest(facts: Facts) -> Sequence[Incident]:
+    """Return the incidents of the last round: of its trials, and of keepers that none followed."""
+    if facts.last is None:
+        return []
+    round_, trials = facts.last
+    tried = {trial.node for trial in trials}
+    return [
+        each
+        for each in of_engines(facts.incidents)
+        if each.batch == batch_of_round(round_.number)
+        and (each.kind == "trial" or each.node not in tried)
+    ]
 
 
 def waiting_for_scores(

@@ -1,15 +1,13 @@
 """Decisions for one node of a round: its keeper, then its trials, then its release."""
 
-from coordinate_eval.clusters.protocol import State, TaskStatus
+from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, Run
-from coordinate_eval.coordinator.run.rounds import UNAVAILABLE_SECONDS
-from coordinate_eval.coordinator.supervisor.decisions.persons import never_starting
+from coordinate_eval.coordinator.supervisor.decisions.pending import cancel, cancel_late
 from coordinate_eval.coordinator.supervisor.decisions.replacements import pays_no_more
 from coordinate_eval.coordinator.supervisor.decisions.values import (
     Action,
-    Cancel,
     Facts,
     NodeKey,
     Release,
@@ -50,7 +48,7 @@ def for_node(
         return [Submit(jobs.trials_job(run, run_dir, round_, node))]
     if _nearly_staged(run, facts, key):
         return [Submit(jobs.trials_job(run, run_dir, round_, node))]
-    return _cancel_late(run, facts, keeper)
+    return cancel_late(run, facts, keeper)
 
 
 def is_over(run: Run, facts: Facts, round_: Round, node: RoundNode) -> bool:
@@ -67,8 +65,8 @@ def _late_keeper(run: Run, facts: Facts, keeper: str, trials: str) -> list[Actio
         return []
     pending = [t for t in facts.alive(keeper) if t.state is State.PENDING]
     if facts.ended(trials):
-        return _cancel(run, facts, pending, "its trials have ended")
-    return _cancel_late(run, facts, keeper)
+        return cancel(run, facts, pending, "its trials have ended")
+    return cancel_late(run, facts, keeper)
 
 
 def _trials(run: Run, facts: Facts, key: NodeKey, trials: str) -> list[Action]:
@@ -76,15 +74,15 @@ def _trials(run: Run, facts: Facts, key: NodeKey, trials: str) -> list[Action]:
         return _release(facts, key)
     if not facts.unpublished:
         pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
-        return _cancel(run, facts, pending, "no shard is left")
+        return cancel(run, facts, pending, "no shard is left")
     if facts.now - facts.submitted[trials].time > facts.ready_seconds and pays_no_more(run, facts):
         pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
-        return _cancel(
+        return cancel(
             run, facts, pending, "those that run will have begun all shards before it starts"
         )
     # No other node is free sooner than this machine.
     here = facts.cores is not None
-    return _cancel_late(run, facts, trials, patient=here or key[1] == ANY_NODE)
+    return cancel_late(run, facts, trials, patient=here or key[1] == ANY_NODE)
 
 
 def _nearly_staged(run: Run, facts: Facts, key: NodeKey) -> bool:
@@ -113,35 +111,5 @@ def _waits_in_vain(run: Run, facts: Facts, key: NodeKey) -> bool:
     return facts.now - stage.ready > run.settings.supervisor.patience_seconds
 
 
-def _cancel_late(run: Run, facts: Facts, name: str, *, patient: bool = False) -> list[Action]:
-    """Cancel tasks that are pending for longer than `patience_seconds`, unless a person holds them.
-
-    With `patient`, only those are cancelled that are held because their launch failed: the others
-    keep their place. Without, those whose node takes no jobs are cancelled sooner. What happens
-    where nothing ever starts is in `persons.py`.
-    """
-    waited = facts.now - facts.submitted[name].time
-    patience = run.settings.supervisor.patience_seconds
-    shorter = min(patience, UNAVAILABLE_SECONDS)
-    stuck = never_starting(run, facts)
-    late = [
-        task
-        for task in facts.alive(name)
-        if task.state is State.PENDING
-        and not (task.held_by_person or task in stuck)
-        and not (patient and (task.in_turn or task.never_starts))
-        and waited >= (shorter if task.node_unavailable else patience)
-    ]
-    if not late:
-        return []
-    said = f"not started within {waited:.0f} s (the scheduler says: {late[0].reason})"
-    return _cancel(run, facts, late, said)
-
-
 def _release(facts: Facts, key: NodeKey) -> list[Action]:
     return [] if key in facts.released else [Release(*key)]
-
-
-def _cancel(run: Run, facts: Facts, tasks: list[TaskStatus], why: str) -> list[Action]:
-    ids = {facts.id_of(run, task) for task in tasks}
-    return [Cancel(tuple(sorted(ids)), why)] if ids else []

@@ -1,6 +1,8 @@
 """Decide how many build, metric and scoring jobs and judges to submit, and when."""
 
 from coordinate_eval.clusters.protocol import State
+from coordinate_eval.coordinator.incidents.incident import last_known
+from coordinate_eval.coordinator.incidents.remedies import recurring
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import (
     Pullers,
@@ -11,7 +13,6 @@ from coordinate_eval.coordinator.run.claiming.pullers import (
 )
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.supervisor.decisions.deaths import all_die
 from coordinate_eval.coordinator.supervisor.decisions.values import Action, Facts, Submit
 
 MAX_IDLE_ARRAYS = 3
@@ -28,7 +29,7 @@ def more_pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: i
     """
     if kind is Pullers.SCORE and facts.job_limit and facts.unpublished:
         return []  # it would stay until all is scored, in the place of trials
-    if not is_hopeful(run, facts, kind) or any(each.pullers is kind for each in facts.undiagnosed):
+    if not is_hopeful(run, facts, kind) or any(each.kind is kind for each in facts.observed):
         return []
     arrays = [name for name in facts.submitted if is_pullers(run, name, kind)]
     alive = sum(len(facts.alive(name)) for name in arrays)
@@ -67,6 +68,29 @@ def is_hopeful(run: Run, facts: Facts, kind: Pullers) -> bool:
         facts.held_by(run, each) or (facts.waiting_for(run, each) and is_hopeful(run, facts, each))
         for each in others
     )
+
+
+def all_die(run: Run, facts: Facts, kind: Pullers) -> str:
+    """Return why another array of pullers would die like those before it; empty if it may not.
+
+    None of the kind runs or has ever done anything.
+    """
+    dead = facts.of_pullers(kind)
+    alive = any(
+        task.state is not State.ENDED and is_pullers(run, task.name, kind) for task in facts.tasks
+    )
+    if not dead or alive or kind in facts.worked:
+        return ""
+    found = recurring([each for each in dead if each.batch == dead[-1].batch], dead)
+    if found is None or found.elsewhere:
+        return ""
+    return f"every {kind} job dies of the same cause: {found.last.words}"
+
+
+def last_cause(facts: Facts, kind: Pullers) -> str:
+    """Return of what the last of such jobs died, to be added to a sentence; empty if unknown."""
+    words = last_known(facts.of_pullers(kind))
+    return f"; the last one died of {words}" if words else ""
 
 
 def _has_trials(run: Run, facts: Facts) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
-from coordinate_eval.coordinator.report.failures import Failure
+from coordinate_eval.coordinator.incidents.incident import Incident
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import LedgerName, OpenClaim
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, works_on
@@ -20,8 +20,6 @@ from coordinate_eval.coordinator.run.records import (
     Submitted,
     TrialProgress,
 )
-from coordinate_eval.coordinator.run.troubles.causes import JobCause
-from coordinate_eval.coordinator.run.troubles.trouble import Trouble
 from coordinate_eval.records import Span
 
 NodeKey = tuple[int, str]
@@ -54,7 +52,6 @@ class Facts:
         claimable: spans that a job can claim now, by ledger; in "outputs" by a trial.
         open_claims: on spans of all ledgers.
         claims_with_second_attempt: on shards, of owners that may go on beside one.
-        published: seconds for which this supervisor has known that no shard is unpublished.
         stuck: seconds for which this supervisor has known that nothing starts by itself.
         unbuilt: datasets with neither requests nor an error, while the run has no plan.
         unbuildable: datasets whose requests cannot be built.
@@ -72,14 +69,12 @@ class Facts:
         pace: GPU seconds for a predicted one, as seen in this run; None before the first response.
         answered: a trial of this run has ever answered.
         last: the last round with its trials that have begun, if it began since the last resume.
-        causes: why trials and keepers died since the last resume, by job.
-        dead: why pullers did, by kind.
-        worked: those of these kinds of which a job has done something by now.
-        undiagnosed: jobs of all kinds of which that is not written yet.
+        incidents: all since the last resume, the last ones last.
+        worked: kinds of pullers with incidents of which a job has done something by now.
+        observed: what has gone wrong and is neither judged nor written yet.
         cores: of this machine, if all jobs of the run share it.
         judge: how far the judge is, None before it is asked.
         trials: progress of the trials of these rounds that have begun.
-        troubles: trials of which it is noted how they ended.
         silent: seconds since the last sign of life of each trial whose task runs.
         due: seconds after which an answer of each dataset is due.
         quiet: build, metric, judge's and scoring jobs whose task runs, by the id that cancels it.
@@ -104,10 +99,9 @@ class Facts:
     waits: int = 0
     answered: bool = False
     last: tuple[Round, Sequence[TrialProgress]] | None = None
-    causes: Mapping[str, JobCause] = field(default_factory=dict)
-    dead: Mapping[Pullers, Sequence[JobCause]] = field(default_factory=dict)
+    incidents: Sequence[Incident] = ()
     worked: frozenset[Pullers] = frozenset()
-    undiagnosed: Sequence[Failure] = ()
+    observed: Sequence[Incident] = ()
     fruitless_rounds: int = 0
     most_trials: int = 0
     job_limit: bool = False
@@ -116,9 +110,7 @@ class Facts:
     cores: int | None = None
     judge: JudgeProgress | None = None
     trials: Mapping[str, TrialProgress] = field(default_factory=dict)
-    troubles: frozenset[str] = frozenset()
     claims_with_second_attempt: Sequence[OpenClaim] = ()
-    published: float = 0.0
     stuck: float = 0.0
     silent: Mapping[str, float] = field(default_factory=dict)
     due: Mapping[str, float] = field(default_factory=dict)
@@ -168,15 +160,9 @@ class Facts:
         array = not self.is_whole(run, task.name) and found is not None and found.job.count > 1
         return f"{task.job_id}_{task.index}" if array else task.job_id
 
-    def living(self) -> set[str]:
-        """Return the ids of the tasks that have not ended."""
-        living = [task.ids for task in self.tasks if task.state is not State.ENDED]
-        return set().union(*living)
-
-    def ends(self) -> dict[str, End]:
-        """Return how tasks have ended, by their ids."""
-        ended = [task for task in self.tasks if task.state is State.ENDED]
-        return {name: task.end for task in ended for name in task.ids}
+    def of_pullers(self, kind: Pullers) -> list[Incident]:
+        """Return the incidents of such pullers."""
+        return [each for each in self.incidents if each.kind is kind]
 
     def alive(self, name: str) -> list[TaskStatus]:
         """Return the tasks of a job that have not ended."""
@@ -228,24 +214,17 @@ class Revoke:
 
 
 @dataclass(frozen=True)
-class Note:
-    """Write down how a trial ended."""
+class Judge:
+    """Judge incidents and write them."""
 
-    trouble: Trouble
-
-
-@dataclass(frozen=True)
-class Diagnose:
-    """Read why jobs died, and write it down."""
-
-    failures: tuple[Failure, ...]
+    incidents: tuple[Incident, ...]
 
 
 @dataclass(frozen=True)
-class EndTrial:
-    """End a trial that hangs: write it down, and cancel its jobs."""
+class EndHung:
+    """End a job that hangs: write the incident, and cancel these jobs."""
 
-    trouble: Trouble
+    incident: Incident
     job_ids: tuple[str, ...]
 
 
@@ -280,6 +259,4 @@ class Finish:
     why: str = field(default="")
 
 
-Action = (
-    Submit | Cancel | Revoke | Note | Diagnose | EndTrial | Release | MakePlan | NewRound | Finish
-)
+Action = Submit | Cancel | Revoke | Judge | EndHung | Release | MakePlan | NewRound | Finish

@@ -4,7 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import State, TaskStatus
-from coordinate_eval.coordinator.report.failures import Failure, read_failures, read_trials_of
+from coordinate_eval.coordinator.incidents.incident import read_incidents
+from coordinate_eval.coordinator.incidents.observe import (
+    dead_pullers,
+    failed_jobs,
+    kinds_that_worked,
+    recorded,
+    silent_ends,
+)
+from coordinate_eval.coordinator.incidents.remedies import count_idle_rounds
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import LEDGERS, Ledger, LedgerName
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
@@ -23,15 +31,9 @@ from coordinate_eval.coordinator.run.records import (
     StageProgress,
     TrialProgress,
 )
-from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.run.troubles.causes import read_causes, read_dead_pullers
+from coordinate_eval.coordinator.run.rounds import read_rounds, read_trials_of
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, NodeKey
-from coordinate_eval.coordinator.supervisor.facts.dead_pullers import (
-    kinds_that_worked,
-    undiagnosed_pullers,
-)
 from coordinate_eval.coordinator.supervisor.facts.engine_pace import pace, ready_seconds
-from coordinate_eval.coordinator.supervisor.facts.idle_rounds import count_idle_rounds
 from coordinate_eval.records import Span
 
 
@@ -76,7 +78,8 @@ def gather_facts(
             span for span in all_spans(run, name) if span.dataset in left
         )
     ]
-    dead = read_dead_pullers(run_dir)
+    incidents, known = read_incidents(run_dir), recorded(run_dir)
+    of_going_on = {round_.number: trials[round_.number] for round_ in going_on}
     idle = count_idle_rounds(run_dir, run, rounds, now)
     in_work = [claim.span for name, claim in open_claims if name == "outputs"]
     return Facts(
@@ -110,15 +113,17 @@ def gather_facts(
         waits=idle.waits,
         answered=any(trial.responses for group in trials.values() for trial in group),
         last=_last(run_dir, rounds, trials),
-        causes=read_causes(run_dir),
-        dead=dead,
-        worked=kinds_that_worked(run_dir, run, dead),
-        undiagnosed=[*undiagnosed_pullers(run_dir, run, tasks), *_undiagnosed(run_dir)],
-        judge=_files.read_record_if_there(run_dir.judge, JudgeProgress),
-        trials={t.trial: t for round_ in going_on for t in trials[round_.number]},
-        troubles=frozenset(
-            name.removesuffix(".json") for name in _files.names(run_dir.troubles_folder)
+        incidents=incidents,
+        worked=kinds_that_worked(
+            run_dir, run, {each.kind for each in incidents if isinstance(each.kind, Pullers)}
         ),
+        observed=[
+            *dead_pullers(run_dir, run, tasks, now, known),
+            *failed_jobs(run_dir, now, known),
+            *silent_ends(tasks, of_going_on, now, known),
+        ],
+        judge=_files.read_record_if_there(run_dir.judge, JudgeProgress),
+        trials={trial.trial: trial for group in of_going_on.values() for trial in group},
     )
 
 
@@ -161,17 +166,6 @@ def _last(
     if _files.modified(run_dir.round(last.number)) < _files.modified(run_dir.resumed):
         return None
     return last, trials[last.number]
-
-
-def _undiagnosed(run_dir: RunDir) -> list[Failure]:
-    """Return the trials and keepers that died of what nobody has looked for, each once."""
-    known = _files.names(run_dir.causes_folder)
-    found = {
-        failure.job: failure
-        for failure in read_failures(run_dir)
-        if failure.job and f"{failure.job}.json" not in known
-    }
-    return list(found.values())
 
 
 def refresh_listings(run_dir: RunDir, datasets: Iterable[str]) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import State
+from coordinate_eval.coordinator.incidents.hangs import answer_seconds
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run.claiming.pullers import kind_of
 from coordinate_eval.coordinator.run.claiming.work import request_indexes
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.troubles.hangs import answer_seconds
-from coordinate_eval.coordinator.supervisor.decisions.persons import never_starting
+from coordinate_eval.coordinator.supervisor.decisions.pending import never_starting
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Quiet
 
 MOST_BETWEEN_SECONDS = 120.0
@@ -38,24 +38,17 @@ class Silence:
         self._dir, self._clock = run_dir, clock
         self._looked, self._passed = clock(), 0.0
         self._last: dict[str, tuple[object, float]] = {}
-        self._published: float | None = None
         self._stuck: float | None = None
         self._due: Mapping[str, float] | None = None
 
     def of(self, run: Run, facts: Facts) -> Facts:
         """Return the facts with the seconds since the last sign of life of each job that runs.
 
-        And with those since no shard is unpublished, of a run that is planned, and since nothing
-        that the run waits for starts by itself.
+        And with those since nothing that the run waits for starts by itself.
         """
         now = self._clock()
         self._passed += min(MOST_BETWEEN_SECONDS, now - self._looked)
         self._looked = now
-        if facts.unpublished or not run.planned:
-            self._published = None
-        elif self._published is None:
-            self._published = self._passed
-        published = 0.0 if self._published is None else self._passed - self._published
         if not never_starting(run, facts):
             self._stuck = None
         elif self._stuck is None:
@@ -67,7 +60,7 @@ class Silence:
         }
         due = self._due_seconds(run) if silent else {}
         quiet = self._quiet(run, facts)
-        return replace(facts, silent=silent, due=due, published=published, stuck=stuck, quiet=quiet)
+        return replace(facts, silent=silent, due=due, stuck=stuck, quiet=quiet)
 
     def begins_again(self, *jobs: str) -> None:
         """Time trials, or jobs of these ids, afresh: they are being ended, which takes a while."""

@@ -6,6 +6,9 @@ from collections.abc import Callable, Set
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Cluster
+from coordinate_eval.coordinator.incidents.avoided import avoid
+from coordinate_eval.coordinator.incidents.bad_nodes import broken_nodes, suspected_nodes
+from coordinate_eval.coordinator.incidents.remedies import count_short_rounds
 from coordinate_eval.coordinator.planning.places import avoiding
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
@@ -13,11 +16,8 @@ from coordinate_eval.coordinator.run.claiming.work import given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.rounds import nodes_in_vain, read_rounds
-from coordinate_eval.coordinator.run.troubles.avoided import avoid
-from coordinate_eval.coordinator.run.troubles.broken import broken_nodes, suspected_nodes
 from coordinate_eval.coordinator.supervisor.decisions.replacements import count_trials, held_nodes
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Finish, NewRound
-from coordinate_eval.coordinator.supervisor.facts.idle_rounds import count_short_rounds
 from coordinate_eval.coordinator.supervisor.placing.make_plan import (
     NothingFree,
     make_plan,

@@ -16,12 +16,12 @@ from typing import BinaryIO
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT, INDEX_VARIABLE, End
-from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.incidents.incident import Incident
+from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task
 from coordinate_eval.coordinator.run.jobs import program, trial_id
 from coordinate_eval.coordinator.run.logs import own_log
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress, read_run
-from coordinate_eval.coordinator.run.troubles.trouble import Trouble, write_trouble
 from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
 from coordinate_eval.errors import RecordError
 
@@ -53,7 +53,7 @@ def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials
                     argv, env=environment, stdout=output, stderr=output, process_group=0
                 )
             children.append(child)
-        statuses = _wait(run_dir, dict(zip(names, children, strict=True)))
+        statuses = _wait(run_dir, node, dict(zip(names, children, strict=True)))
     except StopRequested:
         for child in children:
             child.terminate()
@@ -78,7 +78,7 @@ def _output(index: int) -> Iterator[BinaryIO | None]:
         yield file
 
 
-def _wait(run_dir: RunDir, trials: Mapping[str, subprocess.Popen[bytes]]) -> list[int]:
+def _wait(run_dir: RunDir, node: str, trials: Mapping[str, subprocess.Popen[bytes]]) -> list[int]:
     """Wait until all trials have ended. End those of which the supervisor notes that they hang.
 
     A trial that a signal has ended cannot say so, and the scheduler sees only that the job goes on.
@@ -89,29 +89,38 @@ def _wait(run_dir: RunDir, trials: Mapping[str, subprocess.Popen[bytes]]) -> lis
             status = trial.poll()
             # What storage cannot say or take now, the next look may.
             with contextlib.suppress(OSError, RecordError):
-                if status is None and run_dir.trouble(name).exists():
+                if status is None and _hangs(run_dir, name):
                     os.killpg(trial.pid, signal.SIGKILL)
                 elif status is not None and status < 0 and name not in told:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(trial.pid, signal.SIGKILL)  # what its engine has started
-                    _tell(run_dir, name, -status)
+                    _tell(run_dir, name, node, -status)
                     told.add(name)
         time.sleep(WATCH_SECONDS)
     return [trial.wait() for trial in trials.values()]
 
 
-def _tell(run_dir: RunDir, trial: str, number: int) -> None:
-    """Note that a signal has ended a trial, and give its shards to others."""
-    progress = _files.read_record_if_there(run_dir.trial(trial), TrialProgress)
-    trouble = Trouble(
-        trial=trial,
-        node=progress.node if progress else "",
-        how=End.FAILED,
-        time=time.time(),
-        message=f"ended by signal {number} ({signal.strsignal(number)})",
-        log=progress.log if progress else own_log(),
-    )
-    write_trouble(run_dir, trouble)
+def _hangs(run_dir: RunDir, trial: str) -> bool:
+    """Return whether the supervisor has found that a trial hangs."""
+    found = _files.read_record_if_there(run_dir.incident(trial), Incident)
+    return found is not None and found.how != "error"
+
+
+def _tell(run_dir: RunDir, trial: str, node: str, number: int) -> None:
+    """Say in a trial's place that a signal has ended it, and give its shards to others."""
+    now = time.time()
+    last = _files.read_record_if_there(run_dir.trial(trial), TrialProgress) or TrialProgress(
+        trial=trial, task=own_task(), node=node, state="staging", started=now, updated=now,
+        log=own_log(),
+    )  # fmt: skip
+    if last.state not in ("ended", "failed"):
+        ended = {
+            "state": "failed",
+            "message": f"ended by signal {number} ({signal.strsignal(number)})",
+            "cause": "other",
+            "updated": now,
+        }
+        _files.write_record(run_dir.trial(trial), last.model_copy(update=ended))
     ledger = Ledger(run_dir, "outputs")
     for span, attempt, claim in ledger.open_claims(s.span for s in read_run(run_dir).shards):
         if claim.owner == trial:

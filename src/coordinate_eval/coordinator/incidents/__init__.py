@@ -1,0 +1,1 @@
+"""What goes wrong with jobs and nodes: observe, judge once, and what follows."""

@@ -1,0 +1,109 @@
+"""Why jobs failed, by the rules of `diagnosis/`: each log is read once, and the cause is kept."""
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from coordinate_eval import _format, _owner
+from coordinate_eval.clusters.protocol import End
+from coordinate_eval.coordinator.incidents.incident import Incident, write_incident
+from coordinate_eval.coordinator.incidents.site_rules import read_rules
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers
+from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.diagnosis.cause import Cause, Ending, Log, find_cause, read_log, unknown
+from coordinate_eval.diagnosis.compress import compress_text
+from coordinate_eval.diagnosis.rules import Rules, shipped
+from coordinate_eval.errors import ForeignError, UserError
+
+MOST_LINE = 300
+"""Characters of a root line that are kept."""
+
+
+class Judge:
+    """Judges the incidents of a run by the rules of its site, as they are at the first incident.
+
+    Args:
+        run_dir: the run.
+        settings: its settings, which name the rules.
+        tell: called with an event for the user.
+    """
+
+    def __init__(self, run_dir: RunDir, settings: Settings, tell: Callable[[str], None]) -> None:
+        self._dir, self._settings, self._tell = run_dir, settings, tell
+
+    def record(self, incidents: Iterable[Incident]) -> None:
+        """Find the cause of each incident, write the incident, and tell the user."""
+        for incident in incidents:
+            cause = cause_of(incident, self._rules, MOST_LOG_BYTES) or unknown()
+            cure = self._more_memory(incident) or cause.cure
+            line = _format.brief(cause.line.strip(), MOST_LINE)
+            cause = cause.model_copy(update={"line": line, "cure": cure})
+            judged = incident.model_copy(update={"cause": cause})
+            write_incident(self._dir, judged)
+            if judged.how != "error":
+                self._tell(f"{judged.who}: {judged.message}")
+            if judged.known:
+                self._tell(f"{judged.who} died of {judged.words}")
+
+    def _more_memory(self, incident: Incident) -> str:
+        """Return the setting with the memory of a job that used up what it had, if there is one."""
+        if incident.how is not End.OUT_OF_MEMORY:
+            return ""
+        match incident.kind:
+            case Pullers.METRIC:
+                section, gib = "metrics", self._settings.metrics.memory_gib
+            case Pullers.BUILD | Pullers.SCORE:
+                section, gib = "harness", self._settings.harness.memory_gib
+            case _:
+                return ""
+        return f"give each of these jobs more memory: `[{section}] memory_gib` is {gib:g}"
+
+    @functools.cached_property
+    def _rules(self) -> Rules:
+        try:
+            _owner.trust(self._settings.trusted_users)
+            return read_rules(self._settings)
+        except UserError as error:
+            self._tell(f"causes are found by the shipped rules alone: {error}")
+            return shipped()
+
+
+def cause_of(incident: Incident, rules: Rules, most_bytes: int) -> Cause | None:
+    """Return why a job failed, by its message and the last bytes of its log; None if neither says.
+
+    Whoever wrote the record may have named anything as the log. Without a log, the message tells.
+    """
+    by_itself = incident.how in ("error", "hung", End.UNKNOWN)
+    state = "failed" if by_itself else incident.how
+    return find(incident.log, incident.message, state, rules, most_bytes)
+
+
+def find(log: str, message: str, state: str, rules: Rules, most_bytes: int) -> Cause | None:
+    """Return the cause of a failure by a log and a message; `state` is how the job ended.
+
+    Either text may be missing. Without a message, the log alone decides whether a job failed.
+    """
+    logs = []
+    if log:
+        with contextlib.suppress(OSError, ValueError, ForeignError), open_log(log) as file:
+            logs.append(read_log(file, log, rules, most_bytes))
+    if not message:
+        return find_cause(logs, rules)
+    said = Log(log, compress_text(message, rules))
+    return find_cause(logs, rules, Ending(state.upper().replace(" ", "_")), said)
+
+
+def open_log(name: str) -> BinaryIO:
+    """Open a regular file; a pipe would block, and a device may have no end.
+
+    Raises:
+        ForeignError: it is not a regular file.
+        OSError: it cannot be read.
+    """
+    path = Path(os.path.realpath(name))
+    return os.fdopen(_owner.open_file(path, anybodys=True), "rb")

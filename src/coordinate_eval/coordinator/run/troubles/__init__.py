@@ -1,1 +1,0 @@
-"""Troubles with jobs and nodes, and what follows from them."""
