@@ -66,21 +66,22 @@ def check_new(root: Path) -> None:
         raise UserError(f"run directory {root}: {why}")
 
 
-def why_not_for_tasks(folder: Path, checkpoint: Checkpoint) -> str:
-    """Return why tasks must not run in a folder; an empty text if they may.
+def folder_for_tasks(folder: str, checkpoint: Checkpoint) -> str:
+    """Return the folder in which tasks run: this one, or an empty text if they must not run there.
 
-    They look for data and for programs at relative paths: `load_dataset("x")` for a folder `x`. A
+    Tasks look for data and programs at relative paths: `load_dataset("x")` for a folder `x`. A
     checkpoint, and other users, could put them there.
     """
+    if not folder:
+        return ""
     try:
-        place = folder.resolve(strict=True)
-        why = _owner.foreign(place.stat(), place, roots=True)
-    except OSError as error:
-        return f"it cannot be read ({error.strerror})"
+        place = Path(folder).resolve(strict=True)
+        if _owner.foreign(place.stat(), place, roots=True):
+            return ""
+    except OSError:
+        return ""
     holds = {Path(name).resolve().parent for name in (*checkpoint.files, *checkpoint.weights)}
-    if any(place.is_relative_to(each) for each in holds):
-        return "it holds the checkpoint"
-    return why
+    return "" if any(place.is_relative_to(each) for each in holds) else folder
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from coordinate_eval._engines import kind_of
 from coordinate_eval.clusters.protocol import JobLimits
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
-from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
+from coordinate_eval.coordinator.inputs.folders import folder_for_tasks
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.plan import Plan
@@ -87,8 +87,7 @@ def read_inputs(
     inspected = checkpoints.inspect(path, config=config, tokenizer=tokenizer)
     rubrics = [dataset.rubric for dataset in suite.datasets if dataset.rubric]
     settings = judge_checkpoint.named(settings, rubrics)
-    here = Path.cwd()
-    folder = "" if why_not_for_tasks(here, inspected) else str(here)
+    folder = folder_for_tasks(str(Path.cwd()), inspected)
     if settings.stage.where == "none" and inspected.format is CheckpointFormat.TORCH:
         raise UserError(
             f"{path} has to be converted for engines, which is done where it is staged: set "

@@ -6,10 +6,9 @@ them into the run directory. Datasets that take longest come first.
 
 import shlex
 import sys
-from pathlib import Path
 
-from coordinate_eval import _files, _owner
-from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks, working_in
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs.folders import folder_for_tasks, working_in
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
 from coordinate_eval.coordinator.planning.costs import read_priors
 from coordinate_eval.coordinator.prompts.building import longest_first
@@ -26,12 +25,10 @@ from coordinate_eval.errors import DataMissing, UserError
 def run_builder(run_dir: RunDir) -> int:
     """Build datasets until none can be claimed. Return the exit status."""
     run = read_run(run_dir)
-    _owner.trust(run.settings.trusted_users)
-    check_tasks(run.suite)
-    may_work = run.folder and not why_not_for_tasks(Path(run.folder), run.checkpoint)
+    check_tasks(run.suite, run.settings.trusted_users)
     longest = longest_first(run.suite.datasets, read_priors(run.settings))
     run = run.model_copy(update={"suite": run.suite.model_copy(update={"datasets": longest})})
-    with until_stopped(), working_in(run.folder if may_work else ""):
+    with until_stopped(), working_in(folder_for_tasks(run.folder, run.checkpoint)):
         pull(run_dir, run, BuildJob(run_dir, run, builder_of(run)))
     return 0
 

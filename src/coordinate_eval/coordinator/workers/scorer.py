@@ -24,8 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from coordinate_eval import _files, _owner
-from coordinate_eval.coordinator.inputs.folders import why_not_for_tasks
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs.folders import folder_for_tasks
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report.first_signal import Estimate, Signal
@@ -69,8 +69,7 @@ MEMORY_PART = 0.9
 def run_scorer(run_dir: RunDir) -> int:
     """Score until every dataset has results or an error. Return the exit status."""
     run = read_run(run_dir)
-    _owner.trust(run.settings.trusted_users)
-    check_tasks(run.suite)
+    check_tasks(run.suite, run.settings.trusted_users)
     indexes = request_indexes(run_dir, run)
     with until_stopped(), start_evaluator(run_dir, run, indexes) as evaluator:
         idle_seconds = IDLE_SECONDS if own_index() else math.inf
@@ -89,7 +88,6 @@ def start_evaluator(
     The output of its processes goes to `log`, or else to where the errors of this one go.
     """
     settings = run.settings
-    may_work = run.folder and not why_not_for_tasks(Path(run.folder), run.checkpoint)
     return ConfinedEvaluator(
         Setup(
             tokenizer=str(run_dir.model),
@@ -97,7 +95,7 @@ def start_evaluator(
             engine=settings.engine.name,
             max_length=run.max_length,
             kept_tasks=str(kept_file(Path(settings.cache_dir).expanduser()) or ""),
-            folder=run.folder if may_work else "",
+            folder=folder_for_tasks(run.folder, run.checkpoint),
             judge_model=settings.judge.model or "",
             judge_revision=settings.judge.revision,
             baselines=str(run_dir.baselines_folder) if run_dir.baselines_folder.is_dir() else "",

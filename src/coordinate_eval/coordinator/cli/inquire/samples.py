@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from coordinate_eval import _files, _owner
+from coordinate_eval import _files
 from coordinate_eval._format import plural, visible_json
 from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.output import console, say
@@ -156,8 +156,7 @@ def _most(wanted: Wanted) -> int | None:
 def _reading(run_dir: RunDir, wanted: Wanted) -> Iterator[_Read]:
     """Score a dataset of a run again, and give its samples in the block."""
     run = read_run(run_dir)
-    _owner.trust(run.settings.trusted_users)
-    check_tasks(run.suite)
+    check_tasks(run.suite, run.settings.trusted_users)
     dataset = _dataset(run, wanted.dataset)
     results = read_dataset(run_dir, dataset.name)
     if results is None:

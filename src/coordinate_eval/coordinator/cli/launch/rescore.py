@@ -9,7 +9,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 
-from coordinate_eval import _files, _owner
+from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.launch.foreground import announce, supervise
@@ -45,8 +45,7 @@ def rescore_run(
     """
     run_dir = find(name, settings)
     run = read_run(run_dir)
-    _owner.trust(run.settings.trusted_users)
-    check_tasks(run.suite)
+    check_tasks(run.suite, run.settings.trusted_users)
     suite = narrow(run.suite, only=only) if only else run.suite
     if judge.is_checkpoint(settings.judge, suite):
         settings = judge_checkpoint.named(settings, [d.rubric for d in suite.datasets if d.rubric])
