@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.decisions import make_run
 from tests.run_dirs import write_index
-from tests.runs import PATIENCE_SECONDS, until
+from tests.runs import PATIENCE_SECONDS
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger, whole
@@ -252,17 +252,6 @@ def test_what_another_job_holds_is_left_to_it(run_dir: RunDir) -> None:
     work(run_dir, evaluator, idle_seconds=0.0)
     assert "long" not in evaluator.finished
     assert "short" in evaluator.finished
-
-
-def test_the_first_job_stays_until_the_last_score(run_dir: RunDir) -> None:
-    evaluator = FakeEvaluator()
-    job = threading.Thread(target=work, args=(run_dir, evaluator))
-    job.start()
-    until(lambda: "short" in results(run_dir), "all that waits for no answer")
-    assert job.is_alive()
-    with answering(run_dir):
-        job.join()
-    assert results(run_dir) == ALL
 
 
 def test_results_never_change(run_dir: RunDir) -> None:
